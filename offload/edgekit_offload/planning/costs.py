@@ -1,0 +1,290 @@
+"""Costs of a graph of kernels for an objective under the conditions of the moment, as the solver takes them.
+
+Three mistakes are ruled out here: the input is no exception, it is sent like any other tensor that the
+server needs; a round trip is paid once for each request that uses the link; outputs made on the server come
+back. TCP's slow start is not linear, so `latency_model` adds it when ways are compared.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_offload.cuts.costs import Costs
+from edgekit_offload.cuts.kernel_graph import KernelGraph
+from edgekit_offload.cuts.solver import Limit
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.remote.cut_table import OffloadPlan, PlanCosts
+from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+
+BITS: Final = 8
+MESSAGE_BYTES: Final = 300  # head of an HTTP request or response, estimated
+TENSOR_BYTES: Final = 100  # JSON that describes a tensor, estimated
+INPUT: Final = "input"  # of `keep_on_device`: all inputs of the model
+
+
+@dataclass(frozen=True, slots=True)
+class CodedTensors:
+    """What it takes to send tensors in one coding, in the order of `KernelGraph.tensors`.
+
+    Attributes:
+        names: coding of each tensor; those that it does not suit are `raw`.
+        sent_bytes: float64 [tensors], after coding and compression.
+        encode_s: float64 [tensors], on the device.
+        decode_s: float64 [tensors], on the server.
+    """
+
+    names: tuple[str, ...]
+    sent_bytes: NDArray[np.float64]
+    encode_s: NDArray[np.float64]
+    decode_s: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCosts:
+    """A graph of kernels with what was measured of it, for one request.
+
+    Attributes:
+        graph: the kernels.
+        seconds: float64 [kernels, machines], from the device on.
+        raw_bytes: float64 [tensors], in the order of `graph.tensors`.
+        weight_bytes: float64 [kernels].
+        codings: family of codings -> what each tensor takes in it; `raw` is always there.
+    """
+
+    graph: KernelGraph
+    seconds: NDArray[np.float64]
+    raw_bytes: NDArray[np.float64]
+    weight_bytes: NDArray[np.float64]
+    codings: Mapping[str, CodedTensors]
+
+    def sent(self, tiers: tuple[int, ...], link: int = 0) -> tuple[int, ...]:
+        """Return the numbers of the tensors that cross a link where kernels run on `tiers`."""
+        graph = self.graph
+        crossing = []
+        for row, tensor in enumerate(graph.tensors):
+            made = tiers[graph.producer[tensor]] if tensor in graph.producer else 0
+            if made <= link and any(tiers[reader] > link for reader in graph.consumers[tensor]):
+                crossing.append(row)
+        return tuple(crossing)
+
+    def returned(self, tiers: tuple[int, ...], link: int = 0) -> tuple[int, ...]:
+        """Return the numbers of the outputs that come back over a link."""
+        graph = self.graph
+        return tuple(
+            row
+            for row, tensor in enumerate(graph.tensors)
+            if tensor in graph.outputs and tensor in graph.producer and tiers[graph.producer[tensor]] > link
+        )
+
+    def plan_costs(self, tiers: tuple[int, ...], coding: str) -> PlanCosts:
+        """Return what a request costs with a placement on two tiers, as sums over kernels."""
+        coded, placed = self.codings[coding], np.array(tiers)
+        sent, returned = list(self.sent(tiers)), list(self.returned(tiers))
+        return PlanCosts(
+            device_s=float(self.seconds[placed == 0, 0].sum() + coded.encode_s[sent].sum()),
+            server_s=float(self.seconds[placed == 1, 1].sum() + coded.decode_s[sent].sum()),
+            upload_bytes=float(coded.sent_bytes[sent].sum() + MESSAGE_BYTES + TENSOR_BYTES * len(sent)),
+            download_bytes=float(
+                self.raw_bytes[returned].sum() + MESSAGE_BYTES + TENSOR_BYTES * len(returned)
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PowerModel:
+    """Power of a device above idle, in watts; energies made from it are modelled.
+
+    Attributes:
+        compute_w: while it computes.
+        radio_w: while it sends, waits for a reply or receives.
+        joules_per_byte: of the radio, beyond that.
+    """
+
+    compute_w: float
+    radio_w: float
+    joules_per_byte: float = 0.0
+
+    def energy_j(self, plan: OffloadPlan, conditions: Conditions) -> float:
+        """Return the energy of the device for one request."""
+        total_s = predict_s(plan, conditions)
+        compute_s = plan.costs.device_s * conditions.device_slowdown
+        sent_bytes = plan.costs.upload_bytes + plan.costs.download_bytes
+        share = plan.escalation.share if plan.escalation is not None else 1.0
+        radio_j = (total_s - compute_s) * self.radio_w + share * sent_bytes * self.joules_per_byte
+        return compute_s * self.compute_w + radio_j
+
+
+def latency_costs(
+    costs: GraphCosts, coding: str, conditions: Conditions, kept: NDArray[np.bool_] | None = None
+) -> Costs:
+    """Return seconds of latency of one request on two tiers.
+
+    Args:
+        costs: what was measured.
+        coding: the family of codings in which tensors are sent.
+        conditions: link and load.
+        kept: bool [tensors], those that must not leave the device.
+
+    Raises:
+        CutError: the link is down.
+    """
+    link, coded = _usable(conditions), costs.codings[coding]
+    slowdown = np.array([conditions.device_slowdown, conditions.server_slowdown])
+    sent_bytes, raw_bytes = coded.sent_bytes + TENSOR_BYTES, costs.raw_bytes + TENSOR_BYTES
+    upload = (
+        sent_bytes * BITS / link.up_bits_per_s
+        + coded.encode_s * conditions.device_slowdown
+        + coded.decode_s * conditions.server_slowdown
+    )
+    download = raw_bytes * BITS / link.down_bits_per_s
+    heads_s = MESSAGE_BYTES * BITS * (1 / link.up_bits_per_s + 1 / link.down_bits_per_s)
+    setup = np.array([link.rtt_s + conditions.server_wait_s + heads_s])
+    return Costs(costs.seconds[:, :2] * slowdown, _forbid(upload, kept), download[:, np.newaxis], setup)
+
+
+def energy_costs(
+    costs: GraphCosts,
+    coding: str,
+    conditions: Conditions,
+    power: PowerModel,
+    kept: NDArray[np.bool_] | None = None,
+) -> Costs:
+    """Return joules of the device for one request: its kernels, and its radio until the reply is there."""
+    link, coded = _usable(conditions), costs.codings[coding]
+    compute = costs.seconds[:, :2] * np.array(
+        [power.compute_w * conditions.device_slowdown, power.radio_w * conditions.server_slowdown]
+    )
+    up_j = power.radio_w * BITS / link.up_bits_per_s + power.joules_per_byte
+    down_j = power.radio_w * BITS / link.down_bits_per_s + power.joules_per_byte
+    upload = (
+        (coded.sent_bytes + TENSOR_BYTES) * up_j
+        + coded.encode_s * conditions.device_slowdown * power.compute_w
+        + coded.decode_s * conditions.server_slowdown * power.radio_w
+    )
+    download = (costs.raw_bytes + TENSOR_BYTES) * down_j
+    wait_j = (link.rtt_s + conditions.server_wait_s) * power.radio_w + MESSAGE_BYTES * (up_j + down_j)
+    return Costs(compute, _forbid(upload, kept), download[:, np.newaxis], np.array([wait_j]))
+
+
+def server_costs(costs: GraphCosts, coding: str, kept: NDArray[np.bool_] | None = None) -> Costs:
+    """Return seconds of the server for one request: what limits how many devices it carries."""
+    compute = costs.seconds[:, :2].copy()
+    compute[:, 0] = 0.0
+    none = np.zeros((len(costs.raw_bytes), 1))
+    return Costs(compute, _forbid(costs.codings[coding].decode_s.copy(), kept), none, np.zeros(1))
+
+
+def pipeline_stages(
+    costs: GraphCosts, coding: str, conditions: Conditions, kept: NDArray[np.bool_] | None = None
+) -> tuple[Costs, Costs, Costs]:
+    """Return seconds of device, link and server for one request; requests overlap, so round trips do too."""
+    link, coded = _usable(conditions), costs.codings[coding]
+    seconds = costs.seconds[:, :2] * [conditions.device_slowdown, conditions.server_slowdown]
+    device, nothing, server = seconds.copy(), np.zeros_like(seconds), seconds.copy()
+    device[:, 1] = server[:, 0] = 0.0
+    free, none = np.zeros((len(costs.raw_bytes), 1)), np.zeros(1)
+    send = (coded.sent_bytes + TENSOR_BYTES) * BITS / link.up_bits_per_s
+    heads = np.array([MESSAGE_BYTES * BITS / link.up_bits_per_s])
+    return (
+        Costs(device, _forbid(coded.encode_s * conditions.device_slowdown, kept), free, none),
+        Costs(nothing, _forbid(send, kept), free, heads),
+        Costs(server, _forbid(coded.decode_s * conditions.server_slowdown, kept), free, none),
+    )
+
+
+def tier_costs(
+    costs: GraphCosts, coding: str, links: tuple[LinkState, ...], kept: NDArray[np.bool_] | None = None
+) -> Costs:
+    """Return seconds of latency on a row of tiers with one link between each two."""
+    coded = costs.codings[coding]
+    upload, download, setup = [], [], []
+    for link in links:
+        up, down = BITS / link.up_bits_per_s, BITS / link.down_bits_per_s
+        upload.append((coded.sent_bytes + TENSOR_BYTES) * up + coded.encode_s + coded.decode_s)
+        download.append((costs.raw_bytes + TENSOR_BYTES) * down)
+        setup.append(link.rtt_s + MESSAGE_BYTES * (up + down))
+    sending = np.stack(upload, axis=1)
+    if kept is not None:
+        sending[kept, :] = np.inf
+    return Costs(costs.seconds, sending, np.stack(download, axis=1), np.array(setup))
+
+
+def kept_tensors(graph: KernelGraph, keep_on_device: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Return bool [tensors]: those that must not leave the device.
+
+    Raises:
+        CutError: the graph has no such tensor, or none that could be sent.
+    """
+    kept = np.zeros(len(graph.tensors), np.bool_)
+    for name in keep_on_device:
+        if name == INPUT and name not in graph.tensors:
+            kept[: len(graph.inputs)] = True
+        elif name in graph.tensors:
+            kept[graph.tensors.index(name)] = True
+        else:
+            known = ", ".join(graph.tensors[:12])
+            raise CutError(
+                f"--keep-on-device {name}: no tensor of that name can be sent; expected `input` or one of"
+                f" {known}{', ...' if len(graph.tensors) > 12 else ''}"
+            )
+    return kept
+
+
+def memory_limits(costs: GraphCosts, at_most_bytes: float) -> tuple[Limit, ...]:
+    """Return limits that keep weights and live activations on the device below a number of bytes.
+
+    One limit for each kernel: if it runs on the device, all weights there and what is live while it runs
+    must fit. Kernels that come after one with as much live memory need no limit of their own, because that
+    one is on the device too. Kernels are taken to run in the order of the graph.
+    """
+    graph, live = costs.graph, _live_bytes(costs)
+    before: list[float] = []  # the largest live memory of all kernels that must run before
+    limits = []
+    none = np.zeros((len(costs.raw_bytes), 1))
+    for number, earlier in enumerate(graph.predecessors):
+        largest = max((before[kernel] for kernel in earlier), default=-1.0)
+        before.append(max(largest, live[number]))
+        if live[number] <= largest:
+            continue
+        use = np.zeros((len(live), 2))
+        use[:, 0] = costs.weight_bytes
+        use[number, 0] += live[number]
+        limits.append(Limit(Costs(use, none, none, np.zeros(1)), at_most_bytes, "memory of the device"))
+    return tuple(limits)
+
+
+def device_bytes(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
+    """Return weights and the most live activations of the kernels on the device."""
+    here = np.array(tiers) == 0
+    if not here.any():
+        return float(costs.raw_bytes[: len(costs.graph.inputs)].sum())
+    return float(costs.weight_bytes[here].sum() + _live_bytes(costs)[here].max())
+
+
+def _live_bytes(costs: GraphCosts) -> NDArray[np.float64]:
+    """Return float64 [kernels]: bytes of tensors that exist while each kernel runs, in the graph's order."""
+    graph = costs.graph
+    live = np.zeros(len(graph.kernels))
+    for row, tensor in enumerate(graph.tensors):
+        first = graph.producer.get(tensor, 0)
+        last = max(graph.consumers[tensor], default=first)
+        if tensor in graph.outputs:
+            last = len(live) - 1
+        live[first : last + 1] += costs.raw_bytes[row]
+    return live
+
+
+def _usable(conditions: Conditions) -> LinkState:
+    link = conditions.link
+    if link is None or link.up_bits_per_s <= 0 or link.down_bits_per_s <= 0:
+        raise CutError("the link is down (bandwidth 0): nothing can be sent, so there is nothing to plan")
+    return link
+
+
+def _forbid(upload: NDArray[np.float64], kept: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+    if kept is not None:
+        upload = np.where(kept, np.inf, upload)
+    return upload[:, np.newaxis]

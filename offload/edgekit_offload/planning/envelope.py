@@ -1,0 +1,105 @@
+"""Which ways are best somewhere: their scores over bandwidth, round trip, server load and device load. Pure.
+
+Ways within 1 % of the best count as equal, and the simplest of them wins: local before a whole-model upload
+before a cut before a cascade.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_offload.planning.result import Kind, WinRange
+from edgekit_runtime.remote.cut_table import OffloadPlan
+from edgekit_runtime.remote.latency_model import Conditions, LinkState
+
+SERVER_SLOWDOWNS: Final = (1.0, 2.0, 4.0, 8.0)
+DEVICE_SLOWDOWNS: Final = (1.0, 2.0, 4.0)
+EQUAL: Final = 0.01  # share of the best score within which a way is as good
+SIMPLICITY: Final[dict[Kind, int]] = {"local": 0, "upload": 1, "cut": 2, "cascade": 3}
+_BITS_PER_MBIT: Final = 1e6
+
+Score: TypeAlias = Callable[[OffloadPlan, Conditions], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Settings of the link, and loads.
+
+    Attributes:
+        bandwidths_mbit_s, rtts_ms: of the link; the bandwidth is the same both ways.
+    """
+
+    bandwidths_mbit_s: tuple[float, ...]
+    rtts_ms: tuple[float, ...]
+
+    def links(self) -> tuple[LinkState, ...]:
+        """Return the links, [RTTs x bandwidths], RTT by RTT."""
+        return tuple(
+            LinkState(bandwidth * _BITS_PER_MBIT, bandwidth * _BITS_PER_MBIT, rtt / 1e3)
+            for rtt, bandwidth in product(self.rtts_ms, self.bandwidths_mbit_s)
+        )
+
+    def conditions(self) -> tuple[Conditions, ...]:
+        """Return every link under every load; unloaded machines come first, in the order of `links`."""
+        return tuple(
+            Conditions(link, device, server)
+            for server, device, link in product(SERVER_SLOWDOWNS, DEVICE_SLOWDOWNS, self.links())
+        )
+
+
+def score_all(
+    plans: Sequence[OffloadPlan], conditions: Sequence[Conditions], score: Score
+) -> NDArray[np.float64]:
+    """Return float64 [plans, conditions]; infinity where a plan cannot run or breaks a limit."""
+    return np.array([[score(plan, one) for one in conditions] for plan in plans])
+
+
+def find_winners(scores: NDArray[np.float64], ranks: Sequence[int]) -> NDArray[np.intp]:
+    """Return the number of the plan that wins under each condition; -1 where none can run.
+
+    Args:
+        scores: float64 [plans, conditions].
+        ranks: how simple each plan is; the smaller wins among equals, then the earlier.
+    """
+    best = scores.min(axis=0)
+    equal = scores <= best * (1 + EQUAL)
+    order = np.argsort(np.array(ranks), kind="stable")
+    winners = order[np.argmax(equal[order], axis=0)]
+    return np.where(np.isfinite(best), winners, -1)
+
+
+def win_ranges(winners: NDArray[np.intp], number: int, grid: Grid) -> tuple[WinRange, ...]:
+    """Return the bandwidths at which plan `number` wins on unloaded machines, joined where they adjoin."""
+    columns = len(grid.bandwidths_mbit_s)
+    ranges = []
+    for row, rtt in enumerate(grid.rtts_ms):
+        wins = winners[row * columns : (row + 1) * columns] == number
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], wins, [False])).astype(np.int8)))
+        for first, end in zip(edges[::2], edges[1::2], strict=True):
+            ranges.append(WinRange(rtt, grid.bandwidths_mbit_s[first], grid.bandwidths_mbit_s[int(end) - 1]))
+    return tuple(ranges)
+
+
+def choose_few(scores: NDArray[np.float64], base: NDArray[np.float64], at_most: int) -> tuple[int, ...]:
+    """Return the numbers of the candidates that lower the best score most, one after the other.
+
+    Args:
+        scores: float64 [candidates, conditions].
+        base: float64 [conditions], the best score without any candidate.
+        at_most: how many.
+    """
+    chosen: list[int] = []
+    best = np.where(np.isfinite(base), base, np.nan)
+    best = np.where(np.isnan(best), scores.max(axis=0, initial=0.0, where=np.isfinite(scores)) * 2, best)
+    while len(chosen) < at_most and len(scores):
+        gains = np.clip(1 - scores / np.maximum(best, 1e-300), 0, None).sum(axis=1)
+        number = int(gains.argmax())
+        if gains[number] <= EQUAL:
+            break
+        chosen.append(number)
+        best = np.minimum(best, scores[number])
+    return tuple(chosen)

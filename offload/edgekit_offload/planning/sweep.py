@@ -1,0 +1,241 @@
+"""The distinct cuts that are cheapest somewhere on a grid of links and loads, each with its certificate.
+
+Each setting is one exact solution that starts from the last one. Cuts with something on both sides are also
+sought where all on one side would be cheaper, so that the plan can show what the best cut costs there.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_offload.cuts.costs import Costs
+from edgekit_offload.cuts.solver import MAX_ENUMERATED, Cuts, Limit, Placement
+from edgekit_offload.planning.costs import (
+    GraphCosts,
+    PowerModel,
+    energy_costs,
+    latency_costs,
+    pipeline_stages,
+    server_costs,
+    tier_costs,
+)
+from edgekit_offload.planning.result import Certificate, SentTensor, TierPlan
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.remote.cut_table import Objective
+from edgekit_runtime.remote.latency_model import Conditions, LinkState
+
+_SETTINGS_OF_SPLITS: Final = 3  # bandwidths; each is a mixed-integer program
+_MAX_CONFIRMED: Final = 3  # settings of a coding that are confirmed by trying all placements
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is minimised, and what must hold.
+
+    Attributes:
+        objective: see `Objective`.
+        power: of the device, for energy.
+        limits: such as the memory of the device.
+        latency_limit_s: for capacity.
+    """
+
+    objective: Objective = "latency"
+    power: PowerModel | None = None
+    limits: tuple[Limit, ...] = ()
+    latency_limit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCut:
+    """A placement that is the cheapest somewhere.
+
+    Attributes:
+        coding: family of codings in which its tensors are sent.
+        tiers: the tier of each kernel; 0 is the device.
+        certificate: at the setting at which it was found first.
+    """
+
+    coding: str
+    tiers: tuple[int, ...]
+    certificate: Certificate
+
+    @property
+    def is_split(self) -> bool:
+        """Whether something runs on both sides."""
+        return len(set(self.tiers)) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What the solver minimises at one setting: one stage, or the slowest of several."""
+
+    stages: tuple[Costs, ...]
+    limits: tuple[Limit, ...]
+
+
+def find_cuts(
+    costs: GraphCosts,
+    conditions: Sequence[Conditions],
+    goal: Goal,
+    kept: NDArray[np.bool_] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[FoundCut, ...]:
+    """Return the cuts that are cheapest under some of the conditions; all on the device is not among them.
+
+    Args:
+        costs: the graph with what was measured of it.
+        conditions: links and loads; all must be usable.
+        goal: what is minimised.
+        kept: bool [tensors], those that must not leave the device.
+        progress: called with the settings solved and all of them.
+
+    Raises:
+        CutError: no placement keeps limits and pins, not even all on the device.
+    """
+    found: dict[tuple[str, tuple[int, ...]], FoundCut] = {}
+    total, done = len(costs.codings) * len(conditions), 0
+    shown = [conditions[int(n)] for n in np.linspace(0, len(conditions) - 1, _SETTINGS_OF_SPLITS)]
+    few = _few_placements(costs)
+    for coding in costs.codings:
+        cuts, confirmed = Cuts(costs.graph), 0
+        for condition in conditions:
+            setting = _setting(costs, coding, condition, goal, kept)
+            placement = _solve(cuts, setting, goal)
+            key = (coding, placement.tiers)
+            if key not in found and any(placement.tiers):
+                if few and confirmed < _MAX_CONFIRMED:
+                    placement, confirmed = (
+                        cuts.confirm(placement, setting.stages, setting.limits),
+                        confirmed + 1,
+                    )
+                found[key] = FoundCut(coding, placement.tiers, _certify(placement, condition, goal, few))
+            done += 1
+            if progress is not None:
+                progress(done, total)
+        for condition in dict.fromkeys(shown):
+            split = _find_split(cuts, _with_both_sides(costs, coding, condition, goal, kept), goal, few)
+            if split is not None and (coding, split.tiers) not in found:
+                certificate = _certify(split, condition, goal, few)
+                found[coding, split.tiers] = FoundCut(coding, split.tiers, certificate)
+    return tuple(found.values())
+
+
+def place_on_tiers(
+    costs: GraphCosts,
+    coding: str,
+    links: tuple[LinkState, ...],
+    kept: NDArray[np.bool_] | None = None,
+    limits: Sequence[Limit] = (),
+) -> TierPlan:
+    """Return the fastest placement on a row of tiers (device, edge, cloud), proved.
+
+    The mid part and what is behind it make one package for the edge machine, whose own cut table leads to the
+    next tier: so two packages carry the plan out.
+    """
+    tiers = len(links) + 1
+    table = tier_costs(costs, coding, links, kept)
+    cuts = Cuts(costs.graph, tiers)
+    placement = cuts.confirm(cuts.cheapest(table, limits), [table], limits)
+    tried = sum(1 for _ in islice(costs.graph.placements(tiers), MAX_ENUMERATED + 1))
+    coded, placed = costs.codings[coding], np.array(placement.tiers)
+    return TierPlan(
+        bandwidths_mbit_s=tuple(link.up_bits_per_s / 1e6 for link in links),
+        rtts_ms=tuple(link.rtt_s * 1e3 for link in links),
+        kernels=tuple(int((placed == tier).sum()) for tier in range(tiers)),
+        sent=tuple(
+            tuple(
+                SentTensor(
+                    costs.graph.tensors[row], coded.names[row], float(costs.raw_bytes[row]),
+                    float(coded.sent_bytes[row]),
+                )
+                for row in costs.sent(placement.tiers, link)
+            )
+            for link in range(len(links))
+        ),
+        compute_ms=tuple(1e3 * float(costs.seconds[placed == tier, tier].sum()) for tier in range(tiers)),
+        total_ms=placement.cost * 1e3,
+        certificate=Certificate(
+            placement.proof, placement.cost, placement.bound, placement.gap,
+            tried if placement.proof == "enumerated" else 0,
+            links[0].up_bits_per_s / 1e6, links[0].rtt_s * 1e3,
+        ),
+    )  # fmt: skip
+
+
+def _setting(
+    costs: GraphCosts, coding: str, condition: Conditions, goal: Goal, kept: NDArray[np.bool_] | None
+) -> _Setting:
+    """Return the stages and limits of an objective."""
+    if goal.objective == "energy":
+        if goal.power is None:
+            raise CutError("the objective energy needs the power of the device")
+        return _Setting((energy_costs(costs, coding, condition, goal.power, kept),), goal.limits)
+    if goal.objective == "throughput":
+        return _Setting(pipeline_stages(costs, coding, condition, kept), goal.limits)
+    latency = latency_costs(costs, coding, condition, kept)
+    if goal.objective == "capacity":
+        if goal.latency_limit_s is None:
+            raise CutError("the objective capacity needs a limit on latency")
+        limit = Limit(latency, goal.latency_limit_s, "latency")
+        return _Setting((server_costs(costs, coding, kept),), (*goal.limits, limit))
+    return _Setting((latency,), goal.limits)
+
+
+def _solve(cuts: Cuts, setting: _Setting, goal: Goal) -> Placement:
+    if goal.objective == "throughput":
+        return cuts.fastest_pipeline(setting.stages, setting.limits)
+    try:
+        return cuts.cheapest(setting.stages[0], setting.limits)
+    except CutError:
+        if goal.objective != "capacity":
+            raise
+        # Where the latency limit cannot be kept, all on the device loads the server least.
+        return Placement((0,) * len(cuts.graph.kernels), 0.0, 0.0, "enumerated")
+
+
+def _with_both_sides(
+    costs: GraphCosts, coding: str, condition: Conditions, goal: Goal, kept: NDArray[np.bool_] | None
+) -> _Setting:
+    """Return a setting in which at least one kernel runs on each side."""
+    setting = _setting(costs, coding, condition, goal, kept)
+    limits = list(setting.limits)
+    free = np.zeros((len(costs.raw_bytes), 1))
+    for tier, name in enumerate(("a kernel on the server", "a kernel on the device")):
+        count = np.zeros((len(costs.graph.kernels), 2))
+        count[:, tier] = 1.0
+        limits.append(Limit(Costs(count, free, free, np.zeros(1)), len(count) - 1, name))
+    return _Setting(setting.stages, tuple(limits))
+
+
+def _find_split(cuts: Cuts, setting: _Setting, goal: Goal, few: int) -> Placement | None:
+    """Return the best cut with something on both sides, or None where there is none."""
+    try:
+        if goal.objective == "throughput":
+            placement = cuts.fastest_pipeline(setting.stages, setting.limits)
+        else:
+            placement = cuts.cheapest(setting.stages[0], setting.limits)
+    except CutError:  # one kernel, pins, or a limit
+        return None
+    return cuts.confirm(placement, setting.stages, setting.limits) if few else placement
+
+
+def _few_placements(costs: GraphCosts) -> int:
+    """Return how many placements there are, or 0 where they are too many to be tried."""
+    count = sum(1 for _ in islice(costs.graph.placements(2), MAX_ENUMERATED + 1))
+    return count if count <= MAX_ENUMERATED else 0
+
+
+def _certify(placement: Placement, condition: Conditions, goal: Goal, few: int) -> Certificate:
+    link = condition.link
+    if link is None:
+        raise CutError("the link is down, so no cut can be used")
+    return Certificate(
+        placement.proof, placement.cost, placement.bound, placement.gap,
+        few if placement.proof == "enumerated" else 0,
+        link.up_bits_per_s / 1e6, link.rtt_s * 1e3, condition.server_slowdown,
+        "J" if goal.objective == "energy" else "s",
+    )  # fmt: skip

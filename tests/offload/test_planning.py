@@ -1,0 +1,207 @@
+"""The planner on synthetic graphs: its cuts are those of an exhaustive search, and the classic mistakes."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.offload.random_graphs import random_graph
+
+from edgekit_offload.cuts.kernel_graph import Kernel, KernelGraph
+from edgekit_offload.planning.costs import (
+    CodedTensors,
+    GraphCosts,
+    PowerModel,
+    device_bytes,
+    energy_costs,
+    kept_tensors,
+    latency_costs,
+    memory_limits,
+    pipeline_stages,
+)
+from edgekit_offload.planning.envelope import Grid, choose_few, find_winners, win_ranges
+from edgekit_offload.planning.result import WinRange
+from edgekit_offload.planning.sweep import Goal, find_cuts, place_on_tiers
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.remote.cut_table import OffloadPlan
+from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+
+GRID = Grid((1.0, 3.0, 10.0, 30.0, 100.0), (5.0, 20.0))
+WARM = 1e9  # bytes of the window: without TCP's slow start, which is not linear
+
+
+def costs_of(graph: KernelGraph, rng: random.Random, tiers: int = 2) -> GraphCosts:
+    raw = np.array([rng.uniform(1e3, 2e6) for _ in graph.tensors])
+    seconds = np.array([[rng.expovariate(20) / 8**tier for tier in range(tiers)] for _ in graph.kernels])
+    zero = np.zeros(len(raw))
+    return GraphCosts(
+        graph, seconds, raw, np.array([rng.uniform(0, 1e6) for _ in graph.kernels]),
+        {
+            "raw": CodedTensors(("raw",) * len(raw), raw, zero, zero),
+            "int8": CodedTensors(("int8",) * len(raw), raw / 5, raw / 1e9, raw / 5e9),
+        },
+    )  # fmt: skip
+
+
+def chain(seconds: list[tuple[float, float]], raw_bytes: list[float]) -> GraphCosts:
+    kernels = tuple(Kernel(f"k{n}", (f"t{n}",), (f"t{n + 1}",)) for n in range(len(seconds)))
+    graph = KernelGraph(kernels, ("t0",), (f"t{len(seconds)}",))
+    raw, zero = np.array(raw_bytes), np.zeros(len(raw_bytes))
+    coded = CodedTensors(("raw",) * len(raw), raw, zero, zero)
+    return GraphCosts(graph, np.array(seconds), raw, np.zeros(len(seconds)), {"raw": coded})
+
+
+def link(mbit_s: float, rtt_ms: float = 20.0) -> Conditions:
+    return Conditions(LinkState(mbit_s * 1e6, mbit_s * 1e6, rtt_ms / 1e3, WARM))
+
+
+def seconds_of(costs: GraphCosts, tiers: tuple[int, ...], coding: str, conditions: Conditions) -> float:
+    """What the runtime would predict for a placement."""
+    where = None if not any(tiers) else "tail"
+    name = "local" if where is None else "cut"
+    return predict_s(OffloadPlan(name, costs.plan_costs(tiers, coding), tail=where), conditions)
+
+
+def test_cuts_of_the_sweep_are_those_of_an_exhaustive_search_over_placements_and_codings() -> None:
+    rng = random.Random(5)
+    splits = 0
+    for _ in range(25):
+        costs = costs_of(random_graph(rng, rng.randrange(2, 9)), rng)
+        conditions = [link(b, r) for r in GRID.rtts_ms for b in GRID.bandwidths_mbit_s]
+        cuts = find_cuts(costs, conditions, Goal())
+        ways = [*((cut.coding, cut.tiers) for cut in cuts), ("raw", (0,) * len(costs.seconds))]
+        for one in conditions:
+            every = min(
+                seconds_of(costs, tiers, coding, one)
+                for tiers in costs.graph.placements(2)
+                for coding in costs.codings
+            )
+            found = min(seconds_of(costs, tiers, coding, one) for coding, tiers in ways)
+            assert found == pytest.approx(every, rel=1e-9)  # sums of some dozen numbers
+        splits += any(cut.is_split for cut in cuts)
+        assert all(cut.certificate.gap == 0 for cut in cuts)
+        assert {cut.certificate.proof for cut in cuts} <= {"enumerated", "dual"}
+    assert splits > 20
+
+
+def test_costs_of_the_solver_are_the_prediction_of_the_runtime() -> None:
+    rng = random.Random(6)
+    costs = costs_of(random_graph(rng, 6), rng)
+    for tiers in costs.graph.placements(2):
+        table = latency_costs(costs, "int8", link(7.0))
+        total = float(table.of(costs.graph, np.array([tiers], np.int8))[0])
+        assert total == pytest.approx(seconds_of(costs, tiers, "int8", link(7.0)), rel=1e-9)
+
+
+def test_raw_input_is_sent_and_never_free() -> None:
+    costs = chain([(1.0, 0.01), (1.0, 0.01)], [1e9, 1e9, 4.0])  # an input that takes minutes to send
+    assert all(cut.is_split for cut in find_cuts(costs, [link(10.0)], Goal()))
+    assert seconds_of(costs, (1, 1), "raw", link(10.0)) > 100
+
+
+def test_round_trip_is_paid_once_and_alone_can_forbid_the_server() -> None:
+    costs = chain([(0.010, 0.001), (0.010, 0.001)], [4.0, 4.0, 4.0])
+    near, far = link(100.0, 5.0), link(100.0, 50.0)
+    assert (1, 1) in {cut.tiers for cut in find_cuts(costs, [near], Goal())}
+    table = latency_costs(costs, "raw", far)
+    placements = np.array([[0, 0], [1, 1]], np.int8)
+    local, remote = table.of(costs.graph, placements)
+    assert local < remote < 2 * 0.050
+
+
+def test_output_made_on_the_server_comes_back() -> None:
+    costs = chain([(0.1, 0.001)], [4.0, 1e6])
+    there = seconds_of(costs, (1,), "raw", link(10.0))
+    assert there > 1e6 * 8 / 10e6  # the reply alone takes 0.8 s
+    assert find_cuts(costs, [link(10.0)], Goal()) == ()  # so all stays on the device
+
+
+def test_input_that_must_stay_is_never_sent() -> None:
+    costs = chain([(0.1, 0.001), (1.0, 0.001)], [10.0, 1e3, 4.0])
+    kept = kept_tensors(costs.graph, ("input",))
+    cuts = find_cuts(costs, [link(50.0)], Goal(), kept)
+    assert {cut.tiers for cut in cuts} == {(0, 1)}
+    assert (1, 1) in {cut.tiers for cut in find_cuts(costs, [link(50.0)], Goal())}
+    with pytest.raises(CutError, match="--keep-on-device nothing"):
+        kept_tensors(costs.graph, ("nothing",))
+
+
+def test_memory_limit_is_kept_and_costs_what_an_exhaustive_search_finds() -> None:
+    rng = random.Random(7)
+    compared = 0
+    for _ in range(15):
+        costs = costs_of(random_graph(rng, rng.randrange(3, 8)), rng)
+        every = list(costs.graph.placements(2))
+        at_most = float(np.median([device_bytes(costs, tiers) for tiers in every if 0 in tiers]))
+        goal = Goal(limits=memory_limits(costs, at_most))
+        fitting = [tiers for tiers in every if 0 not in tiers or device_bytes(costs, tiers) <= at_most]
+        cuts = find_cuts(costs, [link(5.0)], goal)
+        assert all(device_bytes(costs, cut.tiers) <= at_most * (1 + 1e-9) for cut in cuts if 0 in cut.tiers)
+        best = min(seconds_of(costs, tiers, c, link(5.0)) for tiers in fitting for c in costs.codings)
+        ways = [(cut.coding, cut.tiers) for cut in cuts]
+        ways += [("raw", (0,) * len(costs.seconds))] if (0,) * len(costs.seconds) in fitting else []
+        assert min(seconds_of(costs, t, c, link(5.0)) for c, t in ways) == pytest.approx(best, rel=1e-7)
+        compared += 1
+    assert compared == 15
+
+
+def test_energy_counts_the_radio_while_the_server_computes() -> None:
+    costs = chain([(1.0, 2.0)], [1e3, 4.0])
+    power = PowerModel(compute_w=4.0, radio_w=1.0, joules_per_byte=1e-6)
+    plan = OffloadPlan("all", costs.plan_costs((1,), "raw"), tail="tail")
+    table = energy_costs(costs, "raw", link(10.0), power)
+    total = float(table.of(costs.graph, np.array([[1]], np.int8))[0])
+    assert total == pytest.approx(power.energy_j(plan, link(10.0)), rel=1e-9)
+    assert total > 2.0  # 2 s of waiting at 1 W
+
+
+def test_throughput_is_that_of_the_slowest_stage() -> None:
+    rng = random.Random(8)
+    for _ in range(8):
+        costs = costs_of(random_graph(rng, 5), rng)
+        cuts = find_cuts(costs, [link(10.0)], Goal("throughput"))
+        best = np.inf
+        for coding in costs.codings:
+            every = np.array(list(costs.graph.placements(2)), np.int8)
+            stages = pipeline_stages(costs, coding, link(10.0))
+            best = min(best, float(np.max([one.of(costs.graph, every) for one in stages], axis=0).min()))
+        local = float(costs.seconds[:, 0].sum())
+        assert min(local, *(cut.certificate.cost for cut in cuts)) == pytest.approx(best, rel=1e-6)
+
+
+def test_capacity_takes_least_of_the_server_within_the_latency() -> None:
+    costs = chain([(0.05, 0.005), (0.05, 0.005), (0.05, 0.005)], [1e3, 1e3, 1e3, 4.0])
+    goal = Goal("capacity", latency_limit_s=0.14)  # two kernels fit on the device, with 22 ms of link
+    cuts = find_cuts(costs, [link(10.0)], goal)
+    assert (0, 0, 1) in {cut.tiers for cut in cuts}
+    assert find_cuts(costs, [link(10.0)], replace(goal, latency_limit_s=0.2))
+
+
+def test_three_tiers_are_placed_as_an_exhaustive_search_does() -> None:
+    rng = random.Random(9)
+    costs = costs_of(random_graph(rng, 6), rng, tiers=3)
+    links = (LinkState(20e6, 20e6, 0.002, WARM), LinkState(50e6, 50e6, 0.03, WARM))
+    plan = place_on_tiers(costs, "int8", links)
+    assert plan.certificate.proof == "enumerated"
+    assert plan.certificate.placements > 10
+    assert sum(plan.kernels) == 6
+    assert plan.total_ms / 1e3 == pytest.approx(plan.certificate.bound)
+
+
+def test_link_of_zero_is_refused() -> None:
+    with pytest.raises(CutError, match="bandwidth 0"):
+        find_cuts(chain([(1.0, 0.1)], [8.0, 8.0]), [link(0.0)], Goal())
+
+
+def test_simpler_way_wins_within_one_percent() -> None:
+    scores = np.array([[1.000, 1.0, np.inf], [0.995, 0.5, np.inf]])
+    assert find_winners(scores, [0, 2]).tolist() == [0, 1, -1]
+    grid = Grid((1.0, 2.0, 4.0), (20.0,))
+    assert win_ranges(np.array([1, 0, 1]), 1, grid) == (WinRange(20.0, 1.0, 1.0), WinRange(20.0, 4.0, 4.0))
+
+
+def test_few_candidates_are_those_that_lower_the_best_score() -> None:
+    base = np.array([1.0, 1.0, 1.0])
+    scores = np.array([[0.5, 2.0, 2.0], [0.6, 2.0, 2.0], [2.0, 2.0, 0.9]])
+    assert choose_few(scores, base, 8) == (0, 2)
+    assert choose_few(scores, base, 1) == (0,)
