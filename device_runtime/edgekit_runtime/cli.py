@@ -28,6 +28,7 @@ _COMMANDS: Final = (
     "tune",
     "metrics",
     "sensors",
+    "offload",
 )  # modules of `commands`
 _INTERRUPTED_EXIT_CODE: Final = 130  # 128 + SIGINT, as shells report it
 

@@ -190,16 +190,16 @@ def _load(model: bytes | memoryview | Path, options: OrtOptions) -> "onnxruntime
             f"backend 'ort' needs onnxruntime ({cause}): {install_command('device')}"
         ) from cause
     try:
-        settings = _make_settings(options)
+        settings = make_settings(options)
         if isinstance(model, Path):
-            return _create(str(model), settings, options.disabled_optimizers)
+            return create_session(str(model), settings, options.disabled_optimizers)
         # onnxruntime copies bytes and keeps both copies; from a file in memory it reads once. For a model of
         # 18.6 MB that is 46 MB in place of 82 MB after loading.
         descriptor = os.memfd_create("model", os.MFD_CLOEXEC)
         with os.fdopen(descriptor, "wb") as file:
             file.writelines(parts(model))
             file.flush()
-            return _create(f"/proc/self/fd/{descriptor}", settings, options.disabled_optimizers)
+            return create_session(f"/proc/self/fd/{descriptor}", settings, options.disabled_optimizers)
     except Exception as cause:  # its exceptions have no common base but this
         check_lack(cause, "backend 'ort': the model cannot be given to onnxruntime")
         if said := _SYSTEM_ERROR.search(str(cause)):
@@ -208,7 +208,12 @@ def _load(model: bytes | memoryview | Path, options: OrtOptions) -> "onnxruntime
         raise BackendError(f"backend 'ort': onnxruntime refused the model: {cause}") from cause
 
 
-def _make_settings(options: OrtOptions) -> "onnxruntime.SessionOptions":
+def make_settings(options: OrtOptions) -> "onnxruntime.SessionOptions":
+    """Return the settings with which a session of these options is created.
+
+    Raises:
+        ImportError: onnxruntime is not installed.
+    """
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
@@ -234,9 +239,19 @@ def _make_run_settings() -> "onnxruntime.RunOptions":
     return settings
 
 
-def _create(
+def create_session(
     path: str, settings: "onnxruntime.SessionOptions", disabled_optimizers: Sequence[str]
 ) -> "onnxruntime.InferenceSession":
+    """Return onnxruntime's own session for a model, as every session of ours runs it.
+
+    Args:
+        path: of an ONNX model.
+        settings: see `make_settings`; changed in place.
+        disabled_optimizers: see `OrtOptions`.
+
+    Raises:
+        Exception: what onnxruntime raises, which has no common base but this.
+    """
     import onnxruntime
 
     def create(settings: "onnxruntime.SessionOptions") -> "onnxruntime.InferenceSession":

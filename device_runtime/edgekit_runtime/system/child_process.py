@@ -1,7 +1,8 @@
 """Child processes: a module of ours in a process of its own, from its start to its end.
 
 This is the only place that starts them: workers of isolated models, verification of signatures, contests,
-builds of TensorRT engines, and what the toolkit runs apart because it may crash, hang or take all memory.
+builds of TensorRT engines, and what the toolkit runs apart because it may crash, hang or take all memory. One
+function runs another program, for what is measured on another machine.
 """
 
 import contextlib
@@ -12,7 +13,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -49,6 +51,52 @@ def describe_end(exit_code: int) -> str:
         exit_code: negative for a signal, as `subprocess` has it.
     """
     return f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with exit code {exit_code}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """How a program ended.
+
+    Attributes:
+        exit_code: negative for a signal; None if it was killed at its time limit.
+        output: what it wrote to its standard output.
+        last_line: the last line of its standard error, or an empty text.
+    """
+
+    exit_code: int | None
+    output: bytes
+    last_line: str
+
+
+def run_program(
+    argv: Sequence[str], sent: Iterable[bytes | memoryview], limit_s: float, max_output_bytes: int
+) -> ProgramResult:
+    """Run a program to its end, and return how it ended.
+
+    Args:
+        argv: its path or name, and its arguments.
+        sent: its standard input, in parts.
+        limit_s: it is killed after this time.
+        max_output_bytes: of its standard output only the end is returned.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    with _open_unnamed() as given, _open_unnamed() as output, _open_unnamed() as errors:
+        given.writelines(sent)
+        given.flush()
+        given.seek(0)
+        process = subprocess.Popen(  # noqa: S603, TID251  # no shell; here alone
+            list(argv), stdin=given, stdout=output, stderr=errors, env=child_environment()
+        )
+        try:
+            exit_code: int | None = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            exit_code = None
+        finally:
+            process.kill()  # does nothing if it has ended
+            process.wait()
+        return ProgramResult(exit_code, _read_tail(output, max_output_bytes), _find_last_line(errors))
 
 
 class ChildProcess:
@@ -176,9 +224,7 @@ class ChildProcess:
     @property
     def last_line(self) -> str:
         """The last line of its standard error, or an empty text."""
-        tail = b"" if self._errors is None else _read_tail(self._errors, _MAX_TAIL_BYTES)
-        lines = tail.decode("utf-8", "replace").strip().splitlines()
-        return lines[-1][:_MAX_LINE] if lines else ""
+        return "" if self._errors is None else _find_last_line(self._errors)
 
     def explain_end(self) -> str:
         """Return how it ended and its last line, such as `by SIGSEGV: out of memory`, to follow 'ended'."""
@@ -272,6 +318,11 @@ def _read_tail(file: IO[bytes], most_bytes: int | None) -> bytes:
     size_bytes = os.fstat(file.fileno()).st_size
     begin = 0 if most_bytes is None else max(0, size_bytes - most_bytes)
     return os.pread(file.fileno(), size_bytes - begin, begin)
+
+
+def _find_last_line(file: IO[bytes]) -> str:
+    lines = _read_tail(file, _MAX_TAIL_BYTES).decode("utf-8", "replace").strip().splitlines()
+    return lines[-1][:_MAX_LINE] if lines else ""
 
 
 def _open_pidfd(pid: int) -> int | None:

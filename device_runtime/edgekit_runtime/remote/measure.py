@@ -1,0 +1,463 @@
+"""Measures models on this machine for the planner: the program behind `edgekit-device offload measure`.
+
+It reads one job and ends, it never serves. A job is a line of JSON (`Job`), then its blobs without anything
+between them; the result is one JSON object (`Measured`). It needs numpy and onnxruntime, and knows nothing of
+ONNX: what the kernels mean is worked out on the host (`edgekit_offload.profiling`).
+"""
+
+import contextlib
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from base64 import b64encode
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.dataclass_json import Range, from_plain
+from edgekit_runtime.errors import BackendError, CutError
+from edgekit_runtime.sessions.options import read_options
+from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings
+from edgekit_runtime.tensors import DTYPES, Array
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+MAX_HEADER_BYTES: Final = 4 << 20
+MAX_BLOBS_BYTES: Final = 16 << 30
+_MAX_PROFILED_NODES: Final = 20_000  # onnxruntime writes 800 bytes for each, and Python reads them all at once
+_NODE_BYTES: Final = 150  # of the file of a graph without weights, at least
+_MIN_ROUNDS: Final = 5
+_MAX_ROUNDS: Final = 2000
+_WARMUP_ROUNDS: Final = 3
+_BLOCK_S: Final = 0.05
+_QUARTER: Final = 4
+_KERNEL_SUFFIX: Final = "_kernel_time"
+_TRUNCATED_S: Final = 0.5e-6  # onnxruntime cuts times to whole microseconds, which takes half of one on average
+
+_Seconds: TypeAlias = Annotated[float, Range(0, 86400)]
+Statistic: TypeAlias = Callable[[Sequence[float]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class JobInput:
+    """One input of a graph; its values are a blob.
+
+    Attributes:
+        name, dtype, shape: of the input; dtype is one of `tensors.DTYPES`.
+        blob: number of the blob.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    blob: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobGraph:
+    """A graph to run.
+
+    Attributes:
+        model: number of the blob with the ONNX model.
+        options: `OrtOptions` that differ from their defaults.
+        weights: location of external data -> number of the blob.
+        inputs: what it runs on; where they are empty, values are made up, and free dimensions are 1.
+    """
+
+    model: int
+    options: Mapping[str, JsonValue] = field(default_factory=dict)
+    weights: Mapping[str, int] = field(default_factory=dict)
+    inputs: tuple[JobInput, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to measure.
+
+    Attributes:
+        kind: `profile` for the kernels of the one graph, `time` for whole runs of all, in turn.
+        graphs: the graphs.
+        blob_bytes: size of each blob.
+        seconds: time limit, kept approximately; loading is not counted.
+    """
+
+    kind: Literal["profile", "time"]
+    graphs: tuple[JobGraph, ...]
+    blob_bytes: tuple[int, ...]
+    seconds: _Seconds = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """The machine, and its state while it measured.
+
+    Attributes:
+        cpu: its processor.
+        system: operating system and architecture.
+        cores: number of cores that the process may use.
+        quota: processor time that the process may use, in cores; None without a limit.
+        load: load average of the last minute before the measurement; None if the system has none.
+        engine: name and release.
+        date: UTC, in ISO 8601.
+    """
+
+    cpu: str
+    system: str
+    cores: int
+    quota: Annotated[float, Range(0, 1e4)] | None
+    load: Annotated[float, Range(0, 1e6)] | None
+    engine: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Time of one run.
+
+    Attributes:
+        seconds: the median; under a quota of processor time the mean, since a median leaves out the waits.
+        spread: distance of the quartiles, as a share of the median.
+        rounds: how many runs were timed.
+    """
+
+    seconds: _Seconds
+    spread: Annotated[float, Range(0, 1e9)]
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTiming:
+    """Time of one node of the optimised graph.
+
+    Attributes:
+        name: of the node, as onnxruntime has it.
+        op: its operator.
+        timing: its time; the mean of the middle half of the runs, since onnxruntime cuts single ones to whole
+            microseconds.
+        output_bytes: sizes of its outputs.
+    """
+
+    name: str
+    op: str
+    timing: Timing
+    output_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The result of a job.
+
+    Attributes:
+        machine: where it was measured.
+        timings: one for each graph.
+        nodes: of a profile, in the order in which they ran.
+        graph: the optimised graph without large weights, an ONNX model in base64.
+        obstacle: why there are no nodes; empty where there are.
+    """
+
+    machine: MachineFacts
+    timings: tuple[Timing, ...]
+    nodes: tuple[NodeTiming, ...] = ()
+    graph: str = ""
+    obstacle: str = ""
+
+
+def read_job(stream: IO[bytes]) -> tuple[Job, list[memoryview]]:
+    """Return the job on a stream, and its blobs.
+
+    Raises:
+        CutError: it is malformed, too large, or ends too soon.
+    """
+    line = stream.readline(MAX_HEADER_BYTES)
+    try:
+        job = from_plain(Job, json.loads(line), "job", CutError)
+    except (ValueError, RecursionError) as cause:
+        raise CutError(f"job: its first line is no JSON: {cause}; send it by `edgekit offload`") from cause
+    if sum(job.blob_bytes) > MAX_BLOBS_BYTES:
+        raise CutError(f"job: blobs of {sum(job.blob_bytes)} bytes, expected at most {MAX_BLOBS_BYTES}")
+    if not job.graphs or (job.kind == "profile" and len(job.graphs) > 1):
+        raise CutError(f"job: {len(job.graphs)} graphs, expected one, or some for 'time'")
+    for graph in job.graphs:
+        for number in (graph.model, *graph.weights.values(), *(one.blob for one in graph.inputs)):
+            if number >= len(job.blob_bytes):
+                raise CutError(f"job: names blob {number}, there are {len(job.blob_bytes)}")
+    blobs = []
+    for size_bytes in job.blob_bytes:
+        blob = memoryview(bytearray(size_bytes))
+        filled = 0
+        while filled < size_bytes:
+            got = stream.readinto(blob[filled:])  # type: ignore[attr-defined]  # of every binary stream
+            if not got:
+                raise CutError("job: the stream ended before the last blob")
+            filled += got
+        blobs.append(blob)
+    return job, blobs
+
+
+def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
+    """Return what a job asks for.
+
+    Raises:
+        CutError: an input does not fit its blob.
+        BackendError: onnxruntime is missing or refused a graph or its inputs.
+    """
+    facts = describe_machine()
+    average: Statistic = statistics.median if facts.quota is None else statistics.fmean
+    with tempfile.TemporaryDirectory(prefix="edgekit-measure-") as folder:
+        if job.kind == "profile":
+            return _profile(facts, job, blobs, Path(folder), average)
+        runs = [_open(graph, blobs, Path(folder), number) for number, graph in enumerate(job.graphs)]
+        seconds: list[list[float]] = [[] for _ in runs]
+        orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds
+        for run in runs * _WARMUP_ROUNDS:
+            run()
+        while len(seconds[0]) < _MAX_ROUNDS and (
+            len(seconds[0]) < _MIN_ROUNDS or time.monotonic() < until_s
+        ):
+            for number in orders.permutation(len(runs)):
+                seconds[number].append(_time(runs[number]))
+    return Measured(facts, tuple(_summarise(each, average) for each in seconds))
+
+
+def describe_machine() -> MachineFacts:
+    """Return what this machine is.
+
+    Raises:
+        BackendError: onnxruntime is not installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError as cause:
+        raise BackendError(f"measuring needs onnxruntime ({cause}); install edgekit[onnx] here") from cause
+    load = None
+    with contextlib.suppress(OSError, AttributeError):
+        load = os.getloadavg()[0]
+    return MachineFacts(
+        cpu=_find_cpu(),
+        system=f"{platform.system()} {platform.machine()}",
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        quota=_find_quota(),
+        load=load,
+        engine=f"onnxruntime {onnxruntime.__version__}",
+        date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+
+
+def _find_cpu() -> str:
+    """Return the processor by the name that the kernel or the device tree has for it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model"):
+                return value.strip()
+    with contextlib.suppress(OSError):
+        return Path("/proc/device-tree/model").read_text(encoding="utf-8", errors="replace").strip("\0\n ")
+    return platform.processor() or platform.machine()
+
+
+def _find_quota() -> float | None:
+    """Return the limit of processor time of this process's control group, in cores.
+
+    Source: cgroups(7); Documentation/admin-guide/cgroup-v2.rst, `cpu.max`.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            if "cpu" in controllers.split(","):
+                folder = Path("/sys/fs/cgroup/cpu") / group.lstrip("/")
+                quota = (folder / "cpu.cfs_quota_us").read_text()
+                period = (folder / "cpu.cfs_period_us").read_text()
+            elif not controllers and (Path("/sys/fs/cgroup") / group.lstrip("/") / "cpu.max").exists():
+                quota, period = (Path("/sys/fs/cgroup") / group.lstrip("/") / "cpu.max").read_text().split()
+            else:
+                continue
+            return None if quota == "max" or int(quota) < 0 else int(quota) / int(period)
+    return None
+
+
+def _profile(
+    facts: MachineFacts, job: Job, blobs: Sequence[memoryview], folder: Path, average: Statistic
+) -> Measured:
+    """Return times of a graph's nodes, and of whole runs that were not profiled, in turn with the others.
+
+    Blocks of runs take turns, not single runs: each session has weights of its own, which would drive those
+    of the other out of the caches.
+    """
+    graph = job.graphs[0]
+    plain = _open(graph, blobs, folder, 0)
+    obstacle, session = "", None
+    try:
+        profiled, session = _open_profiled(graph, blobs, folder)
+        profiled()
+    except BackendError as cause:
+        obstacle = f"its kernels cannot be profiled: {cause}"
+    most = _MAX_ROUNDS
+    if session is not None:
+        nodes = (folder / "optimised.onnx").stat().st_size // _NODE_BYTES + 1
+        most = max(_MIN_ROUNDS, min(_MAX_ROUNDS, _MAX_PROFILED_NODES // nodes))
+    for _ in range(_WARMUP_ROUNDS):
+        plain()
+    seconds: list[float] = []
+    rounds, until_s = 0, time.monotonic() + job.seconds
+    while len(seconds) < _MAX_ROUNDS and (len(seconds) < _MIN_ROUNDS or time.monotonic() < until_s):
+        block_s = time.monotonic() + _BLOCK_S
+        while not seconds or time.monotonic() < block_s:
+            seconds.append(_time(plain))
+        block_s = time.monotonic() + _BLOCK_S
+        while session is not None and rounds < most and (not rounds or time.monotonic() < block_s):
+            profiled()
+            rounds += 1
+    whole = _summarise(seconds, average)
+    if session is None:
+        return Measured(facts, (whole,), obstacle=obstacle)
+    timings = _read_profile(Path(session.end_profiling()), facts.quota is not None)
+    content = (folder / "optimised.onnx").read_bytes()
+    return Measured(facts, (whole,), timings, b64encode(content).decode("ascii"))
+
+
+def _open_profiled(
+    graph: JobGraph, blobs: Sequence[memoryview], folder: Path
+) -> "tuple[Callable[[], object], onnxruntime.InferenceSession]":
+    def prepare(settings: "onnxruntime.SessionOptions") -> None:
+        settings.enable_profiling = True
+        settings.profile_file_prefix = str(folder / "profile")
+        settings.optimized_model_filepath = str(folder / "optimised.onnx")
+        for name, value in (
+            ("initializers_file_name", "weights"),
+            ("initializers_min_size_in_bytes", "1024"),
+        ):
+            settings.add_session_config_entry(f"session.optimized_model_external_{name}", value)
+
+    session = _load(graph, blobs, folder / "profiled.onnx", prepare)
+    return _bind(session, graph, blobs), session
+
+
+def _open(graph: JobGraph, blobs: Sequence[memoryview], folder: Path, number: int) -> Callable[[], object]:
+    """Return a call that runs a graph once."""
+    return _bind(_load(graph, blobs, folder / f"{number}.onnx", lambda _: None), graph, blobs)
+
+
+def _load(
+    graph: JobGraph,
+    blobs: Sequence[memoryview],
+    path: Path,
+    prepare: "Callable[[onnxruntime.SessionOptions], None]",
+) -> "onnxruntime.InferenceSession":
+    options = read_options(OrtOptions, "ort", graph.options)
+    try:
+        settings = make_settings(options)
+        prepare(settings)
+        if graph.weights:
+            files = [blobs[number] for number in graph.weights.values()]
+            settings.add_external_initializers_from_files_in_memory(
+                list(graph.weights), files, [len(file) for file in files]
+            )
+        path.write_bytes(blobs[graph.model])
+        session = create_session(str(path), settings, options.disabled_optimizers)
+    except Exception as cause:  # its exceptions have no common base but this
+        raise BackendError(f"backend 'ort': onnxruntime refused the model: {cause}") from cause
+    path.unlink()
+    return session
+
+
+def _bind(
+    session: "onnxruntime.InferenceSession", graph: JobGraph, blobs: Sequence[memoryview]
+) -> Callable[[], object]:
+    """Return a call that runs a session on the inputs of the job, once tried."""
+    if graph.inputs:
+        feeds = {one.name: _read_input(one, blobs[one.blob]) for one in graph.inputs}
+    else:
+        values = np.random.default_rng(0)
+        feeds = {node.name: _make_input(node, values) for node in session.get_inputs()}
+    names = [node.name for node in session.get_outputs()]
+    # As in `OrtSession`: the compiled session under the public one.
+    run = getattr(session, "_sess", session).run
+
+    def call() -> object:
+        return run(names, feeds, None)
+
+    try:
+        call()
+    except Exception as cause:  # as above
+        raise BackendError(f"backend 'ort': running the model failed: {cause}") from cause
+    return call
+
+
+def _read_input(given: JobInput, blob: memoryview) -> Array:
+    dtype = DTYPES.get(given.dtype)
+    if dtype is None or int(np.prod(given.shape, dtype=object)) * dtype.itemsize != len(blob):
+        raise CutError(
+            f"job: input '{given.name}' is {given.dtype} {list(given.shape)}, its blob has {len(blob)} bytes"
+        )
+    return np.frombuffer(blob, dtype).reshape(given.shape)
+
+
+def _make_input(node: Any, values: np.random.Generator) -> Array:
+    """Return values of the type of an input: between 0 and 1, and 0 where whole numbers may be indices."""
+    shape = [size if isinstance(size, int) else 1 for size in node.shape]
+    kind = node.type.removeprefix("tensor(").removesuffix(")")
+    kind = {"float": "float32", "double": "float64"}.get(kind, kind)
+    if kind not in DTYPES:
+        raise BackendError(f"input '{node.name}' is a {node.type}, which is no plain tensor")
+    made = values.random(shape) if kind.startswith("float") else np.zeros(shape)
+    return np.asarray(made, dtype=DTYPES[kind])
+
+
+def _read_profile(path: Path, has_quota: bool) -> tuple[NodeTiming, ...]:
+    """Return the nodes of a profile in the order in which they ran.
+
+    The first run is left out: it allocates.
+    """
+    seconds: dict[str, list[float]] = defaultdict(list)
+    events: dict[str, Mapping[str, Any]] = {}
+    for event in json.loads(path.read_bytes()):
+        name = event.get("name", "")
+        if event.get("cat") == "Node" and name.endswith(_KERNEL_SUFFIX):
+            key = f"{event['args']['node_index']} {name}"
+            events[key] = event
+            seconds[key].append(event["dur"] * 1e-6 + _TRUNCATED_S)
+    average = statistics.fmean if has_quota else _average_middle
+    return tuple(
+        NodeTiming(
+            events[key]["name"].removesuffix(_KERNEL_SUFFIX),
+            events[key]["args"]["op_name"],
+            _summarise(values[1:] or values, average),
+            tuple(_count_bytes(one) for one in events[key]["args"].get("output_type_shape", ())),
+        )
+        for key, values in seconds.items()
+    )
+
+
+def _count_bytes(typed_shape: Mapping[str, Sequence[int]]) -> int:
+    """Return the size of a tensor as profiles write it: `{"float": [1, 16]}`."""
+    size_bytes = 0
+    for name, shape in typed_shape.items():
+        kind = {"float": "float32", "double": "float64"}.get(name, name)
+        size_bytes += int(np.prod(shape, dtype=object)) * (DTYPES[kind].itemsize if kind in DTYPES else 1)
+    return size_bytes
+
+
+def _average_middle(values: Sequence[float]) -> float:
+    """Return the mean of the middle half: as robust as a median, and finer where values are rounded."""
+    cut = len(values) // _QUARTER
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])
+
+
+def _time(run: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def _summarise(seconds: Sequence[float], average: Statistic) -> Timing:
+    lower, median, upper = (float(each) for each in np.quantile(seconds, (0.25, 0.5, 0.75)))
+    return Timing(average(seconds), (upper - lower) / median if median else 0.0, len(seconds))

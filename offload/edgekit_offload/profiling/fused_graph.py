@@ -1,0 +1,185 @@
+"""The kernels that onnxruntime made of a model, in the names of the model's own tensors.
+
+onnxruntime writes the graph that it runs, and times its nodes. Most outputs of fused nodes keep their names.
+Those in another layout (NCHWc, or behind a Transpose that was moved) have new ones, but hold the same values:
+a cut there is a cut at the model's tensor, since the layout is changed back at the end of a submodel.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import onnx
+
+from edgekit_offload.profiling.model_profile import KernelTime
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.remote.measure import NodeTiming
+
+_NCHWC_DOMAIN: Final = "com.microsoft.nchwc"
+# onnxruntime names a node of the blocked layout after the output of the node that it replaces; a number follows
+# where that name was taken.
+_NCHWC_NAME: Final = re.compile(r"(?P<output>.+)_nchwc(_token_\d+)?")
+_DATA_DEPENDENT_OPS: Final = frozenset({"NonZero", "NonMaxSuppression", "Unique", "Compress"})
+# These change how a tensor lies in memory, not what it holds.
+_LAYOUT_OPS: Final = frozenset({"ReorderInput", "ReorderOutput", "Transpose", "Cast", "Identity"})
+
+
+def read_kernels(
+    model: onnx.ModelProto, optimised: onnx.ModelProto, nodes: Sequence[NodeTiming], scale: float
+) -> tuple[tuple[KernelTime, ...], dict[str, int]]:
+    """Return the kernels of a profile, and the size in bytes of the tensors that they write.
+
+    Args:
+        model: the model as it was given to onnxruntime.
+        optimised: what onnxruntime made of it.
+        nodes: times of the nodes of `optimised`.
+        scale: factor for all times.
+
+    Raises:
+        CutError: the times are not of this graph.
+    """
+    own = tensors_of(model)
+    names = _find_own_names(model, optimised, own)
+    weights = {one.name: tensor_bytes(one) for one in optimised.graph.initializer}
+    weights |= {node.output[0]: 0 for node in optimised.graph.node if node.op_type == "Constant"}
+    kernels, sizes = [], {}
+    for node, timing in zip(optimised.graph.node, _match(optimised, nodes), strict=True):
+        outputs = [tensor for tensor in node.output if tensor]
+        if len(outputs) == len(timing.output_bytes) and node.domain != _NCHWC_DOMAIN:
+            sizes |= {
+                names.get(tensor, tensor): size
+                for tensor, size in zip(outputs, timing.output_bytes, strict=True)
+            }
+        reads = [tensor for tensor in node.input if tensor and tensor not in weights]
+        kernels.append(
+            KernelTime(
+                name=timing.name,
+                op=node.op_type,
+                reads=tuple(dict.fromkeys(names.get(tensor, tensor) for tensor in reads)),
+                writes=tuple(dict.fromkeys(names.get(tensor, tensor) for tensor in outputs)),
+                seconds=timing.timing.seconds * scale,
+                spread=timing.timing.spread,
+                weights_bytes=sum(weights.get(tensor, 0) for tensor in set(node.input)),
+            )
+        )
+    return tuple(kernels), sizes
+
+
+def tensors_of(model: onnx.ModelProto) -> frozenset[str]:
+    """Return the tensors that the nodes of a model write, and its inputs; weights are not among them."""
+    weights = {one.name for one in model.graph.initializer}
+    inputs = {one.name for one in model.graph.input} - weights
+    return frozenset(inputs | {tensor for node in model.graph.node for tensor in node.output if tensor})
+
+
+def find_obstacle(model: onnx.ModelProto) -> str:
+    """Return why a model cannot be split, or an empty text if it can."""
+    for node in model.graph.node:
+        if has_subgraph(node):
+            return f"the model has control flow, node '{node.name}' ({node.op_type})"
+        if node.op_type in _DATA_DEPENDENT_OPS:
+            return f"the sizes of its tensors depend on the data, node '{node.name}' ({node.op_type})"
+    weights = {one.name for one in model.graph.initializer}
+    for one in model.graph.input:
+        if one.name not in weights and any(
+            not dimension.HasField("dim_value") for dimension in one.type.tensor_type.shape.dim[1:]
+        ):
+            return f"input '{one.name}' has dynamic dimensions beside the batch"
+    return ""
+
+
+def has_subgraph(node: onnx.NodeProto) -> bool:
+    """Return whether a node is control flow."""
+    return any(one.HasField("g") or len(one.graphs) > 0 for one in node.attribute)
+
+
+def infer_sizes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Return the size in bytes of every tensor whose shape ONNX can infer.
+
+    Args:
+        model: changed in place: its inputs get the shapes, and it loses its large weights.
+        shapes: input -> shape; free dimensions of other inputs are 1.
+    """
+    for one in model.graph.input:
+        for axis, dimension in enumerate(one.type.tensor_type.shape.dim):
+            if one.name in shapes:
+                dimension.dim_value = shapes[one.name][axis]
+            elif not dimension.HasField("dim_value"):
+                dimension.dim_value = 1
+    for one in model.graph.output:
+        one.type.tensor_type.ClearField("shape")  # may name the dimensions that were set
+    del model.graph.value_info[:]
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    except (onnx.shape_inference.InferenceError, ValueError):  # over 2 GB, or an operator that it cannot do
+        return {}
+    sizes = {}
+    for one in (*inferred.input, *inferred.value_info, *inferred.output):
+        tensor = one.type.tensor_type
+        shape = [dimension.dim_value for dimension in tensor.shape.dim if dimension.HasField("dim_value")]
+        if tensor.elem_type and tensor.HasField("shape") and len(shape) == len(tensor.shape.dim):
+            sizes[one.name] = _count_bytes(tensor.elem_type, shape)
+    return sizes
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Return the size of a weight, also of one in external data."""
+    return _count_bytes(tensor.data_type, tensor.dims)
+
+
+def _count_bytes(kind: int, shape: Iterable[int]) -> int:
+    count = int(np.prod(list(shape), dtype=object))
+    try:
+        return count * onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize
+    except (KeyError, ValueError):  # strings and packed types
+        return count
+
+
+def _match(optimised: onnx.ModelProto, nodes: Sequence[NodeTiming]) -> list[NodeTiming]:
+    """Return the time of each node of a graph, in the order of the graph."""
+    graph = optimised.graph.node
+    if [node.op_type for node in graph] == [node.op for node in nodes]:
+        return list(nodes)
+    by_name = {(node.name, node.op): node for node in nodes}
+    found = [by_name.get((node.name, node.op_type)) for node in graph]
+    matched = [node for node in found if node is not None]
+    if len(matched) < len(graph) or len(by_name) < len(nodes):
+        raise CutError(
+            f"profile: onnxruntime timed {len(nodes)} nodes, its optimised graph has {len(graph)},"
+            " and they do not fit together; whole-model ways only"
+        )
+    return matched
+
+
+def _find_own_names(model: onnx.ModelProto, optimised: onnx.ModelProto, own: frozenset[str]) -> dict[str, str]:
+    """Return the model's name of each tensor of the optimised graph that holds the same in another layout."""
+    by_node = {node.name: node for node in model.graph.node if node.name}
+    weights = {one.name for one in optimised.graph.initializer}
+    names: dict[str, str] = {}
+
+    def own_name(tensor: str) -> str | None:
+        return tensor if tensor in own else names.get(tensor)
+
+    for node in optimised.graph.node:
+        for place, tensor in enumerate(node.output):
+            if not tensor or tensor in own:
+                continue
+            found = None
+            named = _NCHWC_NAME.fullmatch(node.name)
+            same = by_node.get(node.name)
+            if node.op_type in _LAYOUT_OPS and same is None and node.input[0] not in weights:
+                found = own_name(node.input[0])
+            elif node.domain == _NCHWC_DOMAIN and named is not None and named["output"] in own:
+                found = named["output"]
+            elif same is not None and same.op_type == node.op_type and place < len(same.output):
+                found = same.output[place]
+            if found:
+                names[tensor] = found
+    # A tensor with a new name that is only changed in layout to one of the model's.
+    for node in reversed(optimised.graph.node):
+        if node.op_type in _LAYOUT_OPS and node.name not in by_node and node.input[0] not in weights:
+            target = own_name(node.output[0])
+            if target and own_name(node.input[0]) is None:
+                names[node.input[0]] = target
+    return names

@@ -1,0 +1,208 @@
+"""Machines that measure for the planner: this one, this one slowed down, or another over ssh.
+
+The same program does the work on all of them, `edgekit-device offload measure`; only the words in front of
+it differ. Nothing stays running there.
+"""
+
+import json
+import re
+import sys
+from base64 import b64decode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import onnx
+
+from edgekit_offload.emulation.cpu_quota import CpuQuota
+from edgekit_offload.profiling.fused_graph import find_obstacle, infer_sizes, read_kernels
+from edgekit_offload.profiling.model_profile import Label, ModelProfile, digest_model
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.errors import ConfigError, CutError
+from edgekit_runtime.remote.measure import Job, JobGraph, JobInput, Measured, Timing
+from edgekit_runtime.system.child_process import describe_end, run_program
+from edgekit_runtime.tensors import Array
+
+_MEASURE: Final = ("offload", "measure")
+_LOADING_LIMIT_S: Final = 300.0  # for sending, loading and warming up; a job states its own time beside it
+_MAX_RESULT_BYTES: Final = 256 << 20
+_QUOTA: Final = re.compile(r"local@([0-9]{1,4})%")
+# Puts itself into the group of the quota before anything is computed, and then becomes the program.
+_ENTER: Final = ("sh", "-c", 'echo $$ > "$0" && exec "$@"')
+_HOST: Final = re.compile(r"ssh:([A-Za-z0-9_][A-Za-z0-9_.@:-]*)")  # never an option of ssh
+
+
+@dataclass(frozen=True, slots=True)
+class RunnableGraph:
+    """An ONNX graph with everything that it needs to run.
+
+    Attributes:
+        content: the ONNX model.
+        options: how onnxruntime runs it, `OrtOptions` that differ from their defaults.
+        weights: location of external data -> content.
+        inputs: name -> values to run it on; where they are empty, values are made up, and free dimensions
+            are 1.
+    """
+
+    content: bytes
+    options: Mapping[str, JsonValue] = field(default_factory=dict)
+    weights: Mapping[str, bytes | memoryview] = field(default_factory=dict)
+    inputs: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine that can measure.
+
+    Attributes:
+        text: as the user names it.
+        argv: what starts `edgekit-device` there.
+        label: what its results are.
+        share: processor time that it gets, in cores; None for all.
+    """
+
+    text: str
+    argv: tuple[str, ...]
+    label: Label = "measured"
+    share: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Machine":
+        """Return the machine in `text`: `local`, `local@20%` or `ssh:HOST`.
+
+        Raises:
+            CutError: `text` is none of these.
+        """
+        local = (sys.executable, "-m", "edgekit_runtime.cli")
+        if text == "local":
+            return cls(text, local)
+        if named := _QUOTA.fullmatch(text):
+            return cls(text, local, "emulated", int(named[1]) / 100)
+        if named := _HOST.fullmatch(text):
+            return cls(text, ("ssh", "-o", "BatchMode=yes", "--", named[1], "edgekit-device"))
+        raise CutError(f"machine {text!r}: expected 'local', 'local@20%' or 'ssh:HOST'")
+
+    def run(self, job: Job, blobs: Iterable[bytes | memoryview]) -> Measured:
+        """Return what the machine measured.
+
+        Raises:
+            CutError: it cannot be reached or slowed down, or the job failed there.
+        """
+        sent = [json.dumps(to_plain(job)).encode() + b"\n", *blobs]
+        if self.share is None:
+            return self._run(self.argv, sent, job.seconds)
+        try:
+            with CpuQuota(self.share) as quota:
+                argv = (*_ENTER, str(quota.procs_file), *self.argv)
+                return self._run(argv, sent, job.seconds / min(self.share, 1.0))
+        except ConfigError as cause:
+            raise CutError(f"machine {self.text}: {cause}") from cause
+
+    def _run(self, argv: Sequence[str], sent: Iterable[bytes | memoryview], seconds: float) -> Measured:
+        limit_s = _LOADING_LIMIT_S + 2 * seconds
+        try:
+            ended = run_program((*argv, *_MEASURE), sent, limit_s, _MAX_RESULT_BYTES)
+        except OSError as cause:
+            raise CutError(f"machine {self.text}: cannot start {argv[0]}: {cause}; install it") from cause
+        if ended.exit_code is None:
+            raise CutError(f"machine {self.text}: no result after {limit_s:.0f} s; measure a smaller model")
+        if ended.exit_code != 0:
+            raise CutError(
+                f"machine {self.text}: measuring ended {describe_end(ended.exit_code)}:"
+                f" {ended.last_line or 'it printed no message'}"
+            )
+        try:
+            return from_plain(Measured, json.loads(ended.output), f"result of {self.text}", CutError)
+        except (ValueError, RecursionError) as cause:
+            raise CutError(
+                f"machine {self.text}: its result is no JSON: {cause}; install the same release there"
+            ) from cause
+
+
+def profile_kernels(
+    machine: Machine, graph: RunnableGraph, *, name: str = "model", seconds: float = 10.0
+) -> ModelProfile:
+    """Return the profile of a model on a machine.
+
+    A model that cannot be split is measured whole, and its profile says why.
+
+    Args:
+        machine: where to measure.
+        graph: the model.
+        name: of the model, for people.
+        seconds: how long to measure.
+
+    Raises:
+        CutError: the machine does not work, or refused the model.
+    """
+    try:
+        model = onnx.load_from_string(graph.content)
+    except Exception as cause:  # protobuf's errors have no common base of theirs
+        raise CutError(f"model '{name}' is no ONNX model: {cause}") from cause
+    measured = machine.run(*_make_job("profile", [graph], seconds))
+    whole = measured.timings[0]
+    obstacle = measured.obstacle or find_obstacle(model)
+    weights = {one.name for one in model.graph.initializer}
+    inputs = tuple(one.name for one in model.graph.input if one.name not in weights)
+    outputs = tuple(one.name for one in model.graph.output)
+    total_s = sum(node.timing.seconds for node in measured.nodes)
+    scale = whole.seconds / total_s if total_s else 0.0
+    kernels, sizes = (), {}
+    if not obstacle:
+        optimised = onnx.load_from_string(b64decode(measured.graph))
+        kernels, sizes = read_kernels(model, optimised, measured.nodes, scale)
+        sizes = {**infer_sizes(model, {key: one.shape for key, one in graph.inputs.items()}), **sizes}
+    known = {*inputs, *(tensor for kernel in kernels for tensor in kernel.writes)}
+    return ModelProfile(
+        model=name,
+        model_sha256=digest_model(graph.content),
+        measured_on=machine.text,
+        machine=measured.machine,
+        label=machine.label,
+        whole_s=whole.seconds,
+        whole_spread=whole.spread,
+        scale=scale,
+        inputs=inputs,
+        outputs=outputs,
+        tensors={tensor: size for tensor, size in sizes.items() if tensor in known},
+        kernels=kernels,
+        obstacle=obstacle,
+    )
+
+
+def time_models(
+    machine: Machine, graphs: Sequence[RunnableGraph], *, seconds: float = 10.0
+) -> tuple[Timing, ...]:
+    """Return the time of one run of each graph; they take turns, each round in a new random order.
+
+    Raises:
+        CutError: the machine does not work, or refused a graph or its inputs.
+    """
+    return machine.run(*_make_job("time", graphs, seconds)).timings
+
+
+def _make_job(kind: str, graphs: Sequence[RunnableGraph], seconds: float) -> tuple[Job, list[memoryview]]:
+    """Return a job and its blobs; what several graphs share is sent once."""
+    blobs: list[memoryview] = []
+    places: dict[int, int] = {}  # id of an object that `graphs` keep alive -> number of its blob
+
+    def place(content: bytes | memoryview) -> int:
+        if id(content) not in places:
+            places[id(content)] = len(blobs)
+            blobs.append(memoryview(content).cast("B"))
+        return places[id(content)]
+
+    made = []
+    for graph in graphs:
+        inputs = []
+        for name, array in graph.inputs.items():
+            content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            places_of_input = len(blobs)
+            blobs.append(memoryview(content))
+            inputs.append(JobInput(name, array.dtype.name, array.shape, places_of_input))
+        weights = {location: place(content) for location, content in graph.weights.items()}
+        made.append(JobGraph(place(graph.content), graph.options, weights, tuple(inputs)))
+    job = Job("profile" if kind == "profile" else "time", tuple(made), tuple(map(len, blobs)), seconds)
+    return job, blobs

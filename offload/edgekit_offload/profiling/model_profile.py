@@ -1,0 +1,122 @@
+"""The profile of a model on a machine: what its fused kernels take, and how large the tensors between them are.
+
+It is a file of JSON. It says nothing of other machines, nor of links: `planning_graph` joins the profiles of
+two machines, and the planner adds the link.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeAlias
+
+from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.remote.measure import MachineFacts
+from edgekit_runtime.system.atomic_files import write_atomically
+
+WHOLE_MODEL_ONLY: Final = "whole-model ways only"
+"""What every message says where a model cannot be split, so that the planner and the user recognise it."""
+
+Label: TypeAlias = Literal["measured", "emulated"]
+_Seconds: TypeAlias = Annotated[float, Range(0, 86400)]
+_Share: TypeAlias = Annotated[float, Range(0, 1e9)]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """One kernel that the engine runs, after fusion.
+
+    Attributes:
+        name, op: of the node of the optimised graph.
+        reads, writes: its tensors without weights, by the names of the model wherever it has such a tensor;
+            other tensors exist only in the optimised graph.
+        seconds: its time in a run; those of all kernels sum up to the whole run.
+        spread: distance of the quartiles of its runs, as a share of their median.
+        weights_bytes: size of the weights that it reads, in the form in which the engine holds them.
+    """
+
+    name: str
+    op: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    seconds: _Seconds
+    spread: _Share = 0.0
+    weights_bytes: Annotated[int, Range(0, 1 << 50)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """What a model takes on one machine.
+
+    Attributes:
+        model: its name, for people.
+        model_sha256: digest of the file that was run.
+        measured_on: the machine as it was asked for, such as `local@20%` or `ssh:kitchen`.
+        machine: what that machine is, and its state during the measurement.
+        label: `emulated` if the machine was slowed down to stand for another.
+        whole_s, whole_spread: time of a run of the whole model without profiling, and the distance of the
+            quartiles as a share of the median.
+        scale: factor by which the times of the kernels were multiplied so that they sum up to `whole_s`;
+            far from 1 says that profiling disturbed the run. 0 without kernels.
+        inputs, outputs: names of the model's tensors.
+        tensors: name -> size in bytes, of inputs and of what kernels write, at the shapes of the run.
+        kernels: in the order in which they ran; empty where only whole runs could be measured.
+        obstacle: why there are no kernels, or why the model cannot be split; empty if it can.
+    """
+
+    model: str
+    model_sha256: str
+    measured_on: str
+    machine: MachineFacts
+    label: Label
+    whole_s: _Seconds
+    whole_spread: _Share
+    scale: _Share
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tensors: Mapping[str, Annotated[int, Range(0, 1 << 50)]]
+    kernels: tuple[KernelTime, ...] = ()
+    obstacle: str = ""
+
+    @property
+    def description(self) -> str:
+        """The machine in a few words, such as `Cortex-A76, 4 cores`."""
+        cores = f"{self.machine.cores} core{'s' * (self.machine.cores != 1)}"
+        quota = "" if self.machine.quota is None else f", {self.machine.quota:.0%} of one core"
+        return f"{self.machine.cpu}, {cores}{quota}{' (emulated)' * (self.label == 'emulated')}"
+
+
+def digest_model(content: bytes) -> str:
+    """Return the digest by which a profile knows its model.
+
+    External data are not part of it: the graph names them, and hashing gigabytes would take longer than the
+    measurement.
+    """
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_profile(path: Path, profile: ModelProfile) -> None:
+    """Write a profile as JSON.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    with write_atomically(path) as file:
+        file.write((json.dumps(to_plain(profile), indent=1) + "\n").encode())
+
+
+def read_profile(path: Path) -> ModelProfile:
+    """Return the profile in a file.
+
+    Raises:
+        CutError: there is no such file, or it is no profile.
+    """
+    try:
+        plain = json.loads(path.read_bytes())
+    except OSError as cause:
+        raise CutError(f"{path}: {cause.strerror}; measure one by `edgekit offload profile`") from cause
+    except (ValueError, RecursionError) as cause:
+        raise CutError(f"{path}: no JSON: {cause}; measure it by `edgekit offload profile`") from cause
+    return from_plain(ModelProfile, plain, str(path), CutError)

@@ -1,0 +1,341 @@
+"""One graph of kernels for the planner, with the costs of every machine.
+
+Machines fuse differently: a processor without a blocked layout, another release. A cut is possible only at a
+tensor of the model that exists on all of them. So the model's own graph is contracted over all other tensors,
+and nodes that then need each other become one kernel. Costs of links are not here.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from edgekit_offload.cuts.kernel_graph import Kernel, KernelGraph
+from edgekit_offload.profiling.fused_graph import has_subgraph, tensor_bytes
+from edgekit_offload.profiling.model_profile import WHOLE_MODEL_ONLY, ModelProfile, digest_model
+from edgekit_runtime.errors import CutError
+
+_SHAPE_OPS: Final = frozenset({"Shape", "Size"})
+_VIEW_OPS: Final = frozenset({"Identity", "DequantizeLinear"})  # another form of what they read first
+
+
+@dataclass(frozen=True)
+class PlanningGraph:
+    """A model as kernels that all machines have in common.
+
+    Attributes:
+        graph: kernels and tensors; the tensors have the names of the model.
+        seconds: float64 [kernels, machines], time of each kernel.
+        tensor_bytes: size of every tensor of the graph.
+        weight_bytes: int64 [kernels]; weights that several kernels read count for the first.
+        nodes: for each kernel the numbers of its nodes in the model. A node is in one kernel; but constants,
+            and nodes that only widen what they read (DequantizeLinear), are in each kernel that needs them.
+    """
+
+    graph: KernelGraph
+    seconds: npt.NDArray[np.float64]
+    tensor_bytes: Mapping[str, int]
+    weight_bytes: npt.NDArray[np.int64]
+    nodes: tuple[tuple[int, ...], ...]
+
+
+def join_profiles(
+    content: bytes, profiles: Sequence[ModelProfile], *, machines: Sequence[str | None] | None = None
+) -> PlanningGraph:
+    """Return the kernels of a model that all profiles have in common.
+
+    Args:
+        content: the ONNX model, as it was profiled.
+        profiles: one for each machine, the device first.
+        machines: for each profile the machine that it must be of, as `measured_on`; None takes any.
+
+    Raises:
+        CutError: a profile is of another model or another machine, or the model cannot be split.
+    """
+    for profile, machine in zip(profiles, machines or [None] * len(profiles), strict=True):
+        _check(profile, digest_model(content), machine)
+    model = onnx.load_from_string(content)
+    written = [{tensor for kernel in profile.kernels for tensor in kernel.writes} for profile in profiles]
+    dataflow = _Dataflow.of(model, set.intersection(*written), set.union(*written))
+    groups = dataflow.group()
+    graph = dataflow.make_graph(groups)
+    sizes: dict[str, int] = {}
+    for profile in reversed(profiles):
+        sizes |= profile.tensors
+    unknown = [tensor for tensor in graph.tensors if tensor not in sizes]
+    if unknown:
+        raise CutError(f"the profiles do not say how large '{unknown[0]}' is; {WHOLE_MODEL_ONLY}")
+    nodes = tuple(
+        tuple(sorted({*group, *(each for number in group for each in dataflow.repeated[number])}))
+        for group in groups
+    )
+    homes = {
+        tensor: kernel
+        for kernel, group in reversed(list(enumerate(nodes)))
+        for number in group
+        for tensor in model.graph.node[number].output
+    }
+    return PlanningGraph(
+        graph,
+        np.stack([_assign_times(profile, homes, len(groups)) for profile in profiles], axis=1),
+        {tensor: sizes[tensor] for tensor in graph.tensors},
+        _count_weights(model, nodes),
+        nodes,
+    )
+
+
+def _check(profile: ModelProfile, digest: str, machine: str | None) -> None:
+    """Check that a profile is of this model and this machine, and has kernels."""
+    if profile.model_sha256 != digest:
+        raise CutError(
+            f"the profile of {profile.measured_on} is of the model '{profile.model}' with sha256"
+            f" {profile.model_sha256[:12]}, expected {digest[:12]}; measure this model there by"
+            " `edgekit offload profile`"
+        )
+    if machine is not None and profile.measured_on != machine:
+        raise CutError(
+            f"the profile of '{profile.model}' is of the machine {profile.measured_on}, expected {machine};"
+            f" measure it there by `edgekit offload profile --on {machine}`"
+        )
+    if profile.obstacle or not profile.kernels:
+        why = profile.obstacle or "it has no kernels"
+        raise CutError(f"the profile of {profile.measured_on}: {why}; {WHOLE_MODEL_ONLY}")
+
+
+@dataclass(frozen=True)
+class _Dataflow:
+    """What the nodes of a model need of each other.
+
+    Constants and views are repeated in every kernel that needs them, so they are no nodes here: who reads a
+    view needs what the view reads.
+
+    Attributes:
+        reads: node -> the tensors that it needs, of other nodes or of the inputs.
+        repeated: node -> the constants and views that it needs.
+        maker: tensor -> node that writes it.
+        common: tensors that all machines have.
+        inputs, outputs: of the model.
+    """
+
+    reads: Mapping[int, tuple[str, ...]]
+    repeated: Mapping[int, tuple[int, ...]]
+    maker: Mapping[str, int]
+    common: Collection[str]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: onnx.ModelProto, common: Collection[str], written: Collection[str]) -> "_Dataflow":
+        """Return the dataflow of a model.
+
+        Args:
+            model: the model.
+            common: tensors that exist on every machine.
+            written: tensors that exist on any machine.
+
+        Raises:
+            CutError: the model has control flow.
+        """
+        nodes = model.graph.node
+        if any(has_subgraph(node) for node in nodes):
+            raise CutError(f"the model has control flow; {WHOLE_MODEL_ONLY}")
+        weights = {one.name for one in model.graph.initializer}
+        inputs = tuple(one.name for one in model.graph.input if one.name not in weights)
+        outputs = tuple(one.name for one in model.graph.output)
+        maker = {tensor: number for number, node in enumerate(nodes) for tensor in node.output if tensor}
+        # Of each repeated node what its readers need instead of it: tensors, and repeated nodes.
+        needs: dict[int, tuple[dict[str, None], set[int]]] = {}
+        constants: set[int] = set()
+        reads, repeated = {}, {}
+        for number, node in enumerate(nodes):
+            tensors: dict[str, None] = {}
+            others: set[int] = set()
+            for tensor in node.input:
+                if maker.get(tensor) in needs:
+                    tensors |= needs[maker[tensor]][0]
+                    others |= needs[maker[tensor]][1]
+                elif tensor in maker or tensor in inputs:
+                    tensors[tensor] = None
+            # The engine folded a Shape that it does not run: the shape was known.
+            is_constant = not tensors or (node.op_type in _SHAPE_OPS and not set(node.output) & set(written))
+            is_view = node.op_type in _VIEW_OPS and len(tensors) == 1 and not set(node.output) & set(common)
+            if (is_constant or is_view) and not set(node.output) & set(outputs):
+                needs[number] = ({} if is_constant else tensors, {*others, number})
+                constants |= {number} if is_constant else set()
+            else:
+                reads[number], repeated[number] = tuple(tensors), tuple(sorted(others))
+        return cls(
+            reads, repeated, {t: n for t, n in maker.items() if n in reads}, common, inputs, outputs
+        )
+
+    def group(self) -> list[list[int]]:
+        """Return the nodes in groups between which all tensors are common, in an order in which they run."""
+        parents = {number: number for number in self.reads}
+        for number, tensors in self.reads.items():
+            for tensor in tensors:
+                if tensor in self.maker and tensor not in self.common:
+                    _unite(parents, self.maker[tensor], number)
+        for number in self._find_unused():
+            before = [self.maker[tensor] for tensor in self.reads[number] if tensor in self.maker]
+            _unite(parents, before[0] if before else next(iter(self.reads)), number)
+        while True:
+            members: dict[int, list[int]] = defaultdict(list)
+            for number in self.reads:
+                members[_find(parents, number)].append(number)
+            before_of = {
+                root: {
+                    _find(parents, self.maker[tensor])
+                    for number in group
+                    for tensor in self.reads[number]
+                    if tensor in self.maker
+                }
+                - {root}
+                for root, group in members.items()
+            }
+            cycles = [cycle for cycle in _find_components(before_of) if len(cycle) > 1]
+            if not cycles:
+                return [members[root] for root in _sort(before_of)]
+            for cycle in cycles:
+                for root in cycle[1:]:
+                    _unite(parents, cycle[0], root)
+
+    def make_graph(self, groups: Sequence[Sequence[int]]) -> KernelGraph:
+        """Return groups of nodes as kernels that exchange tensors."""
+        home = {number: place for place, group in enumerate(groups) for number in group}
+        written: list[dict[str, None]] = [{} for _ in groups]
+        read: list[dict[str, None]] = [{} for _ in groups]
+        for tensor, number in self.maker.items():
+            if tensor in self.outputs:
+                written[home[number]][tensor] = None
+        for number, tensors in self.reads.items():
+            for tensor in tensors:
+                source = home[self.maker[tensor]] if tensor in self.maker else None
+                if source != home[number]:
+                    read[home[number]][tensor] = None
+                    if source is not None:
+                        written[source][tensor] = None
+        kernels = tuple(
+            Kernel(f"{place}", tuple(read[place]), tuple(written[place])) for place in range(len(groups))
+        )
+        return KernelGraph(kernels, self.inputs, self.outputs)
+
+    def _find_unused(self) -> list[int]:
+        """Return the nodes that no output needs; engines leave them out."""
+        used: set[int] = set()
+        stack = [self.maker[tensor] for tensor in self.outputs if tensor in self.maker]
+        while stack:
+            number = stack.pop()
+            if number not in used:
+                used.add(number)
+                stack += [self.maker[tensor] for tensor in self.reads[number] if tensor in self.maker]
+        return [number for number in self.reads if number not in used]
+
+
+def _assign_times(
+    profile: ModelProfile, homes: Mapping[str, int], count: int
+) -> npt.NDArray[np.float64]:
+    """Return the time of each joined kernel on a machine: float64 [kernels].
+
+    A kernel of the machine belongs where the tensor that it writes is made. If the model has no such tensor,
+    it prepares what another kernel reads, and belongs to that one.
+    """
+    seconds = np.zeros(count)
+    wanted: dict[str, int] = {}  # tensor -> the joined kernel of its reader
+    last = count - 1
+    for kernel in reversed(profile.kernels):
+        places = [homes[tensor] for tensor in kernel.writes if tensor in homes]
+        places += [wanted[tensor] for tensor in kernel.writes if tensor in wanted]
+        last = places[0] if places else last
+        seconds[last] += kernel.seconds
+        wanted.update(dict.fromkeys(kernel.reads, last))
+    return seconds
+
+
+def _count_weights(model: onnx.ModelProto, nodes: Sequence[Iterable[int]]) -> npt.NDArray[np.int64]:
+    """Return the size of the weights of each kernel: int64 [kernels]."""
+    sizes = {one.name: tensor_bytes(one) for one in model.graph.initializer}
+    counts = np.zeros(len(nodes), np.int64)
+    for place, group in enumerate(nodes):
+        for number in group:
+            node = model.graph.node[number]
+            counts[place] += sum(sizes.pop(tensor, 0) for tensor in node.input)
+            if node.op_type == "Constant":
+                counts[place] += sum(tensor_bytes(one.t) for one in node.attribute if one.name == "value")
+    return counts
+
+
+def _find(parents: dict[int, int], number: int) -> int:
+    while parents[number] != number:
+        parents[number] = parents[parents[number]]
+        number = parents[number]
+    return number
+
+
+def _unite(parents: dict[int, int], one: int, other: int) -> None:
+    first, second = sorted((_find(parents, one), _find(parents, other)))
+    parents[second] = first
+
+
+def _find_components(before_of: Mapping[int, Collection[int]]) -> list[list[int]]:
+    """Return the strongly connected components of a graph.
+
+    Source: R. E. Tarjan, Depth-first search and linear graph algorithms, SIAM J. Comput. 1 (1972); without
+    recursion.
+    """
+    order: dict[int, int] = {}
+    lowest: dict[int, int] = {}
+    path: list[int] = []
+    on_path: set[int] = set()
+    components = []
+    for start in before_of:
+        if start in order:
+            continue
+        stack = [(start, iter(before_of[start]))]
+        order[start] = lowest[start] = len(order)
+        path.append(start)
+        on_path.add(start)
+        while stack:
+            root, rest = stack[-1]
+            for other in rest:
+                if other not in order:
+                    order[other] = lowest[other] = len(order)
+                    path.append(other)
+                    on_path.add(other)
+                    stack.append((other, iter(before_of[other])))
+                    break
+                if other in on_path:
+                    lowest[root] = min(lowest[root], order[other])
+            else:
+                stack.pop()
+                if stack:
+                    lowest[stack[-1][0]] = min(lowest[stack[-1][0]], lowest[root])
+                if lowest[root] == order[root]:
+                    place = path.index(root)
+                    components.append(path[place:])
+                    on_path -= set(path[place:])
+                    del path[place:]
+    return components
+
+
+def _sort(before_of: Mapping[int, Collection[int]]) -> list[int]:
+    """Return a graph without cycles in an order in which it runs, small numbers first where possible."""
+    after: dict[int, list[int]] = defaultdict(list)
+    missing = {number: len(before) for number, before in before_of.items()}
+    for number, before in before_of.items():
+        for other in before:
+            after[other].append(number)
+    ready = sorted(number for number, count in missing.items() if not count)
+    order = []
+    while ready:
+        number = heapq.heappop(ready)
+        order.append(number)
+        for other in after[number]:
+            missing[other] -= 1
+            if not missing[other]:
+                heapq.heappush(ready, other)
+    return order
