@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES: Final = 4 << 20
 MAX_BLOBS_BYTES: Final = 16 << 30
-_MAX_PROFILED_NODES: Final = 20_000  # onnxruntime writes 800 bytes for each, and Python reads them all at once
+_MAX_PROFILED_NODES: Final = (
+    20_000  # onnxruntime writes 800 bytes for each, and Python reads them all at once
+)
 _NODE_BYTES: Final = 150  # of the file of a graph without weights, at least
 _MIN_ROUNDS: Final = 5
 _MAX_ROUNDS: Final = 2000
@@ -41,7 +43,9 @@ _WARMUP_ROUNDS: Final = 3
 _BLOCK_S: Final = 0.05
 _QUARTER: Final = 4
 _KERNEL_SUFFIX: Final = "_kernel_time"
-_TRUNCATED_S: Final = 0.5e-6  # onnxruntime cuts times to whole microseconds, which takes half of one on average
+_TRUNCATED_S: Final = (
+    0.5e-6  # onnxruntime cuts times to whole microseconds, which takes half of one on average
+)
 
 _Seconds: TypeAlias = Annotated[float, Range(0, 86400)]
 Statistic: TypeAlias = Callable[[Sequence[float]], float]
@@ -220,9 +224,7 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
         orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds
         for run in runs * _WARMUP_ROUNDS:
             run()
-        while len(seconds[0]) < _MAX_ROUNDS and (
-            len(seconds[0]) < _MIN_ROUNDS or time.monotonic() < until_s
-        ):
+        while len(seconds[0]) < _MAX_ROUNDS and (len(seconds[0]) < _MIN_ROUNDS or time.monotonic() < until_s):
             for number in orders.permutation(len(runs)):
                 seconds[number].append(_time(runs[number]))
     return Measured(facts, tuple(_summarise(each, average) for each in seconds))
@@ -376,8 +378,7 @@ def _bind(
     if graph.inputs:
         feeds = {one.name: _read_input(one, blobs[one.blob]) for one in graph.inputs}
     else:
-        values = np.random.default_rng(0)
-        feeds = {node.name: _make_input(node, values) for node in session.get_inputs()}
+        feeds = make_inputs(session)
     names = [node.name for node in session.get_outputs()]
     # As in `OrtSession`: the compiled session under the public one.
     run = getattr(session, "_sess", session).run
@@ -392,17 +393,17 @@ def _bind(
     return call
 
 
-def _read_input(given: JobInput, blob: memoryview) -> Array:
-    dtype = DTYPES.get(given.dtype)
-    if dtype is None or int(np.prod(given.shape, dtype=object)) * dtype.itemsize != len(blob):
+def _read_input(wanted: JobInput, blob: memoryview) -> Array:
+    dtype = DTYPES.get(wanted.dtype)
+    if dtype is None or int(np.prod(wanted.shape, dtype=object)) * dtype.itemsize != len(blob):
         raise CutError(
-            f"job: input '{given.name}' is {given.dtype} {list(given.shape)}, its blob has {len(blob)} bytes"
+            f"job: input '{wanted.name}' is {wanted.dtype} {list(wanted.shape)}, its blob has"
+            f" {len(blob)} bytes"
         )
-    return np.frombuffer(blob, dtype).reshape(given.shape)
+    return np.frombuffer(blob, dtype).reshape(wanted.shape)
 
 
 def _make_input(node: Any, values: np.random.Generator) -> Array:
-    """Return values of the type of an input: between 0 and 1, and 0 where whole numbers may be indices."""
     shape = [size if isinstance(size, int) else 1 for size in node.shape]
     kind = node.type.removeprefix("tensor(").removesuffix(")")
     kind = {"float": "float32", "double": "float64"}.get(kind, kind)
@@ -410,6 +411,16 @@ def _make_input(node: Any, values: np.random.Generator) -> Array:
         raise BackendError(f"input '{node.name}' is a {node.type}, which is no plain tensor")
     made = values.random(shape) if kind.startswith("float") else np.zeros(shape)
     return np.asarray(made, dtype=DTYPES[kind])
+
+
+def make_inputs(session: "onnxruntime.InferenceSession") -> dict[str, Array]:
+    """Return values that a session can run on: between 0 and 1, and 0 where whole numbers may be indices.
+
+    Raises:
+        BackendError: an input is no plain tensor.
+    """
+    values = np.random.default_rng(0)
+    return {node.name: _make_input(node, values) for node in session.get_inputs()}
 
 
 def _read_profile(path: Path, has_quota: bool) -> tuple[NodeTiming, ...]:

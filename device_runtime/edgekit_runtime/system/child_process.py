@@ -82,12 +82,12 @@ def run_program(
     Raises:
         OSError: it cannot be started.
     """
-    with _open_unnamed() as given, _open_unnamed() as output, _open_unnamed() as errors:
-        given.writelines(sent)
-        given.flush()
-        given.seek(0)
-        process = subprocess.Popen(  # noqa: S603, TID251  # no shell; here alone
-            list(argv), stdin=given, stdout=output, stderr=errors, env=child_environment()
+    with _open_unnamed() as source, _open_unnamed() as output, _open_unnamed() as errors:
+        source.writelines(sent)
+        source.flush()
+        source.seek(0)
+        process = subprocess.Popen(  # noqa: TID251  # no shell; here alone
+            list(argv), stdin=source, stdout=output, stderr=errors, env=child_environment()
         )
         try:
             exit_code: int | None = process.wait(limit_s)

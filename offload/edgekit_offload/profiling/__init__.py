@@ -1,1 +1,1 @@
-"""Measured costs of a model: `machine` measures, `model_profile` keeps, `planning_graph` joins two machines."""
+"""Measured costs of a model: `machine` measures, `model_profile` keeps, `planning_graph` joins machines."""

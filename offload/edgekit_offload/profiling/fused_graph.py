@@ -11,13 +11,16 @@ from typing import Final
 
 import numpy as np
 import onnx
+import onnxruntime
 
 from edgekit_offload.profiling.model_profile import KernelTime
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.measure import NodeTiming
+from edgekit_runtime.remote.measure import NodeTiming, make_inputs
+from edgekit_runtime.sessions.ort import OrtOptions, make_settings
+from edgekit_runtime.tensors import Array
 
 _NCHWC_DOMAIN: Final = "com.microsoft.nchwc"
-# onnxruntime names a node of the blocked layout after the output of the node that it replaces; a number follows
+# onnxruntime names a node of the blocked layout after the output of the node that it replaces, with a number
 # where that name was taken.
 _NCHWC_NAME: Final = re.compile(r"(?P<output>.+)_nchwc(_token_\d+)?")
 _DATA_DEPENDENT_OPS: Final = frozenset({"NonZero", "NonMaxSuppression", "Unique", "Compress"})
@@ -43,7 +46,8 @@ def read_kernels(
     names = _find_own_names(model, optimised, own)
     weights = {one.name: tensor_bytes(one) for one in optimised.graph.initializer}
     weights |= {node.output[0]: 0 for node in optimised.graph.node if node.op_type == "Constant"}
-    kernels, sizes = [], {}
+    kernels: list[KernelTime] = []
+    sizes: dict[str, int] = {}
     for node, timing in zip(optimised.graph.node, _match(optimised, nodes), strict=True):
         outputs = [tensor for tensor in node.output if tensor]
         if len(outputs) == len(timing.output_bytes) and node.domain != _NCHWC_DOMAIN:
@@ -94,33 +98,40 @@ def has_subgraph(node: onnx.NodeProto) -> bool:
     return any(one.HasField("g") or len(one.graphs) > 0 for one in node.attribute)
 
 
-def infer_sizes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Return the size in bytes of every tensor whose shape ONNX can infer.
+def measure_sizes(
+    model: onnx.ModelProto,
+    tensors: Sequence[str],
+    *,
+    weights: Mapping[str, bytes | memoryview],
+    inputs: Mapping[str, Array],
+) -> dict[str, int]:
+    """Return the size in bytes of tensors, by a run on this machine.
 
     Args:
-        model: changed in place: its inputs get the shapes, and it loses its large weights.
-        shapes: input -> shape; free dimensions of other inputs are 1.
+        model: changed in place: it gets the tensors as outputs.
+        tensors: names of the model.
+        weights: location of external data -> content.
+        inputs: name -> values; where they are empty, values are made up, and free dimensions are 1.
+
+    Raises:
+        CutError: onnxruntime refused the model.
     """
-    for one in model.graph.input:
-        for axis, dimension in enumerate(one.type.tensor_type.shape.dim):
-            if one.name in shapes:
-                dimension.dim_value = shapes[one.name][axis]
-            elif not dimension.HasField("dim_value"):
-                dimension.dim_value = 1
-    for one in model.graph.output:
-        one.type.tensor_type.ClearField("shape")  # may name the dimensions that were set
-    del model.graph.value_info[:]
+    present = {one.name for one in model.graph.output}
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in present)
+    settings = make_settings(OrtOptions(optimise=False))
+    if weights:
+        files = [memoryview(content) for content in weights.values()]
+        sizes = [len(file) for file in files]
+        settings.add_external_initializers_from_files_in_memory(list(weights), files, sizes)
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    except (onnx.shape_inference.InferenceError, ValueError):  # over 2 GB, or an operator that it cannot do
-        return {}
-    sizes = {}
-    for one in (*inferred.input, *inferred.value_info, *inferred.output):
-        tensor = one.type.tensor_type
-        shape = [dimension.dim_value for dimension in tensor.shape.dim if dimension.HasField("dim_value")]
-        if tensor.elem_type and tensor.HasField("shape") and len(shape) == len(tensor.shape.dim):
-            sizes[one.name] = _count_bytes(tensor.elem_type, shape)
-    return sizes
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
+        )
+        feeds = inputs or make_inputs(session)
+        values = session.run(list(tensors), feeds)
+    except Exception as cause:  # its exceptions have no common base but this
+        raise CutError(f"the sizes of the model's tensors cannot be measured: {cause}") from cause
+    return {name: value.nbytes for name, value in zip(tensors, values, strict=True)}
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
@@ -152,7 +163,9 @@ def _match(optimised: onnx.ModelProto, nodes: Sequence[NodeTiming]) -> list[Node
     return matched
 
 
-def _find_own_names(model: onnx.ModelProto, optimised: onnx.ModelProto, own: frozenset[str]) -> dict[str, str]:
+def _find_own_names(
+    model: onnx.ModelProto, optimised: onnx.ModelProto, own: frozenset[str]
+) -> dict[str, str]:
     """Return the model's name of each tensor of the optimised graph that holds the same in another layout."""
     by_node = {node.name: node for node in model.graph.node if node.name}
     weights = {one.name for one in optimised.graph.initializer}

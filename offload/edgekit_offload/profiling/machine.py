@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 
 from edgekit_offload.emulation.cpu_quota import CpuQuota
-from edgekit_offload.profiling.fused_graph import find_obstacle, infer_sizes, read_kernels
-from edgekit_offload.profiling.model_profile import Label, ModelProfile, digest_model
+from edgekit_offload.profiling.fused_graph import find_obstacle, measure_sizes, read_kernels, tensors_of
+from edgekit_offload.profiling.model_profile import KernelTime, Label, ModelProfile, digest_model
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError, CutError
@@ -149,12 +149,15 @@ def profile_kernels(
     outputs = tuple(one.name for one in model.graph.output)
     total_s = sum(node.timing.seconds for node in measured.nodes)
     scale = whole.seconds / total_s if total_s else 0.0
-    kernels, sizes = (), {}
+    kernels: tuple[KernelTime, ...] = ()
+    sizes: dict[str, int] = {}
     if not obstacle:
         optimised = onnx.load_from_string(b64decode(measured.graph))
         kernels, sizes = read_kernels(model, optimised, measured.nodes, scale)
-        sizes = {**infer_sizes(model, {key: one.shape for key, one in graph.inputs.items()}), **sizes}
-    known = {*inputs, *(tensor for kernel in kernels for tensor in kernel.writes)}
+        own = tensors_of(model)
+        written = {tensor for kernel in kernels for tensor in kernel.writes}
+        missing = [tensor for tensor in sorted({*inputs, *written} & own) if tensor not in sizes]
+        sizes |= measure_sizes(model, missing, weights=graph.weights, inputs=graph.inputs)
     return ModelProfile(
         model=name,
         model_sha256=digest_model(graph.content),
@@ -166,7 +169,7 @@ def profile_kernels(
         scale=scale,
         inputs=inputs,
         outputs=outputs,
-        tensors={tensor: size for tensor, size in sizes.items() if tensor in known},
+        tensors=sizes,
         kernels=kernels,
         obstacle=obstacle,
     )
@@ -199,9 +202,8 @@ def _make_job(kind: str, graphs: Sequence[RunnableGraph], seconds: float) -> tup
         inputs = []
         for name, array in graph.inputs.items():
             content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            places_of_input = len(blobs)
-            blobs.append(memoryview(content))
-            inputs.append(JobInput(name, array.dtype.name, array.shape, places_of_input))
+            blobs.append(memoryview(content))  # type: ignore[arg-type]  # has the buffer protocol
+            inputs.append(JobInput(name, array.dtype.name, array.shape, len(blobs) - 1))
         weights = {location: place(content) for location, content in graph.weights.items()}
         made.append(JobGraph(place(graph.content), graph.options, weights, tuple(inputs)))
     job = Job("profile" if kind == "profile" else "time", tuple(made), tuple(map(len, blobs)), seconds)

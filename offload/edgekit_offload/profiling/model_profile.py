@@ -1,4 +1,4 @@
-"""The profile of a model on a machine: what its fused kernels take, and how large the tensors between them are.
+"""The profile of a model on a machine: times of its fused kernels, sizes of its tensors.
 
 It is a file of JSON. It says nothing of other machines, nor of links: `planning_graph` joins the profiles of
 two machines, and the planner adds the link.

@@ -169,9 +169,7 @@ class _Dataflow:
                 constants |= {number} if is_constant else set()
             else:
                 reads[number], repeated[number] = tuple(tensors), tuple(sorted(others))
-        return cls(
-            reads, repeated, {t: n for t, n in maker.items() if n in reads}, common, inputs, outputs
-        )
+        return cls(reads, repeated, {t: n for t, n in maker.items() if n in reads}, common, inputs, outputs)
 
     def group(self) -> list[list[int]]:
         """Return the nodes in groups between which all tensors are common, in an order in which they run."""
@@ -236,9 +234,7 @@ class _Dataflow:
         return [number for number in self.reads if number not in used]
 
 
-def _assign_times(
-    profile: ModelProfile, homes: Mapping[str, int], count: int
-) -> npt.NDArray[np.float64]:
+def _assign_times(profile: ModelProfile, homes: Mapping[str, int], count: int) -> npt.NDArray[np.float64]:
     """Return the time of each joined kernel on a machine: float64 [kernels].
 
     A kernel of the machine belongs where the tensor that it writes is made. If the model has no such tensor,

@@ -1,0 +1,93 @@
+"""Profiles of models: measured on this machine, joined for the planner."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels, time_models
+from edgekit_offload.profiling.model_profile import ModelProfile, read_profile, write_profile
+from edgekit_offload.profiling.planning_graph import join_profiles
+from edgekit_runtime.errors import CutError
+
+MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny"
+LOCAL = Machine.parse("local")
+
+
+@pytest.fixture(scope="module")
+def content() -> bytes:
+    return (MODELS / "mnist5k_dscnn.onnx").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def profile(content: bytes) -> ModelProfile:
+    return profile_kernels(LOCAL, RunnableGraph(content, {"threads": 1}), name="dscnn", seconds=0.2)
+
+
+def test_real_model_has_kernels_that_sum_up_to_the_whole_run(profile: ModelProfile) -> None:
+    assert len(profile.kernels) > 5
+    assert sum(kernel.seconds for kernel in profile.kernels) == pytest.approx(profile.whole_s)
+
+
+def test_joined_graph_has_a_cut_behind_every_convolution(content: bytes, profile: ModelProfile) -> None:
+    joined = join_profiles(content, [profile, profile])
+    assert len(joined.graph.kernels) >= len(profile.kernels) - 1
+    assert joined.seconds.sum(axis=0) == pytest.approx([profile.whole_s] * 2)
+    nodes = sorted(number for group in joined.nodes for number in group)
+    assert nodes == list(range(len(onnx.load_from_string(content).graph.node)))
+
+
+def test_written_profile_is_read_unchanged(tmp_path: Path, profile: ModelProfile) -> None:
+    write_profile(tmp_path / "one.profile.json", profile)
+    assert read_profile(tmp_path / "one.profile.json") == profile
+
+
+def test_profile_of_another_model_is_refused(content: bytes, profile: ModelProfile) -> None:
+    other = (MODELS / "digits_cnn.onnx").read_bytes()
+    with pytest.raises(CutError, match="of the model 'dscnn'"):
+        join_profiles(other, [profile])
+
+
+def test_profile_of_another_device_is_refused(content: bytes, profile: ModelProfile) -> None:
+    with pytest.raises(CutError, match="of the machine local, expected ssh:kitchen"):
+        join_profiles(content, [profile, profile], machines=["ssh:kitchen", None])
+
+
+def test_tensor_that_one_machine_lacks_is_no_cut(content: bytes, profile: ModelProfile) -> None:
+    joined = join_profiles(content, [profile, profile])
+    lost = joined.graph.kernels[3].writes[0]
+    kernels = tuple(
+        replace(kernel, writes=("fused",)) if lost in kernel.writes else kernel for kernel in profile.kernels
+    )
+    fewer = join_profiles(content, [profile, replace(profile, kernels=kernels)])
+    assert set(joined.graph.tensors) - set(fewer.graph.tensors) == {lost}
+    assert fewer.seconds.sum(axis=0) == pytest.approx([profile.whole_s] * 2)
+
+
+def test_graphs_with_weights_outside_are_timed_in_turn() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[2, 64] x) => (float[2, 64] y) { y = MatMul(x, w) }'
+    )
+    weight = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [64, 64], b"", raw=True)
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", "model.onnx"), ("offset", "16"), ("length", str(64 * 64 * 4))):
+        weight.external_data.add(key=key, value=value)
+    model.graph.initializer.append(weight)
+    file = bytes(16) + np.eye(64, dtype=np.float32).tobytes()
+    graph = RunnableGraph(
+        model.SerializeToString(),
+        weights={"model.onnx": file},
+        inputs={"x": np.ones((2, 64), np.float32)},
+    )
+    first, second = time_models(LOCAL, [graph, graph], seconds=0.1)
+    assert first.rounds == second.rounds >= 5
+    assert first.seconds > 0
+
+
+def test_machine_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(CutError, match="expected 'local'"):
+        Machine.parse("ssh:-oProxyCommand=true")
