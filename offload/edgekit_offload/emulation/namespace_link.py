@@ -35,8 +35,9 @@ _TCP_PAYLOAD_BYTES: Final = 1448  # of a packet, with time stamps; the rest is I
 _TUNSETIFF: Final = 0x4004_54CA
 _IFF_TUN_NO_PI: Final = 0x1001
 _QUEUE_BYTES: Final = 1 << 20  # TCP holds its own share far below; a full queue would drop packets
-_LEAST_BURST_BYTES: Final = 1600
-_BURST_S: Final = 0.002  # what `tbf` may be late
+# `tbf` lets it pass in no time, and the clock below counts it. It is never made smaller: a packet of several
+# segments that is larger than a new burst would stand at the head of the queue for ever.
+_BURST_BYTES: Final = 16_000
 _MOST_PACKETS: Final = 64  # read from one side before the other has its turn
 
 
@@ -113,11 +114,10 @@ class NamespaceLink:
             wire_bits_per_s = order[rate] * _MTU_BYTES / _TCP_PAYLOAD_BYTES
             way.bytes_per_s, way.delay_s = wire_bits_per_s / 8, order["rtt_s"] / 2
             enter_network(namespace)
-            burst_bytes = max(_LEAST_BURST_BYTES, int(way.bytes_per_s * _BURST_S))
             _run(
                 *("tc", "qdisc", "replace", "dev", _INTERFACE, "root", "handle", "1:", "tbf"),
                 *("rate", f"{round(wire_bits_per_s)}bit"),
-                *("burst", f"{burst_bytes}b", "limit", f"{_QUEUE_BYTES}b"),
+                *("burst", f"{_BURST_BYTES}b", "limit", f"{_QUEUE_BYTES}b"),
             )
 
     def relay(self, channel: socket.socket) -> None:
@@ -155,6 +155,8 @@ def _make_namespace(host: str, peer: str) -> tuple[int, int]:
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", _INTERFACE.encode(), _IFF_TUN_NO_PI))
     Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")  # its own packets would use the link
+    with contextlib.suppress(OSError):  # what most devices use; a host may have another one
+        Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("cubic")
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "address", "add", host, "peer", peer, "dev", _INTERFACE)
     _run("ip", "link", "set", _INTERFACE, "mtu", str(_MTU_BYTES), "up")
