@@ -1,0 +1,97 @@
+"""What a plan comes to: its curves, who wins where, and one or two sentences that say so."""
+
+import math
+
+from edgekit_offload.planning.result import PlanningResult, Way
+from edgekit_offload.report.latency_chart import Curve, Reach
+from edgekit_offload.report.markup import three_digits
+
+_WORTH = 1.05  # times faster than the best whole-model way, from where a split is worth a sentence
+
+
+def curves_of(result: PlanningResult, row: int) -> list[Curve]:
+    """Return a curve for each way, at one round trip of the grid."""
+    return [
+        Curve(str(number + 1), way.name, tuple(_seconds(value) for value in way.latency_ms[row]))
+        for number, way in enumerate(result.ways)
+    ]
+
+
+def _seconds(latency_ms: float) -> float:
+    return math.inf if latency_ms >= 1e15 else latency_ms / 1e3
+
+
+def reaches_of(result: PlanningResult, row: int) -> tuple[Reach, ...]:
+    """Return who wins from where to where at one round trip of the grid, in the order of bandwidth.
+
+    Neighbouring ranges meet half-way between the points of the grid.
+    """
+    grid, rtt_ms = result.bandwidths_mbit_s, result.rtts_ms[row]
+    found = []
+    for index, way in enumerate(result.ways):
+        for win in way.wins:
+            if win.rtt_ms == rtt_ms:
+                before = [one for one in grid if one < win.from_mbit_s]
+                after = [one for one in grid if one > win.to_mbit_s]
+                low = math.sqrt(before[-1] * win.from_mbit_s) if before else win.from_mbit_s
+                high = math.sqrt(after[0] * win.to_mbit_s) if after else win.to_mbit_s
+                found.append(Reach(index, low, high))
+    return tuple(sorted(found, key=lambda reach: reach.low_mbit_s))
+
+
+def decide(result: PlanningResult) -> list[str]:
+    """Return the decision at the first round trip: who wins where, and what splitting gains."""
+    if not result.ways or not result.rtts_ms or not result.bandwidths_mbit_s:
+        return ["Nothing was measured, so there is nothing to decide."]
+    reaches = reaches_of(result, 0)
+    rtt = f"At a round trip of {three_digits(result.rtts_ms[0])} ms"
+    if len(reaches) == 1:
+        action = _action(result.ways[reaches[0].curve])
+        return [f"{rtt}: {action} at every bandwidth.", _gain(result)]
+    parts = []
+    for number, reach in enumerate(reaches):
+        low, high = three_digits(_round(reach.low_mbit_s)), three_digits(_round(reach.high_mbit_s))
+        if number == 0:
+            where = f"below {high} Mbit/s"
+        elif number == len(reaches) - 1:
+            where = f"above {low}"
+        else:
+            where = f"from {low} to {high}"
+        parts.append(f"{where} {_action(result.ways[reach.curve])}")
+    return [f"{rtt}: {', '.join(parts)}.", _gain(result)]
+
+
+def _round(value: float) -> float:
+    """Two digits: the grid is no finer."""
+    return float(f"{value:.2g}")
+
+
+def _action(way: Way) -> str:
+    if way.kind == "local":
+        return "run it on the device"
+    if way.kind == "upload":
+        return f"send the input ({way.name})"
+    return f"split ({way.name})" if way.kind == "cut" else f"use the cascade ({way.name})"
+
+
+def _gain(result: PlanningResult) -> str:
+    """Return what splitting gains in latency over the best whole-model way, where it gains most."""
+    whole = [way for way in result.ways if way.kind in ("local", "upload")]
+    split = [way for way in result.ways if way.kind in ("cut", "cascade")]
+    if not split or not whole:
+        return "No split was found." if not split else ""
+    best = max(
+        (
+            min(way.latency_ms[row][column] for way in whole)
+            / min(way.latency_ms[row][column] for way in split),
+            result.bandwidths_mbit_s[column],
+            result.rtts_ms[row],
+        )
+        for row in range(len(result.rtts_ms))
+        for column in range(len(result.bandwidths_mbit_s))
+    )
+    ratio, mbit_s, rtt_ms = best
+    where = f"{three_digits(_round(mbit_s))} Mbit/s and {three_digits(rtt_ms)} ms"
+    if ratio < _WORTH:
+        return f"Splitting does not pay: at best {ratio:.2f} times the speed of the best whole-model way."
+    return f"Splitting pays up to {ratio:.2f} times over the best whole-model way, at {where}."

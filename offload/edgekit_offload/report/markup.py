@@ -1,0 +1,150 @@
+"""HTML and SVG elements that escape whatever is not markup already, and figures as readers want them.
+
+Not a template engine: one function builds one element.
+"""
+
+import base64
+import hashlib
+import html
+import math
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+_VOID = frozenset({"meta", "link"})
+_KILO = 1000.0
+
+
+class Markup(str):
+    """Text that is HTML already; only `el` and `join` make it from foreign text."""
+
+    __slots__ = ()
+
+
+def clean(text: str) -> str:
+    """Return the text without characters that act instead of being shown, such as control characters."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("\ufffd" if unicodedata.category(char) in {"Cc", "Cf", "Cs"} else char for char in text)
+
+
+def join(*parts: str | None) -> Markup:
+    """Return parts in a row, each escaped unless it is markup; None is left out."""
+    return Markup(
+        "".join(
+            part if isinstance(part, Markup) else html.escape(clean(part), quote=True)
+            for part in parts
+            if part is not None
+        )
+    )
+
+
+def el(tag: str, *children: str | None, **attributes: str | float | None) -> Markup:
+    """Return one element.
+
+    Args:
+        tag: element name, from our code only.
+        children: markup as it is, other text escaped, None left out.
+        attributes: `class_` stands for class and `aria_hidden` for aria-hidden; None leaves one out, numbers
+            are written with at most two decimals.
+    """
+    written = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    if tag in _VOID:
+        return Markup(f"<{tag}{written}>")
+    return Markup(f"<{tag}{written}>{join(*children)}</{tag}>")
+
+
+def _attribute(value: str | float) -> str:
+    if isinstance(value, str):
+        return join(value)
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def section(title: str, *children: str | None, key: str, intro: str | None = None) -> Markup:
+    """Return a section with its heading and a line under it."""
+    lead = None if intro is None else el("p", intro, class_="intro")
+    return el("section", el("h2", title, id=key), lead, *children, aria_labelledby=key)
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Markup], *, numeric: frozenset[int] = frozenset(), caption: str
+) -> Markup:
+    """Return a table that scrolls sideways in itself on narrow screens.
+
+    Args:
+        head: column headings.
+        rows: finished `tr` elements.
+        numeric: indices of the columns whose headings stand right, above numbers.
+        caption: caption for screen readers.
+    """
+    cells = [
+        el("th", title, scope="col", class_="n" if index in numeric else None)
+        for index, title in enumerate(head)
+    ]
+    inner = el("table", el("caption", caption), el("thead", el("tr", *cells)), el("tbody", *rows))
+    return el("div", inner, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def render_document(title: str, style: str, *body: str | None, script: str = "") -> str:
+    """Return a page that holds everything it needs, and is allowed nothing else.
+
+    Args:
+        title: of the page.
+        style: the style sheet, ours.
+        body: what stands in `main`.
+        script: ours; it may ask the server that the page came from.
+    """
+    allowed = f"style-src 'sha256-{_digest(style)}'"
+    if script:
+        allowed += f"; script-src 'sha256-{_digest(script)}'; connect-src 'self'"
+    policy = f"default-src 'none'; {allowed}; img-src data:; base-uri 'none'; form-action 'none'"
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        # Even a fault in the escaping could load or run nothing.
+        el("meta", http_equiv="Content-Security-Policy", content=policy),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        el("meta", name="referrer", content="no-referrer"),
+        # An empty icon of our own keeps browsers from asking the server for one.
+        el("link", rel="icon", href="data:,"),
+        el("title", title),
+        el("style", Markup(style)),
+    )
+    scripts = el("script", Markup(script)) if script else None
+    page = el("html", head, el("body", el("main", *body), scripts), lang="en")
+    return join(Markup("<!doctype html>\n"), page, "\n")
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def show_ms(seconds: float) -> str:
+    """Return a latency, such as `1.24 ms` or `2.1 s`; `none` where there is none."""
+    if not math.isfinite(seconds):
+        return "none"
+    return f"{three_digits(seconds)} s" if seconds >= 1 else f"{three_digits(_KILO * seconds)} ms"
+
+
+def show_bytes(size_bytes: float) -> str:
+    """Return a size, such as `602 kB`."""
+    if size_bytes < _KILO:
+        return f"{size_bytes:.0f} bytes"
+    for unit in ("kB", "MB"):
+        size_bytes /= _KILO
+        if size_bytes < _KILO or unit == "MB":
+            break
+    return f"{three_digits(size_bytes)} {unit}"
+
+
+def three_digits(value: float) -> str:
+    """Return a number with three digits where it has a fraction, without an exponent."""
+    if value == 0:
+        return "0"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{min(decimals, 6)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

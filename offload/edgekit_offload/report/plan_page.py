@@ -1,0 +1,362 @@
+"""A plan as one HTML page: the decision, the chart, the table, each cut, and how everything was measured.
+
+The page has no script and asks for nothing: round trips are chosen by radio buttons, values are shown by
+hover and focus, in style alone.
+"""
+
+import math
+from collections.abc import Sequence
+from importlib import resources
+from typing import Final
+
+from edgekit_offload.planning.result import Certificate, Label, PlanningResult, Way
+from edgekit_offload.report.decision import curves_of, decide, reaches_of
+from edgekit_offload.report.latency_chart import Curve, Reach, colors_of, latency_chart
+from edgekit_offload.report.markup import (
+    Markup,
+    el,
+    join,
+    render_document,
+    section,
+    show_bytes,
+    show_ms,
+    table,
+    three_digits,
+)
+
+_NONE: Final = "-"
+_MOST_COLUMNS: Final = 7
+_PROOFS: Final = {
+    "enumerated": "all placements were tried",
+    "dual": "a checked solution of the dual program",
+    "solver": "the bound of the search",
+}
+_MEANING: Final = {
+    "measured": "run as it is, on the machines named",
+    "emulated": "run on this machine made slower, or over an emulated link",
+    "modelled": "summed up from measured kernels, not run",
+}
+_RIBBON: Final = {
+    "latency": "The ribbon shows the fastest way.",
+    "energy": "The ribbon shows the way that takes the device the least energy.",
+    "throughput": "The ribbon shows the way with the most requests per second.",
+    "capacity": "The ribbon shows the way that lets a server carry the most devices.",
+}
+_KINDS: Final = {
+    "local": "all on the device",
+    "upload": "all on the server",
+    "cut": "split",
+    "cascade": "cascade",
+}
+
+
+def page_style() -> str:
+    """Return the style sheet that pages of offload share."""
+    return resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+
+
+def render_plan_page(result: PlanningResult) -> str:
+    """Return the page."""
+    return render_document(
+        f"{result.model}: offload plan",
+        page_style(),
+        _heading(result),
+        _warnings(result),
+        _verdict(result),
+        _charts(result),
+        _ways(result),
+        _cuts(result),
+        _tiers(result),
+        _refusals(result),
+        _origin(result),
+    )
+
+
+def badge(label: Label) -> Markup:
+    """Return the visible origin of figures."""
+    return el("span", el("b", label), class_=f"badge {label}", title=f"{label}: {_MEANING[label]}")
+
+
+def _heading(result: PlanningResult) -> Markup:
+    return el(
+        "header",
+        el("p", "edgekit offload · plan", class_="kicker"),
+        el("h1", result.model),
+        el("p", el("b", result.device.name), " and ", el("b", result.server.name), class_="meta"),
+    )
+
+
+def _warnings(result: PlanningResult) -> Markup | None:
+    if not result.warnings:
+        return None
+    title = "1 warning" if len(result.warnings) == 1 else f"{len(result.warnings)} warnings"
+    items = [el("li", text) for text in result.warnings]
+    return el("section", el("h2", f"⚠ {title}", id="warnings"), el("ul", *items), class_="warnings")
+
+
+def _verdict(result: PlanningResult) -> Markup:
+    items = [el("li", text) for text in result.sentences]
+    return el(
+        "section",
+        el("h2", "Decision", id="verdict"),
+        *(
+            el("p", text, class_="headline" if number == 0 else None)
+            for number, text in enumerate(decide(result))
+        ),
+        el("ul", *items) if items else None,
+        class_="verdict",
+    )
+
+
+def _charts(result: PlanningResult) -> Markup:
+    """Return a chart and a table for each round trip, one of which is shown."""
+    if not result.ways or not result.rtts_ms or not result.bandwidths_mbit_s:
+        return section("Latency", el("p", "No way was measured.", class_="empty"), key="latency")
+    buttons, labels, panels = [], [], []
+    for row, rtt_ms in enumerate(result.rtts_ms):
+        checked = "" if row == 0 else None
+        buttons.append(
+            el("input", type="radio", name="rtt", id=f"rtt{row}", class_=f"pick pick{row}", checked=checked)
+        )
+        labels.append(el("label", f"{three_digits(rtt_ms)} ms", for_=f"rtt{row}", class_=f"to{row}"))
+        panels.append(_panel(result, row))
+    choice = el("p", el("span", "Round trip"), *labels, class_="choice") if len(labels) > 1 else None
+    intro = f"Lower is better. {_RIBBON[result.objective]}"
+    hint = el("p", "Point at the chart, or step through it with Tab, to see values.", class_="note")
+    return section("Latency of one request", *buttons, choice, *panels, hint, key="latency", intro=intro)
+
+
+def _panel(result: PlanningResult, row: int) -> Markup:
+    curves, reaches = curves_of(result, row), reaches_of(result, row)
+    rtt = f"{three_digits(result.rtts_ms[row])} ms"
+    return el(
+        "div",
+        el("h3", f"At a round trip of {rtt}"),
+        latency_chart(result.bandwidths_mbit_s, curves, reaches, key=f"chart{row}"),
+        _key(curves, reaches),
+        _latency_table(result, curves, rtt),
+        class_=f"panel panel{row}",
+    )
+
+
+def _key(curves: Sequence[Curve], reaches: Sequence[Reach]) -> Markup:
+    colors = colors_of(reaches)
+    entries = [
+        el(
+            "span",
+            el("i", curve.tag, class_=f"swatch {'other' if index not in colors else f'way{colors[index]}'}"),
+            curve.name,
+        )
+        for index, curve in enumerate(curves)
+    ]
+    return el("p", *entries, class_="key")
+
+
+def _latency_table(result: PlanningResult, curves: Sequence[Curve], rtt: str) -> Markup:
+    count = len(result.bandwidths_mbit_s)
+    shown = min(count, _MOST_COLUMNS)
+    columns = sorted({round(number * (count - 1) / max(shown - 1, 1)) for number in range(shown)})
+    rows = []
+    for curve in curves:
+        cells = [
+            el(
+                "td",
+                show_ms(curve.seconds[at]),
+                class_="n best" if curve.seconds[at] <= min(one.seconds[at] for one in curves) else "n",
+            )
+            for at in columns
+        ]
+        rows.append(el("tr", el("th", f"{curve.tag} · {curve.name}", scope="row", class_="name"), *cells))
+    head = ("Way", *(f"{three_digits(result.bandwidths_mbit_s[at])} Mbit/s" for at in columns))
+    numeric = frozenset(range(1, len(head)))
+    return table(head, rows, numeric=numeric, caption=f"Latency at a round trip of {rtt}")
+
+
+def _ways(result: PlanningResult) -> Markup | None:
+    if not result.ways:
+        return None
+    head = ("Way", "", "Device", "Server", "Sent", "Received", "Accuracy", "Leakage", "Origin", "Best")
+    rows = [_way_row(result, number, way) for number, way in enumerate(result.ways)]
+    note = el(
+        "p",
+        "Sent and received: bodies of a request, the mean of the samples. Accuracy: change against the "
+        "whole model. Leakage: PSNR at which an attacker rebuilt the input from what is sent. It is a lower "
+        "bound: a better attack recovers more.",
+        class_="note",
+    )
+    grid = table(head, rows, numeric=frozenset(range(2, 8)), caption="Every way to run the model")
+    return section("Every way", grid, note, key="ways")
+
+
+def _way_row(result: PlanningResult, number: int, way: Way) -> Markup:
+    costs, is_local = way.plan.costs, way.kind == "local"
+    return el(
+        "tr",
+        el("th", f"{number + 1} · {way.name}", scope="row", class_="name"),
+        el("td", _KINDS[way.kind], class_="kind"),
+        el("td", show_ms(costs.device_s), class_="n"),
+        el("td", _NONE if is_local else show_ms(costs.server_s), class_="n"),
+        el("td", _NONE if is_local else show_bytes(costs.upload_bytes), class_="n"),
+        el("td", _NONE if is_local else show_bytes(costs.download_bytes), class_="n"),
+        el("td", show_accuracy_change(way.plan.accuracy_change), class_="n"),
+        el("td", _NONE if is_local else _show_leakage(way.plan.leakage_db), class_="n"),
+        el("td", badge(way.label)),
+        el("td", _where_best(result, way), class_="where"),
+        class_="chosen" if way.wins else None,
+    )
+
+
+def _where_best(result: PlanningResult, way: Way) -> str:
+    """Return where a way is the best one, at the first round trip where it is."""
+    for rtt_ms in result.rtts_ms:
+        found = [win for win in way.wins if win.rtt_ms == rtt_ms]
+        if found:
+            ranges = " and ".join(
+                f"{three_digits(win.from_mbit_s)} to {three_digits(win.to_mbit_s)}" for win in found
+            )
+            return f"{ranges} Mbit/s at {three_digits(rtt_ms)} ms"
+    return "under load" if way.in_table else "nowhere"
+
+
+def show_accuracy_change(change: float | None) -> str:
+    """Return a change of accuracy in points."""
+    if change is None:
+        return "not known"
+    return "none" if change == 0 else f"{100 * change:+.2f} points"
+
+
+def _show_leakage(leakage_db: float | None) -> str:
+    return "not measured" if leakage_db is None else f"≥ {leakage_db:.0f} dB"
+
+
+def _cuts(result: PlanningResult) -> Markup | None:
+    found = [(number, way) for number, way in enumerate(result.ways) if way.kind in ("cut", "cascade")]
+    if not found:
+        return None
+    cards = [_cut(result, number, way) for number, way in found]
+    return section("Cuts", el("div", *cards, class_="cards"), key="cuts")
+
+
+def _cut(result: PlanningResult, number: int, way: Way) -> Markup:
+    costs = way.plan.costs
+    sent = [
+        f"{tensor.name} as {tensor.coding}, {show_bytes(tensor.raw_bytes)} → {show_bytes(tensor.sent_bytes)}"
+        for tensor in way.sent
+    ]
+    facts = [
+        ("Sent", "; ".join(sent) or "nothing"),
+        ("Leakage (lower bound)", _show_leakage(way.plan.leakage_db)),
+        ("Accuracy change", show_accuracy_change(way.plan.accuracy_change)),
+        ("Proof", _show_certificate(way.certificate)),
+        (
+            "On the device",
+            "not known" if way.device_bytes is None else f"{show_bytes(way.device_bytes)}, modelled",
+        ),
+    ]
+    pairs = [join(el("dt", term), el("dd", text)) for term, text in facts]
+    return el(
+        "article",
+        el("h3", f"{number + 1} · {way.name} ", badge(way.label)),
+        None if way.explanation == "" else el("p", way.explanation),
+        _strip("Kernels", way.kernels_on_device, result.kernels - way.kernels_on_device, "{:.0f}")
+        if way.kind == "cut"
+        else None,
+        _strip("Time", 1e3 * costs.device_s, 1e3 * costs.server_s, "{:.3g} ms"),
+        el("dl", *pairs, class_="facts"),
+        class_="card",
+    )
+
+
+def _strip(title: str, on_device: float, on_server: float, form: str) -> Markup | None:
+    """Return a bar with the parts of device and server."""
+    total = on_device + on_server
+    if not (math.isfinite(total) and total > 0 and on_device >= 0 and on_server >= 0):
+        return None
+    share = 100 * on_device / total
+    words = f"{form.format(on_device)} device, {form.format(on_server)} server"
+    drawing = el(
+        "svg",
+        el("rect", width=100, height=10, class_="server"),
+        el("rect", width=share, height=10, class_="device"),
+        viewBox="0 0 100 10",
+        preserveAspectRatio="none",
+        class_="strip",
+        aria_hidden="true",
+    )
+    return el("p", el("span", title), drawing, el("span", words), class_="part")
+
+
+def _show_certificate(certificate: Certificate | None) -> str:
+    if certificate is None:
+        return "none"
+    tried = f" ({certificate.placements:,})" if certificate.placements else ""
+    how = f"{_PROOFS.get(certificate.proof, certificate.proof)}{tried}"
+    gap = (
+        "nothing costs less"
+        if certificate.gap <= 0
+        else f"at most {100 * certificate.gap:.2g} % above the best"
+    )
+    where = f"{three_digits(certificate.bandwidth_mbit_s)} Mbit/s and {three_digits(certificate.rtt_ms)} ms"
+    return f"{how}: {gap} in the model of costs, at {where}"
+
+
+def _tiers(result: PlanningResult) -> Markup | None:
+    if not result.tiers:
+        return None
+    rows = [
+        el(
+            "tr",
+            el("th", " / ".join(three_digits(one) for one in tier.bandwidths_mbit_s), scope="row"),
+            el("td", " / ".join(three_digits(one) for one in tier.rtts_ms), class_="n"),
+            el("td", " / ".join(map(str, tier.kernels)), class_="n"),
+            el(
+                "td",
+                " / ".join(
+                    show_bytes(sum(one.sent_bytes for one in link)) if link else "nothing"
+                    for link in tier.sent
+                ),
+                class_="n",
+            ),
+            el("td", show_ms(tier.total_ms / 1e3), class_="n"),
+            el("td", _show_certificate(tier.certificate), class_="words"),
+        )
+        for tier in result.tiers
+    ]
+    head = ("Bandwidths (Mbit/s)", "Round trips (ms)", "Kernels on each tier", "Sent", "Latency", "Proof")
+    grid = table(head, rows, numeric=frozenset(range(1, 5)), caption="Placements on three tiers")
+    return section("Three tiers", grid, key="tiers", intro="Device, edge and cloud; modelled.")
+
+
+def _refusals(result: PlanningResult) -> Markup | None:
+    if not result.refusals:
+        return None
+    rows = [
+        el("tr", el("th", one.name, scope="row", class_="name"), el("td", one.reason, class_="words"))
+        for one in result.refusals
+    ]
+    return section("Not offered", table(("Way", "Reason"), rows, caption="Ways not offered"), key="refusals")
+
+
+def _origin(result: PlanningResult) -> Markup:
+    facts: list[tuple[str, str | None]] = [
+        ("Model", join(el("b", result.model), " ", el("code", result.model_sha256))),
+        ("Device", join(result.device.name, " ", badge(result.device.label))),
+        ("Server", join(result.server.name, " ", badge(result.server.label))),
+        ("Minimised", f"{result.objective}, in {result.unit}"),
+        ("Samples", f"{result.samples:,}"),
+        ("Kernels", f"{result.kernels:,}" if result.kernels else "none: the model cannot be cut"),
+    ]
+    pairs = [join(el("dt", term), el("dd", text)) for term, text in facts]
+    labels: tuple[Label, ...] = ("measured", "emulated", "modelled")
+    legend = [el("p", badge(label), f" {_MEANING[label]}") for label in labels]
+    note = (
+        "Latency is the time of device and server plus the link as a model of TCP has it (slow start, no "
+        "loss), on unloaded machines."
+    )
+    return section(
+        "How it was measured",
+        el("dl", *pairs, class_="facts"),
+        el("p", note),
+        el("div", *legend, class_="legend"),
+        key="origin",
+    )

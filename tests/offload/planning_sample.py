@@ -1,0 +1,175 @@
+"""A made-up result of planning, for tests of what shows it: seven ways, three round trips, all sections."""
+
+from dataclasses import replace
+
+from edgekit_offload.planning.result import (
+    Certificate,
+    Kind,
+    PlannedMachine,
+    PlanningResult,
+    Refusal,
+    SentTensor,
+    TierPlan,
+    Way,
+    WinRange,
+)
+from edgekit_runtime.remote.cut_table import CutTable, Escalation, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+
+BANDWIDTHS = tuple(round(100 ** (index / 20), 3) for index in range(21))
+RTTS = (5.0, 20.0, 100.0)
+HOSTILE = "</script><script>alert('1')</script><b>\"\u202e\x1b[31m&amp; ünïcode 模型"
+
+
+def _plans() -> list[tuple[Kind, OffloadPlan]]:
+    def costs(device_s: float, server_s: float = 0.0, upload: float = 0.0) -> PlanCosts:
+        return PlanCosts(device_s, server_s, upload, 4000.0 if upload else 0.0, is_measured=True)
+
+    return [
+        ("local", OffloadPlan("local", costs(0.1))),
+        ("upload", OffloadPlan("raw", costs(0.0, 0.02, 602_112), tail="whole")),
+        ("upload", OffloadPlan("uint8", costs(0.001, 0.02, 150_528), tail="whole")),
+        (
+            "upload",
+            OffloadPlan(
+                "jpeg:90",
+                costs(0.004, 0.021, 21_000),
+                tail="whole",
+                media={"image": "jpeg:90"},
+                accuracy_change=-0.0015,
+                leakage_db=38.0,
+            ),
+        ),
+        (
+            "cut",
+            OffloadPlan(
+                "cut3-int8",
+                costs(0.04, 0.012, 2_000),
+                head="c.head",
+                tail="c.tail",
+                accuracy_change=0.0,
+                leakage_db=20.5,
+            ),
+        ),
+        ("cut", OffloadPlan("cut5-int4", costs(0.07, 0.004, 800), head="d.head", tail="d.tail")),
+        (
+            "cascade",
+            OffloadPlan(
+                "cascade",
+                costs(0.03, 0.02, 21_000),
+                head="e.head",
+                tail="whole",
+                escalation=Escalation("logits", 0.4, 0.9),
+            ),
+        ),
+    ]
+
+
+def _wins(latency: list[list[list[float]]], index: int) -> tuple[WinRange, ...]:
+    found: list[WinRange] = []
+    for row, rtt_ms in enumerate(RTTS):
+        for column, mbit_s in enumerate(BANDWIDTHS):
+            if min(range(len(latency)), key=lambda other: latency[other][row][column]) != index:
+                continue
+            last = found[-1] if found else None
+            if column and last and last.rtt_ms == rtt_ms and last.to_mbit_s == BANDWIDTHS[column - 1]:
+                found[-1] = replace(last, to_mbit_s=mbit_s)
+            else:
+                found.append(WinRange(rtt_ms, mbit_s, mbit_s))
+    return tuple(found)
+
+
+def sample() -> PlanningResult:
+    """Return a result with every section of the page."""
+    plans = _plans()
+    latency = [
+        [
+            [1e3 * predict_s(plan, Conditions(LinkState(b * 1e6, b * 1e6, rtt / 1e3))) for b in BANDWIDTHS]
+            for rtt in RTTS
+        ]
+        for _, plan in plans
+    ]
+    certificate = Certificate("enumerated", 0.08, 0.08, 0.0, 4120, 12.0, 5.0)
+    ways = []
+    for index, (kind, plan) in enumerate(plans):
+        rows, wins = tuple(map(tuple, latency[index])), _wins(latency, index)
+        coding = plan.name.partition("-")[2] or plan.name
+        ways.append(
+            Way(
+                kind,
+                plan,
+                "emulated" if index != 5 else "modelled",
+                (SentTensor("relu_3", coding, 602_112.0, plan.costs.upload_bytes),) if plan.tail else (),
+                rows,
+                rows,
+                wins,
+                in_table=bool(wins),
+                kernels_on_device=11 if kind == "cut" else 0,
+                certificate=certificate if kind == "cut" else None,
+            )
+        )
+    tier = TierPlan(
+        (20.0, 100.0),
+        (5.0, 30.0),
+        (4, 10, 13),
+        ((SentTensor("a", "int8", 100.0, 60.0),), ()),
+        (10.0, 20.0, 5.0),
+        55.0,
+        Certificate("dual", 0.055, 0.0549, 0.001, 0, 20.0, 5.0),
+    )
+    return PlanningResult(
+        "sample.onnx",
+        "ab" * 32,
+        "latency",
+        "ms",
+        PlannedMachine("this machine at 20 % of a core", "emulated"),
+        PlannedMachine("this machine", "measured"),
+        BANDWIDTHS,
+        RTTS,
+        tuple(ways),
+        CutTable(tuple(way.plan for way in ways)),
+        refusals=(Refusal("opus", "the input is no audio"),),
+        warnings=("The profile is 9 days old.",),
+        sentences=("Offloading pays above 6 Mbit/s.",),
+        kernels=27,
+        samples=64,
+        tiers=(tier,),
+    )
+
+
+def hostile() -> PlanningResult:
+    """Return a result in which every foreign text is an attack."""
+    plain = sample()
+    ways = tuple(
+        replace(
+            way,
+            plan=replace(way.plan, name=way.name if way.name == "local" else f"{HOSTILE}{number}"),
+            sent=tuple(replace(tensor, name=HOSTILE, coding=HOSTILE) for tensor in way.sent),
+            explanation=HOSTILE,
+        )
+        for number, way in enumerate(plain.ways)
+    )
+    return replace(
+        plain,
+        model=HOSTILE,
+        model_sha256=HOSTILE,
+        unit=HOSTILE,
+        device=PlannedMachine(HOSTILE, "measured"),
+        server=PlannedMachine(HOSTILE, "measured"),
+        ways=ways,
+        refusals=(Refusal(HOSTILE, HOSTILE),),
+        warnings=(HOSTILE,),
+        sentences=(HOSTILE,),
+    )
+
+
+def without_ways() -> PlanningResult:
+    """Return a result of a model for which nothing could be measured."""
+    return replace(sample(), ways=(), refusals=(), warnings=(), sentences=(), kernels=0, tiers=())
+
+
+def only_local() -> PlanningResult:
+    """Return a result with one way, at one bandwidth and one round trip."""
+    plain = sample()
+    way = replace(plain.ways[0], latency_ms=((100.0,),), score=((100.0,),), wins=(WinRange(20.0, 5.0, 5.0),))
+    return replace(plain, ways=(way,), bandwidths_mbit_s=(5.0,), rtts_ms=(20.0,), tiers=())
