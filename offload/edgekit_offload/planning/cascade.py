@@ -1,0 +1,205 @@
+"""The threshold of a confidence cascade: when a small model answers by itself, and when it asks the server.
+
+The threshold is chosen on one half of the samples. The other half, which the choice has not seen, confirms
+that the cascade agrees with the large model as often as asked. Where that or the time does not work out, the
+cascade is refused with the reason.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.remote.cut_table import Escalation
+
+_BISECTIONS: Final = 60  # of a probability: below the precision of a float
+_SPARE_DEVIATIONS: Final = (
+    2  # fewer errors in the half that chooses, so that the other half confirms as a rule
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cascade:
+    """A cascade that agrees with the large model as often as asked.
+
+    Attributes:
+        escalation: the threshold, and the share of the confirming samples that go to the server.
+        agreement: share of the confirming samples with the answer of the large model.
+        least_agreement: with `confidence`, the true agreement is at least this.
+        confidence: that the bound holds, such as 0.95.
+        samples: how many samples confirmed it.
+    """
+
+    escalation: Escalation
+    agreement: float
+    least_agreement: float
+    confidence: float
+    samples: int
+
+    def expected_s(self, small_s: float, remote_s: float) -> float:
+        """Return the mean latency: each request runs the small model, and a share of them goes on."""
+        return small_s + self.escalation.share * remote_s
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeRefusal:
+    """Why a cascade is no plan, in one sentence."""
+
+    reason: str
+
+
+def choose_threshold(
+    small: ArrayLike,
+    large: ArrayLike,
+    output: str,
+    *,
+    least_agreement: float,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Cascade | CascadeRefusal:
+    """Return the cascade that escalates least among those that agree with the large model often enough.
+
+    Args:
+        small: scores [samples, classes] of the model on the device; size-1 axes between the two are ignored.
+        large: the same of the model on the server, for the same samples and classes.
+        output: name of the output of the small model that holds the scores.
+        least_agreement: share of requests that must get the large model's answer, above 0 and below 1.
+        confidence: that the true agreement is not below that, although it is measured on samples.
+        seed: of the halves.
+
+    Raises:
+        CutError: the scores do not belong together, hold NaN, or an asked share is not between 0 and 1.
+    """
+    if not (0 < least_agreement < 1 and 0 < confidence < 1):
+        raise CutError(
+            f"cascade: asked for an agreement of {least_agreement:g} with a confidence of {confidence:g}; "
+            "expected both above 0 and below 1"
+        )
+    scores, reference = _scores(small, "small"), _scores(large, "large")
+    if scores.shape != reference.shape:
+        raise CutError(
+            f"cascade: the small model has scores {list(scores.shape)}, the large one "
+            f"{list(reference.shape)}; pass the same samples and the same classes of both"
+        )
+    order = np.random.default_rng(seed).permutation(len(scores))
+    half = len(order) // 2
+    largest_error = 1 - least_agreement
+    allowed = _allowed(half, largest_error, confidence)
+    if allowed < 0:
+        needed = 2 * math.ceil(math.log(1 - confidence) / math.log(least_agreement))
+        return CascadeRefusal(
+            f"{len(order)} samples cannot confirm an agreement of {least_agreement:.1%} at a confidence of "
+            f"{confidence:.0%}: at least {needed} are needed, and more where the models differ."
+        )
+    top = np.partition(scores, -2, axis=1)
+    margins = top[:, -1] - top[:, -2]
+    is_wrong = scores.argmax(axis=1) != reference.argmax(axis=1)
+    spare = _SPARE_DEVIATIONS * math.sqrt(allowed)
+    chosen = _threshold(margins[order[:half]], is_wrong[order[:half]], int(max(allowed - spare, 0)))
+    if chosen is None:
+        return CascadeRefusal(
+            "The small model differs from the large one also where it is most sure, so no threshold gives an "
+            f"agreement of {least_agreement:.1%}."
+        )
+    margins, is_wrong = margins[order[half:]], is_wrong[order[half:]]
+    count, errors = len(margins), int((is_wrong & (margins >= chosen)).sum())
+    if errors > _allowed(count, largest_error, confidence):
+        return CascadeRefusal(
+            f"The threshold did not stand its test on {count} other samples: the cascade agrees with the "
+            f"large model on {1 - errors / count:.1%} of them, which does not confirm {least_agreement:.1%}."
+        )
+    return Cascade(
+        escalation=Escalation(output, chosen, float((margins < chosen).mean())),
+        agreement=1 - errors / count,
+        least_agreement=1 - _largest_rate(errors, count, confidence),
+        confidence=confidence,
+        samples=count,
+    )
+
+
+def refuse_slow(cascade: Cascade, small_s: float, remote_s: float, best_s: float) -> CascadeRefusal | None:
+    """Return why a cascade does not pay, or None if it does.
+
+    Args:
+        cascade: what `choose_threshold` returned.
+        small_s: latency of the small model on the device, seconds.
+        remote_s: what a request that is escalated takes beyond that: link and large model, seconds.
+        best_s: latency of the best way without a cascade, seconds.
+    """
+    expected_s = cascade.expected_s(small_s, remote_s)
+    if expected_s < best_s:
+        return None
+    share = max((best_s - small_s) / remote_s, 0.0) if remote_s > 0 else 0.0
+    return CascadeRefusal(
+        f"The cascade sends {cascade.escalation.share:.0%} of the requests to the server and takes "
+        f"{expected_s * 1e3:.1f} ms on average, the best other way {best_s * 1e3:.1f} ms; it pays only below "
+        f"{share:.0%}."
+    )
+
+
+def _threshold(margins: NDArray[np.float64], is_wrong: NDArray[np.bool_], allowed: int) -> float | None:
+    """Return the smallest margin from which on at most `allowed` answers are wrong; None if there is none."""
+    order = np.argsort(-margins, kind="stable")
+    errors, sorted_margins = np.cumsum(is_wrong[order]), margins[order]
+    is_last = np.append(sorted_margins[1:] != sorted_margins[:-1], True)  # equal margins are taken together
+    possible = sorted_margins[is_last & (errors <= allowed)]
+    return float(possible[-1]) if len(possible) else None
+
+
+def _allowed(count: int, largest_rate: float, confidence: float) -> int:
+    """Return how many errors among `count` samples still confirm a rate; -1 if not even none do."""
+    low, high = -1, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _largest_rate(middle, count, confidence) <= largest_rate:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _largest_rate(errors: int, count: int, confidence: float) -> float:
+    """Return the upper bound of the true rate of errors, of which `errors` were found in `count` samples.
+
+    Source: Clopper, Pearson, "The use of confidence or fiducial limits", Biometrika 26, 1934; one-sided.
+    """
+    if errors >= count:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _at_most(errors, count, middle) > 1 - confidence else (low, middle)
+    return high
+
+
+def _at_most(errors: int, count: int, rate: float) -> float:
+    """Return the probability of at most `errors` errors in `count` samples at a true rate."""
+    logs = (
+        math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+        + k * math.log(rate) + (count - k) * math.log1p(-rate)
+        for k in range(errors + 1)
+    )  # fmt: skip
+    return math.fsum(math.exp(log) for log in logs)
+
+
+def _scores(array: ArrayLike, which: str) -> NDArray[np.float64]:
+    """Return the scores as float64 [samples, classes]."""
+    values = np.asarray(array)
+    shape = values.shape
+    if (
+        len(shape) < 2
+        or shape[-1] < 2
+        or values.size != shape[0] * shape[-1]
+        or values.dtype.kind not in "iuf"
+    ):
+        raise CutError(
+            f"cascade: the scores of the {which} model are {values.dtype} {list(shape)}; expected numbers "
+            "[samples, classes] with at least 2 classes; a cascade needs a classifier"
+        )
+    rows = values.reshape(shape[0], shape[-1]).astype(np.float64)
+    if not np.isfinite(rows).all():
+        raise CutError(f"cascade: the scores of the {which} model hold NaN or infinity; pass finite scores")
+    return rows

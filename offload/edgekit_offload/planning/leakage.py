@@ -1,0 +1,201 @@
+"""How much of a model's input can be read out of what a cut sends: a lower bound, found by attacking it.
+
+The attacker is linear and knows some inputs with what was sent for them. He either fits ridge regression from
+everything that is sent to the input, or takes for each value of the input the one sent value that varies most
+like it. Stronger attackers exist, so the true leakage is at least what is measured here. A low figure is no
+proof of secrecy.
+
+Source: Hoerl, Kennard, "Ridge regression", Technometrics 12, 1970; solved in its dual form.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from edgekit_runtime.errors import CutError
+
+MAX_SAMPLES: Final = 2000
+MAX_VALUES: Final = 2048  # of an input that are rebuilt: a sample of them, whose mean error is that of all
+MAX_FEATURES: Final = (
+    16_384  # of what is sent; more are added up in random groups, which weakens the attacker
+)
+MAX_DB: Final = 100.0  # what counts as rebuilt exactly
+_LEAST_SAMPLES: Final = 20
+_MATCH_SAMPLES: Final = 256  # to find the sent value that is most like a wanted one; its fit takes all
+_STRENGTHS: Final = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the ridge, as shares of the mean variance
+_HELD_OUT_SHARE: Final = 0.2
+_CHOICE_SHARE: Final = 0.1  # of the samples, to choose the attack; the figure comes from others
+
+_MEAN, _COPY = "mean", "copy"  # attacks beside the ridge: the mean input; the sent value that is most alike
+
+_Floats: TypeAlias = NDArray[np.float32]
+_Rows: TypeAlias = NDArray[np.generic]  # [samples, values] of any real type
+_Order: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Leakage:
+    """What the attacker recovered of inputs that he did not know.
+
+    Attributes:
+        lower_bound_db: PSNR of the rebuilt inputs, at most `MAX_DB`. An attacker may do better than this.
+        mean_db: PSNR of the mean input, which needs nothing of what is sent. If the two are equal, the
+            attacker found nothing.
+        known_samples: how many inputs he knew. More of them raise the bound.
+        held_out_samples: how many inputs the figures come from.
+    """
+
+    lower_bound_db: float
+    mean_db: float
+    known_samples: int
+    held_out_samples: int
+
+
+def measure_leakage(inputs: ArrayLike, sent: Sequence[ArrayLike], *, seed: int = 0) -> Leakage:
+    """Return how well a linear attacker rebuilds the input from what a cut sends.
+
+    Time and memory are bounded by `MAX_SAMPLES`, `MAX_VALUES` and `MAX_FEATURES`: at most about 10 s of one
+    core, and 500 MB beside the arguments. PSNR refers to the range of the inputs, largest minus smallest.
+
+    Args:
+        inputs: [samples, ...] real numbers, such as images or windows of a sensor. The samples must be
+            distinct: windows that overlap would stand on both sides of the test.
+        sent: tensors [samples, ...] as the server decodes them, so that the loss of the coding counts.
+        seed: of the order of the samples, and of what is sampled and grouped.
+
+    Raises:
+        CutError: there are too few samples, their numbers differ, no input varies, or a value is not finite.
+    """
+    rng = np.random.default_rng(seed)
+    source = _as_rows(inputs, "inputs")
+    tensors = [_as_rows(tensor, f"tensor {number} that is sent") for number, tensor in enumerate(sent)]
+    count = len(source)
+    if count < _LEAST_SAMPLES or not tensors or any(len(tensor) != count for tensor in tensors):
+        found = ", ".join(str(len(tensor)) for tensor in tensors) or "no tensors"
+        raise CutError(
+            f"leakage: got {count} inputs and of what is sent {found}; expected at least {_LEAST_SAMPLES}, "
+            "and the same number of each; pass more samples, and what the cut sends for each"
+        )
+    order = rng.permutation(count)[:MAX_SAMPLES]
+    values = np.sort(rng.permutation(source.shape[1])[:MAX_VALUES])
+    wanted = _finite(source[np.ix_(order, values)], "inputs")
+    scale = float(wanted.max() - wanted.min())
+    if scale <= 0:
+        raise CutError(f"leakage: all inputs are {wanted.flat[0]:g}; pass inputs that differ")
+    return _attack(wanted / scale, tensors, order, rng)
+
+
+def _attack(wanted: _Floats, sent: Sequence[_Rows], order: _Order, rng: np.random.Generator) -> Leakage:
+    """Choose the attack that is best on known samples, and return what it recovers of the others.
+
+    Args:
+        wanted: float32 [samples, values], scaled so that their range is 1, in random order.
+        sent: for each tensor [all samples, features].
+        order: which sample of `sent` belongs to each sample of `wanted`.
+        rng: groups the features where there are too many.
+    """
+    count = len(wanted)
+    known = count - int(count * _HELD_OUT_SHARE)
+    fitted = known - max(int(count * _CHOICE_SHARE), 1)
+    alike, gram = _similar(wanted, sent, order, fitted), _gram(sent, order, known, rng)
+
+    def error(attack: float | str, fit: int, end: int) -> float:
+        """The mean squared error of the samples `fit` to `end` by an attacker who knows the first `fit`."""
+        mean = wanted[:fit].mean(axis=0)
+        if attack == _MEAN:
+            rebuilt = np.zeros((end - fit, wanted.shape[1]))
+        elif attack == _COPY:
+            centred = alike - alike[:fit].mean(axis=0)
+            power = np.maximum((centred[:fit] ** 2).sum(axis=0), np.float32(1e-30))
+            rebuilt = centred[fit:end] * ((centred[:fit] * (wanted[:fit] - mean)).sum(axis=0) / power)
+        else:
+            ridge = float(attack) * max(float(np.trace(gram[:fit, :fit])) / fit, 1e-30) * np.eye(fit)
+            rebuilt = gram[fit:end, :fit] @ np.linalg.solve(gram[:fit, :fit] + ridge, wanted[:fit] - mean)
+        return float(((wanted[fit:end] - mean - rebuilt) ** 2).mean())
+
+    attacks: list[float | str] = [_MEAN, _COPY, *_STRENGTHS]
+    best = min(attacks, key=lambda attack: error(attack, fitted, known))
+    return Leakage(
+        lower_bound_db=_psnr_db(error(best, known, count)),
+        mean_db=_psnr_db(error(_MEAN, known, count)),
+        known_samples=known,
+        held_out_samples=count - known,
+    )
+
+
+def _similar(wanted: _Floats, sent: Sequence[_Rows], order: _Order, fitted: int) -> _Floats:
+    """Return for each wanted value the sent value that correlates most with it: float32, as `wanted`."""
+    rows = slice(0, min(fitted, _MATCH_SAMPLES))
+    target = _standardised(wanted[rows])
+    similar, best = np.zeros_like(wanted), np.full(wanted.shape[1], -1.0, np.float32)
+    for tensor in sent:
+        for block in _blocks(tensor, order):
+            correlation = np.abs(target.T @ _standardised(block[rows]))
+            columns = correlation.argmax(axis=1)
+            strongest = correlation[np.arange(len(columns)), columns]
+            better = strongest > best
+            similar[:, better], best[better] = block[:, columns[better]], strongest[better]
+    return similar
+
+
+def _gram(sent: Sequence[_Rows], order: _Order, known: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Return the inner products of the samples in what is sent: float64 [samples, samples].
+
+    Tensors count alike, whatever their units. Where a tensor has more than `MAX_FEATURES` values, they are
+    added up in that many random groups with random signs, which keeps inner products in expectation.
+
+    Source: Weinberger et al., "Feature hashing for large scale multitask learning", ICML 2009.
+    """
+    count = len(order)
+    total = np.zeros((count, count))
+    for tensor in sent:
+        groups = np.zeros((count, min(tensor.shape[1], MAX_FEATURES)), np.float32)
+        is_grouped = tensor.shape[1] > MAX_FEATURES
+        for block in _blocks(tensor, order):
+            if is_grouped:
+                signs = rng.choice(np.array([-1.0, 1.0], np.float32), block.shape[1])
+                groups[:, rng.permutation(MAX_FEATURES)[: block.shape[1]]] += block * signs
+            else:
+                groups[:] = block
+        groups -= groups[:known].mean(axis=0)
+        products = (groups @ groups.T).astype(np.float64)
+        total += products / max(float(np.trace(products)), 1e-30)
+    return total
+
+
+def _blocks(tensor: _Rows, order: _Order) -> Iterator[_Floats]:
+    """Yield at most `MAX_FEATURES` columns at a time, in `order`: float32 [samples, columns]."""
+    for start in range(0, tensor.shape[1], MAX_FEATURES):
+        yield _finite(tensor[:, start : start + MAX_FEATURES][order], "what is sent")
+
+
+def _standardised(rows: _Floats) -> _Floats:
+    """Return the columns with mean 0 and length 1; a column that does not vary becomes 0."""
+    centred = rows - rows.mean(axis=0)
+    lengths = np.sqrt((centred**2).sum(axis=0))
+    floor = np.abs(rows).max(axis=0) * np.float32(1e-5)  # what rounding leaves of a constant
+    return np.asarray(centred / np.where(lengths > floor, lengths, np.inf), np.float32)
+
+
+def _as_rows(array: ArrayLike, what: str) -> _Rows:
+    values: NDArray[np.generic] = np.asarray(array)
+    if values.ndim < 2 or values.size == 0 or values.dtype.kind not in "biuf":
+        raise CutError(
+            f"leakage: {what} is {values.dtype} {list(values.shape)}; expected real numbers "
+            "[samples, ...], none of the sizes 0"
+        )
+    return values.reshape(len(values), -1)
+
+
+def _finite(values: _Rows, what: str) -> _Floats:
+    floats = values.astype(np.float32)
+    if not np.isfinite(floats).all():
+        raise CutError(f"leakage: {what} holds NaN or infinity; pass finite values")
+    return floats
+
+
+def _psnr_db(error: float) -> float:
+    return min(-10 * float(np.log10(max(error, 1e-30))), MAX_DB)
