@@ -1,0 +1,144 @@
+"""Compression of HTTP bodies: zstd both ways, and gzip and deflate to read what other clients send.
+
+Whatever arrives is hostile: a decompressed size is checked before the memory is taken, and a body must be one
+frame, complete and with nothing behind it.
+
+Source: RFC 8878 (zstd), RFC 9659 (its window in HTTP), RFC 9110, section 8.4.1 (gzip, deflate).
+"""
+
+import zlib
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from edgekit_runtime.errors import BackendError, RequestError
+from edgekit_runtime.system.install_hint import install_command
+
+if TYPE_CHECKING:
+    import zstandard
+
+IDENTITY: Final = "identity"
+ZSTD: Final = "zstd"
+
+_LEVEL: Final = 1
+_MAX_WINDOW_BYTES: Final = 8 << 20  # RFC 9659: a sender needs no more, a reader no less
+_WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_PIECE_BYTES: Final = 1 << 10  # of a frame that states no size; zstd makes at most 32 MB of it
+_OUTPUT_BYTES: Final = 256 << 10
+
+
+def list_codings() -> tuple[str, ...]:
+    """Return the content codings that can be read here, the best first."""
+    return (ZSTD, *_WINDOW_BITS) if _find_zstd() is not None else tuple(_WINDOW_BITS)
+
+
+def has_zstd() -> bool:
+    """Whether zstd can be written and read here."""
+    return _find_zstd() is not None
+
+
+def compress(data: "bytes | memoryview") -> bytes:
+    """Return `data` as one zstd frame that states its size, at level 1.
+
+    Raises:
+        BackendError: zstandard is not installed; send the data as they are.
+    """
+    frame: bytes = _need_zstd().ZstdCompressor(level=_LEVEL).compress(data)
+    return frame
+
+
+def read_size(data: "bytes | memoryview", coding: str) -> int | None:
+    """Return the decompressed size that the beginning of `data` states, or None; it may be a lie.
+
+    Raises:
+        RequestError: 400, `data` do not begin as the coding says; 415, the coding is unknown.
+    """
+    if coding in _WINDOW_BITS:
+        return None
+    if coding != ZSTD:
+        raise RequestError(415, f"the content coding {coding[:32]!r} is not supported, use zstd or identity")
+    zstd = _need_zstd()
+    try:
+        frame = zstd.get_frame_parameters(data)
+    except zstd.ZstdError as cause:
+        raise RequestError(400, f"the body is no zstd frame: {cause}") from cause
+    return None if frame.content_size == zstd.CONTENTSIZE_UNKNOWN else frame.content_size
+
+
+def decompress(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> bytes:
+    """Return the content of a body.
+
+    Args:
+        data: the whole body.
+        coding: `zstd`, `gzip` or `deflate`, in lower case.
+        max_bytes: size limit of the content; no more memory than that is taken, whatever `data` state.
+
+    Raises:
+        RequestError: 400, malformed, cut off, of another size than stated, or with bytes behind it; 413,
+            larger than `max_bytes`; 415, the coding is unknown.
+        BackendError: zstandard is not installed.
+    """
+    size_bytes = read_size(data, coding)
+    if size_bytes is not None and size_bytes > max_bytes:
+        raise _refuse_size(size_bytes, max_bytes)
+    if coding != ZSTD:
+        return _inflate(data, coding, max_bytes)
+    zstd = _need_zstd()
+    reader = zstd.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+    try:
+        if size_bytes:
+            content: bytes = reader.decompress(data, allow_extra_data=False)
+            return content
+        return _read_pieces(reader.decompressobj(write_size=_OUTPUT_BYTES), memoryview(data), max_bytes)
+    except zstd.ZstdError as cause:
+        raise RequestError(400, f"the zstd body cannot be read: {cause}; send one complete frame") from cause
+
+
+def _read_pieces(reader: "zstandard.ZstdDecompressionObj", data: memoryview, max_bytes: int) -> bytes:
+    """Return the content of a frame that states no size, or that is empty."""
+    content = bytearray()
+    for start in range(0, len(data), _PIECE_BYTES):
+        if reader.eof:
+            raise RequestError(400, "bytes follow the zstd frame; send one frame")
+        content += reader.decompress(data[start : start + _PIECE_BYTES])
+        if len(content) > max_bytes:
+            raise _refuse_size(None, max_bytes)
+    if not reader.eof:
+        raise RequestError(400, "the zstd body ends in the middle of its frame")
+    if reader.unused_data:
+        raise RequestError(400, "bytes follow the zstd frame; send one frame")
+    return bytes(content)
+
+
+def _inflate(data: "bytes | memoryview", coding: str, max_bytes: int) -> bytes:
+    reader = zlib.decompressobj(_WINDOW_BITS[coding])
+    try:
+        content = reader.decompress(data, max_bytes + 1)
+    except zlib.error as cause:
+        raise RequestError(400, f"the {coding} body cannot be read: {cause}") from cause
+    if len(content) > max_bytes:
+        raise _refuse_size(None, max_bytes)
+    if not reader.eof:
+        raise RequestError(400, f"the {coding} body ends in the middle")
+    if reader.unused_data:
+        raise RequestError(400, f"bytes follow the {coding} body")
+    return content
+
+
+def _refuse_size(size_bytes: int | None, max_bytes: int) -> RequestError:
+    size = "more" if size_bytes is None else f"{size_bytes} bytes"
+    return RequestError(413, f"the decompressed body has {size}, the limit here is {max_bytes} bytes")
+
+
+def _find_zstd() -> ModuleType | None:
+    try:
+        import zstandard
+    except ImportError:
+        return None
+    return zstandard
+
+
+def _need_zstd() -> Any:
+    zstd = _find_zstd()
+    if zstd is None:
+        raise BackendError(f"zstd needs the package zstandard; {install_command('offload')}")
+    return zstd

@@ -1,0 +1,223 @@
+"""Photographs as JPEG or WebP and sound as Opus, for tensors that a device sends whole.
+
+A codec is written as one string, which stands in cut tables: `jpeg:90`, `webp:80` (quality 1 to 100) or
+`opus:24@16000` (kbit/s, then the samples per second, 16,000 if left out). Whatever is decoded is hostile: its
+size is checked before the memory is taken. A decoder is a library in C, so a server that is open to strangers
+runs such models isolated.
+"""
+
+import importlib
+import io
+import re
+import struct
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from edgekit_runtime.errors import BackendError, DataError
+from edgekit_runtime.system.install_hint import install_command
+from edgekit_runtime.tensors import Array
+
+MediaName: TypeAlias = Literal["jpeg", "webp", "opus"]
+
+_CODEC: Final = re.compile(r"(?P<name>jpeg|webp|opus)(?::(?P<quality>\d{1,3}))?(?:@(?P<rate>\d{4,5}))?")
+_QUALITY: Final = {"jpeg": 90, "webp": 80, "opus": 24}
+_OPUS_RATES_HZ: Final = (8000, 12000, 16000, 24000, 48000)
+_OPUS_KBIT_S: Final = (6, 256)  # of one channel in libsndfile; its `compression_level` runs from high to low
+_MAX_SCANS: Final = 64  # of a progressive JPEG, each of which costs a pass over all pixels; encoders write 10
+_START_OF_SCAN: Final = b"\xff\xda"
+_CHANNELS: Final = 3
+_MAX_DATA_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MediaCodec:
+    """A codec with its quality.
+
+    Attributes:
+        name: the format.
+        quality: 1 to 100 of a photograph, kbit/s of sound.
+        rate_hz: samples per second of sound.
+
+    Raises:
+        DataError: a value is out of range.
+    """
+
+    name: MediaName
+    quality: int
+    rate_hz: int = 16_000
+
+    def __post_init__(self) -> None:
+        low, high = _OPUS_KBIT_S if self.name == "opus" else (1, 100)
+        if not low <= self.quality <= high:
+            raise DataError(f"codec {self.name}: quality is {self.quality}, expected {low} to {high}")
+        if self.rate_hz not in _OPUS_RATES_HZ:
+            raise DataError(f"codec {self.name}: {self.rate_hz} Hz, expected one of {_OPUS_RATES_HZ}")
+
+    @classmethod
+    def parse(cls, text: str) -> "MediaCodec":
+        """Return the codec that a string such as `jpeg:90` or `opus:24@16000` names.
+
+        Raises:
+            DataError: it names none.
+        """
+        match = _CODEC.fullmatch(text)
+        if match is None or (match["rate"] and match["name"] != "opus"):
+            raise DataError(f"codec {text[:32]!r}: expected jpeg:90, webp:80 or opus:24@16000")
+        name: Any = match["name"]
+        return cls(name, int(match["quality"] or _QUALITY[name]), int(match["rate"] or 16_000))
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions of what it codes: 3 for a photograph, 1 for sound."""
+        return 1 if self.name == "opus" else 3
+
+
+def encode_media(codec: MediaCodec, array: Array) -> bytes:
+    """Return a photograph or sound as a file.
+
+    Args:
+        codec: what to write.
+        array: a photograph as uint8 [H, W, 3] in RGB, or one channel of sound as int16 [T] or float32 [T] in
+            -1..1.
+
+    Raises:
+        DataError: the array is of another kind.
+        BackendError: the library is not installed, or cannot write this.
+    """
+    if codec.name == "opus":
+        return _encode_sound(codec, array)
+    if array.dtype != np.uint8 or array.ndim != codec.rank or array.shape[2] != _CHANNELS or not array.size:
+        raise DataError(f"{codec.name}: got {array.dtype} {list(array.shape)}, expected uint8 [H, W, 3]")
+    image_type: Any = _need_pillow("Image")
+    file = io.BytesIO()
+    try:
+        image = image_type.fromarray(np.ascontiguousarray(array))
+        # Without subsampling of colours nothing but the quality decides; method 0 of WebP is the fast one.
+        options = {"subsampling": 0} if codec.name == "jpeg" else {"method": 0}
+        image.save(file, codec.name.upper(), quality=codec.quality, **options)
+    except (OSError, ValueError) as cause:
+        raise BackendError(f"{codec.name}: {list(array.shape)} cannot be written: {cause}") from cause
+    return file.getvalue()
+
+
+def decode_media(
+    codec: MediaCodec, data: "bytes | memoryview", *, dtype: str, max_bytes: int = _MAX_DATA_BYTES
+) -> Array:
+    """Return a photograph as [H, W, 3] in RGB, or sound as [T].
+
+    Args:
+        codec: what to read; its quality does not matter.
+        data: a whole file.
+        dtype: `uint8` of a photograph, `int16` or `float32` of sound.
+        max_bytes: size limit of the array, and of the file.
+
+    Raises:
+        DataError: the file is malformed, cut off, larger than `max_bytes`, of another format or with another
+            number of channels.
+        BackendError: the library is not installed.
+    """
+    if len(data) > max_bytes + (1 << 16):
+        raise DataError(f"{codec.name}: the file has {len(data)} bytes, the limit is {max_bytes}")
+    if codec.name == "opus":
+        return _decode_sound(data, dtype, max_bytes)
+    if dtype != "uint8":
+        raise DataError(f"{codec.name}: a photograph is uint8, not {dtype}")
+    return _decode_photograph(codec, bytes(data), max_bytes)
+
+
+def _decode_photograph(codec: MediaCodec, data: bytes, max_bytes: int) -> Array:
+    where = codec.name
+    # Not through Image.open, which judges sizes by a limit of its own, and would try other formats.
+    plugins: Any = _need_pillow("JpegImagePlugin" if codec.name == "jpeg" else "WebPImagePlugin")
+    try:
+        if codec.name == "jpeg":
+            if data.count(_START_OF_SCAN) > _MAX_SCANS:
+                raise DataError(f"{where}: more than {_MAX_SCANS} scans")
+            image = plugins.JpegImageFile(io.BytesIO(data))
+        else:
+            _check_size(_read_webp_size(data), max_bytes, where)  # its reader takes memory at once
+            image = plugins.WebPImageFile(io.BytesIO(data))
+        _check_size(image.size, max_bytes, where)
+        if image.mode not in ("RGB", "L"):
+            raise DataError(f"{where}: the photograph is {image.mode}, expected RGB")
+        return np.array(image.convert("RGB"))
+    except (OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, struct.error) as cause:
+        # Readers raise all of these for malformed files, SyntaxError for what is of another format.
+        raise DataError(f"{where}: the photograph cannot be read: {cause}") from cause
+
+
+def _check_size(size: tuple[int, int], max_bytes: int, where: str) -> None:
+    width, height = size
+    if width * height * _CHANNELS > max_bytes:
+        raise DataError(f"{where}: {width} x {height} pixels are more than {max_bytes} bytes, the limit")
+
+
+def _read_webp_size(data: bytes) -> tuple[int, int]:
+    """Return width and height as the first chunk of a WebP states them.
+
+    Raises:
+        DataError: it is no WebP.
+
+    Source: RFC 9649, sections 2.5 to 2.7.
+    """
+    kind = data[12:16]
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
+        raise DataError("webp: the file is no WebP")
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if kind == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    width, height = struct.unpack_from("<HH", data, 26)
+    return width & 0x3FFF, height & 0x3FFF
+
+
+def _encode_sound(codec: MediaCodec, array: Array) -> bytes:
+    if array.dtype not in (np.int16, np.float32) or array.ndim != 1 or not array.size:
+        raise DataError(f"opus: got {array.dtype} {list(array.shape)}, expected int16 or float32 [T]")
+    soundfile = _need_soundfile()
+    low, high = _OPUS_KBIT_S
+    level = (high - codec.quality) / (high - low)
+    file = io.BytesIO()
+    try:
+        soundfile.write(file, array, codec.rate_hz, format="OGG", subtype="OPUS", compression_level=level)
+    except (soundfile.SoundFileError, OSError) as cause:
+        raise BackendError(f"opus: {array.size} samples cannot be written: {cause}") from cause
+    return file.getvalue()
+
+
+def _decode_sound(data: "bytes | memoryview", dtype: str, max_bytes: int) -> Array:
+    if dtype not in ("int16", "float32"):
+        raise DataError(f"opus: sound is int16 or float32, not {dtype}")
+    soundfile = _need_soundfile()
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            if (file.format, file.subtype, file.channels) != ("OGG", "OPUS", 1):
+                found = f"{file.format} {file.subtype}, channels: {file.channels}"
+                raise DataError(f"opus: the sound is {found}, expected OGG OPUS with one channel")
+            if not 0 <= file.frames <= max_bytes // np.dtype(dtype).itemsize:
+                raise DataError(f"opus: {file.frames} samples are more than {max_bytes} bytes, the limit")
+            stated = file.frames
+            sound: Array = file.read(stated, dtype=dtype)
+    except (soundfile.SoundFileError, OSError, RuntimeError) as cause:
+        raise DataError(f"opus: the sound cannot be read: {cause}") from cause
+    if len(sound) != stated:
+        raise DataError(f"opus: the sound has {len(sound)} samples, and states {stated}")
+    return sound
+
+
+def _need_pillow(module: str) -> Any:
+    try:
+        return importlib.import_module(f"PIL.{module}")
+    except ImportError as cause:
+        raise BackendError(f"photographs need the package pillow; {install_command('offload')}") from cause
+
+
+def _need_soundfile() -> Any:
+    try:
+        import soundfile
+    except (ImportError, OSError) as cause:  # OSError: it finds no libsndfile
+        raise BackendError(f"Opus needs the package soundfile; {install_command('offload-audio')}") from cause
+    return soundfile
