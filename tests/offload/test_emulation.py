@@ -192,27 +192,28 @@ def test_end_of_quota_kills_its_processes(quota: CpuQuota) -> None:
     assert not quota.procs_file.parent.exists()
 
 
-@pytest.mark.parametrize("share", [0.0, -1.0, 0.05, float("nan"), 100.0])
+@pytest.mark.parametrize("share", [0.0, -1.0, 0.05, float("nan"), 1.0])
 def test_share_out_of_range_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match="out of range"):
         CpuQuota(share)
 
 
-def test_machine_without_cpu_controller_says_so(tmp_path: Path) -> None:
+def test_machine_without_cpuset_controller_says_so(tmp_path: Path) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text("tmpfs /sys/fs/cgroup tmpfs ro 0 0\n")
     with pytest.raises(ConfigError, match="no mounted cgroup has it"):
         CpuQuota(0.2, mounts)
 
 
-def test_version_2_gets_quota_and_period(tmp_path: Path) -> None:
+@needs_root
+def test_version_2_is_bound_to_its_processor(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
     (tmp_path / "cgroup.subtree_control").write_text("")
     mounts = tmp_path / "mounts"
     mounts.write_text(f"cgroup2 {tmp_path} cgroup2 rw,nosuid 0 0\n")
-    quota = CpuQuota(0.2, mounts)
-    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
-    assert (quota.procs_file.parent / "cpu.max").read_text() == "2000 10000"
+    with CpuQuota(0.2, mounts) as made:
+        assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpuset"
+        assert (made.procs_file.parent / "cpuset.cpus").read_text() == str(made.cpu)
 
 
 def own_namespace_of(pid: int) -> str | None:
@@ -232,7 +233,7 @@ def namespaces_in_use() -> set[str]:
 
 def quota_folders(pid: int) -> list[Path]:
     return [
-        one for root in ("cpu", "") for one in Path("/sys/fs/cgroup", root).glob(f"edgekit-quota-{pid}-*")
+        one for root in ("cpuset", "") for one in Path("/sys/fs/cgroup", root).glob(f"edgekit-quota-{pid}-*")
     ]
 
 

@@ -1,29 +1,35 @@
-"""A CPU quota that makes processes of this machine as slow as a small device, by a cgroup of version 1 or 2.
+"""A CPU quota that makes processes of this machine as slow as a small device.
 
-The kernel lets them compute for a share of each period of 10 ms and stops them for the rest. So work below
-the share of one period runs at full speed, and a longer one takes about 1 / share as long, give or take one
-period. It does not slow caches or memory: what is measured with it is labelled `emulated`.
+They are bound to one processor, by a cgroup of version 1 or 2, and a process of higher priority takes that
+processor away for the rest of each millisecond (`steal_time`). So even short work is slowed, and steadily.
+The kernel's own bandwidth control cannot do that: it counts at clock ticks of 4 ms and begins with a full
+quota, so that 1 ms of work took 0.9 to 27 ms, and 5 ms of work after a pause 5 to 40 ms. Neither slows caches
+or memory: what is measured with it is labelled `emulated`.
 
-Source: "CFS Bandwidth Control" and "Control Group v2", documentation of the Linux kernel.
+Source: "CFS Bandwidth Control", "CPUSETS" and "Control Group v2", documentation of the Linux kernel.
 """
 
 import contextlib
 import itertools
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.system.child_process import ChildProcess
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-PERIOD_US: Final = 10_000
 _PREFIX: Final = "edgekit-quota"
-_LEAST_SHARE: Final = 0.1  # the kernel takes no quota below 1 ms
+_LEAST_SHARE: Final = 0.1  # the kernel leaves 5 % of each second to processes of normal priority
+_MOST_SHARE: Final = 0.95
+_START_LIMIT_S: Final = 10.0
+_TURN_LIMIT_S: Final = 300.0  # for another quota to end
 _LEAVE_LIMIT_S: Final = 2.0
 _POLL_S: Final = 0.01
 _START_TIME: Final = 19  # field of /proc/PID/stat behind the name, proc(5)
@@ -31,11 +37,15 @@ _numbers = itertools.count(1)
 
 
 class CpuQuota:
-    """A cgroup whose processes get a share of one processor; at the end of a `with` block they are killed.
+    """Processes that get a share of one processor; at the end of a `with` block they are killed.
+
+    The thread that makes it must outlive it. A processor carries one quota at a time: a second one takes
+    another processor, or waits.
 
     Attributes:
-        share: of one processor, 0.1 to 64.
-        procs_file: a process that writes its id here belongs to the group.
+        share: of one processor.
+        cpu: number of that processor.
+        procs_file: a process that writes its id here gets under the quota, with the children it starts later.
         label: what a result that was measured with it says.
     """
 
@@ -43,32 +53,38 @@ class CpuQuota:
         """Make the cgroup, and remove those that processes left behind when they crashed.
 
         Args:
-            share: of one processor, 0.1 to 64; 0.2 is 2 ms of each 10 ms.
+            share: of one processor, 0.1 to 0.95.
             mounts: table of mounted file systems.
 
         Raises:
-            ConfigError: the share is out of range, or this process may not make a cgroup.
+            ConfigError: the share is out of range, this process may not make a cgroup or raise a priority, or
+                every processor has a quota for too long.
         """
-        if not _LEAST_SHARE <= share <= 64:
-            raise ConfigError(f"CPU share {share:g} is out of range; expected {_LEAST_SHARE:g} to 64")
+        if not _LEAST_SHARE <= share <= _MOST_SHARE:
+            raise ConfigError(
+                f"CPU share {share:g} is out of range; expected {_LEAST_SHARE:g} to {_MOST_SHARE:g}"
+            )
         self.share = share
-        self.label = f"emulated: CPU quota of {share * PERIOD_US / 1000:g} ms in {PERIOD_US / 1000:g} ms"
-        parent, version = _find_cpu_controller(mounts)
+        self.label = f"emulated: {share:.0%} of one processor"
+        parent, version = _find_cpuset(mounts)
         _remove_leftovers(parent)
         pid = os.getpid()
         self._folder = parent / f"{_PREFIX}-{pid}-{_start_time(pid)}-{next(_numbers)}"
         self.procs_file = self._folder / "cgroup.procs"
-        try:
-            if version == 2:
-                (parent / "cgroup.subtree_control").write_text("+cpu")
-            self._folder.mkdir()
-            self._limit(version)
-        except OSError as cause:
-            with contextlib.suppress(OSError):
-                self._folder.rmdir()
-            raise ConfigError(
-                f"a CPU quota needs root and a writable cgroup: {cause}; run as root"
-            ) from cause
+        with contextlib.ExitStack() as undo:
+            self.cpu = _take_processor(undo)
+            undo.callback(_remove, self._folder)
+            try:
+                self._bind(parent, version)
+            except OSError as cause:
+                raise ConfigError(
+                    f"a CPU quota needs root and a writable cgroup: {cause}; be root"
+                ) from cause
+            thief = undo.enter_context(
+                ChildProcess("edgekit_offload.emulation.steal_time", str(self.cpu), str(1 - share))
+            )
+            _wait_until_steals(thief)
+            self._open = undo.pop_all()
 
     def __enter__(self) -> "Self":
         return self
@@ -79,7 +95,7 @@ class CpuQuota:
         self.close()
 
     def add(self, pid: int) -> None:
-        """Put a process with all its threads under the quota; children that it starts later are under it too.
+        """Put a process with all its threads under the quota, with the children it starts later.
 
         Raises:
             ConfigError: there is no such process.
@@ -90,21 +106,62 @@ class CpuQuota:
             raise ConfigError(f"process {pid} cannot be put under a CPU quota: {cause}") from cause
 
     def close(self) -> None:
-        """Kill the processes of the group and remove it; a second call does nothing."""
-        _remove(self._folder)
+        """Kill the processes under the quota and remove it; a second call does nothing."""
+        self._open.close()
 
-    def _limit(self, version: int) -> None:
-        """Write the quota into the group."""
-        quota_us = round(self.share * PERIOD_US)
+    def _bind(self, parent: Path, version: int) -> None:
+        """Make the group and bind it to the processor."""
         if version == 2:
-            (self._folder / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
-        else:
-            (self._folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-            (self._folder / "cpu.cfs_quota_us").write_text(str(quota_us))
+            (parent / "cgroup.subtree_control").write_text("+cpuset")
+        self._folder.mkdir()
+        (self._folder / "cpuset.cpus").write_text(str(self.cpu))
+        if version == 1:  # where a group without memory takes no process
+            (self._folder / "cpuset.mems").write_text((parent / "cpuset.mems").read_text())
 
 
-def _find_cpu_controller(mounts: Path) -> tuple[Path, int]:
-    """Return the folder of the root cgroup that limits processors, and its version.
+def _take_processor(undo: contextlib.ExitStack) -> int:
+    """Return a processor without a quota, the last ones first; it is free again when this process ends.
+
+    Raises:
+        ConfigError: all have one for too long.
+    """
+    cpus = sorted(os.sched_getaffinity(0), reverse=True)
+    deadline = time.monotonic() + _TURN_LIMIT_S
+    while True:
+        for cpu in cpus:
+            mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                mark.bind(f"\0{_PREFIX}-{cpu}")  # its name goes with the process, unlike that of a file
+            except OSError:
+                mark.close()
+            else:
+                undo.enter_context(mark)
+                return cpu
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"every processor has a CPU quota already, for {_TURN_LIMIT_S:g} s; end another measurement"
+            )
+        time.sleep(_POLL_S)
+
+
+def _wait_until_steals(thief: ChildProcess) -> None:
+    """Wait until a process has the priority to take a processor away.
+
+    Raises:
+        ConfigError: it may not have that.
+    """
+    deadline = time.monotonic() + _START_LIMIT_S
+    while time.monotonic() < deadline:
+        if thief.wait(_POLL_S) is not None:
+            break
+        with contextlib.suppress(OSError):
+            if os.sched_getscheduler(thief.pid) & os.SCHED_RR:
+                return
+    raise ConfigError(f"a CPU quota needs root, for a priority of real time: {thief.last_line}; be root")
+
+
+def _find_cpuset(mounts: Path) -> tuple[Path, int]:
+    """Return the folder of the root cgroup that binds to processors, and its version.
 
     Raises:
         ConfigError: there is none.
@@ -112,12 +169,12 @@ def _find_cpu_controller(mounts: Path) -> tuple[Path, int]:
     for line in mounts.read_text().splitlines():
         _, point, kind, options, *_ = line.split()
         root = Path(point)
-        if kind == "cgroup" and "cpu" in options.split(","):
+        if kind == "cgroup" and "cpuset" in options.split(","):
             return root, 1
         controllers = root / "cgroup.controllers"
-        if kind == "cgroup2" and controllers.is_file() and "cpu" in controllers.read_text().split():
+        if kind == "cgroup2" and controllers.is_file() and "cpuset" in controllers.read_text().split():
             return root, 2
-    raise ConfigError("a CPU quota needs the cgroup controller 'cpu', and no mounted cgroup has it")
+    raise ConfigError("a CPU quota needs the cgroup controller 'cpuset', and no mounted cgroup has it")
 
 
 def _start_time(pid: int) -> str | None:

@@ -1,6 +1,6 @@
-"""Run a command inside a network namespace and a cgroup: `enter NAMESPACE|- CGROUP_PROCS|- COMMAND...`.
+"""Run a command in a network namespace, in a cgroup, or off a processor: `enter NAMESPACE PROCS CPU COMMAND`.
 
-The command takes this process over, so it has its process id, and it is killed when its parent ends.
+Each of the three may be `-`. The command takes this process over, so it has its process id, and it is killed when its parent ends.
 """
 
 import ctypes
@@ -30,7 +30,10 @@ def enter_network(descriptor: int) -> None:
 def main() -> None:
     """Enter, then become the command."""
     end_with_parent()
-    namespace, procs_file, *command = sys.argv[1:]
+    namespace, procs_file, avoided_cpu, *command = sys.argv[1:]
+    if avoided_cpu != NOTHING:
+        cpus = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cpus - {int(avoided_cpu)} or cpus)
     if procs_file != NOTHING:
         Path(procs_file).write_text(str(os.getpid()))
     if namespace != NOTHING:

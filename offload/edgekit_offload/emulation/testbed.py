@@ -122,8 +122,12 @@ class Testbed:
         Raises:
             OSError: it cannot be started.
         """
-        quota = NOTHING if self._quota is None or side == "server" else str(self._quota.procs_file)
-        place = (self._namespaces[side], quota)
+        procs_file, avoided_cpu = NOTHING, NOTHING
+        if self._quota is not None and side == "device":
+            procs_file = str(self._quota.procs_file)
+        elif self._quota is not None:
+            avoided_cpu = str(self._quota.cpu)
+        place = (self._namespaces[side], procs_file, avoided_cpu)
         child = ChildProcess(f"{_ROOM}.enter", *place, *command, folder=folder, output=output)
         return self._open.enter_context(child)
 
