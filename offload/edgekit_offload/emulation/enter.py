@@ -1,6 +1,7 @@
 """Run a command in a network namespace, in a cgroup, or off a processor: `enter NAMESPACE PROCS CPU COMMAND`.
 
-Each of the three may be `-`. The command takes this process over, so it has its process id, and it is killed when its parent ends.
+Each of the three may be `-`. The command takes this process over, so it has its process id. It is killed when
+its parent ends.
 """
 
 import ctypes
