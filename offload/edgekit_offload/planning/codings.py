@@ -1,0 +1,142 @@
+"""What tensors take on the link in each coding: sizes of real tensors, recorded on samples.
+
+The coding itself is part of the submodels (`edgekit_offload.partition`); here it is repeated in numpy to
+learn its size. Times are modelled until the cuts are measured as they are.
+"""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+
+from edgekit_offload.cuts.kernel_graph import KernelGraph
+from edgekit_offload.planning.costs import CodedTensors
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.tensors import Array
+
+FAMILIES: Final = ("raw", "int8", "int4")
+COMPRESSION_PAYS: Final = 0.95  # of the size without it; above, it is left out
+_LEAST_VALUES: Final = 64  # a smaller tensor is sent raw: its scale and description weigh as much
+_CODING_BYTES_PER_S: Final = 1e9  # quantisation in the graph, of this machine; estimated
+_ZSTD_LEVEL: Final = 1
+_WARMUP: Final = 2
+_ROUNDS: Final = 5
+
+Feeds: TypeAlias = Mapping[str, Array]
+
+
+def measure_codings(
+    model: bytes,
+    graph: KernelGraph,
+    feeds: Sequence[Feeds],
+    *,
+    device_slowdown: float,
+    server_slowdown: float,
+) -> dict[str, CodedTensors]:
+    """Return what every tensor of a graph takes in each family of codings, the mean of the samples.
+
+    Args:
+        model: the ONNX model.
+        graph: its kernels; tensors have the names of the model.
+        feeds: samples, one request each.
+        device_slowdown: time of the device as a multiple of this machine's.
+        server_slowdown: the same of the server.
+
+    Raises:
+        CutError: the model does not run on a sample.
+    """
+    sizes = {family: np.zeros((len(feeds), len(graph.tensors))) for family in FAMILIES}
+    raw_bytes = np.zeros(len(graph.tensors))
+    names = {family: ["raw"] * len(graph.tensors) for family in FAMILIES}
+    spent_s = dict.fromkeys(FAMILIES, 0.0)
+    compressed_bytes(np.zeros(1))  # the first call may import
+    for number, one in enumerate(feeds):
+        for row, array in enumerate(_record(model, graph, one)):
+            raw_bytes[row] += array.nbytes / len(feeds)
+            for family in FAMILIES:
+                coded = encode(array, family)
+                if coded.dtype != array.dtype:
+                    names[family][row] = family
+                begin_s = time.perf_counter()
+                sizes[family][number, row] = compressed_bytes(coded)
+                spent_s[family] += time.perf_counter() - begin_s
+    codings = {}
+    for family in FAMILIES:
+        sent = sizes[family].mean(axis=0)
+        packed = raw_bytes / {"raw": 1, "int8": 4, "int4": 8}[family]
+        zstd_s = packed * spent_s[family] / max(float(packed.sum()) * len(feeds), 1.0)
+        coded_s = raw_bytes / _CODING_BYTES_PER_S if family != "raw" else np.zeros_like(raw_bytes)
+        codings[family] = CodedTensors(
+            tuple(names[family]),
+            sent,
+            (coded_s + zstd_s) * device_slowdown,
+            (coded_s + zstd_s) * server_slowdown,
+        )
+    return codings
+
+
+def encode(array: Array, family: str) -> Array:
+    """Return a tensor as it is sent: int8 or packed 4-bit codes with one scale a sample, or as it is."""
+    if family == "raw" or array.dtype.kind != "f" or array.size < _LEAST_VALUES:
+        return array
+    most = 127 if family == "int8" else 7
+    scale = float(np.abs(array).max()) / most or 1.0
+    codes = np.rint(array / scale).astype(np.int8)
+    if family == "int8":
+        return codes
+    flat = np.append(codes.ravel(), np.zeros(codes.size % 2, np.int8)) & 0xF
+    return np.asarray(flat[0::2] | flat[1::2] << 4, np.uint8)
+
+
+def compressed_bytes(array: Array) -> int:
+    """Return the size of a tensor on the link: with zstd where that pays and is installed, else without."""
+    try:
+        import zstandard
+    except ImportError:
+        return array.nbytes
+    packed = len(zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(np.ascontiguousarray(array).tobytes()))
+    return packed if packed < COMPRESSION_PAYS * array.nbytes else array.nbytes
+
+
+def run_seconds(model: bytes, feeds: Feeds) -> float:
+    """Return the median time of a run of a model on this machine."""
+    session = open_model(model)
+    times = []
+    for _ in range(_WARMUP + _ROUNDS):
+        begin_s = time.perf_counter()
+        session.run(None, dict(feeds))
+        times.append(time.perf_counter() - begin_s)
+    return statistics.median(times[_WARMUP:])
+
+
+def open_model(model: bytes) -> onnxruntime.InferenceSession:
+    """Return a session of a model on the processor of this machine.
+
+    Raises:
+        CutError: onnxruntime refuses it.
+    """
+    try:
+        return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    except Exception as cause:  # its exceptions have no common base but this
+        raise CutError(f"onnxruntime refused the model: {cause}") from cause
+
+
+def _record(model: bytes, graph: KernelGraph, feeds: Feeds) -> list[NDArray[np.generic]]:
+    """Return the value of every tensor of the graph for one request, in the graph's order."""
+    given = set(graph.inputs)
+    proto = onnx.load_from_string(model)
+    known = {one.name for one in proto.graph.output}
+    made = [tensor for tensor in graph.tensors if tensor not in given]
+    proto.graph.output.extend(onnx.ValueInfoProto(name=tensor) for tensor in made if tensor not in known)
+    session = open_model(proto.SerializeToString())
+    try:
+        outputs = session.run(made, dict(feeds))
+    except Exception as cause:  # as above
+        raise CutError(f"the model does not run on a sample: {cause}") from cause
+    values = {**feeds, **dict(zip(made, outputs, strict=True))}
+    return [np.asarray(values[tensor]) for tensor in graph.tensors]

@@ -1,0 +1,119 @@
+"""Sentences that say what a plan found: each way in one, and where offloading pays and where not."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from edgekit_offload.planning.result import Way, WinRange
+from edgekit_runtime.remote.cut_table import LOCAL
+
+_WORTH: Final = 1.02  # below, a gain is not worth a sentence
+_NAMED: Final = 3  # tensors that a sentence names
+
+
+def explain_way(way: Way, kernels: int) -> str:
+    """Return one sentence that says what a way does, what it sends, and where it wins."""
+    costs = way.plan.costs
+    if way.kind == "local":
+        text = f"Runs everything on the device in {_ms(costs.device_s)}"
+    else:
+        names = [f"'{one.name}' as {one.coding}" for one in way.sent[:_NAMED]]
+        names += [f"{len(way.sent) - _NAMED} more"] * (len(way.sent) > _NAMED)
+        where = {
+            "upload": "Sends the input",
+            "cut": f"Runs {way.kernels_on_device} of {kernels} kernels on the device and sends",
+            "cascade": "Runs a small model on the device, and where it is unsure sends the input",
+        }[way.kind]
+        text = f"{where} {', '.join(names)} ({size(costs.upload_bytes)})"
+    if way.wins:
+        return f"{text}; best at {describe_ranges(way.wins)}."
+    return f"{text}; best under load only." if way.in_table else f"{text}; never the best."
+
+
+def explain_plan(
+    ways: Sequence[Way], bandwidths: Sequence[float], rtts: Sequence[float], unit: str
+) -> tuple[str, ...]:
+    """Return sentences that say where offloading pays, where a cut does, and where neither does.
+
+    Args:
+        ways: all, with their scores.
+        bandwidths: of the grid, Mbit/s.
+        rtts: of the grid, ms.
+        unit: of the scores.
+    """
+    sentences = []
+    local = next((way for way in ways if way.name == LOCAL), None)
+    remote = [way for way in ways if way.kind != "local" and way.wins]
+    if local is None:
+        sentences.append("The device cannot run the whole model within its limits, so a server is needed.")
+    elif not remote:
+        sentences.append("Offloading does not pay at any setting of this link: run the model on the device.")
+    for way in remote:
+        rivals = [other for other in ways if other is not way and _is_rival(way, other)]
+        if not rivals:
+            continue
+        gain, rtt, bandwidth, rival = max(
+            (
+                (
+                    min(other.score[row][column] for other in rivals) / max(way.score[row][column], 1e-12),
+                    rtts[row], bandwidths[column],
+                    min(rivals, key=lambda other: other.score[row][column]).name,
+                )
+                for win in way.wins
+                for row in [list(rtts).index(win.rtt_ms)]
+                for column in range(len(bandwidths))
+                if win.from_mbit_s <= bandwidths[column] <= win.to_mbit_s
+            ),
+            key=lambda found: found[0],
+        )  # fmt: skip
+        if gain >= _WORTH:
+            sentences.append(
+                f"'{way.name}' pays at {describe_ranges(way.wins)}: up to {gain:.3g} times better than"
+                f" '{rival}' (at {bandwidth:g} Mbit/s and {rtt:g} ms, in {unit})."
+            )
+    cuts = [way for way in ways if way.kind == "cut"]
+    if cuts and not any(way.wins for way in cuts):
+        sentences.append(_why_no_cut(cuts, ways, bandwidths))
+    return tuple(sentences)
+
+
+def describe_ranges(wins: Sequence[WinRange]) -> str:
+    """Return ranges of bandwidth as text, such as `2 to 10 Mbit/s (RTT 20 ms)`."""
+    parts = []
+    for win in wins:
+        low, high = f"{win.from_mbit_s:.3g}", f"{win.to_mbit_s:.3g}"
+        parts.append(f"{low if low == high else f'{low} to {high}'} Mbit/s (RTT {win.rtt_ms:g} ms)")
+    return ", ".join(parts)
+
+
+def size(count: float) -> str:
+    """Return a number of bytes for people."""
+    for unit, scale in (("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def _is_rival(way: Way, other: Way) -> bool:
+    """Whether a way is what one would do without `way`: a cut competes with whole-model ways."""
+    return other.kind in ("local", "upload") if way.kind in ("cut", "cascade") else other.kind == "local"
+
+
+def _why_no_cut(cuts: Sequence[Way], ways: Sequence[Way], bandwidths: Sequence[float]) -> str:
+    """Return why splitting does not pay: the cut that comes nearest, and what beats it there."""
+    ratio, name, rival, column = min(
+        (way.score[row][column] / max(best.score[row][column], 1e-12), way.name, best.name, column)
+        for way in cuts
+        for row in range(len(way.score))
+        for column in range(len(way.score[row]))
+        for best in [min(ways, key=lambda other: other.score[row][column] if other.kind != "cut" else 1e300)]
+    )
+    if ratio <= 1:
+        return f"No cut pays: '{name}' is within 1 % of the simpler '{rival}' at best."
+    return (
+        f"No cut pays: the one that comes nearest, '{name}', is {ratio - 1:.1%} worse than '{rival}' at"
+        f" {bandwidths[column]:.3g} Mbit/s."
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

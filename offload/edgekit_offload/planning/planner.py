@@ -1,0 +1,530 @@
+"""The planner: from the profiles of two machines to every way to run a model, and the few worth carrying.
+
+It reads profiles and samples, sweeps links and loads with the exact solver, and compares all ways by the
+latency model that the device uses too. Cuts are re-measured by whoever calls: see `PlanInputs.realise`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_offload.planning.capacity import devices_per_server
+from edgekit_offload.planning.codings import Feeds, measure_codings, open_model, run_seconds
+from edgekit_offload.planning.costs import (
+    INPUT,
+    GraphCosts,
+    PowerModel,
+    device_bytes,
+    kept_tensors,
+    memory_limits,
+)
+from edgekit_offload.planning.envelope import (
+    SIMPLICITY,
+    Grid,
+    Score,
+    choose_few,
+    find_winners,
+    score_all,
+    win_ranges,
+)
+from edgekit_offload.planning.explain import explain_plan, explain_way
+from edgekit_offload.planning.result import (
+    Certificate,
+    Kind,
+    Label,
+    PlannedMachine,
+    PlanningResult,
+    Refusal,
+    SentTensor,
+    TierPlan,
+    Way,
+)
+from edgekit_offload.planning.sweep import FoundCut, Goal, find_cuts, place_on_tiers
+from edgekit_offload.planning.ways import UploadWay, WholeModel, find_uploads
+from edgekit_offload.profiling.model_profile import WHOLE_MODEL_ONLY, ModelProfile
+from edgekit_offload.profiling.planning_graph import PlanningGraph, join_profiles
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.remote.cut_table import LOCAL, CutTable, Objective, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+
+MAX_CUTS: Final = 8
+MAX_SAMPLES: Final = 16  # on which sizes are measured
+NEVER: Final = 1e15  # a score that stands for infinity in JSON
+_UNITS: Final[dict[Objective, str]] = {
+    "latency": "ms", "energy": "mJ", "throughput": "ms a request", "capacity": "server ms a request",
+}  # fmt: skip
+_LOADS: Final = ((1.0, 1.0), (1.0, 4.0), (4.0, 1.0))  # device, server: at which cuts are sought
+_LARGE_SPREAD: Final = 0.1  # of a profile, from which on it is warned of
+_SLOW_START: Final = (0.25, 0.5)  # of the lowest bandwidth: TCP's start makes a link seem slower
+
+Progress = Callable[[str, int | None, int | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CutCandidate:
+    """A placement on its way to a plan.
+
+    Attributes:
+        plan: with modelled costs.
+        found: placement, coding and certificate.
+        device_nodes: nodes of the model that run on the device.
+        sent: what crosses the link.
+    """
+
+    plan: OffloadPlan
+    found: FoundCut
+    device_nodes: tuple[int, ...]
+    sent: tuple[SentTensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Realised:
+    """A way that was extracted, and run as it is.
+
+    Attributes:
+        plan: with measured costs, or modelled ones where nothing measured it.
+        label: how its times were found.
+    """
+
+    plan: OffloadPlan
+    label: Label
+
+
+class Realise(Protocol):
+    """Extracts ways as real submodels and measures them, interleaved; refuses those that do not work."""
+
+    def __call__(
+        self, uploads: Sequence[UploadWay], cuts: Sequence[CutCandidate]
+    ) -> Mapping[str, Realised | Refusal]:
+        """Return for the name of each way what came of it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """What is planned.
+
+    Attributes:
+        name: of the model, for people.
+        content: the ONNX model.
+        device, server: profiles of the model.
+        grid: bandwidths and round trips.
+        feeds: samples, one request each.
+        objective: what is minimised.
+        power: of the device; for energy.
+        latency_limit_s: of 99 % of requests; for capacity.
+        requests_per_s: of one device; for capacity.
+        memory_bytes: on the device.
+        keep_on_device: tensors, or `input`.
+        edge: profile of the machine between device and server, and the link from there on; for three tiers.
+        realise: extracts and measures; None plans from sums over kernels alone.
+        leakage_db: of the tensors that are sent, by name; None measures none.
+        most_leakage_db: limit on it.
+    """
+
+    name: str
+    content: bytes
+    device: ModelProfile
+    server: ModelProfile
+    grid: Grid
+    feeds: Sequence[Feeds]
+    objective: Objective = "latency"
+    power: PowerModel | None = None
+    latency_limit_s: float | None = None
+    requests_per_s: float = 1.0
+    memory_bytes: float | None = None
+    keep_on_device: tuple[str, ...] = ()
+    edge: ModelProfile | None = None
+    edge_link: LinkState | None = None
+    realise: Realise | None = None
+    leakage_db: Callable[[Sequence[SentTensor]], float | None] | None = None
+    most_leakage_db: float | None = None
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What is known of a way before the ways are compared."""
+
+    kind: Kind
+    plan: OffloadPlan
+    label: Label
+    sent: tuple[SentTensor, ...] = ()
+    certificate: Certificate | None = None
+    kernels_on_device: int = 0
+    device_bytes: float | None = None
+
+
+def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: None) -> PlanningResult:
+    """Return every way to run a model between two machines, and where each is the best.
+
+    Raises:
+        CutError: a profile is of another model, the link is down, or nothing keeps the limits.
+    """
+    _check(inputs)
+    refusals: list[Refusal] = []
+    progress("measuring what tensors take on the link", None, None)
+    here_s = run_seconds(inputs.content, inputs.feeds[0])
+    whole = _whole_model(inputs, here_s)
+    graph = _join(inputs, refusals)
+    costs = None if graph is None else _graph_costs(inputs, graph, whole)
+    local = _local(inputs, costs, refusals)
+    uploads = _uploads(inputs, whole, costs, refusals)
+    cuts: list[CutCandidate] = []
+    if graph is not None and costs is not None:
+        base = [one.plan for one in ([local] if local else [])] + [one.plan for one in uploads]
+        cuts = _candidates(inputs, graph, costs, base, refusals, progress)
+    realised: Mapping[str, Realised | Refusal] = {}
+    if inputs.realise is not None:
+        progress("extracting and measuring", None, None)
+        realised = inputs.realise(uploads, cuts)
+    drafts = [local] if local else []
+    drafts += [_Draft("upload", one.plan, "modelled", one.sent) for one in uploads]
+    drafts += [_cut_draft(one, costs) for one in cuts if costs is not None]
+    drafts = _apply(drafts, realised, refusals)
+    drafts = _limit_leakage(inputs, drafts, refusals)
+    if not drafts:
+        raise CutError("no way is left that keeps the limits: " + " ".join(one.reason for one in refusals))
+    return _compare(
+        inputs, drafts, refusals, _tiers(inputs, costs), kernels=0 if costs is None else len(costs.seconds)
+    )
+
+
+def _check(inputs: PlanInputs) -> None:
+    if not inputs.feeds:
+        raise CutError("planning needs samples: sizes of what is sent depend on the values")
+    if min(inputs.grid.bandwidths_mbit_s, default=0.0) <= 0:
+        raise CutError("the link is down (bandwidth 0): nothing can be sent, so there is nothing to plan")
+    if inputs.objective == "energy" and inputs.power is None:
+        raise CutError("the objective energy needs the power of the device: give --target or --power")
+    if inputs.objective == "capacity" and inputs.latency_limit_s is None:
+        raise CutError("the objective capacity needs a limit on latency: give --latency-limit")
+    expected = set(inputs.feeds[0])
+    if inputs.device.inputs and expected != set(inputs.device.inputs):
+        raise CutError(
+            f"the samples have {', '.join(sorted(expected))}, the model takes"
+            f" {', '.join(sorted(inputs.device.inputs))}"
+        )
+
+
+def _whole_model(inputs: PlanInputs, here_s: float) -> WholeModel:
+    outputs = open_model(inputs.content).run(None, dict(inputs.feeds[0]))
+    return WholeModel(
+        inputs.device.whole_s,
+        inputs.server.whole_s,
+        float(sum(one.nbytes for one in outputs)),
+        len(outputs),
+        inputs.device.whole_s / here_s,
+        inputs.server.whole_s / here_s,
+    )
+
+
+def _join(inputs: PlanInputs, refusals: list[Refusal]) -> PlanningGraph | None:
+    """Return the graph of kernels, or None where the model cannot be cut."""
+    profiles = [inputs.device, *([inputs.edge] if inputs.edge else []), inputs.server]
+    try:
+        return join_profiles(inputs.content, profiles)
+    except CutError as cause:
+        if WHOLE_MODEL_ONLY not in str(cause):
+            raise
+        refusals.append(Refusal("cuts", f"The model cannot be split: {cause}."))
+        return None
+
+
+def _graph_costs(inputs: PlanInputs, graph: PlanningGraph, whole: WholeModel) -> GraphCosts:
+    codings = measure_codings(
+        inputs.content,
+        graph.graph,
+        inputs.feeds,
+        device_slowdown=whole.device_slowdown,
+        server_slowdown=whole.server_slowdown,
+    )
+    raw = np.array([graph.tensor_bytes[tensor] for tensor in graph.graph.tensors], np.float64)
+    return GraphCosts(graph.graph, graph.seconds, raw, graph.weight_bytes.astype(np.float64), codings)
+
+
+def _local(inputs: PlanInputs, costs: GraphCosts | None, refusals: list[Refusal]) -> _Draft | None:
+    """Return the way that runs all on the device, where its memory is large enough."""
+    needed = None if costs is None else device_bytes(costs, (0,) * len(costs.seconds))
+    if needed is None and inputs.memory_bytes is not None:
+        needed = float(len(inputs.content))
+    if inputs.memory_bytes is not None and needed is not None and needed > inputs.memory_bytes:
+        refusals.append(
+            Refusal(
+                LOCAL,
+                f"The whole model needs {needed / 1e6:.3g} MB of weights and activations, the limit is"
+                f" {inputs.memory_bytes / 1e6:.3g} MB.",
+            )
+        )
+        return None
+    plan = OffloadPlan(LOCAL, PlanCosts(inputs.device.whole_s, is_measured=True))
+    return _Draft("local", plan, inputs.device.label, device_bytes=needed)
+
+
+def _uploads(
+    inputs: PlanInputs, whole: WholeModel, costs: GraphCosts | None, refusals: list[Refusal]
+) -> tuple[UploadWay, ...]:
+    """Return the ways to upload the input, unless it must stay on the device."""
+    names = set(inputs.feeds[0])
+    pinned = [name for name in inputs.keep_on_device if name == INPUT or name in names]
+    if costs is None and set(inputs.keep_on_device) - set(pinned):
+        raise CutError(f"--keep-on-device {inputs.keep_on_device[0]}: the model cannot be split")
+    if pinned:
+        refusals.append(Refusal("upload", "The input must stay on the device, so it is not uploaded."))
+        return ()
+    uploads, found = find_uploads(inputs.feeds, whole, inputs.name)
+    refusals += found
+    return uploads
+
+
+def _candidates(
+    inputs: PlanInputs,
+    graph: PlanningGraph,
+    costs: GraphCosts,
+    base: Sequence[OffloadPlan],
+    refusals: list[Refusal],
+    progress: Progress,
+) -> list[CutCandidate]:
+    """Return the few cuts that lower the best score most, and the best one of each coding to be shown."""
+    two = replace(costs, seconds=costs.seconds[:, [0, -1]])
+    kept = kept_tensors(costs.graph, inputs.keep_on_device)
+    limits = () if inputs.memory_bytes is None else memory_limits(two, inputs.memory_bytes)
+    goal = Goal(inputs.objective, inputs.power, limits, _latency_limit_s(inputs))
+    settings = tuple(
+        replace(link, device_slowdown=device, server_slowdown=server)
+        for device, server in _LOADS
+        for link in (Conditions(one) for one in _sweep_links(inputs.grid))
+    )
+    try:
+        found = find_cuts(
+            two, settings, goal, kept, lambda done, total: progress("finding cuts", done, total)
+        )
+    except CutError as cause:
+        refusals.append(Refusal("cuts", f"No cut keeps the limits: {cause}."))
+        return []
+    candidates = [_candidate(one, number, graph, two) for number, one in enumerate(found) if one.is_split]
+    if not candidates:
+        return []
+    conditions = inputs.grid.conditions()
+    scores = score_all([one.plan for one in candidates], conditions, _score(inputs))
+    best = score_all(base, conditions, _score(inputs)).min(axis=0, initial=np.inf)
+    chosen = list(choose_few(scores, best, MAX_CUTS - len(costs.codings)))
+    unloaded = len(inputs.grid.links())
+    reference = np.minimum(best, scores.min(axis=0))[:unloaded]
+    ratio = scores[:, :unloaded] / np.where((reference > 0) & np.isfinite(reference), reference, 1.0)
+    for coding in costs.codings:  # what the best cut of each coding costs is always shown
+        own = [number for number, one in enumerate(candidates) if one.found.coding == coding]
+        if own:
+            chosen.append(min(own, key=lambda number: float(ratio[number].min())))
+    return [candidates[number] for number in sorted(set(chosen))]
+
+
+def _sweep_links(grid: Grid) -> tuple[LinkState, ...]:
+    low = grid.bandwidths_mbit_s[0]
+    slower = tuple(low * share for share in _SLOW_START)
+    return Grid((*slower, *grid.bandwidths_mbit_s), grid.rtts_ms).links()
+
+
+def _candidate(found: FoundCut, number: int, graph: PlanningGraph, costs: GraphCosts) -> CutCandidate:
+    coded = costs.codings[found.coding]
+    rows = costs.sent(found.tiers)
+    sent = tuple(
+        SentTensor(
+            costs.graph.tensors[row],
+            coded.names[row],
+            float(costs.raw_bytes[row]),
+            float(coded.sent_bytes[row]),
+        )
+        for row in rows
+    )
+    name = f"cut{number + 1}-{found.coding}"
+    plain = {"raw": 1, "int8": 4, "int4": 8}[found.coding]
+    has_zstd = any(one.sent_bytes < 0.99 * one.raw_bytes / plain for one in sent)
+    plan = OffloadPlan(
+        name,
+        costs.plan_costs(found.tiers, found.coding),
+        head=f"{name}.head",
+        tail=f"{name}.tail",
+        compression="zstd" if has_zstd else "identity",
+    )
+    nodes = [node for kernel, tier in enumerate(found.tiers) if tier == 0 for node in graph.nodes[kernel]]
+    return CutCandidate(plan, found, tuple(sorted(nodes)), sent)
+
+
+def _cut_draft(one: CutCandidate, costs: GraphCosts) -> _Draft:
+    return _Draft(
+        "cut",
+        one.plan,
+        "modelled",
+        one.sent,
+        one.found.certificate,
+        sum(1 for tier in one.found.tiers if tier == 0),
+        device_bytes(costs, one.found.tiers),
+    )
+
+
+def _apply(
+    drafts: list[_Draft], realised: Mapping[str, Realised | Refusal], refusals: list[Refusal]
+) -> list[_Draft]:
+    """Put measured costs in the place of modelled ones, and drop what does not work."""
+    kept = []
+    for draft in drafts:
+        came = realised.get(draft.plan.name)
+        if isinstance(came, Refusal):
+            refusals.append(came)
+            continue
+        if came is not None:
+            draft.plan, draft.label = came.plan, came.label
+        kept.append(draft)
+    return kept
+
+
+def _limit_leakage(inputs: PlanInputs, drafts: list[_Draft], refusals: list[Refusal]) -> list[_Draft]:
+    """Add the measured leakage to each way, and drop those above the limit."""
+    if inputs.leakage_db is None:
+        return drafts
+    kept = []
+    for draft in drafts:
+        if draft.kind == "local":
+            kept.append(draft)
+            continue
+        leakage = inputs.leakage_db(draft.sent)
+        draft.plan = replace(draft.plan, leakage_db=leakage)
+        if inputs.most_leakage_db is None or (leakage is not None and leakage <= inputs.most_leakage_db):
+            kept.append(draft)
+            continue
+        how = "is unknown" if leakage is None else f"is at least {leakage:.1f} dB"
+        refusals.append(
+            Refusal(draft.plan.name, f"Its leakage {how}, the limit is {inputs.most_leakage_db:g} dB.")
+        )
+    return kept
+
+
+def _latency_limit_s(inputs: PlanInputs) -> float | None:
+    return inputs.latency_limit_s if inputs.objective == "capacity" else None
+
+
+def _score(inputs: PlanInputs) -> Score:
+    """Return what the objective minimises, in the unit of `_UNITS`."""
+    power, limit_s = inputs.power, _latency_limit_s(inputs)
+
+    def latency(plan: OffloadPlan, conditions: Conditions) -> float:
+        return predict_s(plan, conditions) * 1e3
+
+    def energy(plan: OffloadPlan, conditions: Conditions) -> float:
+        return power.energy_j(plan, conditions) * 1e3 if power is not None else np.inf
+
+    def throughput(plan: OffloadPlan, conditions: Conditions) -> float:
+        """The slowest of device, link and server; round trips overlap."""
+        costs, link = plan.costs, conditions.link
+        stages = [costs.device_s * conditions.device_slowdown, costs.server_s * conditions.server_slowdown]
+        if plan.tail is not None and link is not None:
+            stages.append(costs.upload_bytes * 8 / link.up_bits_per_s)
+        return max(stages) * 1e3
+
+    def capacity(plan: OffloadPlan, conditions: Conditions) -> float:
+        share = plan.escalation.share if plan.escalation else 1.0
+        if limit_s is not None and predict_s(plan, conditions) > limit_s:
+            return np.inf
+        return plan.costs.server_s * conditions.server_slowdown * share * 1e3
+
+    return {"latency": latency, "energy": energy, "throughput": throughput, "capacity": capacity}[
+        inputs.objective
+    ]
+
+
+def _compare(
+    inputs: PlanInputs,
+    drafts: Sequence[_Draft],
+    refusals: list[Refusal],
+    tiers: tuple[TierPlan, ...],
+    *,
+    kernels: int,
+) -> PlanningResult:
+    """Return the result: scores on the grid, winners, and the table of those that win somewhere."""
+    grid, plans = inputs.grid, [draft.plan for draft in drafts]
+    scores = score_all(plans, grid.conditions(), _score(inputs))
+    ranks = [SIMPLICITY[draft.kind] for draft in drafts]
+    winners = find_winners(scores, ranks)
+    if (winners < 0).all():
+        raise CutError("no way keeps the limits at any setting of the link")
+    in_table = {int(number) for number in winners if number >= 0}
+    in_table |= {number for number, draft in enumerate(drafts) if draft.kind == "local"}
+    unloaded = [Conditions(link) for link in grid.links()]
+    latencies = score_all(plans, unloaded, lambda plan, one: predict_s(plan, one) * 1e3)
+    ways = []
+    for number, draft in enumerate(drafts):
+        way = Way(
+            draft.kind, draft.plan, draft.label, draft.sent, _rows(latencies[number], grid),
+            _rows(scores[number][: len(unloaded)], grid), win_ranges(winners, number, grid),
+            number in in_table,
+            draft.kernels_on_device, draft.device_bytes, _capacity(inputs, draft), draft.certificate,
+        )  # fmt: skip
+        ways.append(replace(way, explanation=explain_way(way, kernels)))
+    table = CutTable(
+        tuple(draft.plan for number, draft in enumerate(drafts) if number in in_table),
+        inputs.objective,
+        inputs.device.description,
+        inputs.server.description,
+    )
+    unit = _UNITS[inputs.objective]
+    return PlanningResult(
+        inputs.name, inputs.device.model_sha256, inputs.objective, unit,
+        PlannedMachine(inputs.device.description, inputs.device.label, inputs.memory_bytes),
+        PlannedMachine(inputs.server.description, inputs.server.label),
+        grid.bandwidths_mbit_s, grid.rtts_ms, tuple(ways), table, tuple(refusals),
+        tuple(_warn(inputs, drafts)),
+        explain_plan(ways, grid.bandwidths_mbit_s, grid.rtts_ms, unit),
+        kernels, len(inputs.feeds), tiers,
+    )  # fmt: skip
+
+
+def _rows(values: NDArray[np.float64], grid: Grid) -> tuple[tuple[float, ...], ...]:
+    """Return values [RTTs * bandwidths] as rows; infinity becomes `NEVER`, for which JSON has a word."""
+    finite = np.where(np.isfinite(values), values, NEVER)
+    return tuple(tuple(float(one) for one in row) for row in finite.reshape(len(grid.rtts_ms), -1))
+
+
+def _capacity(inputs: PlanInputs, draft: _Draft) -> int | None:
+    limit_s = _latency_limit_s(inputs)
+    if limit_s is None:
+        return None
+    if draft.kind == "local":
+        return None  # it loads no server
+    links = inputs.grid.links()
+    middle = Conditions(links[len(inputs.grid.bandwidths_mbit_s) // 2])
+    rest_s = predict_s(draft.plan, middle) - draft.plan.costs.server_s
+    return devices_per_server(
+        draft.plan.costs.server_s, rest_s, limit_s=limit_s, requests_per_s=inputs.requests_per_s
+    )
+
+
+def _tiers(inputs: PlanInputs, costs: GraphCosts | None) -> tuple[TierPlan, ...]:
+    if inputs.edge is None or inputs.edge_link is None or costs is None:
+        return ()
+    kept, edge_link = kept_tensors(costs.graph, inputs.keep_on_device), inputs.edge_link
+    return tuple(
+        min(
+            (place_on_tiers(costs, coding, (link, edge_link), kept) for coding in costs.codings),
+            key=lambda found: found.total_ms,
+        )
+        for link in inputs.grid.links()
+    )
+
+
+def _warn(inputs: PlanInputs, drafts: Sequence[_Draft]) -> list[str]:
+    warnings = [
+        f"The times of {profile.measured_on} vary by {profile.whole_spread:.0%} between the quartiles:"
+        " measure again at rest."
+        for profile in (inputs.device, inputs.server)
+        if profile.whole_spread > _LARGE_SPREAD and profile.label == "measured"  # a quota makes runs uneven
+    ]
+    if len(inputs.feeds) < MAX_SAMPLES:
+        warnings.append(f"Sizes were measured on {len(inputs.feeds)} samples only.")
+    if inputs.objective == "energy":
+        warnings.append("Energy is modelled from the power of the device, not measured.")
+    if any(draft.label == "modelled" for draft in drafts if draft.kind == "cut"):
+        warnings.append("Times of cuts are sums over kernels (modelled): the cuts were not run as they are.")
+    return warnings

@@ -1,0 +1,262 @@
+"""The planner on real models, with profiles whose times are made up, so that no timing decides a test."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgekit_offload.planning import planner
+from edgekit_offload.planning.capacity import MAX_DEVICES, devices_per_server
+from edgekit_offload.planning.costs import PowerModel
+from edgekit_offload.planning.envelope import Grid
+from edgekit_offload.planning.planner import PlanInputs, plan
+from edgekit_offload.planning.result import PlanningResult, Refusal
+from edgekit_offload.profiling.model_profile import KernelTime, ModelProfile, digest_model
+from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.remote.latency_model import LinkState
+from edgekit_runtime.remote.measure import MachineFacts
+
+TINY = Path(__file__).parents[2] / "models" / "tiny"
+GRID = Grid((0.1, 1.0, 10.0, 100.0), (5.0, 20.0))
+
+
+@pytest.fixture(autouse=True)
+def _coding_as_fast_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times of the profiles are made up, so what coding takes here is not scaled by them."""
+    monkeypatch.setattr(planner, "run_seconds", lambda *_: 1.0)
+
+
+def machine_facts() -> MachineFacts:
+    return MachineFacts("a processor", "Linux", 1, None, 0.0, "onnxruntime", "2026-01-01T00:00:00Z")
+
+
+def profile_of(content: bytes, seconds: list[float], name: str) -> ModelProfile:
+    """A profile in which each node of the model is a kernel that takes what it is told to."""
+    model = onnx.load_from_string(content)
+    weights = {one.name for one in model.graph.initializer}
+    inputs = tuple(one.name for one in model.graph.input if one.name not in weights)
+    shapes = onnx.shape_inference.infer_shapes(model).graph
+    sizes = {
+        one.name: 4 * int(np.prod([d.dim_value or 1 for d in one.type.tensor_type.shape.dim]))
+        for one in (*shapes.input, *shapes.value_info, *shapes.output)
+    }
+    kernels = tuple(
+        KernelTime(
+            f"k{number}",
+            node.op_type,
+            tuple(t for t in node.input if t not in weights),
+            tuple(node.output),
+            s,
+        )
+        for number, (node, s) in enumerate(zip(model.graph.node, seconds, strict=True))
+    )
+    return ModelProfile(
+        "model", digest_model(content), name, machine_facts(), "measured", sum(seconds), 0.0, 1.0, inputs,
+        tuple(one.name for one in model.graph.output), sizes, kernels,
+    )  # fmt: skip
+
+
+def narrowing_model(channels: int, side: int) -> bytes:
+    """A photo in, a small tensor after the first of three convolutions."""
+    rng, nodes, weights = np.random.default_rng(0), [], []
+    sizes = (channels, 4, 4, 4)
+    for number, (before, after) in enumerate(pairwise(sizes)):
+        stride = 8 if number == 0 else 1
+        value = rng.normal(size=(after, before, stride, stride)).astype(np.float32)
+        weights.append(numpy_helper.from_array(value, f"w{number}"))
+        nodes.append(
+            helper.make_node(
+                "Conv", [f"t{number}", f"w{number}"], [f"t{number + 1}"], strides=[stride, stride]
+            )
+        )
+    given = helper.make_tensor_value_info("t0", TensorProto.FLOAT, [1, channels, side, side])
+    made = helper.make_tensor_value_info("t3", TensorProto.FLOAT, [1, 4, side // 8, side // 8])
+    graph = helper.make_graph(nodes, "g", [given], [made], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return model.SerializeToString()
+
+
+def noise(channels: int, side: int, count: int = 3) -> list[dict[str, np.ndarray]]:
+    """Values that no codec of photographs can carry."""
+    rng = np.random.default_rng(1)
+    return [{"t0": rng.normal(size=(1, channels, side, side)).astype(np.float32)} for _ in range(count)]
+
+
+def photos(side: int, count: int = 3) -> list[dict[str, np.ndarray]]:
+    """Smooth pictures of 8-bit pixels, scaled to -1..1."""
+    rng, feeds = np.random.default_rng(2), []
+    rows = np.linspace(0, 3, side)
+    for _ in range(count):
+        waves = [np.sin(rng.uniform(1, 2) * rows + rng.uniform(0, 6)) for _ in range(6)]
+        image = np.stack([np.add.outer(waves[2 * c], waves[2 * c + 1]) for c in range(3)])
+        pixels = np.rint((image + 2) / 4 * 255).astype(np.uint8)
+        feeds.append({"t0": (pixels.astype(np.float32) / 127.5 - 1)[np.newaxis]})
+    return feeds
+
+
+def inputs_of(
+    content: bytes, device: list[float], server: list[float], feeds: list[dict[str, np.ndarray]]
+) -> PlanInputs:
+    profiles = profile_of(content, device, "device"), profile_of(content, server, "server")
+    return PlanInputs("model", content, *profiles, GRID, feeds)
+
+
+def best_at(result: PlanningResult, mbit_s: float, rtt_ms: float = 20.0) -> str:
+    return result.best(mbit_s, rtt_ms).kind
+
+
+def test_narrow_tensor_after_a_cheap_kernel_is_cut_at() -> None:
+    content = narrowing_model(16, 64)
+    result = plan(inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64)))
+    assert best_at(result, 1.0) == "cut"
+    way = result.best(1.0, 20.0)
+    assert [one.name for one in way.sent] == ["t1"]
+    assert way.certificate is not None
+    assert (way.certificate.gap, way.certificate.proof) == (0.0, "enumerated")
+    assert way.certificate.placements == 4
+    assert "pays at" in " ".join(result.sentences)
+    names = {one.name for one in result.table.plans}
+    assert {"local", way.name} <= names
+    assert names == {one.name for one in result.ways if one.in_table}
+    assert from_plain(PlanningResult, to_plain(result)) == result
+    assert [one for one in result.refusals if "8-bit pixels" in one.reason]
+
+
+def test_whole_model_is_uploaded_where_the_device_is_slow_and_the_link_fast() -> None:
+    content = narrowing_model(3, 64)
+    result = plan(inputs_of(content, [1.0, 0.5, 0.5], [0.001, 0.001, 0.001], noise(3, 64)))
+    assert best_at(result, 100.0) == "upload"
+
+
+def test_photo_is_sent_as_jpeg_rather_than_split() -> None:
+    pytest.importorskip("PIL", reason="needs Pillow")
+    content = narrowing_model(3, 256)
+    # The first kernel costs more on the device than to encode the photo: the usual case.
+    result = plan(inputs_of(content, [1.0, 1.0, 1.0], [0.001, 0.001, 0.001], photos(256)))
+    cuts = [way for way in result.ways if way.kind == "cut"]
+    jpeg = next(way for way in result.ways if way.name == "jpeg:90")
+    assert cuts
+    assert not any(way.wins for way in cuts)
+    assert all(min(way.score[1]) > min(jpeg.score[1]) for way in cuts)
+    assert "No cut pays" in " ".join(result.sentences)
+    assert {one.coding for one in jpeg.sent} == {"jpeg:90"}
+    uint8 = next(way for way in result.ways if way.name == "uint8")
+    assert jpeg.plan.costs.upload_bytes < uint8.plan.costs.upload_bytes
+
+
+def test_input_that_must_stay_leaves_no_way_to_upload_it() -> None:
+    content = narrowing_model(3, 64)
+    made = inputs_of(content, [0.01, 1.0, 1.0], [0.001, 0.001, 0.001], noise(3, 64))
+    result = plan(replace(made, keep_on_device=("input",)))
+    assert {way.kind for way in result.ways} == {"local", "cut"}
+    assert all(one.name != "t0" for way in result.ways for one in way.sent)
+    with pytest.raises(CutError, match="--keep-on-device nothing"):
+        plan(replace(made, keep_on_device=("nothing",)))
+
+
+def test_model_too_large_for_the_device_is_never_planned_as_local() -> None:
+    content = narrowing_model(3, 64)
+    made = inputs_of(content, [0.001, 0.001, 0.001], [0.001, 0.001, 0.001], noise(3, 64))
+    result = plan(replace(made, memory_bytes=1000.0))
+    assert all(way.kind != "local" for way in result.ways)
+    assert result.table.local is None
+    assert any(one.name == "local" and "limit" in one.reason for one in result.refusals)
+
+
+def test_leakage_above_the_limit_refuses_a_way() -> None:
+    content = narrowing_model(16, 64)
+    made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
+    leaks = {"t0": 60.0, "t1": 25.0}
+    result = plan(
+        replace(
+            made, leakage_db=lambda sent: max(leaks.get(one.name, 10.0) for one in sent), most_leakage_db=20.0
+        )
+    )
+    assert all(one.name not in leaks for way in result.ways for one in way.sent)
+    assert any("25.0 dB" in one.reason for one in result.refusals)
+
+
+def test_energy_prefers_to_send_where_the_radio_is_cheap() -> None:
+    content = narrowing_model(16, 64)
+    made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
+    cheap = plan(replace(made, objective="energy", power=PowerModel(5.0, 0.1)))
+    dear = plan(replace(made, objective="energy", power=PowerModel(0.1, 50.0, 1e-3)))
+    assert cheap.unit == "mJ"
+    assert best_at(cheap, 10.0) != "local"
+    assert best_at(dear, 10.0) == "local"
+    with pytest.raises(CutError, match="power of the device"):
+        plan(replace(made, objective="energy"))
+
+
+def test_capacity_plans_carry_a_number_of_devices() -> None:
+    content = narrowing_model(16, 64)
+    made = inputs_of(content, [0.005, 0.1, 0.1], [0.01, 0.02, 0.02], noise(16, 64))
+    result = plan(replace(made, objective="capacity", latency_limit_s=0.15))
+    served = {way.name: way.devices_per_server for way in result.ways if way.kind != "local"}
+    assert all(count is not None for count in served.values())
+    assert plan(replace(made, objective="throughput")).objective == "throughput"
+
+
+def test_devices_per_server_fall_as_the_server_takes_longer() -> None:
+    few = devices_per_server(0.02, 0.05, limit_s=0.15, requests_per_s=1.0)
+    many = devices_per_server(0.01, 0.05, limit_s=0.15, requests_per_s=1.0)
+    assert 20 < few < 50 < many < 100  # below the saturated server, 1 / server_s
+    assert devices_per_server(0.0, 0.05, limit_s=0.15, requests_per_s=1.0) == MAX_DEVICES
+    assert devices_per_server(0.2, 0.0, limit_s=0.15, requests_per_s=1.0) == 0
+
+
+def test_model_that_cannot_be_split_gets_whole_model_ways_and_the_reason() -> None:
+    content = narrowing_model(3, 64)
+    made = inputs_of(content, [0.1, 0.1, 0.1], [0.001] * 3, noise(3, 64))
+    device = replace(made.device, kernels=(), obstacle="it has control flow ('If')")
+    result = plan(replace(made, device=device))
+    assert {way.kind for way in result.ways} == {"local", "upload"}
+    assert any(one.name == "cuts" and "control flow" in one.reason for one in result.refusals)
+
+
+def test_profile_of_another_model_is_refused() -> None:
+    content = narrowing_model(3, 64)
+    made = inputs_of(content, [0.1, 0.1, 0.1], [0.001] * 3, noise(3, 64))
+    with pytest.raises(CutError, match="sha256"):
+        plan(replace(made, device=replace(made.device, model_sha256="00" * 32)))
+
+
+def test_three_tiers_are_placed_with_their_proof() -> None:
+    content = narrowing_model(16, 64)
+    made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
+    edge = profile_of(content, [0.002, 0.01, 0.01], "edge")
+    result = plan(replace(made, edge=edge, edge_link=LinkState(50e6, 50e6, 0.03)))
+    assert len(result.tiers) == 8
+    assert all(sum(one.kernels) == 3 and len(one.sent) == 2 for one in result.tiers)
+    assert all(one.certificate.proof == "enumerated" for one in result.tiers)
+    assert from_plain(PlanningResult, to_plain(result)) == result
+
+
+def test_refusal_of_a_way_that_cannot_be_extracted_takes_it_out() -> None:
+    content = narrowing_model(16, 64)
+    made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
+    result = plan(
+        replace(
+            made, realise=lambda uploads, cuts: {one.plan.name: Refusal(one.plan.name, "no.") for one in cuts}
+        )
+    )
+    assert all(way.kind != "cut" for way in result.ways)
+    assert any(one.reason == "no." for one in result.refusals)
+
+
+@pytest.mark.parametrize("name", ["digits_cnn", "mnist5k_dscnn", "japanese_vowels_tcn", "italy_power_mlp"])
+def test_real_model_stays_on_a_device_that_is_fast_enough(name: str) -> None:
+    content = (TINY / f"{name}.onnx").read_bytes()
+    nodes = len(onnx.load_from_string(content).graph.node)
+    samples = np.load(TINY / f"{name}.calib.npz")
+    given = onnx.load_from_string(content).graph.input[0].name
+    feeds = [{given: samples[samples.files[0]][n : n + 1]} for n in range(4)]
+    made = inputs_of(content, [1e-5] * nodes, [1e-6] * nodes, feeds)
+    result = plan(made)
+    assert {result.best(b, r).name for b in GRID.bandwidths_mbit_s for r in GRID.rtts_ms} == {"local"}
+    assert "does not pay" in result.sentences[0]
