@@ -128,10 +128,10 @@ def open_model(model: bytes) -> onnxruntime.InferenceSession:
 
 def _record(model: bytes, graph: KernelGraph, feeds: Feeds) -> list[NDArray[np.generic]]:
     """Return the value of every tensor of the graph for one request, in the graph's order."""
-    given = set(graph.inputs)
+    inputs = set(graph.inputs)
     proto = onnx.load_from_string(model)
     known = {one.name for one in proto.graph.output}
-    made = [tensor for tensor in graph.tensors if tensor not in given]
+    made = [tensor for tensor in graph.tensors if tensor not in inputs]
     proto.graph.output.extend(onnx.ValueInfoProto(name=tensor) for tensor in made if tensor not in known)
     session = open_model(proto.SerializeToString())
     try:
