@@ -71,9 +71,7 @@ def test_graphs_with_weights_outside_are_timed_in_turn() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[2, 64] x) => (float[2, 64] y) { y = MatMul(x, w) }'
     )
-    weight = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [64, 64], b"", raw=True)
-    weight.ClearField("raw_data")
-    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[64, 64], data_location=1)
     for key, value in (("location", "model.onnx"), ("offset", "16"), ("length", str(64 * 64 * 4))):
         weight.external_data.add(key=key, value=value)
     model.graph.initializer.append(weight)
