@@ -94,7 +94,7 @@ class Link:
             TransportError: the service cannot be reached.
         """
         if self._socket is None:
-            self._socket = _connect(self.address, timeout_s)
+            self._socket = open_connection(self.address, timeout_s)
             self._was_used = False
             self._timeout_s = 0.0
             self._made += 1
@@ -201,7 +201,7 @@ class Link:
         return TransportError(f"{self.address}: {cause}")
 
 
-def _connect(address: Address, timeout_s: float) -> socket.socket:
+def open_connection(address: Address, timeout_s: float) -> socket.socket:
     """Return a connection to a service.
 
     Raises:
