@@ -73,6 +73,11 @@ class MediaCodec:
         """The number of dimensions of what it codes: 3 for a photograph, 1 for sound."""
         return 1 if self.name == "opus" else 3
 
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """What it can decode to."""
+        return ("int16", "float32") if self.name == "opus" else ("uint8",)
+
 
 def encode_media(codec: MediaCodec, array: Array) -> bytes:
     """Return a photograph or sound as a file.
@@ -120,10 +125,10 @@ def decode_media(
     """
     if len(data) > max_bytes + (1 << 16):
         raise DataError(f"{codec.name}: the file has {len(data)} bytes, the limit is {max_bytes}")
+    if dtype not in codec.dtypes:
+        raise DataError(f"{codec.name}: cannot be decoded to {dtype}, only to {' or '.join(codec.dtypes)}")
     if codec.name == "opus":
         return _decode_sound(data, dtype, max_bytes)
-    if dtype != "uint8":
-        raise DataError(f"{codec.name}: a photograph is uint8, not {dtype}")
     return _decode_photograph(codec, bytes(data), max_bytes)
 
 
@@ -189,8 +194,6 @@ def _encode_sound(codec: MediaCodec, array: Array) -> bytes:
 
 
 def _decode_sound(data: "bytes | memoryview", dtype: str, max_bytes: int) -> Array:
-    if dtype not in ("int16", "float32"):
-        raise DataError(f"opus: sound is int16 or float32, not {dtype}")
     soundfile = _need_soundfile()
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:

@@ -31,6 +31,15 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="a package, or a folder of them, to serve instead of what is installed; may be repeated",
     )
     parser.add_argument(
+        "--tails",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PKG",
+        help="a package, or a folder of them, of which to serve the server's halves to devices that split the"
+        " model; may be repeated",
+    )
+    parser.add_argument(
         "--config", type=Path, metavar="TOML", help="configuration; see docs/reference/service.md"
     )
     parser.add_argument(
@@ -113,9 +122,10 @@ def _serve(arguments: argparse.Namespace, trust: "VerifyingProcess") -> Outcome:
     source: Source
     advice = "edgekit-device install PACKAGE"
     with contextlib.ExitStack() as stack:
-        if arguments.package:
-            advice = f"put packages into {', '.join(map(str, arguments.package))} and start again"
-            source = PackageFiles(arguments.package, trust)
+        if arguments.package or arguments.tails:
+            folders = ", ".join(map(str, (*arguments.package, *arguments.tails)))
+            advice = f"put packages into {folders} and start again"
+            source = PackageFiles(arguments.package, trust, arguments.tails)
         else:
             folder = find_state_folder()
             stack.enter_context(hold_for_service(folder))

@@ -119,9 +119,10 @@ class OpenedPackage:
         path: path of the package file.
         manifest: what it holds.
         key_id: id of the trusted key that signed it.
+        submodel: name of the submodel that this shows as the model, or None.
     """
 
-    __slots__ = ("_members", "_view", "key_id", "manifest", "path")
+    __slots__ = ("_members", "_signed", "_view", "key_id", "manifest", "path", "submodel")
 
     def __init__(
         self, path: Path, manifest: Manifest, key_id: str, *, view: memoryview, members: Mapping[str, Member]
@@ -131,6 +132,8 @@ class OpenedPackage:
         self.key_id = key_id
         self._view = view
         self._members = members
+        self._signed = manifest
+        self.submodel: str | None = None
 
     def read(self, artifact_path: str) -> memoryview:
         """Return the content of an artifact as a read-only view of the mapped file.
@@ -162,8 +165,7 @@ class OpenedPackage:
         Raises:
             PackageError: there is no variant of that name.
         """
-        manifest = self.manifest.select(variant)
-        return OpenedPackage(self.path, manifest, self.key_id, view=self._view, members=self._members)
+        return self._show(self.manifest.select(variant), self.submodel)
 
     def select_submodel(self, name: str) -> "OpenedPackage":
         """Return this package as if a submodel were its model; closing either closes both.
@@ -171,8 +173,17 @@ class OpenedPackage:
         Raises:
             PackageError: there is no submodel of that name.
         """
-        manifest = self.manifest.select_submodel(name)
-        return OpenedPackage(self.path, manifest, self.key_id, view=self._view, members=self._members)
+        return self._show(self.manifest.select_submodel(name), name)
+
+    @property
+    def signed_sha256(self) -> str:
+        """Digest of the manifest that was signed, whatever part of the package this shows."""
+        return self._signed.sha256
+
+    def _show(self, manifest: Manifest, submodel: str | None) -> "OpenedPackage":
+        shown = OpenedPackage(self.path, manifest, self.key_id, view=self._view, members=self._members)
+        shown._signed, shown.submodel = self._signed, submodel
+        return shown
 
     def close(self) -> None:
         """Release the mapping; it is freed with the last view that `read` returned."""

@@ -4,13 +4,16 @@ Options change how a model runs, so an unknown one is refused, never skipped.
 """
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import BackendError
 
 Options = TypeVar("Options")
+
+DECODE: Final = "decode"
+"""The option of any backend that has inputs decoded before the engine gets them, see `MediaSession`."""
 
 
 def read_options(
@@ -27,7 +30,9 @@ def read_options(
     Raises:
         BackendError: an option is unknown or has a wrong value.
     """
-    stated = dict(options) if threads is None else {**options, "threads": threads}
+    stated = {name: value for name, value in options.items() if name != DECODE}
+    if threads is not None:
+        stated["threads"] = threads
     try:
         return from_plain(kind, stated, error=BackendError)
     except BackendError as cause:

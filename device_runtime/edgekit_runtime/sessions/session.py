@@ -14,6 +14,7 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_package
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.sessions.local_results import apply_tuned, recall_order
+from edgekit_runtime.sessions.options import DECODE
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.tensors import Array, TensorSpec
 from edgekit_runtime.trust.dsse import Verifier
@@ -208,7 +209,7 @@ def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | No
         BackendError: the first engine that is installed refused the model or an option.
     """
     try:
-        return _find_backend(choice.name)(package, choice, threads)
+        session = _find_backend(choice.name)(package, choice, threads)
     except EngineMissingError as cause:
         if choice.fallback is None:
             raise
@@ -217,6 +218,15 @@ def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | No
             return open_choice(package, choice.fallback, threads)
         except EngineMissingError as second:
             raise EngineMissingError(f"{cause}; and its fallback: {second}") from second
+    if DECODE not in choice.options:
+        return session
+    from edgekit_runtime.sessions.media import MediaSession  # only where photographs or sound arrive
+
+    try:
+        return MediaSession(session, choice.options[DECODE])
+    except BaseException:
+        session.close()
+        raise
 
 
 def check_engines(manifest: Manifest) -> None:
@@ -287,8 +297,13 @@ def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice)
         BackendError: it has others by name or dtype, or takes inputs of other shapes.
     """
     manifest = package.manifest
+    stated_inputs = manifest.inputs
+    if isinstance(decoded := choice.options.get(DECODE), Mapping):
+        # Of these the manifest states the files that arrive; `MediaSession` looks at the model's own.
+        files = tuple(spec for spec in session.inputs if spec.name in decoded)
+        stated_inputs = (*(spec for spec in stated_inputs if spec.name not in decoded), *files)
     for what, found, stated in (
-        ("inputs", session.inputs, manifest.inputs),
+        ("inputs", session.inputs, stated_inputs),
         ("outputs", session.outputs, manifest.outputs),
     ):
         got = {spec.name: spec.dtype for spec in found}
@@ -298,7 +313,7 @@ def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice)
                 f"{package.path}: '{choice.artifact}' has {what} {got}, manifest says {expected}"
             )
     shapes = {spec.name: spec.shape for spec in session.inputs}
-    for spec in manifest.inputs:
+    for spec in stated_inputs:
         if not _takes(shapes[spec.name], spec.shape):
             raise BackendError(
                 f"{package.path}: '{choice.artifact}' takes '{spec.name}' of shape"

@@ -10,6 +10,8 @@ from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import PackageError, SignatureError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, OpenedPackage, read_unverified_manifest
+from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.package.submodels import served_name
 from edgekit_runtime.service.models.source import Load, Source, open_listed
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
@@ -19,7 +21,10 @@ from edgekit_runtime.trust.dsse import Verifier
 
 _Key: TypeAlias = tuple[Path, int, int]
 """Identity of a file as it is now: path, time of the last change and inode."""
+_ModelKey: TypeAlias = tuple[_Key, str | None]
+"""A file and the submodel in it, or None for the model."""
 
+_HEAD_SUFFIX: Final = ".head"  # of submodels that run on the device
 _SUFFIX: Final = ".edgepkg"
 
 _logger = logging.getLogger(__name__)
@@ -28,29 +33,36 @@ _logger = logging.getLogger(__name__)
 class PackageFiles(Source):
     """A `Source` of given files, and of all packages in given folders, which are listed again each time.
 
+    Of some packages it serves the tails: the submodels for a server, each as a model under a name that holds
+    its digest, so tails of several versions are served side by side.
+
     Listing reads a package's name and version without verifying them; opening verifies everything. Once a
     version was opened and not rejected, no older one follows it until the service restarts: an old package is
     signed, too, and files have no state that tells a rollback from an attack.
     """
 
-    __slots__ = ("_damaged", "_opened", "_paths", "_rejected", "_seen", "_trust", "_unreadable", "limits")
+    __slots__ = (
+        *("_damaged", "_opened", "_paths", "_rejected", "_seen", "_tails", "_trust", "_unreadable"),
+        "limits",
+    )
 
-    def __init__(self, paths: Sequence[Path], trust: Verifier) -> None:
+    def __init__(self, paths: Sequence[Path], trust: Verifier, tails: Sequence[Path] = ()) -> None:
         """Serve the packages at `paths`; those that are removed later are logged.
 
         Args:
             paths: paths of files and folders.
             trust: the verifier whose packages are accepted.
+            tails: paths of files and folders of which the tails are served.
 
         Raises:
             PackageError: one of them is not there.
         """
-        for path in paths:
+        for path in (*paths, *tails):
             _stat(path)
-        self._paths = tuple(paths)
+        self._paths, self._tails = tuple(paths), tuple(tails)
         self._trust, self.limits = trust, DEFAULT_LIMITS
-        self._seen: dict[_Key, Servable] = {}
-        self._rejected: set[_Key] = set()
+        self._seen: dict[_Key, Manifest] = {}
+        self._rejected: set[_ModelKey] = set()
         self._damaged: dict[_Key, PackageError] = {}
         self._unreadable: dict[Path, str] = {}
         self._opened: set[tuple[str, str]] = set()  # names and versions
@@ -96,7 +108,7 @@ class PackageFiles(Source):
             self._rejected.update(own)
         return has_others
 
-    def _list(self, name: str) -> dict[_Key, Servable]:
+    def _list(self, name: str) -> dict[_ModelKey, Servable]:
         found = {key: package for key, package in self._read().items() if package.name == name}
         if not found and self._unreadable:
             reasons = "; ".join(self._unreadable.values())
@@ -121,7 +133,7 @@ class PackageFiles(Source):
                 if not isinstance(error, PackageError) or isinstance(error, SignatureError):
                     raise
                 key = next(key for key, listed_one in listed.items() if listed_one is package)
-                self._damaged[key] = error
+                self._damaged[key[0]] = error
             else:
                 return opened
 
@@ -135,27 +147,33 @@ class PackageFiles(Source):
                 f" [models.{package.name}]"
             )
 
-    def _read(self) -> dict[_Key, Servable]:
-        """Return the packages that are there now and were not rejected."""
-        files = []
-        for path in self._paths:
-            files += _list_packages(path) if path.is_dir() else [path]
-        found, unreadable, problem = [], {}, None
-        for path in files:
+    def _read(self) -> dict[_ModelKey, Servable]:
+        """Return the models that are there now and were not rejected."""
+        wholes, halved = _list_files(self._paths), _list_files(self._tails)
+        found: dict[_ModelKey, Servable] = {}
+        seen: dict[_Key, Manifest] = {}
+        unreadable: dict[Path, str] = {}
+        problem = None
+        for path in dict.fromkeys((*wholes, *halved)):
             try:
-                found.append(self._describe(path))
+                key, manifest = self._describe(path)
+                seen[key] = manifest
+                if path in wholes:
+                    found[key, None] = Servable(manifest.name, manifest.version, path, manifest.sha256)
+                if path in halved:
+                    found |= _list_tails(key, manifest)
             except PackageError as error:  # noqa: PERF203  # one that is none stops no other
                 problem = error
                 unreadable[path] = str(error)
                 if self._unreadable.get(path) != str(error):
                     _logger.warning("%s", error)
         # Only of the files that are there now: each swap may bring another one.
-        self._seen, self._unreadable = dict(found), unreadable
+        self._seen, self._unreadable = seen, unreadable
         if problem is not None and not found:
             raise problem
-        return {key: package for key, package in found if key not in self._rejected}
+        return {key: package for key, package in found.items() if key not in self._rejected}
 
-    def _describe(self, path: Path) -> tuple[_Key, Servable]:
+    def _describe(self, path: Path) -> tuple[_Key, Manifest]:
         status = _stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise PackageError(f"cannot read package {path}: it is no file")
@@ -164,9 +182,27 @@ class PackageFiles(Source):
             raise self._damaged[key].with_traceback(None)
         found = self._seen.get(key)
         if found is None:
-            manifest = read_unverified_manifest(path, check_artifacts=False).manifest
-            found = Servable(manifest.name, manifest.version, path, manifest.sha256)
+            found = read_unverified_manifest(path, check_artifacts=False).manifest
         return key, found
+
+
+def _list_tails(key: _Key, manifest: Manifest) -> dict[_ModelKey, Servable]:
+    """Return the tails of a package under the names that they are served under."""
+    artifacts = {artifact.path: artifact for artifact in manifest.artifacts}
+    tails = [one for one in manifest.submodels if not one.name.endswith(_HEAD_SUFFIX)]
+    return {
+        (key, tail.name): Servable(
+            served_name(manifest.name, tail, artifacts), manifest.version, key[0], manifest.sha256, tail.name
+        )
+        for tail in tails
+    }
+
+
+def _list_files(paths: Sequence[Path]) -> list[Path]:
+    files = []
+    for path in paths:
+        files += _list_packages(path) if path.is_dir() else [path]
+    return files
 
 
 def _list_packages(folder: Path) -> list[Path]:

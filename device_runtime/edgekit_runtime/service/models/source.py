@@ -90,4 +90,4 @@ def open_listed(listed: Servable, trust: Verifier, limits: Limits) -> OpenedPack
     if package.manifest.sha256 != listed.sha256:
         package.close()
         raise PackageError(f"{listed.path}: was replaced while it was being loaded; load the model again")
-    return package
+    return package if listed.submodel is None else package.select_submodel(listed.submodel)

@@ -17,12 +17,14 @@ class Servable:
         name, version: name and version of the model.
         path: path of the package.
         sha256: digest of the package's manifest.
+        submodel: the part of the package that is served as this model; None for its model.
     """
 
     name: str
     version: str
     path: Path
     sha256: str
+    submodel: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ def model_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions:
     copies = sessions * (isolation.processes + isolation.standby) if options.isolated else sessions
     if governor is not None:
         copies *= max(1, len(governor.threads))
+    if stated is None and "weights" in manifest.backend.options:  # a submodel
+        return copies * _own_bytes(manifest) * _PER_PACKAGE_BYTE
     if stated is None:  # the size is that of all variants
         return copies * needed_bytes([path])
     if governor is None:
@@ -49,6 +51,12 @@ def _stated_bytes(figures: Mapping[str, JsonValue]) -> int | None:
     estimate = figures.get("memory_estimate")
     stated = estimate.get("bytes_above_engine") if isinstance(estimate, Mapping) else None
     return stated if isinstance(stated, int) and stated > 0 else None
+
+
+def _own_bytes(manifest: Manifest) -> int:
+    """Return the size of a submodel's graph, and of all weights that it may take from."""
+    own = (manifest.backend.artifact, manifest.backend.options["weights"])
+    return sum(artifact.size_bytes for artifact in manifest.artifacts if artifact.path in own)
 
 
 def _size_bytes(path: Path) -> int:

@@ -45,7 +45,9 @@ class ReceivedPackages(Source):
         """Add a package whose file is open as `descriptor`, which is owned by this from now on."""
         path = Path(f"/proc/self/fd/{descriptor}")
         version = package.version
-        self._packages[version] = Servable(self._name, version, path, package.manifest_sha256)
+        self._packages[version] = Servable(
+            self._name, version, path, package.manifest_sha256, package.submodel
+        )
 
     def remove(self, versions: Iterable[str]) -> None:
         """Remove packages, if they are here."""

@@ -27,10 +27,12 @@ class VerifiedPackage:
     Attributes:
         version: version of the model.
         manifest_sha256: digest of the package, which must still be this one.
+        submodel: the part of the package that is the model, or None.
     """
 
     version: str
     manifest_sha256: str
+    submodel: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class Supervisor:
             if host is None:
                 reason = "it needs a process of its own, and the version in use has none to try it in"
                 raise _unavailable(manifest, f"{reason}; set isolated = true, or rollout to swap")
-            spec = dataclasses.replace(host.spec, package=VerifiedPackage(manifest.version, manifest.sha256))
+            spec = dataclasses.replace(host.spec, package=_describe(package))
             limit_s = spec.isolation.start_timeout_s
         opening = self._open(manifest, spec, _open_again(package), limit_s + _SPARE_S, host)
         try:
@@ -208,7 +208,7 @@ class Supervisor:
             config=config,
             isolation=options.isolation,
             name=manifest.name,
-            package=VerifiedPackage(manifest.version, manifest.sha256),
+            package=_describe(package),
             limits=self._limits,
             token=None if self._token is None else self._token.decode("ascii"),
             connections=self._config.http.max_connections,
@@ -233,6 +233,10 @@ def _open_again(package: OpenedPackage) -> int:
     except OSError as cause:
         check_lack(cause, f"cannot read package {package.path}")
         raise PackageError(f"cannot read package {package.path}: {cause.strerror}") from cause
+
+
+def _describe(package: OpenedPackage) -> VerifiedPackage:
+    return VerifiedPackage(package.manifest.version, package.signed_sha256, package.submodel)
 
 
 def _unavailable(manifest: Manifest, reason: str) -> UnavailableError:

@@ -1,0 +1,98 @@
+"""A session whose inputs arrive as files: it decodes photographs and sound before the model runs.
+
+A manifest asks for it with the backend option `decode`, such as `{"pixels": "jpeg"}`. One file is one row, so
+calls do not share a batch.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.codecs.media import MediaCodec, decode_media
+from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
+from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
+
+_MAX_BYTES: Final = 64 << 20  # of a decoded file where the model takes any size
+
+
+class MediaSession:
+    """A session that decodes some inputs of another.
+
+    Attributes:
+        inputs: those of the model, with `uint8 [any]` for what is decoded.
+        outputs: those of the model; the first dimension is 1 where it is the number of files.
+        is_concurrent: whether `run` may be called from several threads.
+    """
+
+    __slots__ = ("_codecs", "_session", "_specs", "inputs", "is_concurrent", "outputs")
+
+    def __init__(self, session: Session, decode: JsonValue) -> None:
+        """Decode before `session`, which it owns from now on.
+
+        Args:
+            session: the model.
+            decode: input -> codec, as the manifest states it.
+
+        Raises:
+            BackendError: it names an unknown codec, or an input that cannot be such a file.
+        """
+        stated = decode if isinstance(decode, Mapping) else {"decode": decode}
+        try:
+            codecs = {name: MediaCodec.parse(str(codec)) for name, codec in stated.items()}
+        except DataError as cause:
+            raise BackendError(f"option decode: {cause}") from cause
+        self._session, self._codecs = session, codecs
+        self._specs = {spec.name: spec for spec in session.inputs}
+        for name, codec in codecs.items():
+            spec = self._specs.get(name)
+            if spec is None or len(spec.shape) not in (codec.rank, codec.rank + 1):
+                raise BackendError(f"option decode: the model has no input '{name}' for {codec.name}")
+            if spec.dtype not in codec.dtypes:
+                raise BackendError(f"option decode: '{name}' is {spec.dtype}, {codec.name} is not")
+        free = {spec.shape[0] for spec in session.inputs if spec.name in codecs}
+        self.inputs = tuple(
+            TensorSpec(spec.name, "uint8", (f"{spec.name}_bytes",)) if spec.name in codecs else spec
+            for spec in session.inputs
+        )
+        self.outputs = tuple(
+            TensorSpec(spec.name, spec.dtype, (1, *spec.shape[1:]))
+            if spec.shape and isinstance(spec.shape[0], str) and spec.shape[0] in free
+            else spec
+            for spec in session.outputs
+        )
+        self.is_concurrent: bool = getattr(session, "is_concurrent", False)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return all outputs for one file of each kind, see `Session.run`.
+
+        Raises:
+            DataError: an array does not fit its spec.
+            RefusedInputError: a file cannot be decoded, or what it holds is of another size.
+            BackendError: the engine failed.
+        """
+        decoded = dict(inputs)
+        for spec in self.inputs:
+            codec = self._codecs.get(spec.name)
+            if codec is not None and spec.name in inputs:
+                spec.check(inputs[spec.name])
+                decoded[spec.name] = self._decode(codec, self._specs[spec.name], inputs[spec.name])
+        return self._session.run(decoded)
+
+    def close(self) -> None:
+        """Free the model; a second call does nothing."""
+        self._session.close()
+
+    def _decode(self, codec: MediaCodec, spec: TensorSpec, data: Array) -> Array:
+        sizes = spec.shape[-codec.rank :]
+        values = math.prod(size for size in sizes if isinstance(size, int))
+        is_fixed = all(isinstance(size, int) for size in sizes)
+        most_bytes = values * DTYPES[spec.dtype].itemsize if is_fixed else _MAX_BYTES
+        try:
+            array = decode_media(codec, data.tobytes(), dtype=spec.dtype, max_bytes=most_bytes)
+            array = array[None] if len(spec.shape) > codec.rank else array
+            spec.check(array)
+        except DataError as cause:
+            raise RefusedInputError(f"input '{spec.name}': {cause}") from cause
+        return array
