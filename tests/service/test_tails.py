@@ -7,10 +7,10 @@ import onnx
 import pytest
 from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import (
-    X,
-    Y,
     Reply,
     Running,
+    X,
+    Y,
     ask,
     get_bytes,
     infer_bytes,

@@ -220,10 +220,10 @@ def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | No
             raise EngineMissingError(f"{cause}; and its fallback: {second}") from second
     if DECODE not in choice.options:
         return session
-    from edgekit_runtime.sessions.media import MediaSession  # only where photographs or sound arrive
-
+    media = importlib.import_module("edgekit_runtime.sessions.media")  # only where files arrive, as above
     try:
-        return MediaSession(session, choice.options[DECODE])
+        decoding: Session = media.MediaSession(session, choice.options[DECODE])
+        return decoding  # noqa: TRY300  # nothing more can fail
     except BaseException:
         session.close()
         raise
