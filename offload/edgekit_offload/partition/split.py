@@ -1,0 +1,307 @@
+"""Cuts a model in two: the head for the device, the tail for the server.
+
+The head's outputs are the tail's inputs by name, dtype and shape, and beside them those outputs of the model
+that the device makes itself. Large weights stay in the whole model's file; submodels name their places in it.
+It does not decide where to cut (`planning`).
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import onnx
+from onnx import helper, numpy_helper
+
+from edgekit_offload.partition.coding import RAW, CodedTensor, Coding, Nodes, code_tensor
+from edgekit_offload.partition.source_model import WHOLE_ONLY, SourceModel
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.tensors import DTYPES, TensorSpec
+
+WEIGHTS_PATH: Final = "model.onnx"  # what the toolkit calls the model in a package
+_SMALL_BYTES: Final = 1024  # weights up to this stay in the submodel; a reference takes about 100 bytes
+_DEFAULT_DOMAINS: Final = ("", "ai.onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A half of a model.
+
+    Attributes:
+        content: an ONNX model, whose large weights are external data in the whole model's file.
+        inputs, outputs: its tensors.
+        reads_weights: whether it names the whole model's file.
+    """
+
+    content: bytes
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    reads_weights: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SplitModels:
+    """A model in two halves.
+
+    Attributes:
+        head: what the device runs; None if the inputs are sent as they are.
+        tail: what the server runs.
+        sent: what crosses the link: the tail's inputs.
+        coded: names of the model's tensors that cross, before coding.
+    """
+
+    head: Part | None
+    tail: Part
+    sent: tuple[TensorSpec, ...]
+    coded: tuple[str, ...]
+
+
+def split_model(
+    model: bytes | SourceModel,
+    device_nodes: Collection[int],
+    coding: Coding = RAW,
+    *,
+    weights_path: str = WEIGHTS_PATH,
+) -> SplitModels:
+    """Return head and tail of a model.
+
+    With the coding `raw`, head and tail together compute what the whole model computes, to the last bit where
+    the engine runs the same kernels: a fusion across the cut may change the last bits.
+
+    Args:
+        model: content of the model's file, or the same read before, which saves time for several cuts.
+        device_nodes: indices of the nodes that run on the device, in the order of the file. Nodes that read
+            weights alone may be in it or not: each side gets those that it needs.
+        coding: how tensors are sent.
+        weights_path: path of the whole model's file in the package.
+
+    Raises:
+        CutError: the model can only run whole, a node of the device needs one of the server, nothing is left
+            for the server, or it would get nothing.
+    """
+    whole = model if isinstance(model, SourceModel) else SourceModel(model)
+    device, server = _sides(whole, device_nodes)
+    crossing = _crossing(whole, device, server)
+    nodes = whole.proto.graph.node
+    made = {name for index in server for name in nodes[index].output}
+    # A constant, or an input that is an output as well, is an output of the side that stands alone.
+    tail_outputs = [name for name in whole.outputs if name in made or (not device and coding.kind == "raw")]
+    head_outputs = [name for name in whole.outputs if name not in tail_outputs]
+    opset = next(one.version for one in whole.proto.opset_import if one.domain in _DEFAULT_DOMAINS)
+    specs = {name: whole.spec(name) for name in crossing}
+    coded = {name: code_tensor(specs[name], coding, opset) for name in crossing}
+    _check_names(whole, [one for one in coded.values() if one is not None])
+    sent = tuple(
+        spec for name, one in coded.items() for spec in ((specs[name],) if one is None else one.sent)
+    )
+    builder = _Builder(whole, weights_path)
+    head = None
+    if device or head_outputs or any(coded.values()):
+        outputs = [*sent, *(whole.spec(name) for name in head_outputs if name not in {s.name for s in sent})]
+        encoders = [one.encode for one in coded.values() if one is not None]
+        head = builder.build(device, outputs, after=encoders)
+    tail = builder.build(
+        server,
+        [whole.spec(name) for name in tail_outputs],
+        inputs=sent,
+        before=[one.decode for one in coded.values() if one is not None],
+        renamed={name: one.restored for name, one in coded.items() if one is not None},
+    )
+    return SplitModels(head, tail, sent, tuple(crossing))
+
+
+def whole_upload(
+    model: bytes | SourceModel, coding: Coding = RAW, *, weights_path: str = WEIGHTS_PATH
+) -> SplitModels:
+    """Return a model that runs whole on the server; the head, if there is one, only codes the inputs.
+
+    Raises:
+        CutError: as `split_model` does.
+    """
+    return split_model(model, (), coding, weights_path=weights_path)
+
+
+def _sides(whole: SourceModel, device_nodes: Collection[int]) -> tuple[list[int], list[int]]:
+    """Nodes of both sides in the order of the file, without constant ones."""
+    count = len(whole.proto.graph.node)
+    if wrong := [index for index in device_nodes if not 0 <= index < count]:
+        raise CutError(f"cut: node {wrong[0]} is not in the model, which has {count}")
+    on_device = set(device_nodes) - whole.constant_nodes
+    moving = [index for index in range(count) if index not in whole.constant_nodes]
+    device = [index for index in moving if index in on_device]
+    server = [index for index in moving if index not in on_device]
+    if not server:
+        raise CutError("cut: all nodes are on the device, so there is nothing to cut; run the model locally")
+    behind = set(server)
+    for index in device:
+        for name in whole.proto.graph.node[index].input:
+            if whole.writer.get(name) in behind:
+                raise CutError(
+                    f"cut: node {index} on the device reads {name!r}, which node {whole.writer[name]} makes"
+                    " on the server; data flows from the device to the server only"
+                )
+    return device, server
+
+
+def _crossing(whole: SourceModel, device: Sequence[int], server: Sequence[int]) -> list[str]:
+    """Tensors that the server reads and does not make: inputs, and what the device makes."""
+    made = {name for index in server for name in whole.proto.graph.node[index].output}
+    read = {name for index in server for name in whole.proto.graph.node[index].input if name}
+    crossing = [name for name in whole.inputs if name in read]
+    for index in device:
+        crossing += [name for name in whole.proto.graph.node[index].output if name in read - made]
+    if not crossing:
+        raise CutError(f"cut: the server would get nothing; {WHOLE_ONLY}")
+    return crossing
+
+
+def _check_names(whole: SourceModel, coded: Iterable[CodedTensor]) -> None:
+    known = {*whole.weights, *whole.inputs, *whole.writer}
+    for one in coded:
+        added = [name for nodes in (one.encode, one.decode) for node in nodes.nodes for name in node.output]
+        if taken := known & set(added):
+            raise CutError(f"cut: the model has a tensor {min(taken)!r} already; rename it and cut again")
+
+
+class _Builder:
+    """Builds parts of one model."""
+
+    def __init__(self, whole: SourceModel, weights_path: str) -> None:
+        self._whole = whole
+        self._weights_path = weights_path
+        self._places: dict[str, tuple[int, int] | None] = {}
+        self._cursor = 0
+
+    def build(
+        self,
+        indices: Sequence[int],
+        outputs: Sequence[TensorSpec],
+        *,
+        inputs: Sequence[TensorSpec] | None = None,
+        before: Sequence[Nodes] = (),
+        after: Sequence[Nodes] = (),
+        renamed: dict[str, str] | None = None,
+    ) -> Part:
+        """Return a part.
+
+        Args:
+            indices: its nodes, without constant ones.
+            outputs: what it gives.
+            inputs: what it takes; None takes those inputs of the model that it reads.
+            before: nodes that are added, which decode.
+            after: nodes that are added, which code.
+            renamed: names that its own nodes read under another name.
+        """
+        whole, graph = self._whole, self._whole.proto.graph
+        wanted = {spec.name for spec in outputs}
+        read = {name for index in indices for name in graph.node[index].input} | wanted
+        read |= {name for nodes in after for node in nodes.nodes for name in node.input}
+        constants = self._constants(read)
+        read |= {name for index in constants for name in graph.node[index].input}
+        if inputs is None:
+            inputs = [whole.spec(name) for name in whole.inputs if name in read]
+        part = onnx.ModelProto()
+        part.CopyFrom(_without_graph(whole.proto))
+        part.graph.name = graph.name or "part"
+        for nodes in before:
+            part.graph.node.extend(nodes.nodes)
+            part.graph.initializer.extend(nodes.constants)
+        for index in sorted({*indices, *constants}):
+            node = part.graph.node.add()
+            node.CopyFrom(graph.node[index])
+            for position, name in enumerate(node.input):
+                node.input[position] = (renamed or {}).get(name, name)
+        for nodes in after:
+            part.graph.node.extend(nodes.nodes)
+            part.graph.initializer.extend(nodes.constants)
+        reads_weights = self._add_weights(part, read)
+        part.graph.input.extend(map(_value, inputs))
+        part.graph.output.extend(map(_value, outputs))
+        self._drop_unused(part)
+        content = part.SerializeToString(deterministic=True)
+        return Part(content, tuple(inputs), tuple(outputs), reads_weights)
+
+    def _constants(self, read: set[str]) -> list[int]:
+        """The constant nodes behind what is read."""
+        found: set[int] = set()
+        waiting = list(read)
+        while waiting:
+            index = self._whole.writer.get(waiting.pop())
+            if index is not None and index in self._whole.constant_nodes and index not in found:
+                found.add(index)
+                waiting += self._whole.proto.graph.node[index].input
+        return sorted(found)
+
+    def _add_weights(self, part: onnx.ModelProto, read: set[str]) -> bool:
+        graph, is_external = self._whole.proto.graph, False
+        for tensor in graph.initializer:
+            if tensor.name not in read:
+                continue
+            added = part.graph.initializer.add()
+            place = self._find(tensor)
+            if place is None:
+                added.CopyFrom(tensor)
+                continue
+            added.name, added.data_type = tensor.name, tensor.data_type
+            added.dims.extend(tensor.dims)
+            added.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in (("location", self._weights_path), ("offset", place[0]), ("length", place[1])):
+                added.external_data.add(key=key, value=str(value))
+            is_external = True
+        part.graph.sparse_initializer.extend(
+            sparse for sparse in graph.sparse_initializer if sparse.values.name in read
+        )
+        part.graph.quantization_annotation.extend(
+            one for one in graph.quantization_annotation if one.tensor_name in read
+        )
+        return is_external
+
+    def _find(self, tensor: onnx.TensorProto) -> tuple[int, int] | None:
+        """Offset and length of a weight's bytes in the model's file; None if it is small or not there.
+
+        Equal bytes are enough, so a search cannot err. Weights lie in the order of the graph, so it goes on
+        where the last one ended.
+        """
+        if tensor.name not in self._places:
+            self._places[tensor.name] = None
+            if tensor.data_type != onnx.TensorProto.STRING:
+                data = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
+                if len(data) > _SMALL_BYTES:
+                    offset = self._whole.content.find(data, self._cursor)
+                    if offset < 0:
+                        offset = self._whole.content.find(data)
+                    if offset >= 0:
+                        self._cursor = offset
+                        self._places[tensor.name] = (offset, len(data))
+        return self._places[tensor.name]
+
+    @staticmethod
+    def _drop_unused(part: onnx.ModelProto) -> None:
+        """Drop local functions that no node calls any more."""
+        called = {(node.domain, node.op_type) for node in part.graph.node}
+        while True:
+            bodies = [one for one in part.functions if (one.domain, one.name) in called]
+            more = called | {(node.domain, node.op_type) for body in bodies for node in body.node}
+            if more == called:
+                break
+            called = more
+        del part.functions[:]
+        part.functions.extend(bodies)
+
+
+def _without_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Everything of a model but its graph, which holds the weights."""
+    result = onnx.ModelProto()
+    for descriptor, value in proto.ListFields():
+        if descriptor.name == "graph":
+            continue
+        if descriptor.is_repeated:
+            getattr(result, descriptor.name).extend(value)
+        else:
+            setattr(result, descriptor.name, value)
+    return result
+
+
+def _value(spec: TensorSpec) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(
+        spec.name, helper.np_dtype_to_tensor_dtype(DTYPES[spec.dtype]), list(spec.shape)
+    )
