@@ -161,7 +161,7 @@ SMUGGLED = [
     (f"{UPGRADE}Content-Length: 3\r\nTransfer-Encoding: chunked\r\n", 400),
     (f"{UPGRADE}Content-Length: 3\r\nContent-Length: 4\r\n", 400),
     (f"{UPGRADE}Transfer-Encoding: xchunked\r\n", 501),
-    ("Content-Encoding: gzip\r\n", 415),
+    ("Content-Encoding: br\r\n", 415),
     ("Expect: a-miracle\r\n", 417),
     ("A\x00: b\r\n", 400),
     ("A: b\x00c\r\n", 400),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from edgekit_runtime.service.api.compressed_bodies import CompressedBodies
 from edgekit_runtime.service.api.metrics_page import write_metrics
 from edgekit_runtime.service.api.routes import Router
 from edgekit_runtime.service.http.access import check_access, read_token
@@ -76,7 +77,12 @@ class Service:
             drain_timeout_s=config.inference.drain_timeout_s,
         )
         slicer = Slicer(loop, config.http.max_sending_bytes)
-        router = Router(self.registry, self._regions, self._write_metrics, slicer)
+        self._bodies = CompressedBodies(loop, config.http)
+        router = Router(
+            *(self.registry, self._regions, self._write_metrics, slicer),
+            bodies=self._bodies,
+            times=lanes.times,
+        )
         self._monitor: Monitor | None = None
         self.http = HttpServer(loop, router.handle_request, self._screen, config.http)
         self.workers = Supervisor(
@@ -135,7 +141,7 @@ class Service:
             has_closed = False
         await self.workers.close()
         self.http.close()  # what came back from workers too late
-        has_ended = self._threads.close(_UNLOAD_TIMEOUT_S / 2)
+        has_ended = self._threads.close(_UNLOAD_TIMEOUT_S / 2) and self._bodies.close(_UNLOAD_TIMEOUT_S / 2)
         if not has_ended:
             _logger.error("an inference did not end in time; stopping without waiting for it")
         self._regions.remove_all()

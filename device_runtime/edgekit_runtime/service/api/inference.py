@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.protocol.infer_request import InferRequest
@@ -12,7 +12,7 @@ from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.send_buffer import Buffer
 from edgekit_runtime.service.models.catalogue import Catalogue, EvictedError
-from edgekit_runtime.service.oip.codec import Codec, Held, is_long
+from edgekit_runtime.service.oip.codec import Held, is_long
 from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.scheduling.call import Answer, Call
 from edgekit_runtime.service.serving.served_version import Served
@@ -22,6 +22,20 @@ WhenLoaded: TypeAlias = Callable[[str, Connection, Callable[[], None]], None]
 
 _NONE_HELD: Final[Held] = {}
 _TIMES_JSON: Final = 4  # the tensors may take that many times the memory of the body: FP64 for `1,`
+
+
+class Responder(Protocol):
+    """What a response goes to: a connection, or what adds headers in front of it."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client is still there."""
+
+    def respond(self, *parts: Buffer) -> None:
+        """Send the response."""
+
+    def respond_error(self, error: BaseException, fields: Mapping[str, str] | None = None) -> None:
+        """Respond with `error`."""
 
 
 class InferenceHandler:
@@ -96,22 +110,24 @@ class InferenceHandler:
     def _infer(
         self, served: Served, request: InferRequest, inputs: Mapping[str, Array], connection: Connection
     ) -> None:
-        codec = served.codec
-        held = codec.hold(request, is_local=connection.is_local) if request.shares_outputs else _NONE_HELD
+        held = _NONE_HELD
+        if request.shares_outputs:
+            held = served.codec.hold(request, is_local=connection.is_local)
         answer = served.lane.attempt(inputs)
         if answer is None:
             deadline_s = None if request.timeout_us is None else time.monotonic() + request.timeout_us / 1e6
-            reply = functools.partial(self._respond, connection, codec, request, held)
+            reply = functools.partial(self._respond, connection, served, request, held)
             served.lane.submit(Call(inputs, reply, request.priority, deadline_s, lambda: connection.has_left))
         else:
-            self._respond(connection, codec, request, held, answer)
+            self._respond(connection, served, request, held, answer)
 
     def _respond(
-        self, connection: Connection, codec: Codec, request: InferRequest, held: Held, answer: Answer
+        self, connection: "Responder", served: Served, request: InferRequest, held: Held, answer: Answer
     ) -> None:
         if isinstance(answer, EdgekitError):
             connection.respond_error(answer)
             return
+        codec = served.codec
         try:
             held_bytes = codec.measure_json(request, answer) if request.has_json_outputs else None
             if held_bytes is not None:
@@ -126,12 +142,12 @@ class InferenceHandler:
             connection.respond(*parts)
 
 
-def _send_encoded(encoding: Sliced[tuple[Buffer, ...]], connection: Connection) -> Sliced[None]:
+def _send_encoded(encoding: Sliced[tuple[Buffer, ...]], connection: Responder) -> Sliced[None]:
     parts = yield from encoding
     connection.respond(*parts)
 
 
-def _while_open(connection: Connection, work: Sliced[None]) -> Sliced[None]:
+def _while_open(connection: Responder, work: Sliced[None]) -> Sliced[None]:
     """Do `work` until the client goes; respond with what it raises."""
     try:
         for _ in work:

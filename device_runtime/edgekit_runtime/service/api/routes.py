@@ -15,14 +15,17 @@ from edgekit_runtime import __version__
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.protocol.json_fields import load_small, take_field
+from edgekit_runtime.service.api.compressed_bodies import CompressedBodies
 from edgekit_runtime.service.api.inference import InferenceHandler
 from edgekit_runtime.service.api.shared_memory import SharedMemoryHandler
+from edgekit_runtime.service.api.timed_inference import TimedInferenceHandler
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.response import MethodError, make_head, make_json
 from edgekit_runtime.service.models.catalogue import EvictedError
 from edgekit_runtime.service.models.registry import Registry
 from edgekit_runtime.service.observability.prometheus import CONTENT_TYPE
+from edgekit_runtime.service.observability.server_timing import RunTimes
 from edgekit_runtime.service.observability.triton_statistics import describe_statistics
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.oip.time_slices import Slicer
@@ -45,7 +48,14 @@ class Router:
     """Handles requests from the registry."""
 
     def __init__(
-        self, registry: Registry, regions: Regions, metrics: Callable[[], bytes], slicer: Slicer
+        self,
+        registry: Registry,
+        regions: Regions,
+        metrics: Callable[[], bytes],
+        slicer: Slicer,
+        *,
+        bodies: CompressedBodies,
+        times: RunTimes | None = None,
     ) -> None:
         """Make the router.
 
@@ -54,9 +64,14 @@ class Router:
             regions: shared memory of clients.
             metrics: writes the text for Prometheus.
             slicer: reads and writes long JSON.
+            bodies: decompresses bodies.
+            times: the times of calls, which responses state; None where they do not.
         """
         self._registry, self._models = registry, registry.models
+        self._bodies = bodies
         self._inference = InferenceHandler(registry.models, self._when_loaded, slicer)
+        if times is not None:
+            self._inference = TimedInferenceHandler(registry.models, self._when_loaded, slicer, times)
         self._memory = SharedMemoryHandler(regions)
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()
@@ -74,6 +89,8 @@ class Router:
         methods, action = found
         if head.method not in methods:
             raise MethodError(head.method, head.path[:200], methods)
+        if head.content_coding:
+            action = self._bodies.decode(action)
         head.route = action
         action(connection, head, body)
 

@@ -13,7 +13,7 @@ import socket
 from array import array
 from asyncio import AbstractEventLoop
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
@@ -324,15 +324,20 @@ class Connection:
         self.is_busy = self.closes = True
         self.respond_error(error)
 
-    def respond_error(self, error: BaseException) -> None:
-        """Respond with `error`, which is counted; one that is not ours is logged and becomes 500."""
+    def respond_error(self, error: BaseException, fields: Mapping[str, str] | None = None) -> None:
+        """Respond with `error`, which is counted; one that is not ours is logged and becomes 500.
+
+        Args:
+            error: what went wrong.
+            fields: further headers.
+        """
         if not isinstance(error, EdgekitError):
             path = "an unknown path" if self._head is None else self._head.path
             _logger.error("a request to %s failed inside the service", path, exc_info=error)
             error = RequestError(500, "the service failed; its log says why")
         if self.is_busy and self.is_open:
             self._owner.error_counts[status_of(error)] += 1
-        self.respond(*make_error(error))
+        self.respond(*make_error(error, fields))
 
     def respond(self, *parts: Buffer) -> None:
         """Send the response to the present request; does nothing when the connection is gone.

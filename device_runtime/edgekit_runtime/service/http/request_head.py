@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import httptools
 
+from edgekit_runtime.codecs.compression import IDENTITY, list_codings
 from edgekit_runtime.errors import RequestError
 
 MAX_HEADERS: Final = 100
@@ -51,6 +52,7 @@ class RequestHead:
         path: path of the target, before the question mark, as sent: percent escapes are not resolved.
         body_bytes: length of the body, or None when it comes in chunks.
         json_bytes: `Inference-Header-Content-Length`, or None.
+        content_coding: how the body is compressed, in lower case; empty if it is not.
         keeps_alive: whether the client wants another request on this connection.
         expects_continue: whether the client waits for `100 Continue` before it sends the body.
         passes_descriptor: whether the body comes with a file descriptor.
@@ -67,7 +69,8 @@ class RequestHead:
     """
 
     __slots__ = (
-        *("authorization", "body_bytes", "clearance", "data", "expects_continue", "has_foreign_host"),
+        *("authorization", "body_bytes", "clearance", "content_coding", "data", "expects_continue"),
+        *("has_foreign_host",),
         *("has_origin", "is_http_1_0", "is_plain", "json_bytes", "keeps_alive", "method"),
         *("passes_descriptor", "path", "request_bytes", "route", "size_bytes"),
     )
@@ -105,8 +108,7 @@ class RequestHead:
         self.request_bytes = len(data) + (self.body_bytes or 0) if is_one_piece else -1
         if not self.is_http_1_0 and b"host" not in fields:
             raise RequestError(400, "the Host header is missing")
-        if fields.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise RequestError(415, "compressed bodies are not supported, send the body as it is")
+        self.content_coding = _read_coding(fields)
 
 
 class HeadCache:
@@ -243,6 +245,22 @@ def _read_count(fields: dict[bytes, bytes], name: bytes) -> int | None:
             400, f"{name.decode('ascii')} is {value.decode('latin-1')!r}, expected a count of bytes"
         )
     return int(value)
+
+
+def _read_coding(fields: dict[bytes, bytes]) -> str:
+    """Return the content coding, or nothing for none.
+
+    Raises:
+        RequestError: it is none that can be read here.
+    """
+    coding = fields.get(b"content-encoding", b"identity").lower().decode("latin-1")
+    if coding == IDENTITY:
+        return ""
+    if coding not in list_codings():
+        raise RequestError(
+            415, f"the content coding {coding[:32]!r} is not supported, use {', '.join(list_codings())}"
+        )
+    return coding
 
 
 def _read_expectation(fields: dict[bytes, bytes]) -> bool:

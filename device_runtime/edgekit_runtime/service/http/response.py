@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
+from edgekit_runtime.codecs.compression import list_codings
 from edgekit_runtime.errors import EdgekitError, RequestError
 from edgekit_runtime.protocol.rest import encode_error, status_of
 
@@ -35,9 +36,14 @@ def make_json(value: Any, status: int = 200, fields: Mapping[str, str] | None = 
     return make_head(status, JSON_TYPE, len(body), fields), body
 
 
-def make_error(error: EdgekitError) -> tuple[bytes, bytes]:
-    """Return head and body of the response that states `error` as the protocol has it."""
-    fields = {}
+def make_error(error: EdgekitError, further: Mapping[str, str] | None = None) -> tuple[bytes, bytes]:
+    """Return head and body of the response that states `error` as the protocol has it.
+
+    Args:
+        error: what went wrong.
+        further: headers beside those that belong to the error.
+    """
+    fields = dict(further or {})
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         fields["Retry-After"] = str(max(1, round(retry_after_s)))
@@ -46,6 +52,8 @@ def make_error(error: EdgekitError) -> tuple[bytes, bytes]:
     status = status_of(error)
     if status == HTTPStatus.UNAUTHORIZED:
         fields["WWW-Authenticate"] = "Bearer"  # RFC 9110, 15.5.2
+    if status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
+        fields["Accept-Encoding"] = ", ".join(list_codings())  # RFC 9110, 15.5.16
     return make_json(encode_error(error), status, fields)
 
 

@@ -25,6 +25,8 @@ class HttpLimits:
         read_timeout_s: time limit for a request head; the first one over TCP counts from the start of the
             connection. The progress of a body or a response is checked at this interval.
         min_bytes_per_s: a client that sends or receives more slowly is disconnected.
+        server_timing: whether responses to inference requests state their times (`Server-Timing`) and the
+            load of the service (`Endpoint-Load-Metrics`).
 
     Raises:
         ValueError: a limit is 0 or less.
@@ -39,10 +41,11 @@ class HttpLimits:
     idle_timeout_s: float = 75.0
     read_timeout_s: float = 10.0
     min_bytes_per_s: int = 64 << 10
+    server_timing: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not getattr(self, field.name) > 0:
+            if field.name != "server_timing" and not getattr(self, field.name) > 0:
                 raise ValueError(f"{field.name} is {getattr(self, field.name)!r}, expected more than 0")
 
     @property

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from edgekit_runtime.drift.monitor import Drift
 from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.service.observability.metrics import LaneMetrics
+from edgekit_runtime.service.observability.server_timing import RunTimes, TimedMetrics
 from edgekit_runtime.service.oip.codec import Codec
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.options.config import ServiceConfig
@@ -28,7 +30,11 @@ _logger = logging.getLogger(__name__)
 
 
 class LaneFactory:
-    """Puts lanes in front of a loaded version."""
+    """Puts lanes in front of a loaded version.
+
+    Attributes:
+        times: the times of the call that is answered next, where responses state them; or None.
+    """
 
     def __init__(self, loop: AbstractEventLoop, pool: Pool, regions: Regions, config: ServiceConfig) -> None:
         """Make the response cache, which all models share.
@@ -41,13 +47,14 @@ class LaneFactory:
         """
         self._loop, self._pool, self._regions, self._config = loop, pool, regions, config
         self._cache = ResponseCache(config.cache)
+        self.times = RunTimes() if config.http.server_timing else None
         self._max_run_bytes = allowed_run_bytes(config.inference.max_run_bytes, config.memory.max_bytes)
 
     def make(self, loaded: Loaded) -> Served:
         """Return `loaded` with its lanes, on the thread of the loop."""
         manifest, remote = loaded.manifest, loaded.remote
         options = self._config.models.get(manifest.name) or ModelOptions()
-        metrics = LaneMetrics(manifest.name, manifest.version) if remote is None else remote.metrics
+        metrics = self._make_metrics(manifest) if remote is None else remote.metrics
         limit = self._make_input_limit(loaded)
         codec = Codec(
             manifest.name,
@@ -86,6 +93,11 @@ class LaneFactory:
             cache=cache,
             governed=governed,
         )
+
+    def _make_metrics(self, manifest: Manifest) -> LaneMetrics:
+        if self.times is None:
+            return LaneMetrics(manifest.name, manifest.version)
+        return TimedMetrics(manifest.name, manifest.version, self.times)
 
     def _make_input_limit(self, loaded: Loaded) -> InputLimit | None:
         if not any(isinstance(size, str) for spec in loaded.inputs for size in spec.shape):

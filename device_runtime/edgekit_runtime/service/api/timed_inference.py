@@ -1,0 +1,83 @@
+"""Inference whose responses state how long the call took and how loaded the service is."""
+
+import os
+from collections.abc import Iterator, Mapping
+
+from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.protocol.infer_request import InferRequest
+from edgekit_runtime.service.api.inference import InferenceHandler, Responder, WhenLoaded
+from edgekit_runtime.service.http.send_buffer import Buffer
+from edgekit_runtime.service.models.catalogue import Catalogue
+from edgekit_runtime.service.observability.metrics import LaneMetrics
+from edgekit_runtime.service.observability.server_timing import LoadMeter, RunTimes, format_fields
+from edgekit_runtime.service.oip.codec import Held
+from edgekit_runtime.service.oip.time_slices import Slicer
+from edgekit_runtime.service.scheduling.call import Answer
+from edgekit_runtime.service.serving.served_version import Served
+
+
+class TimedInferenceHandler(InferenceHandler):
+    """Handles inference requests, and states times and load in the responses."""
+
+    __slots__ = ("_machine", "_meters", "_times")
+
+    def __init__(self, models: Catalogue, when_loaded: WhenLoaded, slicer: Slicer, times: RunTimes) -> None:
+        """Keep what all requests need.
+
+        Args:
+            models: the models that are served.
+            when_loaded: see `InferenceHandler`.
+            slicer: reads and writes long JSON.
+            times: where all lanes note the times of the call that they answer.
+        """
+        super().__init__(models, when_loaded, slicer)
+        self._times = times
+        self._machine = LoadMeter(os.cpu_count() or 1)
+        self._meters: dict[tuple[str, str], LoadMeter] = {}
+
+    def _respond(
+        self, connection: Responder, served: Served, request: InferRequest, held: Held, answer: Answer
+    ) -> None:
+        times: tuple[float, float] | None = self._times.take()
+        if isinstance(answer, EdgekitError) or served.loaded.remote is not None:
+            times = None
+        fields = format_fields(times, self._measure_load(served))
+        super()._respond(_StatingResponder(connection, fields), served, request, held, answer)
+
+    def _measure_load(self, served: Served) -> float:
+        """Return the use of the model's slots or of the processors, the higher, and what waits on top."""
+        metrics, loaded = served.metrics, served.loaded
+        slots = max(1, len(loaded.instances))
+        key = (metrics.model, metrics.version)
+        meter = self._meters.get(key)
+        if meter is None:
+            meter = self._meters[key] = LoadMeter(slots)
+        share = max(meter.measure(lambda: iter((metrics,))), self._machine.measure(self._list_lanes))
+        return share + metrics.waiting / (slots * loaded.scheduling.max_batch)
+
+    def _list_lanes(self) -> Iterator[LaneMetrics]:
+        return (served.metrics for served in self._models.served())
+
+
+class _StatingResponder:
+    """Sends a response with further headers; the kept heads of responses stay as they are."""
+
+    __slots__ = ("_connection", "_fields")
+
+    def __init__(self, connection: Responder, fields: Mapping[str, str]) -> None:
+        self._connection, self._fields = connection, fields
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client is still there."""
+        return self._connection.is_open
+
+    def respond(self, *parts: Buffer) -> None:
+        """Send the response, see `Connection`."""
+        stated = "".join(f"\r\n{name}: {value}" for name, value in self._fields.items()) + "\r\n"
+        status, _, rest = bytes(parts[0]).partition(b"\r\n")
+        self._connection.respond(status + stated.encode("ascii") + rest, *parts[1:])
+
+    def respond_error(self, error: BaseException, fields: Mapping[str, str] | None = None) -> None:
+        """Send the error, see `Connection`."""
+        self._connection.respond_error(error, {**self._fields, **(fields or {})})

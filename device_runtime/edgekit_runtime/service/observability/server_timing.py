@@ -1,0 +1,108 @@
+"""What responses say about the server: the time that a call took, and how loaded the service is.
+
+Devices choose by it whether they send the next request. It costs a few microseconds a response, so it is an
+option, and nothing of this file runs without it.
+
+Source: W3C Server Timing, section 2; Open Request Cost Aggregation (ORCA), per-request reports.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from edgekit_runtime.service.observability.metrics import LaneMetrics
+
+_WINDOW_S: Final = 0.25
+
+
+class RunTimes:
+    """The times of the call that is answered next: the lane notes them right before it answers.
+
+    Attributes:
+        queue_s, compute_s: as `LaneMetrics` has them.
+    """
+
+    __slots__ = ("compute_s", "queue_s")
+
+    def __init__(self) -> None:
+        self.queue_s = self.compute_s = 0.0
+
+    def take(self) -> tuple[float, float]:
+        """Return both, and forget them: a response from the cache, which notes none, takes no time."""
+        found = self.queue_s, self.compute_s
+        self.queue_s = self.compute_s = 0.0
+        return found
+
+
+class TimedMetrics(LaneMetrics):
+    """Metrics of a lane that notes the times of each call."""
+
+    __slots__ = ("_times",)
+
+    def __init__(self, model: str, version: str, times: RunTimes) -> None:
+        super().__init__(model, version)
+        self._times = times
+
+    def note_lone(self, seconds: float, now_s: float, rows: int = 1) -> None:
+        """Count a call that ran at once, see `LaneMetrics`."""
+        super().note_lone(seconds, now_s, rows)
+        self._times.queue_s, self._times.compute_s = 0.0, seconds
+
+    def note_success(
+        self, queue_s: float, compute_s: float, total_s: float, now_s: float, rows: int = 1
+    ) -> None:
+        """Count a call that waited, see `LaneMetrics`."""
+        super().note_success(queue_s, compute_s, total_s, now_s, rows)
+        self._times.queue_s, self._times.compute_s = queue_s, compute_s
+
+    def note_hit(self, total_s: float, now_s: float) -> None:
+        """Count a call that was answered from the cache, see `LaneMetrics`."""
+        super().note_hit(total_s, now_s)
+        self._times.queue_s = self._times.compute_s = 0.0
+
+
+class LoadMeter:
+    """How much of the time the execution slots are in use; the slots of one model, or the processors."""
+
+    __slots__ = ("_began_s", "_busy_s", "_clock", "_share", "_slots")
+
+    def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin idle.
+
+        Args:
+            slots: how many runs can be under way at one time.
+            clock: seconds.
+        """
+        self._slots, self._clock = slots, clock
+        self._began_s = clock()
+        self._busy_s = self._share = 0.0
+
+    def measure(self, list_lanes: Callable[[], Iterable[LaneMetrics]]) -> float:
+        """Return the share of the slots' time in which lanes ran, 0..1, over the last quarter of a second.
+
+        Between two looks that are further apart it is the mean since the last one.
+        """
+        now_s = self._clock()
+        elapsed_s = now_s - self._began_s
+        if elapsed_s >= _WINDOW_S:
+            busy_s = sum(
+                run.merge_s + run.infer_s + run.split_s for one in list_lanes() for run in one.runs.values()
+            )
+            # A version that was unloaded takes its seconds with it.
+            self._share = min(max(busy_s - self._busy_s, 0.0) / (elapsed_s * self._slots), 1.0)
+            self._began_s, self._busy_s = now_s, busy_s
+        return self._share
+
+
+def format_fields(times: tuple[float, float] | None, load: float) -> dict[str, str]:
+    """Return the headers of a response.
+
+    Args:
+        times: seconds in the queue and of computing; None of a call that was not run.
+        load: 1 where all slots are in use, and more where calls wait.
+    """
+    fields = {"Endpoint-Load-Metrics": f"TEXT application_utilization={load:.3f}"}
+    if times is not None:
+        queue_s, compute_s = times
+        fields["Server-Timing"] = f"queue;dur={queue_s * 1e3:.3f}, compute;dur={compute_s * 1e3:.3f}"
+    return fields

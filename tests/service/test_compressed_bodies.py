@@ -1,0 +1,137 @@
+import gzip
+import struct
+import threading
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.service_parts import Replies, Reply, X, Y, ask, infer_bytes, running_linear
+
+from edgekit_runtime.codecs.compression import compress
+from edgekit_runtime.service.options.http import HttpLimits
+
+zstandard = pytest.importorskip("zstandard")
+
+LONG = np.arange(400_000, dtype=np.float32).reshape(-1, 4) % 251
+LONG_ANSWER = (LONG @ WEIGHT).tobytes()
+
+
+def without_size(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=1, write_content_size=False).compress(data)
+
+
+def compressed(request: bytes, coding: str, write: Callable[[bytes], bytes]) -> bytes:
+    """Return the request with its body compressed; its header length is that of the decoded body."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    kept = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"content-length")]
+    body = write(body)
+    return b"\r\n".join(
+        [*kept, f"Content-Encoding: {coding}".encode(), f"Content-Length: {len(body)}".encode(), b"", body]
+    )
+
+
+CODINGS = [
+    ("zstd", compress),
+    ("ZSTD", without_size),
+    ("gzip", gzip.compress),
+    ("deflate", zlib.compress),
+]
+
+
+@pytest.mark.parametrize(("coding", "write"), CODINGS)
+@pytest.mark.parametrize(("given", "answer"), [(X, Y), (LONG, LONG_ANSWER)])
+def test_compressed_request_is_answered_like_a_plain_one(
+    coding: str,
+    write: Callable[[bytes], bytes],
+    given: np.ndarray,
+    answer: bytes,
+    maker: PackageMaker,
+    tmp_path: Path,
+) -> None:
+    request = compressed(infer_bytes(given), coding, write)
+    with running_linear(maker, tmp_path) as service, service.connect() as client:
+        replies = Replies(client)
+        for _ in range(3):  # the connection goes on, also on the way of repeated heads
+            client.sendall(request)
+            assert replies.next().binary == answer
+        client.sendall(infer_bytes(X))
+        assert replies.next().binary == Y
+
+
+def refusal(maker: PackageMaker, folder: Path, request: bytes) -> Reply:
+    with running_linear(maker, folder, http=HttpLimits(max_body_bytes=4 << 20)) as service:
+        with service.connect() as client:
+            replies = Replies(client)
+            client.sendall(request)
+            reply = replies.next()
+        assert ask(service, infer_bytes(X)).binary == Y
+        return reply
+
+
+@pytest.mark.parametrize(("coding", "write"), CODINGS)
+def test_bomb_is_answered_with_413(
+    coding: str, write: Callable[[bytes], bytes], maker: PackageMaker, tmp_path: Path
+) -> None:
+    request = compressed(
+        b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: l\r\n\r\n" + bytes(40 << 20), coding, write
+    )
+    assert refusal(maker, tmp_path, request).status == 413
+
+
+@pytest.mark.parametrize("given", [X, LONG])
+@pytest.mark.parametrize("damage", ["cut", "trailing", "foreign", "lying"])
+def test_damaged_frame_is_answered_with_400(
+    damage: str, given: np.ndarray, maker: PackageMaker, tmp_path: Path
+) -> None:
+    def write(body: bytes) -> bytes:
+        frame = bytearray(compress(body))
+        if damage == "cut":
+            return bytes(frame[:-3])
+        if damage == "trailing":
+            return bytes(frame) + b"GET / HTTP/1.1"
+        if damage == "foreign":
+            return body
+        at = 5 if frame[4] & 0x20 else 6
+        width, offset = {0: ("<B", 0), 1: ("<H", 256), 2: ("<I", 0)}[frame[4] >> 6]
+        size = struct.unpack_from(width, frame, at)[0]
+        assert size + offset == len(body)
+        struct.pack_into(width, frame, at, size + 1)
+        return bytes(frame)
+
+    assert refusal(maker, tmp_path, compressed(infer_bytes(given), "zstd", write)).status == 400
+
+
+def test_unknown_coding_is_answered_with_415_and_what_is_known(maker: PackageMaker, tmp_path: Path) -> None:
+    reply = refusal(maker, tmp_path, compressed(infer_bytes(X), "br", bytes))
+    assert reply.status == 415
+    assert reply.fields["accept-encoding"] == "zstd, gzip, deflate"
+
+
+def test_long_bodies_of_many_clients_are_all_answered(maker: PackageMaker, tmp_path: Path) -> None:
+    request = compressed(infer_bytes(LONG), "zstd", compress)
+    answers = []
+    with running_linear(maker, tmp_path) as service:
+
+        def send() -> None:
+            answers.append(ask(service, request).binary == LONG_ANSWER)
+
+        threads = [threading.Thread(target=send) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert answers == [True] * 8
+
+
+def test_client_that_leaves_while_its_body_is_decompressed_harms_nobody(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    request = compressed(infer_bytes(LONG), "zstd", compress)
+    with running_linear(maker, tmp_path) as service:
+        for _ in range(10):
+            with service.connect() as client:
+                client.sendall(request)
+        assert ask(service, infer_bytes(X)).binary == Y
