@@ -8,9 +8,9 @@ from tests.service.service_parts import Replies, X, Y, ask, infer_bytes, running
 
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.observability.server_timing import (
-    LoadMeter,
     RunTimes,
     TimedMetrics,
+    UtilizationMeter,
     format_fields,
 )
 from edgekit_runtime.service.options.http import HttpLimits
@@ -92,7 +92,7 @@ def test_refusal_of_a_full_queue_carries_a_load_above_one(maker: PackageMaker, t
 
 def test_load_is_the_busy_share_of_the_slots() -> None:
     now = [0.0]
-    meter = LoadMeter(2, lambda: now[0])
+    meter = UtilizationMeter(2, lambda: now[0])
     metrics = LaneMetrics("m", "1")
     assert meter.measure(lambda: [metrics]) == 0
     metrics.note_run(1, 1, 0.0, 0.3, 0.0)

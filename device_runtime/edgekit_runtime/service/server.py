@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from edgekit_runtime.service.api.compressed_bodies import CompressedBodies
 from edgekit_runtime.service.api.metrics_page import write_metrics
 from edgekit_runtime.service.api.routes import Router
 from edgekit_runtime.service.http.access import check_access, read_token
@@ -77,10 +76,9 @@ class Service:
             drain_timeout_s=config.inference.drain_timeout_s,
         )
         slicer = Slicer(loop, config.http.max_sending_bytes)
-        self._bodies = CompressedBodies(loop, config.http)
-        router = Router(
+        self._router = router = Router(
             *(self.registry, self._regions, self._write_metrics, slicer),
-            bodies=self._bodies,
+            limits=config.http,
             times=lanes.times,
         )
         self._monitor: Monitor | None = None
@@ -141,7 +139,7 @@ class Service:
             has_closed = False
         await self.workers.close()
         self.http.close()  # what came back from workers too late
-        has_ended = self._threads.close(_UNLOAD_TIMEOUT_S / 2) and self._bodies.close(_UNLOAD_TIMEOUT_S / 2)
+        has_ended = self._threads.close(_UNLOAD_TIMEOUT_S / 2) and self._router.close(_UNLOAD_TIMEOUT_S / 2)
         if not has_ended:
             _logger.error("an inference did not end in time; stopping without waiting for it")
         self._regions.remove_all()

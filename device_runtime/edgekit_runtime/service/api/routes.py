@@ -29,6 +29,7 @@ from edgekit_runtime.service.observability.server_timing import RunTimes
 from edgekit_runtime.service.observability.triton_statistics import describe_statistics
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.oip.time_slices import Slicer
+from edgekit_runtime.service.options.http import HttpLimits
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.tensors import TensorSpec
 
@@ -54,7 +55,7 @@ class Router:
         metrics: Callable[[], bytes],
         slicer: Slicer,
         *,
-        bodies: CompressedBodies,
+        limits: HttpLimits,
         times: RunTimes | None = None,
     ) -> None:
         """Make the router.
@@ -64,11 +65,11 @@ class Router:
             regions: shared memory of clients.
             metrics: writes the text for Prometheus.
             slicer: reads and writes long JSON.
-            bodies: decompresses bodies.
+            limits: limits of bodies, also of decompressed ones.
             times: the times of calls, which responses state; None where they do not.
         """
         self._registry, self._models = registry, registry.models
-        self._bodies = bodies
+        self._bodies = CompressedBodies(asyncio.get_running_loop(), limits)
         self._inference = InferenceHandler(registry.models, self._when_loaded, slicer)
         if times is not None:
             self._inference = TimedInferenceHandler(registry.models, self._when_loaded, slicer, times)
@@ -93,6 +94,10 @@ class Router:
             action = self._bodies.decode(action)
         head.route = action
         action(connection, head, body)
+
+    def close(self, timeout_s: float) -> bool:
+        """End the thread that decompresses bodies; return whether it has ended."""
+        return self._bodies.close(timeout_s)
 
     def _find(self, parts: list[str]) -> Route | None:
         bind, memory = functools.partial, self._memory

@@ -9,7 +9,7 @@ from edgekit_runtime.service.api.inference import InferenceHandler, Responder, W
 from edgekit_runtime.service.http.send_buffer import Buffer
 from edgekit_runtime.service.models.catalogue import Catalogue
 from edgekit_runtime.service.observability.metrics import LaneMetrics
-from edgekit_runtime.service.observability.server_timing import LoadMeter, RunTimes, format_fields
+from edgekit_runtime.service.observability.server_timing import RunTimes, UtilizationMeter, format_fields
 from edgekit_runtime.service.oip.codec import Held
 from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.scheduling.call import Answer
@@ -32,8 +32,8 @@ class TimedInferenceHandler(InferenceHandler):
         """
         super().__init__(models, when_loaded, slicer)
         self._times = times
-        self._machine = LoadMeter(os.cpu_count() or 1)
-        self._meters: dict[tuple[str, str], LoadMeter] = {}
+        self._machine = UtilizationMeter(os.cpu_count() or 1)
+        self._meters: dict[tuple[str, str], UtilizationMeter] = {}
 
     def _respond(
         self, connection: Responder, served: Served, request: InferRequest, held: Held, answer: Answer
@@ -51,7 +51,7 @@ class TimedInferenceHandler(InferenceHandler):
         key = (metrics.model, metrics.version)
         meter = self._meters.get(key)
         if meter is None:
-            meter = self._meters[key] = LoadMeter(slots)
+            meter = self._meters[key] = UtilizationMeter(slots)
         share = max(meter.measure(lambda: iter((metrics,))), self._machine.measure(self._list_lanes))
         return share + metrics.waiting / (slots * loaded.scheduling.max_batch)
 

@@ -61,7 +61,7 @@ class TimedMetrics(LaneMetrics):
         self._times.queue_s = self._times.compute_s = 0.0
 
 
-class LoadMeter:
+class UtilizationMeter:
     """How much of the time the execution slots are in use; the slots of one model, or the processors."""
 
     __slots__ = ("_began_s", "_busy_s", "_clock", "_share", "_slots")

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from edgekit_runtime.drift.monitor import Drift
 from edgekit_runtime.errors import ManifestError
-from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.service.observability.metrics import LaneMetrics
 from edgekit_runtime.service.observability.server_timing import RunTimes, TimedMetrics
 from edgekit_runtime.service.oip.codec import Codec
@@ -54,7 +53,7 @@ class LaneFactory:
         """Return `loaded` with its lanes, on the thread of the loop."""
         manifest, remote = loaded.manifest, loaded.remote
         options = self._config.models.get(manifest.name) or ModelOptions()
-        metrics = self._make_metrics(manifest) if remote is None else remote.metrics
+        metrics = self._make_metrics(manifest.name, manifest.version) if remote is None else remote.metrics
         limit = self._make_input_limit(loaded)
         codec = Codec(
             manifest.name,
@@ -94,10 +93,8 @@ class LaneFactory:
             governed=governed,
         )
 
-    def _make_metrics(self, manifest: Manifest) -> LaneMetrics:
-        if self.times is None:
-            return LaneMetrics(manifest.name, manifest.version)
-        return TimedMetrics(manifest.name, manifest.version, self.times)
+    def _make_metrics(self, name: str, version: str) -> LaneMetrics:
+        return LaneMetrics(name, version) if self.times is None else TimedMetrics(name, version, self.times)
 
     def _make_input_limit(self, loaded: Loaded) -> InputLimit | None:
         if not any(isinstance(size, str) for spec in loaded.inputs for size in spec.shape):
