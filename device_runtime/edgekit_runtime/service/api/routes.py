@@ -16,9 +16,8 @@ from edgekit_runtime.errors import RequestError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.protocol.json_fields import load_small, take_field
 from edgekit_runtime.service.api.compressed_bodies import CompressedBodies
-from edgekit_runtime.service.api.inference import InferenceHandler
 from edgekit_runtime.service.api.shared_memory import SharedMemoryHandler
-from edgekit_runtime.service.api.timed_inference import TimedInferenceHandler
+from edgekit_runtime.service.api.timed_inference import make_inference_handler
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.response import MethodError, make_head, make_json
@@ -70,9 +69,7 @@ class Router:
         """
         self._registry, self._models = registry, registry.models
         self._bodies = CompressedBodies(asyncio.get_running_loop(), limits)
-        self._inference = InferenceHandler(registry.models, self._when_loaded, slicer)
-        if times is not None:
-            self._inference = TimedInferenceHandler(registry.models, self._when_loaded, slicer, times)
+        self._inference = make_inference_handler(registry.models, self._when_loaded, slicer, times)
         self._memory = SharedMemoryHandler(regions)
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()

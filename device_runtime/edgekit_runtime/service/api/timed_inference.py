@@ -16,6 +16,15 @@ from edgekit_runtime.service.scheduling.call import Answer
 from edgekit_runtime.service.serving.served_version import Served
 
 
+def make_inference_handler(
+    models: Catalogue, when_loaded: WhenLoaded, slicer: Slicer, times: RunTimes | None
+) -> InferenceHandler:
+    """Return a handler whose responses state times if there are `times`, and else the usual one."""
+    if times is None:
+        return InferenceHandler(models, when_loaded, slicer)
+    return TimedInferenceHandler(models, when_loaded, slicer, times)
+
+
 class TimedInferenceHandler(InferenceHandler):
     """Handles inference requests, and states times and load in the responses."""
 
