@@ -47,6 +47,7 @@ _TRUNCATED_S: Final = (
     0.5e-6  # onnxruntime cuts times to whole microseconds, which takes half of one on average
 )
 
+_Quota: TypeAlias = Annotated[float, Range(0, 1e4)]
 _Seconds: TypeAlias = Annotated[float, Range(0, 86400)]
 Statistic: TypeAlias = Callable[[Sequence[float]], float]
 
@@ -92,12 +93,14 @@ class Job:
         graphs: the graphs.
         blob_bytes: size of each blob.
         seconds: time limit, kept approximately; loading is not counted.
+        quota: processor time that the sender grants, in cores; None for what the system says.
     """
 
     kind: Literal["profile", "time"]
     graphs: tuple[JobGraph, ...]
     blob_bytes: tuple[int, ...]
     seconds: _Seconds = 10.0
+    quota: _Quota | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class MachineFacts:
     cpu: str
     system: str
     cores: int
-    quota: Annotated[float, Range(0, 1e4)] | None
+    quota: _Quota | None
     load: Annotated[float, Range(0, 1e6)] | None
     engine: str
     date: str
@@ -214,7 +217,7 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
         CutError: an input does not fit its blob.
         BackendError: onnxruntime is missing or refused a graph or its inputs.
     """
-    facts = describe_machine()
+    facts = describe_machine(job.quota)
     average: Statistic = statistics.median if facts.quota is None else statistics.fmean
     with tempfile.TemporaryDirectory(prefix="edgekit-measure-") as folder:
         if job.kind == "profile":
@@ -230,8 +233,11 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
     return Measured(facts, tuple(_summarise(each, average) for each in seconds))
 
 
-def describe_machine() -> MachineFacts:
+def describe_machine(quota: float | None = None) -> MachineFacts:
     """Return what this machine is.
+
+    Args:
+        quota: processor time of this process in cores; None for what the system says.
 
     Raises:
         BackendError: onnxruntime is not installed.
@@ -247,7 +253,7 @@ def describe_machine() -> MachineFacts:
         cpu=_find_cpu(),
         system=f"{platform.system()} {platform.machine()}",
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        quota=_find_quota(),
+        quota=_find_quota() if quota is None else quota,
         load=load,
         engine=f"onnxruntime {onnxruntime.__version__}",
         date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

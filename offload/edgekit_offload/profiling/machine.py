@@ -9,7 +9,7 @@ import re
 import sys
 from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -90,7 +90,7 @@ class Machine:
         Raises:
             CutError: it cannot be reached or slowed down, or the job failed there.
         """
-        sent = [json.dumps(to_plain(job)).encode() + b"\n", *blobs]
+        sent = [json.dumps(to_plain(replace(job, quota=self.share))).encode() + b"\n", *blobs]
         if self.share is None:
             return self._run(self.argv, sent, job.seconds)
         try:

@@ -1,0 +1,89 @@
+"""`edgekit offload profile`: what it writes, and what it says of models that cannot be split."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from click.testing import CliRunner, Result
+
+from edgekit_offload.profiling.model_profile import read_profile
+from edgekit_runtime.errors import CutError, ModelError
+from edgekit_toolkit.commands.offload.profile import command
+
+MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny"
+LOOP = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (bool c, float[2] x) => (float[2] y) {
+  y = If (c) <
+    then_branch = one () => (float[2] a) { a = Relu(x) },
+    else_branch = other () => (float[2] b) { b = Neg(x) }
+  >
+}
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs the command in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(command, [*map(str, words), "--seconds", "0.1"])
+
+
+def test_profile_is_written_under_the_names_of_model_and_machine(
+    run: Callable[..., Result], tmp_path: Path
+) -> None:
+    result = run(str(MODELS / "digits_cnn.onnx"), "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["profile"] == "digits_cnn.local.profile.json"
+    profile = read_profile(tmp_path / "digits_cnn.local.profile.json")
+    assert document["kernels"] == len(profile.kernels) > 3
+    assert document["cut_points"] >= 4
+
+
+def test_slowest_kernels_are_shown(run: Callable[..., Result], tmp_path: Path) -> None:
+    result = run(str(MODELS / "mnist5k_dscnn.onnx"), "--output", "p.json")
+    assert result.exit_code == 0, result.output
+    assert "Kernels: 13, the slowest" in result.stdout
+    assert "Profile: p.json" in result.stdout
+
+
+def test_model_with_control_flow_is_measured_whole(run: Callable[..., Result], tmp_path: Path) -> None:
+    path = tmp_path / "flow.onnx"
+    path.write_bytes(onnx.parser.parse_model(LOOP).SerializeToString())
+    result = run(str(path), "--output", str(tmp_path / "p.json"))
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.stdout.split())
+    assert "control flow" in said
+    assert "whole-model ways only" in said
+    profile = read_profile(tmp_path / "p.json")
+    assert profile.whole_s > 0
+    assert not profile.kernels
+
+
+def test_model_with_weights_beside_it_is_measured(run: Callable[..., Result], tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 64] x) => (float[1, 64] y)'
+        " { h = MatMul(x, w) y = Sigmoid(h) }"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(64, dtype=np.float32), "w"))
+    path = tmp_path / "outside.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="outside.weights", size_threshold=0)
+    result = run(str(path), "--output", str(tmp_path / "p.json"))
+    assert result.exit_code == 0, result.output
+    assert [kernel.op for kernel in read_profile(tmp_path / "p.json").kernels] == ["MatMul", "Sigmoid"]
+
+
+def test_file_that_is_no_model_is_said(run: Callable[..., Result], tmp_path: Path) -> None:
+    result = run(str(MODELS / "README.md"))
+    assert isinstance(result.exception, ModelError)
+
+
+def test_machine_that_is_not_there_is_said(run: Callable[..., Result], tmp_path: Path) -> None:
+    result = run(str(MODELS / "digits_cnn.onnx"), "--on", "ssh:no.such.host.invalid")
+    assert isinstance(result.exception, CutError)
+    assert "ssh:no.such.host.invalid" in str(result.exception)
