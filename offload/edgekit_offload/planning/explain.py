@@ -110,7 +110,7 @@ def _why_no_cut(cuts: Sequence[Way], ways: Sequence[Way], bandwidths: Sequence[f
     if ratio <= 1:
         return f"No cut pays: '{name}' is within 1 % of the simpler '{rival}' at best."
     return (
-        f"No cut pays: the one that comes nearest, '{name}', is {ratio - 1:.1%} worse than '{rival}' at"
+        f"No cut pays: the one that comes nearest, '{name}', is {ratio:.3g} times worse than '{rival}' at"
         f" {bandwidths[column]:.3g} Mbit/s."
     )
 

@@ -1,0 +1,82 @@
+"""`edgekit offload plan`, from the command line to the files."""
+
+import json
+import re
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from edgekit_offload.planning.result import PlanningResult
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import CutError
+from edgekit_toolkit.cli import cli
+from edgekit_toolkit.commands.offload.plan import parse_bandwidths, parse_bytes, parse_numbers, parse_watts
+
+TINY = Path(__file__).parents[2] / "models" / "tiny"
+MODEL, SAMPLES = TINY / "digits_cnn.onnx", TINY / "digits_cnn.calib.npz"
+
+
+def invoke(*arguments: object) -> Result:
+    texts = ["offload", "plan", *map(str, arguments)]
+    return CliRunner().invoke(cli, texts, catch_exceptions=False, standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    folder = tmp_path_factory.mktemp("plan")
+    machines = ("--device", "local", "--server", "local", "--seconds", "0.2")
+    return invoke(MODEL, *machines, "--samples", SAMPLES, "-o", folder, "--rtt", "5,20"), folder
+
+
+def test_plan_prints_every_way_and_where_it_is_best(planned: tuple[Result, Path]) -> None:
+    text = planned[0].stdout
+    assert planned[0].exception is None
+    for words in ("local", "raw", "uint8", "cut", "What to make of it", "Written", "placements tried"):
+        assert words in text
+    assert re.search(r"modelled", text)
+
+
+def test_plan_writes_json_and_a_page(planned: tuple[Result, Path]) -> None:
+    folder = planned[1]
+    plain = json.loads((folder / "digits_cnn.plan.json").read_text())
+    result = from_plain(PlanningResult, plain)
+    assert result.rtts_ms == (5.0, 20.0)
+    assert len(result.bandwidths_mbit_s) == 9
+    assert result.table.local is not None
+    assert "<html" in (folder / "digits_cnn.plan.html").read_text()
+
+
+def test_profile_of_another_model_is_an_error(planned: tuple[Result, Path], tmp_path: Path) -> None:
+    from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
+    from edgekit_offload.profiling.model_profile import write_profile
+
+    profile = profile_kernels(Machine.parse("local"), RunnableGraph(MODEL.read_bytes()), seconds=0.1)
+    write_profile(tmp_path / "other.json", profile)
+    other = TINY / "mnist5k_dscnn.onnx"
+    machines = ("--device", tmp_path / "other.json", "--server", tmp_path / "other.json")
+    with pytest.raises(CutError, match="expected"):
+        invoke(other, *machines, "--samples", TINY / "mnist5k_dscnn.calib.npz", "-o", tmp_path)
+
+
+def test_bandwidths_are_a_range_in_equal_ratios_or_values() -> None:
+    found = parse_bandwidths("1..100")
+    assert (found[0], found[-1], len(found)) == (1.0, 100.0, 9)
+    np.testing.assert_allclose(np.diff(np.log(found)), np.log(100) / 8, rtol=0.01)  # rounded to 3 digits
+    assert parse_bandwidths("10,2") == (2.0, 10.0)
+    assert parse_numbers("20", "--rtt") == (20.0,)
+    for wrong in ("0..10", "0", "10..1", "fast", "-1"):
+        with pytest.raises(click.BadParameter):
+            parse_bandwidths(wrong)
+
+
+def test_sizes_and_watts_have_units_and_places() -> None:
+    assert parse_bytes("64MB") == 64e6
+    assert parse_bytes("1.5 MiB") == 1.5 * 2**20
+    assert parse_watts("4,1") == (4.0, 1.0)
+    with pytest.raises(click.BadParameter):
+        parse_bytes("64")
+    with pytest.raises(click.BadParameter):
+        parse_watts("4")
