@@ -13,7 +13,12 @@ from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import CutError
 from edgekit_toolkit.cli import cli
-from edgekit_toolkit.commands.offload.plan import parse_bandwidths, parse_bytes, parse_numbers, parse_watts
+from edgekit_toolkit.commands.offload.plan_request import (
+    parse_bandwidths,
+    parse_bytes,
+    parse_numbers,
+    parse_watts,
+)
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 MODEL, SAMPLES = TINY / "digits_cnn.onnx", TINY / "digits_cnn.calib.npz"
