@@ -7,7 +7,7 @@ Source: docs/reference/package-format.md, section "Submodels".
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +17,7 @@ from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice, re
 from edgekit_runtime.tensors import TensorSpec
 
 MAX_SUBMODELS: Final = 64
+HEAD_SUFFIX: Final = ".head"
 _MODEL_CHARS: Final = 30  # of a model's name in the name that its tail is served under
 _HASH_CHARS: Final = 12
 
@@ -49,6 +50,11 @@ class Submodel(Record):
             names = [spec.name for spec in specs]
             require(len(names) > 0, f"submodel '{self.name}': {what} is empty, expected at least one tensor")
             require(len(set(names)) == len(names), f"submodel '{self.name}': {what} holds a name twice")
+
+
+def list_tails(submodels: Sequence[Submodel]) -> list[Submodel]:
+    """Return the submodels for a server: all but heads, whose names end in `.head`."""
+    return [submodel for submodel in submodels if not submodel.name.endswith(HEAD_SUFFIX)]
 
 
 def served_name(model: str, submodel: Submodel, artifacts: Mapping[str, Artifact]) -> str:

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from edgekit_runtime.errors import PackageError, SignatureError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, OpenedPackage, read_unverified_manifest
 from edgekit_runtime.package.manifest import Manifest
-from edgekit_runtime.package.submodels import served_name
+from edgekit_runtime.package.submodels import list_tails, served_name
 from edgekit_runtime.service.models.source import Load, Source, open_listed
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
@@ -24,7 +24,6 @@ _Key: TypeAlias = tuple[Path, int, int]
 _ModelKey: TypeAlias = tuple[_Key, str | None]
 """A file and the submodel in it, or None for the model."""
 
-_HEAD_SUFFIX: Final = ".head"  # of submodels that run on the device
 _SUFFIX: Final = ".edgepkg"
 
 _logger = logging.getLogger(__name__)
@@ -189,12 +188,11 @@ class PackageFiles(Source):
 def _list_tails(key: _Key, manifest: Manifest) -> dict[_ModelKey, Servable]:
     """Return the tails of a package under the names that they are served under."""
     artifacts = {artifact.path: artifact for artifact in manifest.artifacts}
-    tails = [one for one in manifest.submodels if not one.name.endswith(_HEAD_SUFFIX)]
     return {
         (key, tail.name): Servable(
             served_name(manifest.name, tail, artifacts), manifest.version, key[0], manifest.sha256, tail.name
         )
-        for tail in tails
+        for tail in list_tails(manifest.submodels)
     }
 
 

@@ -1,0 +1,114 @@
+"""`edgekit offload serve`: our own service with the server's halves of packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MAX_BATCH = 8
+# Further calls are refused with 503: a device answers by itself sooner than after two full batches.
+_MAX_WAITING = 2 * _MAX_BATCH
+_SUFFIX = ".edgepkg"
+
+
+@click.command("serve")
+@click.argument("packages", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="TCP port.")
+@click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate, a PEM file.")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="Its key, a PEM file.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="Holds the token that devices must send.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Threads of one inference.  [default: as packaged]"
+)
+@click.option("--keys", type=click.Path(path_type=Path), help="Folder of trusted keys.  [default: your own]")
+def command(
+    packages: tuple[Path, ...],
+    *,
+    host: str,
+    port: int,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    token_file: Path | None,
+    threads: int | None,
+    keys: Path | None,
+) -> None:
+    """Serve the server's halves of PACKAGES (files or folders) until SIGTERM or Ctrl-C.
+
+    It becomes `edgekit-device serve`, which answers 503 early, so that devices stay local, and states its
+    times and load in each response. Another address than 127.0.0.1 needs a certificate and a token.
+    """
+    scheduling = {"max_batch": _MAX_BATCH, "max_waiting": _MAX_WAITING}
+    options: dict[str, Any] = {"scheduling": scheduling}
+    if threads is not None:
+        options["threads"] = threads
+    listen: dict[str, Any] = {"unix_socket": "", "host": host, "port": port}
+    for name, path in (("tls_certificate", tls_cert), ("tls_key", tls_key), ("token_file", token_file)):
+        if path is not None:
+            listen[name] = str(path.absolute())
+    names = _list_tails(packages)
+    text = _write_toml(
+        {"listen": listen, "http": {"server_timing": True}, "models": dict.fromkeys(names, options)}
+    )
+    url = f"{'http' if tls_cert is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
+    for name in names:
+        click.echo(f"  {name}", err=True)
+    click.echo(f"Tails: {len(names)}. On each device: edgekit-device offload server {url}", err=True)
+    arguments = [word for path in packages for word in ("--tails", str(path))]
+    if keys is not None:
+        arguments += ["--keys", str(keys)]
+    _become_service(text, arguments)
+
+
+def _list_tails(packages: Sequence[Path]) -> list[str]:
+    """Return the names under which the tails are served.
+
+    Raises:
+        CutError: there are none.
+    """
+    from edgekit_runtime.errors import CutError
+    from edgekit_runtime.package.archive import read_unverified_manifest  # the service verifies them
+    from edgekit_runtime.package.submodels import list_tails, served_name
+
+    names = []
+    for path in packages:
+        for file in sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]:
+            manifest = read_unverified_manifest(file, check_artifacts=False).manifest
+            artifacts = {artifact.path: artifact for artifact in manifest.artifacts}
+            tails = list_tails(manifest.submodels)
+            names += [served_name(manifest.name, tail, artifacts) for tail in tails]
+    if not names:
+        raise CutError(
+            f"{', '.join(map(str, packages))}: no package has a server's half; make one with"
+            " `edgekit offload plan`"
+        )
+    return list(dict.fromkeys(names))
+
+
+def _write_toml(tables: dict[str, Any], prefix: str = "") -> str:
+    """Return tables of strings, numbers and further tables as TOML; strings of JSON are strings of TOML."""
+    plain = [f"{name} = {json.dumps(value)}" for name, value in tables.items() if not isinstance(value, dict)]
+    lines = [f"[{prefix[:-1]}]", *plain] if prefix and plain else plain
+    for name, value in tables.items():
+        if isinstance(value, dict):
+            lines.append(_write_toml(value, f"{prefix}{json.dumps(name)}."))
+    return "\n".join(lines)
+
+
+def _become_service(config: str, arguments: Sequence[str]) -> None:
+    """Replace this process by the service, with its configuration in memory."""
+    descriptor = os.memfd_create("edgekit-offload-serve.toml", 0)  # inherited
+    os.write(descriptor, config.encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    command = [sys.executable, "-m", "edgekit_runtime.cli", "serve"]
+    command += ["--config", f"/proc/self/fd/{descriptor}", *arguments]
+    sys.stderr.flush()
+    os.execv(sys.executable, command)  # noqa: S606  # no shell
