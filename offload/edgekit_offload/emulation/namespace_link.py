@@ -155,8 +155,11 @@ def _make_namespace(host: str, peer: str) -> tuple[int, int]:
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", _INTERFACE.encode(), _IFF_TUN_NO_PI))
     Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")  # its own packets would use the link
+    settings = Path("/proc/sys/net/ipv4")
     with contextlib.suppress(OSError):  # what most devices use; a host may have another one
-        Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("cubic")
+        (settings / "tcp_congestion_control").write_text("cubic")
+    # A new connection knows nothing of the last one: else a measurement depends on the links before it.
+    (settings / "tcp_no_metrics_save").write_text("1")
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "address", "add", host, "peer", peer, "dev", _INTERFACE)
     _run("ip", "link", "set", _INTERFACE, "mtu", str(_MTU_BYTES), "up")

@@ -1,0 +1,302 @@
+"""What the offload benchmarks share: an emulated device and server, the service, ways by hand, tables.
+
+The server is our service with TLS and a token, as anybody runs it beyond loopback. The device is a process
+under a CPU quota (`offload_device`). Figures are `emulated`, of this machine and this run: compare ratios.
+"""
+
+import datetime
+import hashlib
+import ipaddress
+import json
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import onnx
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.x509.oid import NameOID
+from numpy.typing import NDArray
+from securesystemslib.signer import CryptoSigner
+
+from edgekit_offload.emulation.testbed import Testbed
+from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_toolkit.packaging.signing_keys import StatementSigner
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared" / "models" / "models"
+TOKEN = "token-of-an-emulated-server"  # noqa: S105  # of an emulated server
+PORT = 8443
+START_LIMIT_S = 60.0
+
+Feeds = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class HandWay:
+    """One way to run a model.
+
+    Attributes:
+        name: of the row.
+        kind: local, upload or cut.
+        head: runs on the device; None where the inputs are sent as they are.
+        tail: runs on the server; None where nothing is sent.
+        sent_bytes, received_bytes: of one request, tensors without heads.
+    """
+
+    name: str
+    kind: str
+    head: bytes | None
+    tail: bytes | None
+    sent_bytes: float = 0.0
+    received_bytes: float = 0.0
+
+    @property
+    def tail_name(self) -> str | None:
+        """The name of the tail on the server."""
+        return None if self.tail is None else f"tail-{hashlib.sha256(self.tail).hexdigest()[:16]}"
+
+
+class OffloadBench:
+    """An emulated device and server with the service, for a `with` block.
+
+    Attributes:
+        testbed: the link.
+        folder: for files.
+    """
+
+    def __init__(self, folder: Path, device_share: float | None = 0.2) -> None:
+        self.folder = folder
+        self._open = ExitStack()
+        self.testbed = self._open.enter_context(Testbed(device_share=device_share))
+        key = Ed25519PrivateKey.generate()
+        (folder / "keys").mkdir()
+        (folder / "keys" / "bench.pub.pem").write_bytes(
+            key.public_key().public_bytes(
+                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+            )
+        )
+        self._signer = StatementSigner(CryptoSigner(key))
+        make_certificate(folder, self.testbed.server_host)
+        self._lines: Any = None
+        self._packages: list[Path] = []
+
+    def __enter__(self) -> "OffloadBench":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def add_tail(self, name: str, model: bytes, feeds: Feeds) -> None:
+        """Write the package of a tail; before `serve`."""
+        path = self.folder / f"{name}.edgepkg"
+        if path not in self._packages:
+            write_tail(path, name, model, feeds, self._signer)
+            self._packages.append(path)
+
+    def serve(self) -> Any:
+        """Start the service with all tails, wait until it is ready, and return its process."""
+        config = self.folder / "service.toml"
+        (self.folder / "token").write_text(f"{TOKEN}\n")
+        (self.folder / "token").chmod(0o600)
+        config.write_text(
+            f'[listen]\nunix_socket = ""\nhost = "{self.testbed.server_host}"\nport = {PORT}\n'
+            f'tls_certificate = "{self.folder}/server.pem"\ntls_key = "{self.folder}/server.key"\n'
+            f'token_file = "{self.folder}/token"\n'
+        )
+        packages = [word for path in self._packages for word in ("--package", str(path))]
+        child = self.testbed.spawn(
+            "server",
+            [
+                *(sys.executable, "-m", "edgekit_runtime.cli", "serve", "--config", str(config)),
+                *("--keys", str(self.folder / "keys"), *packages),
+            ],
+            folder=self.folder,
+        )
+        deadline = time.monotonic() + START_LIMIT_S
+        while "ready" not in child.last_line:
+            if child.wait(0.05) is not None or time.monotonic() > deadline:
+                raise SystemExit(f"the service ended {child.explain_end()}")
+        return child
+
+    def start_device(self, timeout_s: float = 60.0) -> None:
+        """Start the device's process and connect it to the service."""
+        path = self.folder / "device.sock"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen(1)
+            listener.settimeout(START_LIMIT_S)
+            script = str(Path(__file__).with_name("offload_device.py"))
+            self.testbed.spawn("device", [sys.executable, script, str(path)], output="log")
+            connection, _ = listener.accept()
+        self._lines = self._open.enter_context(connection).makefile("rw", encoding="ascii")
+        host, port = self.testbed.reach(PORT)
+        self.order(
+            "connect",
+            address=f"https://{host}:{port}",
+            token=TOKEN,
+            ca_file=str(self.folder / "server.pem"),
+            timeout_s=timeout_s,
+        )
+
+    def order(self, do: str, **what: Any) -> Any:
+        """Give the device an order and return its answer."""
+        self._lines.write(f"{json.dumps({'do': do, **what})}\n")
+        self._lines.flush()
+        line = self._lines.readline()
+        if not line:
+            raise SystemExit("the device ended")
+        return json.loads(line)
+
+    def load(self, whole: bytes, ways: Sequence[HandWay], feeds: Feeds, tolerance: float) -> None:
+        """Make the device open the ways of a model."""
+        np.savez(self.folder / "feeds.npz", **feeds)  # type: ignore[arg-type]  # names of inputs
+        (self.folder / "whole.onnx").write_bytes(whole)
+        plain = []
+        for number, way in enumerate(ways):
+            path = None
+            if way.head is not None:
+                path = str(self.folder / f"head{number}.onnx")
+                Path(path).write_bytes(way.head)
+            plain.append({"name": way.name, "head": path, "tail": way.tail_name})
+        self.order(
+            "load",
+            ways=plain,
+            feeds=str(self.folder / "feeds.npz"),
+            local=str(self.folder / "whole.onnx"),
+            tolerance=tolerance,
+        )
+
+
+def write_tail(path: Path, name: str, model: bytes, feeds: Feeds, signer: StatementSigner) -> None:
+    """Write the package of a model with any inputs and outputs."""
+    session = OrtSession(model, OrtOptions(threads=1))
+    contents = {"model.onnx": model}
+    given, expected = [], []
+    for number, one in enumerate(session.inputs):
+        array = np.ascontiguousarray(feeds[one.name])
+        contents[f"golden/in{number}.bin"] = array.tobytes()
+        given.append(GoldenInput(one.name, array.dtype.name, array.shape, f"golden/in{number}.bin"))
+    for number, (key, array) in enumerate(session.run(dict(feeds)).items()):
+        contents[f"golden/out{number}.bin"] = np.ascontiguousarray(array).tobytes()
+        where = f"golden/out{number}.bin"
+        expected.append(GoldenOutput(key, array.dtype.name, array.shape, where, 1e-3, 1e-3))
+    manifest = Manifest(
+        name=name,
+        version="1.0.0",
+        target="x86-64",
+        inputs=session.inputs,
+        outputs=session.outputs,
+        artifacts=tuple(
+            Artifact(
+                where, len(data), hashlib.sha256(data).hexdigest(),
+                "model" if where == "model.onnx" else "golden",
+            )
+            for where, data in sorted(contents.items())
+        ),
+        backend=BackendChoice("ort", "model.onnx", {"threads": 1}),
+        golden=Golden(tuple(given), tuple(expected)),
+    )  # fmt: skip
+    write_package(path, manifest, contents, signer)
+
+
+def make_certificate(folder: Path, host: str) -> None:
+    """Write a certificate of a server, signed by itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "edgekit benchmark")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), False)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "server.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "server.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    (folder / "server.key").chmod(0o600)
+
+
+def split_by_hand(
+    model: onnx.ModelProto,
+    sent: Sequence[str],
+    codes: Mapping[str, tuple[float, float]] | None,
+    parts: tuple[onnx.ModelProto, onnx.ModelProto] | None = None,
+) -> tuple[bytes, bytes]:
+    """Return head and tail, cut at tensors.
+
+    Args:
+        model: with shapes.
+        sent: the tensors that cross the link.
+        codes: tensor -> least and greatest value, to send it as uint8; None to send it as it is.
+        parts: head and tail without coding, where they are no cut of the graph.
+    """
+    head, tail = parts or extract_parts(model, sent)
+    for name, (low, high) in (codes or {}).items():
+        scale = max((high - low) / 255, 1e-12)
+        zero = int(np.clip(round(-low / scale), 0, 255))
+        for part, operator in ((head, "QuantizeLinear"), (tail, "DequantizeLinear")):
+            part.graph.initializer.extend(
+                [
+                    onnx.numpy_helper.from_array(np.float32(scale), f"{name}.scale"),
+                    onnx.numpy_helper.from_array(np.uint8(zero), f"{name}.zero"),
+                ]
+            )
+            ends = part.graph.output if operator == "QuantizeLinear" else part.graph.input
+            end = next(one for one in ends if one.name == name)
+            end.name, end.type.tensor_type.elem_type = f"{name}.u8", onnx.TensorProto.UINT8
+            names = [name, f"{name}.scale", f"{name}.zero"], [f"{name}.u8"]
+            if operator == "DequantizeLinear":
+                names = [f"{name}.u8", f"{name}.scale", f"{name}.zero"], [name]
+            node = onnx.helper.make_node(operator, *names)
+            part.graph.node.insert(len(part.graph.node) if operator == "QuantizeLinear" else 0, node)
+    return head.SerializeToString(), tail.SerializeToString()
+
+
+def extract_parts(model: onnx.ModelProto, sent: Sequence[str]) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """Return what makes the tensors that are sent, and what is made of them."""
+    extractor = onnx.utils.Extractor(model)
+    weights = {one.name for one in model.graph.initializer}
+    inputs = [one.name for one in model.graph.input if one.name not in weights]
+    outputs = [one.name for one in model.graph.output]
+    return extractor.extract_model(inputs, list(sent)), extractor.extract_model(list(sent), outputs)
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table in Markdown."""
+    cells = [[f"{one:.3g}" if isinstance(one, float) else str(one) for one in row] for row in (heads, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells.insert(1, ["-" * width for width in widths])
+    for row in cells:
+        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |")
+
+
+def write_json(path: Path | None, found: Mapping[str, Any]) -> None:
+    """Write the results, where asked for."""
+    if path is not None:
+        path.write_text(json.dumps(found, indent=1) + "\n")
