@@ -203,7 +203,7 @@ class _Dataflow:
                     _unite(parents, cycle[0], root)
 
     def make_graph(self, groups: Sequence[Sequence[int]]) -> KernelGraph:
-        """Return groups of nodes as kernels that exchange tensors."""
+        """Return groups of nodes as kernels, named after the first tensor that they write."""
         home = {number: place for place, group in enumerate(groups) for number in group}
         written: list[dict[str, None]] = [{} for _ in groups]
         read: list[dict[str, None]] = [{} for _ in groups]
@@ -218,7 +218,8 @@ class _Dataflow:
                     if source is not None:
                         written[source][tensor] = None
         kernels = tuple(
-            Kernel(f"{place}", tuple(read[place]), tuple(written[place])) for place in range(len(groups))
+            Kernel(next(iter(written[place]), f"kernel {place}"), tuple(read[place]), tuple(written[place]))
+            for place in range(len(groups))
         )
         return KernelGraph(kernels, self.inputs, self.outputs)
 
