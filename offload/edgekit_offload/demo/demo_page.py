@@ -1,0 +1,176 @@
+"""The page of a demo, while it runs and as it is saved: a chart, a table, and why each switch happened."""
+
+import math
+from importlib import resources
+from typing import Final
+
+from edgekit_offload.demo.recording import EDGEKIT, Begun, Recording, median_of, percentile
+from edgekit_offload.demo.timeline import plan_colors, rivals_of, timeline
+from edgekit_offload.report.markup import Markup, el, join, render_document, section, show_ms, table
+from edgekit_offload.report.plan_page import page_style
+
+_REFRESH_MS: Final = 500
+# Asks the server that the page came from for the next state, until the demo is over.
+_SCRIPT: Final = f"""
+const main = document.querySelector('main');
+async function refresh() {{
+  try {{
+    const reply = await fetch('state', {{cache: 'no-store'}});
+    if (reply.ok) main.innerHTML = await reply.text();
+    if (reply.headers.get('X-Demo') === 'over') return;
+  }} catch {{ return; }}
+  setTimeout(refresh, {_REFRESH_MS});
+}}
+refresh();
+"""
+
+
+def render_live_page(recording: Recording) -> str:
+    """Return the page that follows a running demo."""
+    return render_document("edgekit offload demo", _style(), render_state(recording), script=_SCRIPT)
+
+
+def render_saved_page(recording: Recording) -> str:
+    """Return the page to keep: it has no script and asks for nothing."""
+    return render_document("edgekit offload demo", _style(), render_state(recording))
+
+
+def _style() -> str:
+    own = resources.files(__package__).joinpath("demo.css").read_text(encoding="utf-8")
+    return page_style() + own
+
+
+def render_state(recording: Recording) -> Markup:
+    """Return what stands in `main`."""
+    return join(
+        _heading(recording),
+        _verdict(recording),
+        section("What happened", timeline(recording), _key(recording), key="timeline"),
+        _phases(recording),
+        _switches(recording),
+        _origin(recording),
+    )
+
+
+def summarize(recording: Recording) -> list[str]:
+    """Return the result in a few sentences."""
+    own, ratio = recording.own, recording.mean_to_oracle()
+    if not own:
+        return ["No request was answered yet."]
+    right = len(own) - recording.wrong
+    sentences = [f"{right:,} of {len(own):,} answers were right, under load and without the server too."]
+    if ratio is not None:
+        sentences.insert(
+            0, f"edgekit took {ratio:.2f} times as long as the best way of each phase, on the mean."
+        )
+    return [*sentences, *(_against(recording, way) for way in rivals_of(recording))]
+
+
+def _against(recording: Recording, way: str) -> str:
+    """Return how always running `way` compares over all phases, by medians."""
+    known = [
+        (median_of(recording.within(phase, way)), median_of(recording.within(phase, EDGEKIT)))
+        for phase in recording.begun
+    ]
+    pairs = [(rival, own) for rival, own in known if rival is not None and own is not None]
+    lost = sum(not math.isfinite(rival) for rival, _ in pairs)
+    ratios = [rival / own for rival, own in pairs if math.isfinite(rival)]
+    if not ratios:
+        return f"Always {way}: no answers."
+    slowest, fastest = max(ratios), min(ratios)
+    text = f"Always {way} takes {fastest:.2f} to {slowest:.2f} times edgekit's median, from phase to phase"
+    return f"{text}; in {lost} it gets no answer." if lost else f"{text}."
+
+
+def _heading(recording: Recording) -> Markup:
+    return el(
+        "header",
+        el("p", "edgekit offload · demo", class_="kicker"),
+        el("h1", recording.model),
+        el("p", recording.machine, class_="meta"),
+    )
+
+
+def _verdict(recording: Recording) -> Markup:
+    sentences = summarize(recording)
+    state = "Result" if recording.is_over else "Running"
+    return el(
+        "section",
+        el("h2", state, id="verdict"),
+        el("p", sentences[0], class_="headline"),
+        *(el("p", text) for text in sentences[1:]),
+        class_="verdict",
+    )
+
+
+def _key(recording: Recording) -> Markup:
+    colors = plan_colors(recording)
+    entries = [el("span", el("i", class_="stroke own"), "edgekit")]
+    entries += [
+        el("span", el("i", class_=f"stroke median way{colors[way]}"), f"always {way}, median of a phase")
+        for way in rivals_of(recording)
+    ]
+    entries.append(el("span", el("i", class_="stroke oracle"), "oracle: best way measured in a phase"))
+    entries += [el("span", el("i", class_=f"block way{colors[way]}"), way) for way in recording.ways]
+    return el("p", *entries, class_="key")
+
+
+def _phases(recording: Recording) -> Markup:
+    head = ("Phase", "edgekit p50", "p95", *(f"always {way}" for way in recording.ways), "Oracle")
+    rows = [_phase_row(recording, phase) for phase in recording.begun]
+    note = el(
+        "p",
+        "Medians of requests that were measured in this run: every second request is edgekit's own choice, "
+        "the ways take turns in between. Each way has a connection of its own.",
+        class_="note",
+    )
+    grid = table(head, rows, numeric=frozenset(range(1, len(head))), caption="Latency in each phase")
+    return section("Phase by phase", grid, note, key="phases")
+
+
+def _phase_row(recording: Recording, phase: Begun) -> Markup:
+    own, oracle = recording.within(phase, EDGEKIT), recording.oracle(phase)
+    cells = [_latency(median_of(own)), _latency(percentile(own, 0.95))]
+    best = None if oracle is None else oracle[0]
+    cells += [_latency(median_of(recording.within(phase, way)), best=way == best) for way in recording.ways]
+    words = "" if oracle is None else f"{show_ms(oracle[1])} ({oracle[0]})"
+    return el(
+        "tr", el("th", phase.phase.title, scope="row", class_="name"), *cells, el("td", words, class_="n")
+    )
+
+
+def _latency(latency_s: float | None, *, best: bool = False) -> Markup:
+    if latency_s is None:
+        return el("td", "", class_="n")
+    text = show_ms(latency_s) if math.isfinite(latency_s) else "no answer"
+    return el("td", text, class_="n best" if best else "n")
+
+
+def _switches(recording: Recording) -> Markup:
+    found = list(recording.switches())
+    if not found:
+        text = "The plan did not change." if recording.own else "No request was answered yet."
+        return section("Why it switched", el("p", text), key="switches")
+    rows = [
+        el(
+            "tr",
+            el("th", f"{one.at_s:.1f} s", scope="row", class_="n"),
+            el("td", f"{one.before} → {one.after}", class_="kind"),
+            el("td", one.reason or "no reason was recorded", class_="words"),
+        )
+        for one in found
+    ]
+    grid = table(("When", "Plan", "Reason"), rows, numeric=frozenset({0}), caption="Changes of the plan")
+    return section("Why it switched", grid, key="switches")
+
+
+def _origin(recording: Recording) -> Markup:
+    facts = [
+        ("Label", recording.label),
+        ("Machine", recording.machine),
+        ("Model", recording.model),
+        ("Requests", f"{len(recording.requests):,}, of which {len(recording.own):,} are edgekit's"),
+    ]
+    pairs = [join(el("dt", term), el("dd", text)) for term, text in facts]
+    note = "Every latency was measured in this run. The bandwidth is what the link was set to."
+    return section("How it was measured", el("dl", *pairs, class_="facts"), el("p", note), key="origin")

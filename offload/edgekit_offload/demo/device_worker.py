@@ -1,0 +1,208 @@
+"""The application of the demo, on the device: `device_worker CONFIG` asks for answers until it is ended.
+
+It writes a line of JSON for each request. Every second request is edgekit's own choice; in between, the other
+ways take turns, each on a connection of its own.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from edgekit_offload.demo.recording import EDGEKIT
+from edgekit_runtime.client.client import Client
+from edgekit_runtime.codecs.media import MediaCodec, encode_media
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import ConfigError, EdgekitError, TransportError
+from edgekit_runtime.package.archive import OpenedPackage, read_package
+from edgekit_runtime.remote.cut_table import LOCAL, OffloadPlan, read_cut_table
+from edgekit_runtime.sessions.session import Session, open_choice, open_session
+from edgekit_runtime.system.child_process import end_with_parent
+from edgekit_runtime.tensors import Array
+from edgekit_runtime.trust.trust_store import TrustStore
+
+_START_LIMIT_S: Final = 30.0
+_FORCED_TIMEOUT_S: Final = 3.0
+_PAUSE_S: Final = 0.01
+_RETRY_S: Final = 0.3
+
+Ask: TypeAlias = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What the worker needs.
+
+    Attributes:
+        package: path of the package with cut table and submodels.
+        keys: folder of the keys that may have signed it.
+        server: `http://host:port` or `https://host:port`, as the device reaches it.
+        token: of the server; empty for none.
+        ca_file: PEM file of the authority behind the server's certificate; empty for none.
+        ways: names of the plans that are forced in turn.
+        requests: path of a .npz: input name -> one request a row, and `classes`, the right answers.
+        output: name of the tensor whose greatest value is the answer.
+    """
+
+    package: str
+    keys: str
+    server: str
+    token: str
+    ca_file: str
+    ways: tuple[str, ...]
+    requests: str
+    output: str
+
+
+class ForcedWay:
+    """A plan that is run whatever the conditions are: without a choice, a fallback or hedging."""
+
+    def __init__(self, package: OpenedPackage, plan: OffloadPlan, config: WorkerConfig) -> None:
+        """Open what the plan runs on the device, and a connection for it.
+
+        Raises:
+            EdgekitError: the package does not hold what the plan names.
+        """
+        self._plan = plan
+        self._head: Session | None = None
+        if plan.head is not None:
+            self._head = open_session(package.select_submodel(plan.head))
+        self._client = Client(
+            config.server,
+            token=config.token or None,
+            timeout_s=_FORCED_TIMEOUT_S,
+            ca_file=config.ca_file or None,
+        )
+
+    def ask(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the answer.
+
+        Raises:
+            EdgekitError: the server gave none.
+        """
+        sent = dict(inputs) if self._head is None else self._head.run(inputs)
+        for name, codec in self._plan.media.items():
+            data = encode_media(MediaCodec.parse(codec), sent[name][0])
+            sent[name] = np.frombuffer(data, np.uint8)[None]
+        return self._client.infer(self._plan.tail or "", sent)
+
+
+class Worker:
+    """Asks and writes what came of it."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        """Open the package, and everything that a way needs.
+
+        Raises:
+            EdgekitError: the package is not what the configuration says.
+        """
+        self._config = config
+        trust = TrustStore.from_folder(Path(config.keys))
+        self._package = read_package(Path(config.package), trust)
+        self._session = open_session(self._package)
+        backend = self._package.manifest.backend
+        self._local = open_choice(self._package, backend.fallback or backend, None)
+        table = read_cut_table(self._package)
+        plans = {} if table is None else {plan.name: plan for plan in table.plans}
+        missing = sorted(set(config.ways) - set(plans))
+        if missing:
+            raise ConfigError(f"{config.package}: the cut table has no plan {', '.join(missing)}")
+        self._ways: dict[str, Ask] = {}
+        for name in config.ways:
+            plan = plans[name]
+            self._ways[name] = (
+                self._run_local if plan.tail is None else ForcedWay(self._package, plan, config).ask
+            )
+        with np.load(config.requests) as stored:
+            self._classes = stored["classes"]
+            self._inputs = {name: stored[name] for name in stored.files if name != "classes"}
+
+    def run(self) -> None:
+        """Warm up, then ask until the process is ended."""
+        self._warm_up()
+        number = 0
+        print(json.dumps({"ready": True}), flush=True)
+        while True:
+            self._ask(EDGEKIT, number)
+            self._ask(self._config.ways[number % len(self._config.ways)], number)
+            number += 1
+
+    def _run_local(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return self._local.run(inputs)
+
+    def _warm_up(self) -> None:
+        """Run each way once, and wait until the server answers.
+
+        Raises:
+            TransportError: it did not in time.
+        """
+        deadline = time.monotonic() + _START_LIMIT_S
+        row = self._row(0)
+        for name, ask in self._ways.items():
+            while not self._answers(name, ask, row, is_last=time.monotonic() > deadline):
+                time.sleep(_RETRY_S)
+        self._session.run(row)
+
+    def _answers(self, name: str, ask: Ask, row: Mapping[str, Array], *, is_last: bool) -> bool:
+        try:
+            ask(row)
+        except EdgekitError as cause:
+            if is_last:
+                raise TransportError(f"plan '{name}' got no answer: {cause}") from cause
+            return False
+        return True
+
+    def _row(self, number: int) -> dict[str, Array]:
+        at = number % len(self._classes)
+        return {name: values[at : at + 1] for name, values in self._inputs.items()}
+
+    def _ask(self, way: str, number: int) -> None:
+        """Send one request, and write what came of it."""
+        row = self._row(number)
+        begin_s = time.monotonic()
+        try:
+            answer = (self._session.run if way == EDGEKIT else self._ways[way])(row)
+        except EdgekitError as cause:
+            record = {"at_s": begin_s, "way": way, "plan": "", "reason": str(cause), "is_right": False}
+            self._write(record)
+            time.sleep(_PAUSE_S)
+            return
+        latency_s = time.monotonic() - begin_s
+        expected = int(self._classes[number % len(self._classes)])
+        scores = answer.get(self._config.output)
+        is_right = scores is not None and scores.size > expected and int(scores.argmax()) == expected
+        plan, reason = (way, "") if way != EDGEKIT else self._explain()
+        self._write(
+            {
+                "at_s": begin_s,
+                "way": way,
+                "plan": plan,
+                "latency_s": latency_s,
+                "is_right": is_right,
+                "reason": reason,
+            }
+        )
+        time.sleep(_PAUSE_S)
+
+    def _explain(self) -> tuple[str, str]:
+        """Return the plan that gave the last answer, and why it was chosen."""
+        return LOCAL, ""
+
+    def _write(self, record: Mapping[str, object]) -> None:
+        print(json.dumps(record), flush=True)
+
+
+def main() -> None:
+    """Read the configuration and ask until the end."""
+    end_with_parent()
+    text = Path(sys.argv[1]).read_text(encoding="utf-8")
+    Worker(from_plain(WorkerConfig, json.loads(text), sys.argv[1], ConfigError)).run()
+
+
+if __name__ == "__main__":
+    main()

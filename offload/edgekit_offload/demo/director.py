@@ -1,0 +1,238 @@
+"""The course of the demo: start server and device, change the link, load and kill the server, and record.
+
+It packages nothing and shows nothing: it takes a finished package and gives each new state to its caller.
+"""
+
+import json
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from edgekit_offload.demo.device_worker import WorkerConfig
+from edgekit_offload.demo.recording import Begun, Phase, Recording, Request
+from edgekit_offload.emulation.testbed import LinkKind, Testbed
+from edgekit_runtime.dataclass_json import to_plain
+from edgekit_runtime.errors import TransportError
+from edgekit_runtime.system.child_process import ChildProcess
+
+RTT_MS: Final = 20.0
+PHASES: Final = (
+    Phase("20 Mbit/s", "link", 20.0, RTT_MS, 0.2),
+    Phase("2 Mbit/s", "link", 2.0, RTT_MS, 0.25),
+    Phase("20 Mbit/s again", "link", 20.0, RTT_MS, 0.2),
+    Phase("loaded server", "load", 20.0, RTT_MS, 0.2),
+    Phase("killed server", "kill", 20.0, RTT_MS, 0.15),
+)
+DEVICE_SHARE: Final = 0.1  # of a processor, with root
+_POLL_S: Final = 0.25
+_START_LIMIT_S: Final = 30.0
+_WORKER: Final = "edgekit_offload.demo.device_worker"
+LOOPBACK: Final = "127.0.0.1"
+_DEFAULT_PORT: Final = 8000  # in a namespace of its own every port is free
+_LOAD: Final = "edgekit_offload.demo.load_worker"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSetup:
+    """What a demo needs.
+
+    Attributes:
+        folder: of its own, for files that the processes exchange.
+        package: path of the signed package with cut table and submodels.
+        keys: folder of the keys that signed it.
+        serve: host and port -> command that serves the package's tails there.
+        scheme: `http` or `https`, as `serve` serves.
+        token: of the server; empty for none.
+        ca_file: PEM file of the authority behind the server's certificate; empty for none.
+        ways: names of the plans that are measured beside edgekit, `local` first.
+        requests: path of the requests, see `WorkerConfig`.
+        output: name of the tensor whose greatest value is the answer.
+        model: what runs, in words.
+    """
+
+    folder: Path
+    package: Path
+    keys: Path
+    serve: Callable[[str, int], Sequence[str]]
+    scheme: str
+    token: str
+    ca_file: str
+    ways: tuple[str, ...]
+    requests: Path
+    output: str
+    model: str
+
+
+def run_demo(
+    setup: DemoSetup,
+    *,
+    seconds: float,
+    kind: LinkKind | None,
+    on_change: Callable[[Recording], None],
+) -> Recording:
+    """Run the demo and return what happened.
+
+    Args:
+        setup: what to run.
+        seconds: how long the phases take together.
+        kind: how the link is emulated; None for the best that this user may have.
+        on_change: gets each new state, a few a second.
+
+    Raises:
+        ConfigError: the machines cannot be emulated here.
+        TransportError: the server or the device's process ended, or did not start.
+    """
+    share = DEVICE_SHARE if os.geteuid() == 0 else None
+    with Testbed(device_share=share, kind=kind) as bed:
+        bed.set_link(up_mbit_s=PHASES[0].mbit_s, down_mbit_s=PHASES[0].mbit_s, rtt_ms=PHASES[0].rtt_ms)
+        port = _DEFAULT_PORT if bed.kind == "namespaces" else find_free_port()
+        server = bed.spawn("server", setup.serve(bed.server_host, port))
+        config = _configure(setup, *bed.reach(port))
+        device = bed.spawn("device", _python(_WORKER, str(config)))
+        recording = Recording(setup.model, _describe_machine(share), bed.label, setup.ways, (), ())
+        course = _Course(bed, server, device, config, recording, on_change)
+        course.wait_ready()
+        for phase in PHASES:
+            course.begin(phase, f"{setup.scheme}://{bed.server_host}:{port}")
+            course.follow(phase.share * seconds)
+        return course.finish()
+
+
+def find_free_port() -> int:
+    """Return a TCP port of loopback that is free now."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _python(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", module, *arguments]
+
+
+def _configure(setup: DemoSetup, host: str, port: int) -> Path:
+    """Write what the device's process needs; return the path."""
+    config = WorkerConfig(
+        str(setup.package),
+        str(setup.keys),
+        f"{setup.scheme}://{host}:{port}",
+        setup.token,
+        setup.ca_file,
+        setup.ways,
+        str(setup.requests),
+        setup.output,
+    )
+    path = setup.folder / "device.json"
+    path.write_text(json.dumps(to_plain(config)), encoding="utf-8")
+    return path
+
+
+def _describe_machine(share: float | None) -> str:
+    """Return what plays the device and the server, in words."""
+    cores = os.cpu_count() or 1
+    slow = (
+        "at full speed (a quota needs root)" if share is None else f"with {100 * share:.0f} % of one of them"
+    )
+    return f"this machine, {cores} cores: the device {slow}, the server with what it takes"
+
+
+class _Course:
+    """A demo that runs."""
+
+    def __init__(
+        self,
+        bed: Testbed,
+        server: ChildProcess,
+        device: ChildProcess,
+        config: Path,
+        recording: Recording,
+        on_change: Callable[[Recording], None],
+    ) -> None:
+        self._bed, self._server, self._device, self._config = bed, server, device, config
+        self._recording, self._on_change = recording, on_change
+        self._read_bytes = 0
+        self._begin_s = 0.0
+
+    def wait_ready(self) -> None:
+        """Wait until the device has had an answer of each way.
+
+        Raises:
+            TransportError: it ended, or had none in time.
+        """
+        deadline = time.monotonic() + _START_LIMIT_S
+        while b'"ready"' not in self._device.output:
+            self._check()
+            if time.monotonic() > deadline:
+                raise TransportError(f"the demo's device had no answer in {_START_LIMIT_S:.0f} s")
+            time.sleep(_POLL_S)
+        self._begin_s = time.monotonic()
+
+    def begin(self, phase: Phase, near_address: str) -> None:
+        """Change the world to that of a phase."""
+        self._bed.set_link(up_mbit_s=phase.mbit_s, down_mbit_s=phase.mbit_s, rtt_ms=phase.rtt_ms)
+        if phase.event == "load":
+            self._bed.spawn("server", _python(_LOAD, str(self._config), near_address))
+        if phase.event == "kill":
+            self._server.kill()
+        now_s = time.monotonic() - self._begin_s
+        begun = (
+            *self._recording.begun[:-1],
+            *(replace(one, end_s=now_s) for one in self._recording.begun[-1:]),
+        )
+        self._recording = replace(self._recording, begun=(*begun, Begun(phase, now_s, now_s)))
+
+    def follow(self, seconds: float) -> None:
+        """Record for a while.
+
+        Raises:
+            TransportError: the device's process ended.
+        """
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            time.sleep(min(_POLL_S, max(until_s - time.monotonic(), 0.0)))
+            self._check()
+            self._update()
+
+    def finish(self) -> Recording:
+        """End the recording."""
+        self._recording = replace(self._recording, is_over=True)
+        self._on_change(self._recording)
+        return self._recording
+
+    def _check(self) -> None:
+        if self._device.wait(0) is not None:
+            raise TransportError(f"the demo's device ended {self._device.explain_end()}")
+
+    def _update(self) -> None:
+        """Read what the device has written since the last time."""
+        written = self._device.output[self._read_bytes :]
+        whole = written[: written.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        now_s = time.monotonic() - self._begin_s
+        found = [
+            _read_request(plain, self._begin_s)
+            for plain in map(json.loads, whole.splitlines())
+            if "way" in plain
+        ]
+        *before, last = self._recording.begun
+        self._recording = replace(
+            self._recording,
+            begun=(*before, replace(last, end_s=now_s)),
+            requests=(*self._recording.requests, *(one for one in found if one.at_s >= 0)),
+        )
+        self._on_change(self._recording)
+
+
+def _read_request(plain: dict[str, Any], begin_s: float) -> Request:
+    return Request(
+        plain["at_s"] - begin_s,
+        plain["way"],
+        plain["plan"],
+        plain.get("latency_s", math.inf),
+        plain["is_right"],
+        plain["reason"],
+    )

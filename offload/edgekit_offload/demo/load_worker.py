@@ -1,0 +1,86 @@
+"""Other devices of the demo: `load_worker CONFIG ADDRESS` keeps the server busy until it is ended.
+
+It runs on the server's side, so the load takes nothing of the device's link. Every thread asks for the tail
+that costs the server most, again and again.
+"""
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from edgekit_offload.demo.device_worker import WorkerConfig
+from edgekit_runtime.client.client import Client
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import ConfigError, EdgekitError
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.remote.cut_table import read_cut_table
+from edgekit_runtime.system.child_process import end_with_parent
+from edgekit_runtime.tensors import Array
+from edgekit_runtime.trust.trust_store import TrustStore
+
+_DEVICES: Final = 6
+_RETRY_S: Final = 0.2
+
+
+def find_costliest(config: WorkerConfig) -> tuple[str, dict[str, Array]]:
+    """Return the served name of the tail that takes the server longest, and inputs of zeros for it.
+
+    Raises:
+        ConfigError: no plan of the package uses a server.
+    """
+    with read_package(Path(config.package), TrustStore.from_folder(Path(config.keys))) as package:
+        table = read_cut_table(package)
+        plans = [
+            plan
+            for plan in (() if table is None else table.plans)
+            if plan.tail is not None and not plan.media
+        ]
+        served = {
+            view.name: view
+            for view in (package.manifest.select_submodel(one.name) for one in package.manifest.submodels)
+        }
+        known = [plan for plan in plans if plan.tail in served]
+        if not known:
+            raise ConfigError(f"{config.package}: no plan uses a server without a media codec")
+        chosen = served[str(max(known, key=lambda plan: plan.costs.server_s).tail)]
+        zeros = {
+            one.name: np.zeros([size if isinstance(size, int) else 1 for size in one.shape], one.dtype)
+            for one in chosen.inputs
+        }
+        return chosen.name, zeros
+
+
+def _ask_forever(config: WorkerConfig, address: str, name: str, inputs: Mapping[str, Array]) -> None:
+    client = Client(address, token=config.token or None, ca_file=config.ca_file or None)
+    while True:
+        with contextlib.suppress(EdgekitError):  # refused or ended: this is load, not a measurement
+            client.infer(name, inputs)
+            continue
+        time.sleep(_RETRY_S)
+
+
+def main() -> None:
+    """Ask with several connections until the end."""
+    end_with_parent()
+    plain = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    config = from_plain(WorkerConfig, plain, sys.argv[1], ConfigError)
+    name, inputs = find_costliest(config)
+    threads = [
+        threading.Thread(target=_ask_forever, args=(config, sys.argv[2], name, inputs), daemon=True)
+        for _ in range(_DEVICES)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""What happened in a demo: phases, requests, and what follows from them. Pure: numbers and words only."""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Final, Literal, TypeAlias
+
+Event: TypeAlias = Literal["link", "load", "kill"]
+EDGEKIT: Final = "edgekit"
+_FEW: Final = 2  # fewer answers of a way than this say nothing about it
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of the demo with one state of the world.
+
+    Attributes:
+        title: for readers, such as `2 Mbit/s`.
+        event: what begins it.
+        mbit_s: bandwidth that the link is set to, each way.
+        rtt_ms: round trip that the link is set to.
+        share: of the time of the demo.
+    """
+
+    title: str
+    event: Event
+    mbit_s: float
+    rtt_ms: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request on the device, as it was measured there.
+
+    Attributes:
+        at_s: when it began, from the start of the first phase.
+        way: `edgekit`, or the way that was forced.
+        plan: the plan that gave the answer; empty where there was none.
+        latency_s: until the answer; infinity where there was none.
+        is_right: whether the answer is that of the whole model, within the tolerance of its plan.
+        reason: why this plan was chosen, in words; of edgekit only.
+    """
+
+    at_s: float
+    way: str
+    plan: str
+    latency_s: float
+    is_right: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A phase with the time at which it began, and, once it is over, its end."""
+
+    phase: Phase
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A change of plan, with its reason."""
+
+    at_s: float
+    before: str
+    after: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A demo so far.
+
+    Attributes:
+        model: what was run, in words.
+        machine: where, in words.
+        label: how the machines and the link are emulated.
+        ways: names of the ways that were forced, `local` first.
+        begun: phases, in order; the last one may still go on.
+        requests: in the order of their begin.
+        is_over: whether the demo has ended.
+    """
+
+    model: str
+    machine: str
+    label: str
+    ways: tuple[str, ...]
+    begun: tuple[Begun, ...]
+    requests: tuple[Request, ...]
+    is_over: bool = False
+
+    @property
+    def own(self) -> list[Request]:
+        """The requests that edgekit decided on."""
+        return [one for one in self.requests if one.way == EDGEKIT]
+
+    @property
+    def wrong(self) -> int:
+        """Answers of edgekit that were wrong, and requests of it that got none."""
+        return sum(not one.is_right for one in self.own)
+
+    def within(self, phase: Begun, way: str) -> list[float]:
+        """Return the latencies of a way in a phase, in seconds; infinity where there was no answer."""
+        return [
+            one.latency_s
+            for one in self.requests
+            if one.way == way and phase.begin_s <= one.at_s < phase.end_s
+        ]
+
+    def oracle(self, phase: Begun) -> tuple[str, float] | None:
+        """Return the way with the least median in a phase, and that median; None before there is one."""
+        found = [(median_of(self.within(phase, way)), way) for way in self.ways]
+        known = [(value, way) for value, way in found if value is not None]
+        if not known:
+            return None
+        value, way = min(known)
+        return way, value
+
+    def switches(self) -> Iterator[Switch]:
+        """Yield each change of the plan that answers."""
+        runs = [(plan, next(group)) for plan, group in groupby(self.own, key=lambda one: one.plan)]
+        for (before, _), (after, first) in pairwise(runs):
+            yield Switch(first.at_s, before or "no answer", after or "no answer", first.reason)
+
+    def mean_to_oracle(self) -> float | None:
+        """Return edgekit's mean latency as a multiple of the oracle's over all phases, or None."""
+        own, ideal = 0.0, 0.0
+        for phase in self.begun:
+            latencies, oracle = self.within(phase, EDGEKIT), self.oracle(phase)
+            if latencies and oracle is not None:
+                own += sum(latencies)
+                ideal += oracle[1] * len(latencies)
+        return own / ideal if ideal > 0 and math.isfinite(own) else None
+
+
+def median_of(latencies: Sequence[float]) -> float | None:
+    """Return the median of latencies, or None where there are too few."""
+    return statistics.median(latencies) if len(latencies) >= _FEW else None
+
+
+def percentile(values: Iterable[float], share: float) -> float | None:
+    """Return the value below which `share` of all lie, or None where there are none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None

@@ -1,0 +1,205 @@
+"""The demo: all its phases happen, no process is left, and its pages show what was recorded."""
+
+import http.client
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from tests.offload.test_plan_page import body_of, section_of, text_of
+from tests.runtime.conftest import PackageMaker, maker  # noqa: F401  # a fixture
+from tests.runtime.slot_cases import write_keys
+from tests.service.tail_parts import Part, write_split
+
+from edgekit_offload.demo.demo_model import INPUT, OUTPUT, make_images, make_model, pick_images, run_model
+from edgekit_offload.demo.demo_page import render_live_page, render_saved_page, summarize
+from edgekit_offload.demo.director import PHASES, DemoSetup, run_demo
+from edgekit_offload.demo.live_server import LiveServer
+from edgekit_offload.demo.recording import EDGEKIT, Begun, Phase, Recording, Request
+from edgekit_runtime.dataclass_json import to_plain
+from edgekit_runtime.remote.cut_table import CUT_TABLE_NAME, CUT_TABLE_ROLE, CutTable, OffloadPlan, PlanCosts
+
+SHORT_S = 6.0
+
+
+def recorded() -> Recording:
+    """Three phases: fast link, slow link, killed server; a switch at the start of the last two."""
+    begun, requests = [], []
+    phases = [
+        Phase("fast <b>", "link", 20.0, 20.0, 0.3),
+        Phase("slow", "link", 2.0, 20.0, 0.3),
+        Phase("killed", "kill", 20.0, 20.0, 0.4),
+    ]
+    latencies = {"local": (0.1, 0.1, 0.1), "jpeg:90": (0.05, 0.2, math.inf)}
+    chosen = ("jpeg:90", "local", "local")
+    for number, phase in enumerate(phases):
+        begun.append(Begun(phase, 10.0 * number, 10.0 * (number + 1)))
+        for step in range(10):
+            at_s = 10.0 * number + step
+            plan = chosen[number]
+            requests.append(Request(at_s, EDGEKIT, plan, latencies[plan][number], True, "the link <slowed>"))
+            for way, values in latencies.items():
+                latency_s = values[number]
+                requests.append(Request(at_s + 0.5, way, way, latency_s, math.isfinite(latency_s)))
+    return Recording(
+        "model </script>",
+        "machine",
+        "emulated: test",
+        ("local", "jpeg:90"),
+        tuple(begun),
+        tuple(requests),
+        True,
+    )
+
+
+def test_oracle_is_the_best_way_of_each_phase() -> None:
+    recording = recorded()
+
+    assert [recording.oracle(one) for one in recording.begun] == [
+        ("jpeg:90", 0.05),
+        ("local", 0.1),
+        ("local", 0.1),
+    ]
+    assert recording.mean_to_oracle() == pytest.approx(1.0)
+    assert recording.wrong == 0
+
+
+def test_wrong_and_missing_answers_are_counted_and_said() -> None:
+    plain = recorded()
+    bad = (
+        Request(5.1, EDGEKIT, "local", 0.1, False),
+        Request(5.2, EDGEKIT, "", math.inf, False),
+    )
+    recording = Recording(
+        *(getattr(plain, name) for name in ("model", "machine", "label", "ways", "begun")), bad
+    )
+
+    assert recording.wrong == 2
+    assert "0 of 2 answers were right" in " ".join(summarize(recording))
+
+
+def test_switches_are_listed_with_their_reasons() -> None:
+    switches = list(recorded().switches())
+
+    assert [(one.at_s, one.before, one.after) for one in switches] == [(10.0, "jpeg:90", "local")]
+    shown = text_of(section_of(body_of(render_saved_page(recorded())), "switches"))
+    assert "10.0 s" in shown
+    assert "the link <slowed>" in shown
+
+
+def test_saved_page_has_no_script_and_escapes_names() -> None:
+    html = render_saved_page(recorded())
+
+    assert "<script" not in html
+    assert "model </script>" in text_of(body_of(html))
+    assert "no answer" in text_of(section_of(body_of(html), "phases"))
+
+
+@pytest.mark.parametrize("begun", [(), (Begun(PHASES[0], 0.0, 0.0),)])
+def test_page_before_the_first_request_is_well_formed(begun: tuple[Begun, ...]) -> None:
+    empty = Recording("model", "machine", "emulated", ("local",), begun, ())
+
+    assert "No request was answered yet" in text_of(body_of(render_saved_page(empty)))
+    assert render_live_page(empty).count("<script>") == 1
+
+
+def test_live_server_shows_the_newest_state_to_its_own_name_alone() -> None:
+    with LiveServer(recorded) as live:
+        state, status = fetch(f"{live.url}state", live.url)
+        assert status == (200, "over")
+        assert b"model &lt;/script&gt;" in state
+        assert b"connect-src" in fetch(live.url, live.url)[0]
+        assert fetch(f"{live.url}state", "http://evil.test/")[1][0] == 404
+        assert fetch(f"{live.url}other", live.url)[1][0] == 404
+
+
+def fetch(url: str, named: str) -> tuple[bytes, tuple[int, str | None]]:
+    """Ask as a browser does for which the server has the name in `named`."""
+    where, named_as = urlsplit(url), urlsplit(named)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=10)
+    try:
+        connection.request("GET", where.path, headers={"Host": named_as.netloc})
+        response = connection.getresponse()
+        return response.read(), (response.status, response.getheader("X-Demo"))
+    finally:
+        connection.close()
+
+
+def test_model_of_the_demo_tells_its_images_apart() -> None:
+    images = make_images(16)
+    model = make_model(images)
+    picked = pick_images(model, images, 4)
+    scores = run_model(model, picked)
+
+    assert picked.dtype == np.uint8
+    assert len(set(scores.argmax(axis=1).tolist())) >= 3
+    assert make_model(images) == model
+    assert (INPUT, OUTPUT) == ("image", "scores")
+
+
+def make_setup(maker: PackageMaker, folder: Path) -> DemoSetup:  # noqa: F811
+    """Return a demo of the linear model, which is uploaded whole."""
+    x = np.array([[0.0, 1.0, 2.0, 3.0]], np.float32)
+    y = np.array([[34.0, 40.0]], np.float32)
+    part = Part("whole.tail", maker.artifacts["model.onnx"], {"x": x}, {"y": y})
+    path = folder / "demo.edgepkg"
+    (tail,) = write_split(maker, path, part)
+    plans = (
+        OffloadPlan("local", PlanCosts(0.001)),
+        OffloadPlan("raw", PlanCosts(0.0, 0.001, 16.0, 8.0), tail=tail),
+    )
+    maker.artifacts[CUT_TABLE_NAME] = json.dumps(to_plain(CutTable(plans))).encode()
+    maker.roles[CUT_TABLE_NAME] = CUT_TABLE_ROLE
+    write_split(maker, path, part)
+    rows = np.array([[0, 1, 2, 3], [-1, 0, 0, -1], [3, 1, -5, 0]], np.float32)
+    requests = folder / "requests.npz"
+    weight = np.array([[1, 2], [3, 4], [5, 6], [7, 8]], np.float32)
+    np.savez(requests, x=rows, classes=(rows @ weight).argmax(axis=1))
+    keys = write_keys(folder / "keys")
+
+    def serve(host: str, port: int) -> list[str]:
+        config = folder / "service.toml"
+        config.write_text(f'[listen]\nunix_socket = ""\nhost = "{host}"\nport = {port}\n', encoding="utf-8")
+        options = ["--tails", str(path), "--config", str(config), "--keys", str(keys)]
+        return [sys.executable, "-m", "edgekit_runtime.cli", "serve", *options]
+
+    return DemoSetup(folder, path, keys, serve, "http", "", "", ("local", "raw"), requests, "y", "linear")
+
+
+def test_every_phase_happens_without_a_wrong_answer_and_no_process_is_left(
+    maker: PackageMaker,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    states: list[Recording] = []
+    before = children()
+    recording = run_demo(make_setup(maker, tmp_path), seconds=SHORT_S, kind="proxy", on_change=states.append)
+
+    assert [one.phase for one in recording.begun] == list(PHASES)
+    assert recording.is_over
+    assert recording.wrong == 0
+    for phase in recording.begun:
+        assert len(recording.within(phase, EDGEKIT)) >= 3
+        assert len(recording.within(phase, "local")) >= 1
+    *alive, killed = recording.begun
+    for phase in alive:  # the last one may be under way when the server is killed
+        assert all(math.isfinite(one) for one in recording.within(phase, "raw")[:-1])
+    assert not any(math.isfinite(one) for one in recording.within(killed, "raw")[1:])
+    assert len(states) > len(PHASES)
+    assert children() == before
+
+
+def children() -> set[int]:
+    """Return the processes whose parent is this one."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid():
+            found.add(int(path.parent.name))
+    return found
