@@ -32,7 +32,7 @@ def rivals_of(recording: Recording) -> list[str]:
     return [way for way in ("local", rival) if way is not None and way in recording.ways]
 
 
-class _Frame:
+class _TimeFrame:
     def __init__(self, recording: Recording) -> None:
         self.end_s = max([one.end_s for one in recording.begun], default=0.0) or 1.0
         shown = {EDGEKIT, *rivals_of(recording)}
@@ -53,7 +53,7 @@ class _Frame:
 
 def timeline(recording: Recording) -> Markup:
     """Return the chart."""
-    frame, colors = _Frame(recording), plan_colors(recording)
+    frame, colors = _TimeFrame(recording), plan_colors(recording)
     return el(
         "svg",
         el("title", "Bandwidth, plan and latency over time", id="time-title"),
@@ -71,7 +71,7 @@ def timeline(recording: Recording) -> Markup:
     )
 
 
-def _phases(recording: Recording, frame: _Frame) -> Markup:
+def _phases(recording: Recording, frame: _TimeFrame) -> Markup:
     """Return the bandwidth as steps, with what begins each phase above it."""
     highest = max([one.phase.mbit_s for one in recording.begun], default=1.0)
     parts, points = [], []
@@ -99,7 +99,7 @@ def _phases(recording: Recording, frame: _Frame) -> Markup:
     )
 
 
-def _ribbon(recording: Recording, frame: _Frame, colors: dict[str, int]) -> Markup:
+def _ribbon(recording: Recording, frame: _TimeFrame, colors: dict[str, int]) -> Markup:
     """Return which plan answered, from request to request."""
     own = recording.own
     parts = [
@@ -126,7 +126,7 @@ def _ribbon(recording: Recording, frame: _Frame, colors: dict[str, int]) -> Mark
     return el("g", *parts)
 
 
-def _grid(frame: _Frame) -> Markup:
+def _grid(frame: _TimeFrame) -> Markup:
     parts = []
     for tick in log_ticks(frame.low, frame.high):
         y = frame.y(tick)
@@ -143,7 +143,7 @@ def _grid(frame: _Frame) -> Markup:
     return el("g", *parts, aria_hidden="true")
 
 
-def _rival(recording: Recording, frame: _Frame, way: str, style: str) -> Markup:
+def _rival(recording: Recording, frame: _TimeFrame, way: str, style: str) -> Markup:
     """Return the requests of a rival as points, and its median in each phase as a line."""
     found = [one for one in recording.requests if one.way == way]
     points = [
@@ -163,7 +163,7 @@ def _rival(recording: Recording, frame: _Frame, way: str, style: str) -> Markup:
     return el("g", *points, *lines, class_=f"rival {style}", aria_hidden="true")
 
 
-def _oracle(recording: Recording, frame: _Frame) -> Markup:
+def _oracle(recording: Recording, frame: _TimeFrame) -> Markup:
     lines = []
     for phase in recording.begun:
         found = recording.oracle(phase)
@@ -175,7 +175,7 @@ def _oracle(recording: Recording, frame: _Frame) -> Markup:
     return el("g", *lines, aria_hidden="true")
 
 
-def _own(found: Sequence[Request], frame: _Frame) -> Markup:
+def _own(found: Sequence[Request], frame: _TimeFrame) -> Markup:
     answered = [one for one in found if math.isfinite(one.latency_s)]
     points = " ".join(f"{frame.x(one.at_s):.1f},{frame.y(one.latency_s):.1f}" for one in answered)
     return el("g", el("polyline", points=points, class_="own"), aria_hidden="true")
