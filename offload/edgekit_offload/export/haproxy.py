@@ -1,0 +1,109 @@
+"""A configuration of HAProxy in front of replicas of `edgekit offload serve`.
+
+A request whose replica dies is sent to another one: an inference changes nothing, so it may run twice. That
+needs the whole request in HAProxy's buffer, so the buffer is made large enough for the tails. A replica that
+dies in the middle of its answer cannot be hidden: the device sees a short answer, and refuses it.
+
+Source: HAProxy 2.6 configuration manual, sections "retry-on", "option redispatch" and "http-check".
+"""
+
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from edgekit_offload.export.tails import Tail
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.system.atomic_files import write_atomically
+
+_LEAST_BUFFER_BYTES: Final = 64 << 10
+_LARGEST_BUFFER_BYTES: Final = (
+    16 << 20
+)  # each connection that sends takes this; larger requests are not repeated
+_HEAD_BYTES: Final = 16 << 10
+_ROWS: Final = 4  # of a request that still fits
+
+_TEMPLATE: Final = """\
+# Written by `edgekit offload export --format haproxy`. Check it: haproxy -c -f haproxy.cfg
+global
+    # The whole request must fit, or it cannot be sent again when a replica dies.
+    tune.bufsize {buffer_bytes}
+    hard-stop-after 30s
+
+defaults
+    mode http
+    timeout connect 1s
+    timeout client 75s
+    timeout server 30s
+    timeout http-request 10s
+    timeout queue 5s
+    option http-buffer-request
+    # An inference changes nothing, so a request may be sent again to another replica: when the connection
+    # fails, and when a replica dies before its answer. Not after a time limit, which would double the load.
+    retry-on conn-failure empty-response
+    retries {retries}
+    option redispatch 1
+
+frontend inference
+    bind {listen}{bind_tls}
+    default_backend replicas
+
+backend replicas
+    balance leastconn
+    http-reuse always
+    option httpchk
+    http-check send meth GET uri /v2/health/ready ver HTTP/1.1 hdr Host localhost{authorization}
+    http-check expect status 200
+    # A replica that fails a request is checked at once; one that ends by SIGTERM answers what it has, and
+    # refuses new connections, which are then opened to another one.
+    default-server check inter 500ms fall 2 rise 1 observe layer4 error-limit 1 on-error mark-down
+{servers}
+"""
+
+
+def write_haproxy(tails: tuple[Tail, ...], folder: Path, replicas: tuple[str, ...]) -> None:
+    """Write `haproxy.cfg`.
+
+    Args:
+        tails: the models, for the size of their requests.
+        folder: where to write; it is made.
+        replicas: `HOST:PORT` or `https://HOST:PORT` of each replica. With https, HAProxy reads the
+            replicas' authority from `ca.pem`, its own certificate from `haproxy.pem`, and for its checks the
+            token from the variable EDGEKIT_TOKEN.
+
+    Raises:
+        CutError: there is no replica, or one is no address.
+        OutputError: the file cannot be written.
+    """
+    addresses = [_parse(replica) for replica in replicas]
+    if not addresses:
+        raise CutError("haproxy: no replicas; add --replica HOST:PORT for each `edgekit offload serve`")
+    uses_tls = any(is_tls for _, is_tls in addresses)
+    needed = _HEAD_BYTES + _ROWS * max(tail.request_bytes for tail in tails)
+    servers = [
+        f"    server replica{number} {address}" + (" ssl verify required ca-file ca.pem" if is_tls else "")
+        for number, (address, is_tls) in enumerate(addresses, 1)
+    ]
+    text = _TEMPLATE.format(
+        buffer_bytes=min(max(needed, _LEAST_BUFFER_BYTES), _LARGEST_BUFFER_BYTES),
+        retries=max(len(addresses), 3),
+        listen="*:8443" if uses_tls else "127.0.0.1:8090",
+        bind_tls=" ssl crt haproxy.pem" if uses_tls else "",
+        authorization=' hdr Authorization "Bearer ${EDGEKIT_TOKEN}"' if uses_tls else "",
+        servers="\n".join(servers),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    with write_atomically(folder / "haproxy.cfg") as file:
+        file.write(text.encode())
+
+
+def _parse(replica: str) -> tuple[str, bool]:
+    """Return `HOST:PORT`, and whether the replica speaks TLS."""
+    url = urlsplit(replica if "://" in replica else f"http://{replica}")
+    try:
+        port = url.port
+    except ValueError:
+        port = None
+    if url.scheme not in ("http", "https") or not url.hostname or port is None or url.path.strip("/"):
+        raise CutError(f"haproxy: replica {replica!r} is no HOST:PORT and no https://HOST:PORT")
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"{host}:{port}", url.scheme == "https"

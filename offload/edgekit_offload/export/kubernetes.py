@@ -1,0 +1,220 @@
+"""Manifests for Kubernetes (replicas of our service) and for KServe (Triton with the exported repository).
+
+Plain JSON, which is YAML too. The device's cut table knows the models by the same names in both.
+
+Source: Kubernetes API reference, apps/v1, v1, autoscaling/v2 and policy/v1; KServe API v1beta1 and v1alpha1.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from edgekit_offload.export.tails import Tail
+from edgekit_offload.export.triton import TritonBackend, write_repository
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.system.atomic_files import write_atomically
+
+_PORT: Final = 8000
+_USER: Final = 10001
+_SOCKET: Final = "/run/edgekit/edgekit.sock"
+_READY: Final = (  # over the Unix socket, which needs no token
+    "from edgekit_runtime.client import Client; raise SystemExit(not Client('" + _SOCKET + "').ready())"
+)
+_SERVICE_TOML: Final = f"""\
+[listen]
+unix_socket = "{_SOCKET}"
+host = "0.0.0.0"
+port = {_PORT}
+tls_certificate = "/etc/edgekit/tls/tls.crt"
+tls_key = "/etc/edgekit/tls/tls.key"
+token_file = "/etc/edgekit/token/token"
+"""
+_CONTAINERFILE: Final = """\
+FROM python:3.12-slim
+RUN pip install --no-cache-dir 'edgekit[onnx,offload]'
+COPY {package} /packages/
+COPY keys /keys
+USER {user}
+"""
+
+
+def write_manifests(
+    package: OpenedPackage, tails: tuple[Tail, ...], folder: Path, backend: TritonBackend
+) -> None:
+    """Write `kubernetes.json`, `kserve.json`, a `Containerfile`, and the repository that KServe serves.
+
+    Args:
+        package: what the replicas serve; it is copied beside the `Containerfile`.
+        tails: the models, for the repository.
+        folder: where to write; it is made.
+        backend: what runs the tails in Triton.
+
+    Raises:
+        CutError: the backend cannot run a tail.
+        OutputError: a file cannot be written.
+    """
+    name = object_name(package.manifest.name)
+    write_repository(tails, folder / "repository", backend)
+    (folder / "keys").mkdir(exist_ok=True)
+    container = _CONTAINERFILE.format(package=package.manifest.file_name, user=_USER)
+    with write_atomically(folder / package.manifest.file_name) as file:
+        package.copy_to(file)
+    _write(folder / "Containerfile", container)
+    _write(folder / "kubernetes.json", _as_list(kubernetes_objects(name, package.manifest.version)))
+    _write(folder / "kserve.json", _as_list(kserve_objects(name)))
+
+
+def object_name(model: str) -> str:
+    """Return a model's name as a name of Kubernetes: at most 40 lower-case letters, digits and hyphens."""
+    plain = re.sub(r"[^a-z0-9]+", "-", model.lower())[:40].strip("-")
+    return plain if plain[:1].isalpha() else f"model-{plain}".rstrip("-")
+
+
+def kubernetes_objects(name: str, version: str) -> list[dict[str, Any]]:
+    """Return Deployment, Service, autoscaler, disruption budget and configuration of our own service."""
+    labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/component": "offload"}
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}
+    cpu = {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 60}}
+    return [
+        _object("v1", "ConfigMap", name, labels, {"data": {"service.toml": _SERVICE_TOML}}),
+        _object("apps/v1", "Deployment", name, labels, {"spec": _deployment(name, version, labels)}),
+        _object(
+            "v1",
+            "Service",
+            name,
+            labels,
+            {"spec": {"selector": labels, "ports": [{"name": "https", "port": 443, "targetPort": "https"}]}},
+        ),
+        _object(
+            "autoscaling/v2",
+            "HorizontalPodAutoscaler",
+            name,
+            labels,
+            {
+                "spec": {
+                    "scaleTargetRef": target,
+                    "minReplicas": 2,
+                    "maxReplicas": 10,
+                    "metrics": [{"type": "Resource", "resource": cpu}],
+                }
+            },
+        ),
+        _object(
+            "policy/v1",
+            "PodDisruptionBudget",
+            name,
+            labels,
+            {"spec": {"minAvailable": 1, "selector": {"matchLabels": labels}}},
+        ),
+    ]
+
+
+def _deployment(name: str, version: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    probe = {"exec": {"command": ["python", "-c", _READY]}, "timeoutSeconds": 5, "periodSeconds": 10}
+    mounts = {"config": "/etc/edgekit/config", "tls": "/etc/edgekit/tls", "token": "/etc/edgekit/token"}
+    container = {
+        "name": "offload",
+        "image": f"{name}-offload:{version}",
+        "command": ["edgekit-device", "serve", "--tails"],
+        "args": ["--package", "/packages", "--keys", "/keys", "--config", "/etc/edgekit/config/service.toml"],
+        "ports": [{"name": "https", "containerPort": _PORT}],
+        "startupProbe": {**probe, "periodSeconds": 2, "failureThreshold": 60},
+        "readinessProbe": probe,
+        "livenessProbe": {"tcpSocket": {"port": "https"}, "periodSeconds": 10, "failureThreshold": 6},
+        "resources": {
+            "requests": {"cpu": "1", "memory": "512Mi"},
+            "limits": {"memory": "1Gi"},
+        },
+        "securityContext": _locked(),
+        "volumeMounts": [
+            *({"name": volume, "mountPath": path, "readOnly": True} for volume, path in mounts.items()),
+            {"name": "run", "mountPath": "/run/edgekit"},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - in the container, where nobody else writes
+        ],
+    }
+    return {
+        "replicas": 2,
+        "selector": {"matchLabels": dict(labels)},
+        "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "template": {
+            "metadata": {"labels": dict(labels)},
+            "spec": {
+                "automountServiceAccountToken": False,
+                "securityContext": {"runAsNonRoot": True, "runAsUser": _USER, "fsGroup": _USER},
+                "terminationGracePeriodSeconds": 40,
+                "containers": [container],
+                "volumes": [
+                    {"name": "config", "configMap": {"name": name}},
+                    {"name": "tls", "secret": {"secretName": f"{name}-tls", "defaultMode": 0o440}},
+                    {"name": "token", "secret": {"secretName": f"{name}-token", "defaultMode": 0o440}},
+                    {"name": "run", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}},
+                    {"name": "tmp", "emptyDir": {"sizeLimit": "256Mi"}},
+                ],
+            },
+        },
+    }
+
+
+def kserve_objects(name: str) -> list[dict[str, Any]]:
+    """Return a runtime with Triton, and an inference service of the repository on the volume NAME-models."""
+    labels = {"app.kubernetes.io/name": name}
+    ready = {"httpGet": {"path": "/v2/health/ready", "port": 8080}, "periodSeconds": 10}
+    container = {
+        "name": "kserve-container",
+        "image": f"{name}-triton:2.51",
+        "command": ["tritonserver"],
+        "args": ["--model-repository=/mnt/models", "--http-port=8080", "--allow-grpc=false"],
+        "ports": [{"name": "http1", "containerPort": 8080, "protocol": "TCP"}],
+        "readinessProbe": ready,
+        "livenessProbe": {**ready, "httpGet": {"path": "/v2/health/live", "port": 8080}},
+        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
+        "securityContext": _locked(),
+    }
+    runtime = {
+        "supportedModelFormats": [{"name": "triton", "version": "2", "autoSelect": False}],
+        "protocolVersions": ["v2"],
+        "containers": [container],
+    }
+    model = {
+        "modelFormat": {"name": "triton", "version": "2"},
+        "runtime": f"{name}-triton",
+        "protocolVersion": "v2",
+        "storageUri": f"pvc://{name}-models/repository",
+    }
+    predictor = {"minReplicas": 1, "maxReplicas": 10, "scaleMetric": "cpu", "scaleTarget": 60, "model": model}
+    return [
+        _object("serving.kserve.io/v1alpha1", "ServingRuntime", f"{name}-triton", labels, {"spec": runtime}),
+        _object(
+            "serving.kserve.io/v1beta1", "InferenceService", name, labels, {"spec": {"predictor": predictor}}
+        ),
+    ]
+
+
+def _locked() -> dict[str, Any]:
+    """Return the rights of a container that needs none."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": _USER,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _object(
+    version: str, kind: str, name: str, labels: Mapping[str, str], rest: Mapping[str, Any]
+) -> dict[str, Any]:
+    metadata = {"name": name, "labels": dict(labels)}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **rest}
+
+
+def _as_list(objects: list[dict[str, Any]]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    with write_atomically(path) as file:
+        file.write(text.encode())

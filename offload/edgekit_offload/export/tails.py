@@ -1,0 +1,132 @@
+"""The models that a package's plans need on a server, as files that any server can open.
+
+In the package, tails share the weights of the whole model. Here each tail gets its own weights, as other
+servers open one folder a model.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import onnx
+
+from edgekit_runtime.errors import CutError, OutputError
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.remote.cut_table import read_cut_table
+from edgekit_runtime.sessions import open_session
+from edgekit_runtime.sessions.row_independence import rows_are_independent
+from edgekit_runtime.sessions.selftest import read_golden_inputs
+from edgekit_runtime.tensors import DTYPES, TensorSpec
+
+_LARGEST_MODEL_BYTES: Final = 1_900_000_000  # protobuf ends at 2 GiB; larger weights lie in a file beside it
+_WEIGHTS_FILE: Final = "weights.bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """A model that a server serves.
+
+    Attributes:
+        name: the name that it is served under.
+        inputs, outputs: its tensors; of a tensor in `decode`, a request has the bytes of a file instead.
+        decode: input -> `jpeg`, `webp` or `opus`.
+        model: the graph with its weights.
+        is_batched: whether a server may join requests: it answers each row of a batch as that row alone.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    decode: dict[str, str]
+    model: onnx.ModelProto
+    is_batched: bool
+
+    @property
+    def request_bytes(self) -> int:
+        """The bytes of the inputs of one row, with 1 for every free dimension."""
+        total = 0
+        for spec in self.inputs:
+            size = DTYPES[spec.dtype].itemsize
+            for dimension in spec.shape:
+                size *= dimension if isinstance(dimension, int) else 1
+            total += size
+        return total
+
+    def write(self, path: Path) -> None:
+        """Write the model to `path`; weights above protobuf's limit go to a file beside it.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        is_large = self.model.ByteSize() > _LARGEST_MODEL_BYTES
+        try:
+            onnx.save_model(self.model, path, save_as_external_data=is_large, location=_WEIGHTS_FILE)
+        except OSError as cause:
+            raise OutputError(f"{path}: cannot be written: {cause}") from cause
+
+
+def find_tails(package: OpenedPackage) -> tuple[Tail, ...]:
+    """Return the models that the plans of a package need on a server; without a cut table the whole model.
+
+    Raises:
+        CutError: a plan needs a model that the package does not have, or one that is not ONNX.
+        BackendError: a tail does not run here.
+    """
+    whole = package.manifest
+    table = read_cut_table(package)
+    if table is None:
+        return (_open_tail(package, whole),)
+    submodels = [package.select_submodel(submodel.name) for submodel in whole.submodels]
+    named = {opened.manifest.name: opened for opened in submodels} | {whole.name: package}
+    wanted = sorted({plan.tail for plan in table.plans if plan.tail is not None})
+    missing = [name for name in wanted if name not in named]
+    if missing or not wanted:
+        lack = f"has no model {', '.join(missing)}" if missing else "has no plan that sends anything"
+        raise CutError(f"{package.path}: {lack}; there is nothing to serve, plan the model again")
+    return tuple(_open_tail(named[name], named[name].manifest) for name in wanted)
+
+
+def _open_tail(package: OpenedPackage, manifest: Manifest) -> Tail:
+    """Return the tail that `manifest` describes as if it were the whole model."""
+    choice = next((one for one in manifest.backend.chain if one.artifact.endswith(".onnx")), None)
+    if choice is None:
+        raise CutError(
+            f"{package.path}: '{manifest.name}' runs {manifest.backend.artifact}, and only ONNX models can "
+            "be exported; use edgekit offload serve, or package the model for onnxruntime"
+        )
+    model = onnx.load_model_from_string(bytes(package.read(choice.artifact)))
+    weights = choice.options.get("weights")
+    if isinstance(weights, str):
+        _embed(model, weights, package.read(weights))
+    decode = choice.options.get("decode")
+    media = {str(name): str(codec) for name, codec in decode.items()} if isinstance(decode, dict) else {}
+    is_batched = not media and _can_batch(package)
+    return Tail(manifest.name, manifest.inputs, manifest.outputs, media, model, is_batched)
+
+
+def _can_batch(package: OpenedPackage) -> bool:
+    """Return whether the rows of a model's golden inputs do not change each other's answers.
+
+    A tensor needs a dimension beside the batch, as Triton has no shape for a row without any.
+    """
+    specs = (*package.manifest.inputs, *package.manifest.outputs)
+    if any(len(spec.shape) < 2 for spec in specs) or len({spec.shape[0] for spec in specs}) != 1:
+        return False
+    with contextlib.closing(open_session(package)) as session:
+        return rows_are_independent(session, read_golden_inputs(package))
+
+
+def _embed(model: onnx.ModelProto, path: str, weights: memoryview) -> None:
+    """Put the bytes of weights that lie in an artifact of the package into the graph."""
+    for tensor in model.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        where = {entry.key: entry.value for entry in tensor.external_data}
+        offset, length = int(where.get("offset", 0)), int(where.get("length", -1))
+        if where.get("location") != path or not 0 <= offset <= offset + length <= len(weights):
+            raise CutError(f"weight '{tensor.name}' is not in {path}; package the model again")
+        tensor.raw_data = bytes(weights[offset : offset + length])
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]

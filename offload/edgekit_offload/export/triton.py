@@ -1,0 +1,94 @@
+"""A model repository for the Triton Inference Server: a folder for each tail, with its configuration.
+
+Source: Triton Inference Server, docs/user_guide/model_configuration.md.
+"""
+
+import importlib.resources
+import json
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from edgekit_offload.export.tails import Tail
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
+from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.tensors import TensorSpec
+
+TritonBackend: TypeAlias = Literal["onnxruntime", "python"]
+MAX_BATCH: Final = 16
+_QUEUE_DELAY_US: Final = 500  # how long a request waits for others: below the round trip of any network
+# Triton's Python backend is built against numpy 1: with numpy 2 it answers 200 with an empty tensor.
+_REQUIREMENTS: Final = "numpy>=1.24,<2\nonnxruntime>=1.17\n"
+_MEDIA_REQUIREMENTS: Final = "pillow>=10\nsoundfile>=0.13\n"
+
+
+def write_repository(tails: tuple[Tail, ...], folder: Path, backend: TritonBackend) -> None:
+    """Write a model repository.
+
+    Args:
+        tails: the models.
+        folder: the repository; it is made.
+        backend: what runs the tails: `python` needs the packages of `requirements.txt` beside Triton, and is
+            the only one that can decode photographs and sound.
+
+    Raises:
+        CutError: a tail takes photographs or sound, which the backend cannot decode.
+        OutputError: a file cannot be written.
+    """
+    for tail in tails:
+        if tail.decode and backend != "python":
+            media = ", ".join(sorted(set(tail.decode.values())))
+            raise CutError(
+                f"'{tail.name}' takes {media}, which Triton's onnxruntime backend cannot decode; "
+                "add --backend python"
+            )
+    for tail in tails:
+        version = folder / tail.name / "1"
+        version.mkdir(parents=True, exist_ok=True)
+        tail.write(version / "model.onnx")
+        _write(folder / tail.name / "config.pbtxt", configuration(tail, backend))
+        if backend == "python":
+            source = importlib.resources.files("edgekit_offload.export") / "triton_model.py"
+            _write(version / "model.py", source.read_text())
+    if backend == "python":
+        has_media = any(tail.decode for tail in tails)
+        _write(folder / "requirements.txt", _REQUIREMENTS + (_MEDIA_REQUIREMENTS if has_media else ""))
+
+
+def configuration(tail: Tail, backend: TritonBackend) -> str:
+    """Return the text of a tail's `config.pbtxt`.
+
+    Where Triton may join requests, its `dims` are without the batch. Elsewhere `max_batch_size` is 0 and they
+    are complete: -1 is a dimension of any size.
+    """
+    lines = [
+        f"name: {_quoted(tail.name)}",
+        f"backend: {_quoted(backend)}",
+        f"max_batch_size: {MAX_BATCH if tail.is_batched else 0}",
+        *(_tensor("input", spec, tail) for spec in tail.inputs),
+        *(_tensor("output", spec, tail) for spec in tail.outputs),
+        "instance_group [{ kind: KIND_CPU count: 1 }]",
+    ]
+    if tail.is_batched:
+        lines.append(f"dynamic_batching {{ max_queue_delay_microseconds: {_QUEUE_DELAY_US} }}")
+    if tail.decode:
+        value = json.dumps(json.dumps(tail.decode, sort_keys=True))
+        lines.append(f'parameters {{ key: "decode" value {{ string_value: {value} }} }}')
+    return "\n".join(lines) + "\n"
+
+
+def _tensor(kind: str, spec: TensorSpec, tail: Tail) -> str:
+    is_file = kind == "input" and spec.name in tail.decode
+    shape = ["bytes"] if is_file else spec.shape[1:] if tail.is_batched else spec.shape
+    dims = ", ".join(str(size if isinstance(size, int) else -1) for size in shape)
+    datatype = "UINT8" if is_file else DATATYPE_OF_DTYPE[spec.dtype]
+    return f"{kind} [{{ name: {_quoted(spec.name)} data_type: TYPE_{datatype} dims: [{dims}] }}]"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _write(path: Path, text: str) -> None:
+    with write_atomically(path) as file:
+        file.write(text.encode())
