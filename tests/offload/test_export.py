@@ -152,8 +152,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory, package: Exported) -> Itera
     env = {
         **os.environ,
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
-        "PYTHONPATH": str(site),
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "PATH": f"{found / 'bin'}{os.pathsep}{os.environ['PATH']}",  # its Python ignores PYTHONPATH
     }
     port, log = free_port(), folder / "log"
     argv = [
