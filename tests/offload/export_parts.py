@@ -159,7 +159,7 @@ def wait_ready(child: "subprocess.Popen[bytes]", port: int, log: Path, limit_s: 
 
 
 def cached_environment(name: str, *packages: str, may_make: bool) -> Path | None:
-    """Return the folder of a Python environment in the cache; None where it is not there and may not be made."""
+    """Return the folder of a Python environment in the cache; None if it is not there and may not be made."""
     folder = CACHE / f"{name}-py{sys.version_info.major}{sys.version_info.minor}"
     done = folder / "complete"
     if not done.exists():

@@ -1,16 +1,11 @@
-"""The server's half of a package on servers of others: Triton, HAProxy and Kubernetes, and what they refuse."""
+"""The server's half of a package on other servers: Triton, HAProxy and Kubernetes, and what is refused."""
 
-import collections
-import contextlib
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import sysconfig
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +22,6 @@ from tests.offload.export_parts import (
     run,
     wait_ready,
 )
-from tests.service.serve_parts import environment
 
 from edgekit_offload.export.haproxy import write_haproxy
 from edgekit_offload.export.kubernetes import object_name
