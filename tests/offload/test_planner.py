@@ -14,7 +14,9 @@ from edgekit_offload.planning.capacity import MAX_DEVICES, devices_per_server
 from edgekit_offload.planning.costs import PowerModel
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.planner import PlanInputs, plan
+from edgekit_offload.planning.realise import MeasuredCuts
 from edgekit_offload.planning.result import PlanningResult, Refusal
+from edgekit_offload.profiling.machine import Machine
 from edgekit_offload.profiling.model_profile import KernelTime, ModelProfile, digest_model
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import CutError
@@ -260,3 +262,25 @@ def test_real_model_stays_on_a_device_that_is_fast_enough(name: str) -> None:
     result = plan(made)
     assert {result.best(b, r).name for b in GRID.bandwidths_mbit_s for r in GRID.rtts_ms} == {"local"}
     assert "does not pay" in result.sentences[0]
+
+
+def test_cuts_are_extracted_and_measured_as_they_are() -> None:
+    content = narrowing_model(16, 64)
+    feeds = noise(16, 64)
+    machine = Machine.parse("local")
+    made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], feeds)
+    measured = MeasuredCuts(content, feeds, machine, machine, 0.1)
+    result = plan(replace(made, realise=measured))
+    cuts = [way for way in result.ways if way.kind == "cut"]
+    assert cuts
+    assert {way.label for way in cuts} == {"measured"}
+    assert set(measured.splits) == {way.name for way in cuts}
+    for way in cuts:
+        assert way.plan.costs.is_measured
+        split = measured.splits[way.name]
+        assert split.head is not None
+        assert {one.name for one in split.sent} <= {one.name for one in split.head.outputs}
+        if way.name.endswith("raw"):
+            assert way.plan.accuracy_change == 0.0
+            sent_bytes = sum(one.size_bytes or 0 for one in split.sent)
+            assert way.plan.costs.upload_bytes <= sent_bytes + 500  # and what describes it

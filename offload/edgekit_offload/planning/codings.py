@@ -6,7 +6,7 @@ learn its size. Times are modelled until the cuts are measured as they are.
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -106,22 +106,29 @@ def compressed_bytes(array: Array) -> int:
 def run_seconds(model: bytes, feeds: Feeds) -> float:
     """Return the median time of a run of a model on this machine."""
     session = open_model(model)
+    return median_s(lambda: session.run(None, dict(feeds)))
+
+
+def median_s(call: Callable[[], object]) -> float:
+    """Return the median time of a call on this machine; the first calls, which may import, do not count."""
     times = []
     for _ in range(_WARMUP + _ROUNDS):
         begin_s = time.perf_counter()
-        session.run(None, dict(feeds))
+        call()
         times.append(time.perf_counter() - begin_s)
     return statistics.median(times[_WARMUP:])
 
 
-def open_model(model: bytes) -> onnxruntime.InferenceSession:
+def open_model(
+    model: bytes, settings: onnxruntime.SessionOptions | None = None
+) -> onnxruntime.InferenceSession:
     """Return a session of a model on the processor of this machine.
 
     Raises:
         CutError: onnxruntime refuses it.
     """
     try:
-        return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
     except Exception as cause:  # its exceptions have no common base but this
         raise CutError(f"onnxruntime refused the model: {cause}") from cause
 

@@ -4,16 +4,14 @@ They are the rivals that a cut must beat. The fair one for photographs is a JPEG
 series of a sensor its differences. Sizes are measured on samples.
 """
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_offload.planning.codings import Feeds, compressed_bytes
+from edgekit_offload.planning.codings import Feeds, compressed_bytes, median_s
 from edgekit_offload.planning.costs import MESSAGE_BYTES, TENSOR_BYTES
 from edgekit_offload.planning.result import Refusal, SentTensor
 from edgekit_runtime.errors import CutError, EdgekitError
@@ -29,7 +27,6 @@ _LEAST_AUDIO_SAMPLES: Final = 4000
 _LEAST_SERIES: Final = 8
 _CODES: Final = 256
 _LATTICE_ERROR: Final = 0.02  # of a step: what float32 and normalisation leave
-_ROUNDS: Final = 7  # of a coder that is timed
 _IMAGE_RANK: Final = 4
 _SERIES_RANKS: Final = (2, 3)
 
@@ -61,11 +58,13 @@ class UploadWay:
         plan: with modelled costs.
         sent: what it sends.
         coding: of the head: raw, uint8 or delta.
+        whole_s: time of the whole model on the server, which is in the costs.
     """
 
     plan: OffloadPlan
     sent: tuple[SentTensor, ...]
     coding: str
+    whole_s: float
 
 
 def find_uploads(
@@ -128,7 +127,7 @@ def _upload(
         media=media or {},
         compression="zstd" if has_zstd else "identity",
     )
-    return UploadWay(plan, sizes, coding)
+    return UploadWay(plan, sizes, coding, whole.server_s)
 
 
 def _mean_sizes(feeds: Sequence[Feeds], coding: str) -> tuple[SentTensor, ...]:
@@ -144,7 +143,7 @@ def _coded_input(
 ) -> UploadWay:
     """Return the way that sends one input in codes, the others raw."""
     size = float(np.mean([compressed_bytes(one) for one in codes]))
-    spent_s = _median_s(lambda: compressed_bytes(codes[0]))
+    spent_s = median_s(lambda: compressed_bytes(codes[0]))
     sizes = tuple(
         SentTensor(name, coding, one.raw_bytes, size) if one.name == name else one
         for one in _mean_sizes(feeds, "raw")
@@ -171,25 +170,14 @@ def _media(
     if arrays[0].shape[0] != 1:
         raise CutError(f"{codec} carries one sample a request, the model takes {arrays[0].shape[0]} at once")
     encoded = [encode_media(parsed, one[0]) for one in arrays]
-    encode_s = _median_s(lambda: encode_media(parsed, arrays[0][0]))
-    decode_s = _median_s(lambda: decode_media(parsed, encoded[0], dtype=arrays[0].dtype.name))
+    encode_s = median_s(lambda: encode_media(parsed, arrays[0][0]))
+    decode_s = median_s(lambda: decode_media(parsed, encoded[0], dtype=arrays[0].dtype.name))
     size = float(np.mean([len(one) for one in encoded]))
     sizes = tuple(
         SentTensor(name, codec, one.raw_bytes, size) if one.name == name else one
         for one in _mean_sizes(feeds, "raw")
     )
     return _upload(codec, "uint8", sizes, whole, tail, coded_s=(encode_s, decode_s), media={name: codec})
-
-
-def _median_s(call: Callable[[], object]) -> float:
-    """Return the median time of a call on this machine; the first one, which may import, does not count."""
-    times = []
-    call()
-    for _ in range(_ROUNDS):
-        begin_s = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin_s)
-    return statistics.median(times)
 
 
 def _find_pixels(feeds: Sequence[Feeds]) -> tuple[str, list[NDArray[np.uint8]]] | None:

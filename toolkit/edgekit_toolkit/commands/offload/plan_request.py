@@ -13,6 +13,7 @@ import onnx
 from edgekit_offload.planning.costs import PowerModel
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.planner import MAX_SAMPLES, PlanInputs
+from edgekit_offload.planning.realise import MeasuredCuts
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile
 from edgekit_runtime.errors import ModelError, PackageError
@@ -100,8 +101,22 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         _profile(options["server"], name, content, options["seconds"], progress),
         grid, feeds, options["objective"], power, None if limit_ms is None else limit_ms / 1e3,
         options["requests_per_s"], memory, tuple(options["keep_on_device"]), edge, edge_link,
-        most_leakage_db=most_db,
+        realise=_measured_cuts(content, feeds, options), most_leakage_db=most_db,
     )  # fmt: skip
+
+
+def _measured_cuts(
+    content: bytes, feeds: list[dict[str, Array]], options: Mapping[str, Any]
+) -> MeasuredCuts | None:
+    """Return what measures cuts as they are, where both machines are at hand and not only their profiles."""
+    device, server = options["device"], options["server"]
+    if _is_profile(device) or _is_profile(server):
+        return None
+    return MeasuredCuts(content, feeds, Machine.parse(device), Machine.parse(server), options["seconds"])
+
+
+def _is_profile(text: str) -> bool:
+    return text.endswith(".json") or Path(text).is_file()
 
 
 def parse_watts(text: str) -> tuple[float, float]:
@@ -151,7 +166,7 @@ def _read_model(path: Path) -> tuple[str, bytes]:
 
 def _profile(text: str, name: str, content: bytes, seconds: float, progress: ProgressBar) -> ModelProfile:
     """Return the profile in a file, or measure one on a machine."""
-    if text.endswith(".json") or Path(text).is_file():
+    if _is_profile(text):
         return read_profile(Path(text))
     machine = Machine.parse(text)
     progress.show(f"profiling on {text}")
