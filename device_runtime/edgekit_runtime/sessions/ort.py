@@ -1,12 +1,14 @@
 """The onnxruntime backend: ONNX models on the CPU.
 
-Importing this module does not import onnxruntime. It neither converts inputs nor reads models with external
-data: the toolkit packs models whole.
+Importing this module does not import onnxruntime. It does not convert inputs. Of models with external data it
+reads only submodels, whose weights lie in the whole model's artifact: the toolkit packs models whole.
 """
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
@@ -15,6 +17,7 @@ from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice
+from edgekit_runtime.package.member_names import find_name_problem
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort_memory import lean_loading, make_lean, trim_memory
 from edgekit_runtime.sessions.ort_products import open_exact
@@ -55,6 +58,8 @@ class OrtOptions:
             in float. Otherwise onnxruntime widens them in every inference, at 1.1 to 5 times the latency.
         disabled_optimizers: rewrites of the optimiser that change what this model computes, by onnxruntime's
             names; they are off, beside those that are off for every model (`ort_rewrites`).
+        weights: path of the artifact that holds the weights of a submodel, as its graph names it; None for a
+            model that holds its own.
     """
 
     threads: Annotated[int | None, Range(1, MAX_THREADS)] = None
@@ -63,6 +68,7 @@ class OrtOptions:
     optimise: bool = True
     fold_weights: bool = False
     disabled_optimizers: tuple[str, ...] = ()
+    weights: str | None = None
 
 
 class OrtSession:
@@ -78,19 +84,25 @@ class OrtSession:
 
     is_concurrent: ClassVar[bool] = True
 
-    def __init__(self, model: bytes | memoryview | Path, options: OrtOptions | None = None) -> None:
+    def __init__(
+        self,
+        model: bytes | memoryview | Path,
+        options: OrtOptions | None = None,
+        weights: bytes | memoryview = b"",
+    ) -> None:
         """Load a model.
 
         Args:
             model: content or path of an ONNX model.
             options: how onnxruntime runs the model; by default `OrtOptions()`.
+            weights: content of what `options.weights` names; not needed any more after this returns.
 
         Raises:
             EngineMissingError: onnxruntime is not installed.
             BackendError: onnxruntime refused the model, or it has inputs or outputs that are no plain
                 tensors.
         """
-        session = _load(model, options or OrtOptions())
+        session = _load(model, options or OrtOptions(), weights)
         self._settings = _make_run_settings()
         self._session: onnxruntime.InferenceSession | None = session
         # The compiled session under the public one, whose `run` in Python takes a tenth of a short model's
@@ -174,15 +186,19 @@ def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None)
         EngineMissingError: onnxruntime is not installed.
         BackendError: an option is wrong, onnxruntime refused the model, or its inputs and outputs are not
             those of the manifest.
+        PackageError: the package has no artifact of the name that the option `weights` gives.
         UnavailableError: there is no descriptor for the model now.
     """
     options = read_options(OrtOptions, "ort", choice.options, threads)
-    session = OrtSession(package.read(choice.artifact), options)
+    weights = b"" if options.weights is None else package.read(options.weights)
+    session = OrtSession(package.read(choice.artifact), options, weights)
     check_specs(session, package, choice)
     return session
 
 
-def _load(model: bytes | memoryview | Path, options: OrtOptions) -> "onnxruntime.InferenceSession":
+def _load(
+    model: bytes | memoryview | Path, options: OrtOptions, weights: bytes | memoryview
+) -> "onnxruntime.InferenceSession":
     try:
         import onnxruntime  # noqa: F401  # by itself: an engine that is missing is no refusal
     except ImportError as cause:
@@ -195,17 +211,58 @@ def _load(model: bytes | memoryview | Path, options: OrtOptions) -> "onnxruntime
             return create_session(str(model), settings, options.disabled_optimizers)
         # onnxruntime copies bytes and keeps both copies; from a file in memory it reads once. For a model of
         # 18.6 MB that is 46 MB in place of 82 MB after loading.
-        descriptor = os.memfd_create("model", os.MFD_CLOEXEC)
-        with os.fdopen(descriptor, "wb") as file:
-            file.writelines(parts(model))
-            file.flush()
-            return create_session(f"/proc/self/fd/{descriptor}", settings, options.disabled_optimizers)
+        with ExitStack() as stack:
+            path = stack.enter_context(_memory_file(model))
+            if options.weights is not None:
+                path = stack.enter_context(_with_weights(path, options.weights, weights, settings))
+            return create_session(path, settings, options.disabled_optimizers)
     except Exception as cause:  # its exceptions have no common base but this
         check_lack(cause, "backend 'ort': the model cannot be given to onnxruntime")
         if said := _SYSTEM_ERROR.search(str(cause)):
             number = int(said[1])
             check_lack(OSError(number, os.strerror(number)), "backend 'ort': the model cannot be read")
         raise BackendError(f"backend 'ort': onnxruntime refused the model: {cause}") from cause
+
+
+@contextmanager
+def _memory_file(content: bytes | memoryview) -> Iterator[str]:
+    """Give the path of a file in memory, which ends with the block."""
+    descriptor = os.memfd_create("model", os.MFD_CLOEXEC)
+    with os.fdopen(descriptor, "wb") as file:
+        file.writelines(parts(content))
+        file.flush()
+        yield f"/proc/self/fd/{descriptor}"
+
+
+@contextmanager
+def _with_weights(
+    path: str, name: str, weights: bytes | memoryview, settings: "onnxruntime.SessionOptions"
+) -> Iterator[str]:
+    """Give the path of a graph that finds its external data under `name`, and no file of this machine.
+
+    Args:
+        path: of the graph.
+        name: as the graph names its external data.
+        weights: the external data.
+        settings: of the session; changed in place.
+
+    Raises:
+        BackendError: the name leads out of the folder of the graph.
+    """
+    if hasattr(settings, "add_external_initializers_from_files_in_memory"):
+        settings.add_external_initializers_from_files_in_memory([name], [weights], [len(weights)])
+        yield path
+        return
+    # onnxruntime 1.23 and older, the last for Python 3.10: it looks beside the file of the graph.
+    if find_name_problem(name) is not None:
+        raise BackendError(f"backend 'ort': the option weights is {name!r}, expected the path of an artifact")
+    with tempfile.TemporaryDirectory(prefix="edgekit-submodel-") as folder, _memory_file(weights) as content:
+        place = Path(folder, "weights", name)
+        place.parent.mkdir(parents=True)
+        place.symlink_to(content)
+        graph = Path(folder, "weights", "_graph.onnx")
+        graph.symlink_to(path)
+        yield str(graph)
 
 
 def make_settings(options: OrtOptions) -> "onnxruntime.SessionOptions":
