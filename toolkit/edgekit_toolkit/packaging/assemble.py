@@ -93,7 +93,7 @@ def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
         target=recipe.target,
         inputs=inputs,
         outputs=outputs,
-        artifacts=_describe(contents, roles),
+        artifacts=describe_artifacts(contents, roles),
         backend=_backend(recipe, path, model),
         golden=Golden(reference.inputs, expected),
         preprocessing="preprocessing.json" if recipe.preprocessing is not None else None,
@@ -140,7 +140,7 @@ def combine(first: Assembled, others: Mapping[str, Assembled], recipe: Recipe) -
         first.manifest,
         inputs=inputs,
         outputs=outputs,
-        artifacts=_describe(contents, roles),
+        artifacts=describe_artifacts(contents, roles),
         variants=tuple(variants),
         provenance={**first.manifest.provenance, **provenance},
     )
@@ -163,8 +163,8 @@ def _as_variant(name: str, manifest: Manifest, moved: Mapping[str, str]) -> Vari
     return Variant(name, backend, Golden(manifest.golden.inputs, outputs), manifest.figures)
 
 
-def _describe(contents: Mapping[str, bytes], roles: Mapping[str, str]) -> tuple[Artifact, ...]:
-    """The entries of artifacts, sorted as a manifest has them."""
+def describe_artifacts(contents: Mapping[str, bytes], roles: Mapping[str, str]) -> tuple[Artifact, ...]:
+    """Return the entries of artifacts, sorted as a manifest has them."""
     return tuple(
         Artifact(path, len(contents[path]), hashlib.sha256(contents[path]).hexdigest(), roles[path])
         for path in sorted(contents)

@@ -41,18 +41,29 @@ def golden_feeds(
     artifacts: dict[str, bytes] = {}
     decoded: Feeds = {}
     for position, spec in enumerate(inputs):
-        value = feeds[spec.name]
         path = f"golden/input{position}.bin"
-        if value.dtype == np.float32 and value.size:
-            codes, stored = _encode(value)
-        else:
-            codes, stored = None, value
-        data = np.ascontiguousarray(stored).astype(stored.dtype.newbyteorder("<")).tobytes()
-        golden = GoldenInput(spec.name, spec.dtype, value.shape, path, codes)
+        golden, data = golden_input(spec.name, feeds[spec.name], path)
         described.append(golden)
         artifacts[path] = data
         decoded[spec.name] = golden.decode(data)
     return tuple(described), artifacts, decoded
+
+
+def golden_input(name: str, value: NDArray[Any], path: str) -> tuple[GoldenInput, bytes]:
+    """Return a golden input near `value`, and the content of its artifact.
+
+    Args:
+        name: of the input.
+        value: without NaN and infinities; float32 is stored as codes of 8 bits, so the device feeds other
+            values than these.
+        path: of the artifact.
+    """
+    if value.dtype == np.float32 and value.size:
+        codes, stored = _encode(value)
+    else:
+        codes, stored = None, value
+    data = np.ascontiguousarray(stored).astype(stored.dtype.newbyteorder("<")).tobytes()
+    return GoldenInput(name, value.dtype.name, value.shape, path, codes), data
 
 
 def _encode(value: NDArray[Any]) -> tuple[Codes, NDArray[np.uint8]]:

@@ -1,0 +1,61 @@
+"""A package of a model as it is: float32 or whatever the file holds, without a search or samples."""
+
+import hashlib
+from pathlib import Path
+
+from edgekit_runtime.errors import ModelError
+from edgekit_runtime.package.archive import Sign, write_package
+from edgekit_toolkit.importers.onnx import load_onnx
+from edgekit_toolkit.onnx_graph.specs import batch_dims, free_dims
+from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, assemble, golden_reference
+from edgekit_toolkit.packaging.next_version import FIRST_VERSION
+from edgekit_toolkit.packaging.recipe import Recipe, tool_versions
+from edgekit_toolkit.quantize.forms import FLOAT32, Form
+
+
+def write_plain_package(model: Path, *, name: str, target: str, folder: Path, sign: Sign) -> Path:
+    """Write a package of an ONNX model that is not optimised, and return its path.
+
+    Args:
+        model: a .onnx file.
+        name: of the package.
+        target: name of the target that it is for.
+        folder: where it goes, under its usual file name.
+        sign: makes the envelope.
+
+    Raises:
+        ModelError: the model cannot be used, or has free dimensions other than the batch.
+        BackendError: it does not run on generated inputs.
+        OutputError: the package cannot be written.
+    """
+    source = load_onnx(model)
+    batch = batch_dims(source.inputs)
+    if others := [dim for dim in free_dims(source.inputs) if dim not in batch]:
+        raise ModelError(
+            f"{model}: dimension {others[0]!r} has no size; fix it with edgekit package --dim {others[0]}=SIZE"
+        )
+    dims = dict.fromkeys(batch, 1)
+    content = source.model.content
+    recipe = Recipe(
+        name=name,
+        version=FIRST_VERSION,
+        target=target,
+        backend="ort",
+        source_sha256=source.sha256,
+        batch=None,
+        dims=dims,
+        steps=(),
+        form=Form(FLOAT32),
+        model_sha256=hashlib.sha256(content).hexdigest(),
+        golden_seed=GOLDEN_SEED,
+        golden_ranges={},
+        budget={},
+        figures={},
+        labels=None,
+        preprocessing=None,
+        tools=tool_versions("ort"),
+    )
+    package = assemble(recipe, golden_reference(source.model, dims, {}, GOLDEN_SEED), source.model)
+    path = folder / package.manifest.file_name
+    write_package(path, package.manifest, package.artifacts, sign)
+    return path

@@ -1,0 +1,252 @@
+"""Adds plans for offloading to a package: heads and tails as submodels, and the cut table.
+
+The whole model stays byte for byte. The same package, splits, table and ed25519 key give the same bytes.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_offload.partition.split import Part, SplitModels
+from edgekit_runtime.canonical_json import JsonValue, encode_json
+from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
+from edgekit_runtime.errors import BackendError, CutError
+from edgekit_runtime.package.archive import OpenedPackage, Sign, write_package
+from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Submodel
+from edgekit_runtime.package.submodels import served_name
+from edgekit_runtime.remote.cut_table import CUT_TABLE_NAME, CUT_TABLE_ROLE, CutTable
+from edgekit_runtime.sessions.options import DECODE, read_options
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.packaging.assemble import describe_artifacts
+from edgekit_toolkit.packaging.golden_tensors import golden_input, golden_outputs
+from edgekit_toolkit.samples.generated import Feeds
+
+OFFLOAD: Final = "offload"
+_FOLDER: Final = "submodels"
+# A code may differ by one where another processor rounds otherwise, which is 17 for two codes of 4 bits.
+_CODE_ATOL: Final = 17.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedSplit:
+    """A split under the name that the cut table uses.
+
+    Attributes:
+        name: submodels are `NAME.head` and `NAME.tail`.
+        split: head and tail.
+        decode: input of the tail -> codec in which a file of it arrives, such as `jpeg`.
+    """
+
+    name: str
+    split: SplitModels
+    decode: Mapping[str, str]
+
+
+def attach_plans(
+    package: OpenedPackage,
+    splits: Mapping[str, SplitModels],
+    table: CutTable,
+    *,
+    folder: Path,
+    sign: Sign,
+    decode: Mapping[str, Mapping[str, str]] | None = None,
+    version: str | None = None,
+) -> Path:
+    """Write a package with plans, and return its path.
+
+    Plans that the package had are replaced.
+
+    Args:
+        package: its default variant must run in onnxruntime.
+        splits: name of a plan or cut -> head and tail of that variant's model.
+        table: its plans name `NAME.head` and `NAME.tail`; tails are renamed to the names under which a server
+            serves them.
+        folder: where the new package goes, under its usual file name.
+        sign: makes the envelope.
+        decode: name as in `splits` -> input of the tail -> codec in which a file of it arrives.
+        version: of the new package; by default that of `package`.
+
+    Raises:
+        CutError: the model does not run in onnxruntime, or the table names a submodel that is not there.
+        BackendError: a part does not run on the golden inputs.
+        OutputError: the package cannot be written.
+    """
+    plain, contents = _without_plans(package)
+    whole = _find_ort(plain)
+    roles = {artifact.path: artifact.role for artifact in plain.artifacts}
+    submodels: list[Submodel] = []
+    for name, split in splits.items():
+        attached = AttachedSplit(name, split, (decode or {}).get(name, {}))
+        for submodel, artifacts in _Writer(plain, whole, contents).write(attached):
+            submodels.append(submodel)
+            contents |= artifacts
+            golden = dict.fromkeys(artifacts, "golden")
+            roles |= {**golden, submodel.backend.artifact: "submodel"}
+    described = {one.path: one for one in describe_artifacts(contents, roles)}
+    contents[CUT_TABLE_NAME] = _table_bytes(table, plain.name, submodels, described)
+    roles[CUT_TABLE_NAME] = CUT_TABLE_ROLE
+    manifest = replace(
+        plain,
+        version=version or plain.version,
+        artifacts=describe_artifacts(contents, roles),
+        # A runtime without this backend takes the fallback: it runs the whole model, as before.
+        backend=BackendChoice(OFFLOAD, whole.artifact, whole.options, plain.backend),
+        submodels=tuple(submodels),
+    )
+    path = folder / manifest.file_name
+    write_package(path, manifest, contents, sign)
+    return path
+
+
+def _without_plans(package: OpenedPackage) -> tuple[Manifest, dict[str, bytes]]:
+    """The package as it was before plans were added."""
+    manifest = package.manifest
+    dropped = {one.path for one in manifest.artifacts if one.role in ("submodel", CUT_TABLE_ROLE)}
+    dropped |= {one.path for one in manifest.artifacts if one.path.startswith(f"{_FOLDER}/")}
+    backend = manifest.backend
+    if backend.name == OFFLOAD and backend.fallback is not None:
+        backend = backend.fallback
+    artifacts = tuple(one for one in manifest.artifacts if one.path not in dropped)
+    plain = replace(manifest, artifacts=artifacts, submodels=(), backend=backend)
+    return plain, {one.path: bytes(package.read(one.path)) for one in artifacts}
+
+
+def _find_ort(manifest: Manifest) -> BackendChoice:
+    for choice in manifest.backend.chain:
+        if choice.name == "ort":
+            return choice
+    names = ", ".join(choice.name for choice in manifest.backend.chain)
+    raise CutError(
+        f"{manifest.file_name}: its model runs in {names}, expected onnxruntime (backend 'ort'); package the"
+        " model for a target that uses it"
+    )
+
+
+class _Writer:
+    """Makes submodels of one package."""
+
+    def __init__(self, manifest: Manifest, whole: BackendChoice, contents: Mapping[str, bytes]) -> None:
+        self._whole = whole
+        self._weights = contents[whole.artifact]
+        self._golden = {one.name: one for one in manifest.golden.inputs}
+        self._contents = contents
+
+    def write(self, attached: AttachedSplit) -> Iterator[tuple[Submodel, dict[str, bytes]]]:
+        """Yield head and tail of a split, each with its artifacts; what was there may be among them."""
+        split = attached.split
+        given = {name: one.decode(self._contents[one.path]) for name, one in self._golden.items()}
+        made: Mapping[str, NDArray[Any]] = {}
+        if split.head is not None:
+            name = f"{attached.name}.head"
+            own = {spec.name: self._golden[spec.name] for spec in split.head.inputs}
+            made = self._run(name, split.head, {spec: given[spec] for spec in own})
+            contents = {one.path: self._contents[one.path] for one in own.values()}
+            yield self._submodel(name, split.head, (tuple(own.values()), contents), made)
+        name = f"{attached.name}.tail"
+        inputs, contents, feeds = [], {}, {}
+        specs = {spec.name: spec for spec in split.sent}
+        for spec in split.sent:
+            value = made[spec.name] if spec.name in made else given[spec.name]
+            if spec.name in attached.decode:
+                value, feeds[spec.name] = _as_file(value, attached.decode[spec.name])
+                specs[spec.name] = TensorSpec(spec.name, "uint8", (f"{spec.name}_bytes",))
+            path = _path(golden_input(spec.name, value, "golden")[1])
+            one, data = golden_input(spec.name, value, path)
+            inputs.append(one)
+            contents[path] = data
+            feeds.setdefault(spec.name, one.decode(data))
+        outputs = self._run(name, split.tail, feeds)
+        part = replace(split.tail, inputs=tuple(specs.values()))
+        submodel, artifacts = self._submodel(name, part, (tuple(inputs), contents), outputs)
+        if attached.decode:
+            options = {**submodel.backend.options, DECODE: dict(attached.decode)}
+            backend = replace(submodel.backend, options=options)
+            submodel = replace(submodel, backend=backend)
+        yield submodel, artifacts
+
+    def _submodel(
+        self,
+        name: str,
+        part: Part,
+        inputs: tuple[tuple[GoldenInput, ...], Mapping[str, bytes]],
+        outputs: Mapping[str, NDArray[Any]],
+    ) -> tuple[Submodel, dict[str, bytes]]:
+        graph = f"{_FOLDER}/{name}.onnx"
+        golden, expected = _expected(outputs)
+        submodel = Submodel(
+            name=name,
+            inputs=part.inputs,
+            outputs=part.outputs,
+            backend=BackendChoice("ort", graph, self._options(part)),
+            golden=Golden(inputs[0], golden),
+        )
+        return submodel, {graph: part.content, **inputs[1], **expected}
+
+    def _options(self, part: Part) -> dict[str, JsonValue]:
+        options = dict(self._whole.options)
+        return {**options, "weights": self._whole.artifact} if part.reads_weights else options
+
+    def _run(self, name: str, part: Part, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        # One thread: how a sum is split among threads decides about its last bits.
+        options = read_options(OrtOptions, "ort", self._options(part), 1)
+        session = OrtSession(part.content, options, self._weights)
+        try:
+            made = session.run(feeds)
+        except BackendError as cause:
+            raise BackendError(f"submodel '{name}' does not run on its golden inputs: {cause}") from cause
+        finally:
+            session.close()
+        if bad := [one for one, value in made.items() if value.dtype.kind == "f" and np.isnan(value).any()]:
+            raise BackendError(f"submodel '{name}': {bad[0]} is NaN for the golden inputs of the package")
+        return made
+
+
+def _as_file(value: NDArray[Any], codec: str) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """Return the file of a photograph or a sound [1, ...], and what a server decodes of it."""
+    media = MediaCodec.parse(codec)
+    content = encode_media(media, value[0])
+    decoded = decode_media(media, content, dtype=value.dtype.name)
+    return np.frombuffer(content, np.uint8), decoded[np.newaxis]
+
+
+def _expected(outputs: Mapping[str, NDArray[Any]]) -> tuple[tuple[GoldenOutput, ...], dict[str, bytes]]:
+    """Expected outputs, whose artifacts are named after their content: submodels share many of them."""
+    # Parts are held against themselves: the tolerance of the whole model covers what quantization loses.
+    described, artifacts = golden_outputs(outputs, outputs, integer=True)
+    moved = {path: _path(data) for path, data in artifacts.items()}
+    renamed = tuple(
+        replace(one, path=moved[one.path], atol=one.atol if one.dtype.startswith("float") else _CODE_ATOL)
+        for one in described
+    )
+    return renamed, {moved[path]: data for path, data in artifacts.items()}
+
+
+def _path(data: bytes) -> str:
+    return f"{_FOLDER}/golden/{hashlib.sha256(data).hexdigest()[:16]}.bin"
+
+
+def _table_bytes(
+    table: CutTable, model: str, submodels: list[Submodel], artifacts: Mapping[str, Artifact]
+) -> bytes:
+    """The cut table with the names under which a server serves the tails."""
+    named = {one.name: one for one in submodels}
+    plans = []
+    for plan in table.plans:
+        for submodel in (plan.head, plan.tail):
+            if submodel is not None and submodel not in named:
+                raise CutError(
+                    f"plan '{plan.name}' names the submodel '{submodel}', expected one of"
+                    f" {', '.join(named) or 'none'}"
+                )
+        tail = None if plan.tail is None else served_name(model, named[plan.tail], artifacts)
+        plans.append(replace(plan, tail=tail))
+    plain: dict[str, JsonValue] = json.loads(json.dumps(asdict(replace(table, plans=tuple(plans)))))
+    return encode_json(plain)
