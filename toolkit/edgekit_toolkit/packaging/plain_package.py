@@ -31,9 +31,7 @@ def write_plain_package(model: Path, *, name: str, target: str, folder: Path, si
     source = load_onnx(model)
     batch = batch_dims(source.inputs)
     if others := [dim for dim in free_dims(source.inputs) if dim not in batch]:
-        raise ModelError(
-            f"{model}: dimension {others[0]!r} has no size; fix it with edgekit package --dim {others[0]}=SIZE"
-        )
+        raise ModelError(f"{model}: dimension {others[0]!r} has no size; fix it by edgekit package --dim")
     dims = dict.fromkeys(batch, 1)
     content = source.model.content
     recipe = Recipe(

@@ -85,7 +85,7 @@ def attach_plans(
     submodels: list[Submodel] = []
     for name, split in splits.items():
         attached = AttachedSplit(name, split, (decode or {}).get(name, {}))
-        for submodel, artifacts in _Writer(plain, whole, contents).write(attached):
+        for submodel, artifacts in _SubmodelWriter(plain, whole, contents).write(attached):
             submodels.append(submodel)
             contents |= artifacts
             golden = dict.fromkeys(artifacts, "golden")
@@ -130,7 +130,7 @@ def _find_ort(manifest: Manifest) -> BackendChoice:
     )
 
 
-class _Writer:
+class _SubmodelWriter:
     """Makes submodels of one package."""
 
     def __init__(self, manifest: Manifest, whole: BackendChoice, contents: Mapping[str, bytes]) -> None:
@@ -142,19 +142,19 @@ class _Writer:
     def write(self, attached: AttachedSplit) -> Iterator[tuple[Submodel, dict[str, bytes]]]:
         """Yield head and tail of a split, each with its artifacts; what was there may be among them."""
         split = attached.split
-        given = {name: one.decode(self._contents[one.path]) for name, one in self._golden.items()}
+        golden_feeds = {name: one.decode(self._contents[one.path]) for name, one in self._golden.items()}
         made: Mapping[str, NDArray[Any]] = {}
         if split.head is not None:
             name = f"{attached.name}.head"
             own = {spec.name: self._golden[spec.name] for spec in split.head.inputs}
-            made = self._run(name, split.head, {spec: given[spec] for spec in own})
+            made = self._run(name, split.head, {spec: golden_feeds[spec] for spec in own})
             contents = {one.path: self._contents[one.path] for one in own.values()}
             yield self._submodel(name, split.head, (tuple(own.values()), contents), made)
         name = f"{attached.name}.tail"
         inputs, contents, feeds = [], {}, {}
         specs = {spec.name: spec for spec in split.sent}
         for spec in split.sent:
-            value = made[spec.name] if spec.name in made else given[spec.name]
+            value = made[spec.name] if spec.name in made else golden_feeds[spec.name]
             if spec.name in attached.decode:
                 value, feeds[spec.name] = _as_file(value, attached.decode[spec.name])
                 specs[spec.name] = TensorSpec(spec.name, "uint8", (f"{spec.name}_bytes",))
