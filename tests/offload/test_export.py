@@ -1,11 +1,17 @@
 """The server's half of a package on other servers: Triton, HAProxy and Kubernetes, and what is refused."""
 
+import collections
+import contextlib
+import http.server
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +28,7 @@ from tests.offload.export_parts import (
     run,
     wait_ready,
 )
+from tests.service.serve_parts import environment
 
 from edgekit_offload.export.haproxy import write_haproxy
 from edgekit_offload.export.kubernetes import object_name
@@ -190,3 +197,148 @@ def test_real_triton_joins_requests_of_several_devices(triton: int, package: Exp
 def test_real_triton_refuses_another_version_of_the_tail(triton: int, package: Exported) -> None:
     with Client(f"127.0.0.1:{triton}") as client, pytest.raises(EdgekitError):
         client.infer(package.tail[:-1] + "x", package.sent)
+
+
+@pytest.fixture(scope="module")
+def haproxy() -> str:
+    found = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+    if found is None and os.getuid() == 0 and shutil.which("apt-get"):
+        subprocess.run(["apt-get", "install", "-y", "-qq", "haproxy"], check=False, capture_output=True)
+        found = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
+    if found is None:
+        pytest.skip("haproxy is not installed, and apt-get cannot install it here")
+    return found
+
+
+def test_replicas_that_are_killed_and_ended_lose_no_request(
+    haproxy: str, package: Exported, tmp_path: Path
+) -> None:
+    """Of three replicas one gets SIGKILL and one SIGTERM while four devices ask without a pause."""
+    ports = [free_port() for _ in range(3)]
+    replicas = [option for port in ports for option in ("--replica", f"127.0.0.1:{port}")]
+    config = export(package, tmp_path / "haproxy", "haproxy", *replicas) / "haproxy.cfg"
+    front = free_port()
+    config.write_text(config.read_text().replace("127.0.0.1:8090", f"127.0.0.1:{front}"))
+    subprocess.run([haproxy, "-c", "-f", config], check=True, capture_output=True)
+    counts: collections.Counter[str] = collections.Counter()
+    stop = threading.Event()
+
+    def ask(row: int) -> None:
+        sent = {name: array[row : row + 1] for name, array in package.sent.items()}
+        with Client(f"127.0.0.1:{front}", timeout_s=20) as client:
+            while not stop.is_set():
+                try:
+                    answer = client.infer(package.tail, sent)["logits"]
+                except EdgekitError as error:
+                    counts[f"lost: {error}"] += 1
+                    continue
+                is_right = np.allclose(answer, package.expected["logits"][row : row + 1], **CLOSE)
+                counts["right" if is_right else "wrong"] += 1
+
+    def wait_for_answers(number: int) -> None:
+        end, wanted = time.monotonic() + 30, counts["right"] + number
+        while counts["right"] < wanted and time.monotonic() < end:
+            time.sleep(0.02)
+        assert counts["right"] >= wanted, counts
+
+    with contextlib.ExitStack() as stack:
+        children = []
+        for number, port in enumerate(ports):
+            home = tmp_path / f"home{number}"
+            argv = [sys.executable, "-m", "edgekit_runtime.cli", "serve", "--tails", str(package.path)]
+            argv += ["--keys", str(package.path.parent / "keys"), "--port", str(port)]
+            argv += ["--unix-socket", str(tmp_path / f"{number}.sock")]
+            children.append(stack.enter_context(process(argv, tmp_path / f"log{number}", environment(home))))
+        for child, port, number in zip(children, ports, range(3), strict=True):
+            wait_ready(child, port, tmp_path / f"log{number}")
+        balancer = stack.enter_context(process([haproxy, "-f", str(config)], tmp_path / "log"))
+        wait_ready(balancer, front, tmp_path / "log")
+        threads = [threading.Thread(target=ask, args=(row,)) for row in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_for_answers(200)
+            children[0].kill()
+            wait_for_answers(200)
+            children[1].send_signal(signal.SIGTERM)
+            wait_for_answers(200)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    assert set(counts) == {"right"}, counts
+
+
+def test_manifests_are_those_that_kubernetes_knows(package: Exported, tmp_path: Path) -> None:
+    folder = export(package, tmp_path / "kserve", "kserve")
+    items = json.loads((folder / "kubernetes.json").read_text())["items"]
+    kinds = ["ConfigMap", "Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget"]
+    assert [item["kind"] for item in items] == kinds
+    container = items[1]["spec"]["template"]["spec"]["containers"][0]
+    assert {"startupProbe", "readinessProbe", "livenessProbe", "resources"} <= set(container)
+    assert container["securityContext"]["runAsNonRoot"] is True
+    assert (folder / package.path.name).read_bytes() == package.path.read_bytes()
+    found = cached_environment(
+        "kubernetes-validate",
+        *("kubernetes-validate", "pyyaml", "jsonschema", "typing-extensions", "importlib-resources"),
+        *("packaging", "referencing", "attrs", "jsonschema-specifications", "rpds-py"),
+        may_make=os.environ.get("EDGEKIT_KUBERNETES") == "1",
+    )
+    if found is None:
+        pytest.skip("no kubernetes-validate in the cache; EDGEKIT_KUBERNETES=1 installs it (144 MB)")
+    for number, item in enumerate(items):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(item))
+        argv = [found / "bin/kubernetes-validate", "--strict", path]
+        result = subprocess.run(argv, check=False, capture_output=True, text=True)
+        assert result.returncode == 0, f"{item['kind']}: {result.stdout}{result.stderr}"
+
+
+def test_manifests_of_kserve_have_the_fields_that_it_needs(package: Exported, tmp_path: Path) -> None:
+    """kubernetes-validate has no schemas of these two kinds: this checks their form only."""
+    folder = export(package, tmp_path / "kserve", "kserve")
+    runtime, service = json.loads((folder / "kserve.json").read_text())["items"]
+    assert (runtime["apiVersion"], runtime["kind"]) == ("serving.kserve.io/v1alpha1", "ServingRuntime")
+    assert (service["apiVersion"], service["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
+    model = service["spec"]["predictor"]["model"]
+    assert model["runtime"] == runtime["metadata"]["name"]
+    assert model["modelFormat"]["name"] in [one["name"] for one in runtime["spec"]["supportedModelFormats"]]
+    assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
+    assert [one["name"] for one in runtime["spec"]["containers"]] == ["kserve-container"]
+    assert (folder / "repository" / package.tail / "config.pbtxt").exists()
+
+
+@pytest.mark.parametrize(("shape", "size_bytes"), [([1, 10], 0), ([1, 10], 36), ([0, 10], 40), ([2, 10], 40)])
+def test_answer_that_is_shorter_than_its_shape_is_refused(shape: list[int], size_bytes: int) -> None:
+    """What Triton's Python backend does with numpy 2: it answers 200, and the tensor is empty."""
+    output = {"name": "logits", "datatype": "FP32", "shape": shape}
+    head = json.dumps(
+        {"model_name": "m", "outputs": [{**output, "parameters": {"binary_data_size": size_bytes}}]}
+    ).encode()
+
+    class Short(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Inference-Header-Content-Length", str(len(head)))
+            self.send_header("Content-Length", str(len(head) + size_bytes))
+            self.end_headers()
+            self.wfile.write(head + bytes(size_bytes))
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Short) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            with (
+                Client(f"127.0.0.1:{server.server_port}") as client,
+                pytest.raises(EdgekitError, match="logits"),
+            ):
+                client.infer("m", {"x": np.zeros((1, 4), np.float32)})
+        finally:
+            server.shutdown()
+            thread.join()
