@@ -1,7 +1,7 @@
 """The model of the demo and its images, made from a seed: nothing is downloaded, and nothing was trained.
 
-A convolutional network of 2 billion operations whose middle is narrow, as networks are that are meant to be
-split: 1.6 kB in 8 bits after a third of the work, where an image takes 10 kB as a JPEG. Its weights are
+A convolutional network of 4 billion operations whose middle is narrow, as networks are that are meant to be
+split: 3.2 kB in 8 bits after a third of the work, where an image takes 20 kB as a JPEG. Its weights are
 random, so its classes mean nothing: an answer is right if its class is that of the whole model.
 """
 
@@ -14,11 +14,11 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-SIDE: Final = 224
+SIDE: Final = 320
 CLASSES: Final = 10
 INPUT: Final = "image"
 OUTPUT: Final = "scores"
-DESCRIPTION: Final = "a network with random weights, made from a seed; images of 224 x 224 made from a seed"
+DESCRIPTION: Final = "a network with random weights, made from a seed; images of 320 x 320 made from a seed"
 # Output channels and stride of each convolution.
 _LAYERS: Final = (
     *((32, 2), (64, 2), (64, 1), (128, 2), (128, 1), (8, 2)),
@@ -31,7 +31,7 @@ _OCTAVES: Final = (4, 8, 16, 32, 64, 128)
 
 
 def make_model(images: NDArray[np.uint8], seed: int = 0) -> bytes:
-    """Return the ONNX model: uint8 [1, 224, 224, 3] to float32 [1, 10].
+    """Return the ONNX model: uint8 [1, 320, 320, 3] to float32 [1, 10].
 
     Args:
         images: over which the mean of each score becomes 0, so that several classes occur.
@@ -105,7 +105,7 @@ def make_images(count: int, seed: int = 1) -> NDArray[np.uint8]:
     """Return images as compressible as photographs: noise whose strength falls with its fineness.
 
     Returns:
-        uint8 [count, 224, 224, 3].
+        uint8 [count, 320, 320, 3].
     """
     rng = np.random.default_rng(seed)
     images = np.zeros((count, SIDE, SIDE, 3))
@@ -135,7 +135,7 @@ def pick_images(model: bytes, images: NDArray[np.uint8], count: int) -> NDArray[
 
     Args:
         model: what `make_model` returned.
-        images: uint8 [n, 224, 224, 3].
+        images: uint8 [n, 320, 320, 3].
         count: how many to return.
     """
     noise = np.random.default_rng(0).integers(-_NOISE, _NOISE + 1, images.shape)

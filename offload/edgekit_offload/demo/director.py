@@ -29,7 +29,7 @@ PHASES: Final = (
     Phase("loaded server", "load", 20.0, RTT_MS, 0.2),
     Phase("killed server", "kill", 20.0, RTT_MS, 0.15),
 )
-DEVICE_SHARE: Final = 0.1  # of a processor, with root
+DEVICE_SHARE: Final = 0.2  # of a processor, with root
 _POLL_S: Final = 0.25
 _START_LIMIT_S: Final = 30.0
 _WORKER: Final = "edgekit_offload.demo.device_worker"
