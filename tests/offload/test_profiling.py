@@ -89,3 +89,25 @@ def test_graphs_with_weights_outside_are_timed_in_turn() -> None:
 def test_machine_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(CutError, match="expected 'local'"):
         Machine.parse("ssh:-oProxyCommand=true")
+
+
+def test_quantized_model_is_cut_at_its_8_bit_tensors() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)'
+        " <float s = {0.02}, uint8 z = {0}>"
+        " { xq = QuantizeLinear(x, s, z) xf = DequantizeLinear(xq, s, z) wf = DequantizeLinear(w, s, wz)"
+        " a = Conv <pads = [1, 1, 1, 1]> (xf, wf) r = Relu(a) rq = QuantizeLinear(r, s, z)"
+        " rf = DequantizeLinear(rq, s, z) b = Conv <pads = [1, 1, 1, 1]> (rf, wf)"
+        " bq = QuantizeLinear(b, s, z) y = DequantizeLinear(bq, s, z) }"
+    )
+    for index, op in enumerate(("xq", "xf", "wf", "conv", "relu", "rq", "rf", "conv2", "bq", "y")):
+        model.graph.node[index].name = f"node_{op}"
+    weights = np.random.default_rng(0).integers(-50, 50, (4, 4, 3, 3)).astype(np.int8)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((), np.int8), "wz"))
+    content = model.SerializeToString()
+    profile = profile_kernels(LOCAL, RunnableGraph(content, {"threads": 1}), seconds=0.1)
+    joined = join_profiles(content, [profile])
+    assert "rq" in joined.graph.tensors
+    assert not {"r", "rf", "a"} & set(joined.graph.tensors)
+    assert joined.tensor_bytes["rq"] == 4 * 8 * 8

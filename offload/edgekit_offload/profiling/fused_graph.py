@@ -6,6 +6,7 @@ a cut there is a cut at the model's tensor, since the layout is changed back at 
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -24,6 +25,12 @@ _NCHWC_DOMAIN: Final = "com.microsoft.nchwc"
 # where that name was taken.
 _NCHWC_NAME: Final = re.compile(r"(?P<output>.+)_nchwc(_token_\d+)?")
 _DATA_DEPENDENT_OPS: Final = frozenset({"NonZero", "NonMaxSuppression", "Unique", "Compress"})
+_NUMBER: Final = re.compile(r"_token_\d+$")
+# They run on 8 bits as they do on floats, so the nodes around them that widen and narrow are dropped.
+_MOVING_OPS: Final = frozenset(
+    {"Concat", "Flatten", "Gather", "MaxPool", "Pad", "Reshape", "Resize", "Slice", "Squeeze", "Transpose"}
+)
+_MOST_ACTIVATIONS: Final = 1
 # These change how a tensor lies in memory, not what it holds.
 _LAYOUT_OPS: Final = frozenset({"ReorderInput", "ReorderOutput", "Transpose", "Cast", "Identity"})
 
@@ -50,11 +57,10 @@ def read_kernels(
     sizes: dict[str, int] = {}
     for node, timing in zip(optimised.graph.node, _match(optimised, nodes), strict=True):
         outputs = [tensor for tensor in node.output if tensor]
-        if len(outputs) == len(timing.output_bytes) and node.domain != _NCHWC_DOMAIN:
-            sizes |= {
-                names.get(tensor, tensor): size
-                for tensor, size in zip(outputs, timing.output_bytes, strict=True)
-            }
+        if len(outputs) == len(timing.output_bytes):
+            pairs = zip(outputs, timing.output_bytes, strict=True)
+            # Another layout may be padded, so its size says nothing of the model's tensor.
+            sizes |= {tensor: size for tensor, size in pairs if tensor not in names}
         reads = [tensor for tensor in node.input if tensor and tensor not in weights]
         kernels.append(
             KernelTime(
@@ -167,7 +173,7 @@ def _find_own_names(
     model: onnx.ModelProto, optimised: onnx.ModelProto, own: frozenset[str]
 ) -> dict[str, str]:
     """Return the model's name of each tensor of the optimised graph that holds the same in another layout."""
-    by_node = {node.name: node for node in model.graph.node if node.name}
+    origins = _Origins(model, own)
     weights = {one.name for one in optimised.graph.initializer}
     names: dict[str, str] = {}
 
@@ -178,21 +184,62 @@ def _find_own_names(
         for place, tensor in enumerate(node.output):
             if not tensor or tensor in own:
                 continue
-            found = None
-            named = _NCHWC_NAME.fullmatch(node.name)
-            same = by_node.get(node.name)
-            if node.op_type in _LAYOUT_OPS and same is None and node.input[0] not in weights:
+            if origins.is_layout(node) and node.input[0] not in weights:
                 found = own_name(node.input[0])
-            elif node.domain == _NCHWC_DOMAIN and named is not None and named["output"] in own:
-                found = named["output"]
-            elif same is not None and same.op_type == node.op_type and place < len(same.output):
-                found = same.output[place]
-            if found:
+            else:
+                found = origins.find(node, place)
+            if found is not None:
                 names[tensor] = found
     # A tensor with a new name that is only changed in layout to one of the model's.
     for node in reversed(optimised.graph.node):
-        if node.op_type in _LAYOUT_OPS and node.name not in by_node and node.input[0] not in weights:
+        if origins.is_layout(node) and node.input[0] not in weights and own_name(node.input[0]) is None:
             target = own_name(node.output[0])
-            if target and own_name(node.input[0]) is None:
+            if target is not None:
                 names[node.input[0]] = target
     return names
+
+
+class _Origins:
+    """The nodes of a model from which the nodes of its optimised graph came, by their names."""
+
+    def __init__(self, model: onnx.ModelProto, own: frozenset[str]) -> None:
+        self._own = own
+        self._by_name = {node.name: node for node in model.graph.node if node.name}
+        self._maker = {tensor: node for node in model.graph.node for tensor in node.output}
+        self._readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+        for node in model.graph.node:
+            for tensor in node.input:
+                self._readers[tensor].append(node)
+
+    def is_layout(self, node: onnx.NodeProto) -> bool:
+        """Return whether onnxruntime added a node to change a layout."""
+        return node.op_type in _LAYOUT_OPS and self._find(node) is None
+
+    def find(self, node: onnx.NodeProto, place: int) -> str | None:
+        """Return the model's tensor that an output of a node of the optimised graph holds, if one can say."""
+        if node.domain == _NCHWC_DOMAIN:
+            named = _NCHWC_NAME.fullmatch(node.name)
+            if named is not None and named["output"] in self._own:
+                return named["output"]
+        origin = self._find(node)
+        if origin is None or place >= len(origin.output):
+            return None
+        source = self._maker.get(origin.input[0]) if origin.input else None
+        is_widened = source is not None and source.op_type == "DequantizeLinear"
+        if node.op_type.startswith("QLinear") or (is_widened and node.op_type in _MOVING_OPS):
+            return self._find_quantized(origin.output[place])
+        return origin.output[place] if origin.op_type == node.op_type else None
+
+    def _find(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
+        return self._by_name.get(node.name) or self._by_name.get(_NUMBER.sub("", node.name))
+
+    def _find_quantized(self, tensor: str) -> str | None:
+        """Return the 8-bit form of a tensor: behind its QuantizeLinear, with an activation before that."""
+        for _ in range(_MOST_ACTIVATIONS + 1):
+            readers = self._readers[tensor]
+            if len(readers) != 1 or not readers[0].output:
+                return None
+            tensor = readers[0].output[0]
+            if readers[0].op_type == "QuantizeLinear":
+                return tensor
+        return None
