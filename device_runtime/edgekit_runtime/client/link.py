@@ -1,5 +1,6 @@
 """One connection to a service: a request out, its response in, and a new connection after one that closed."""
 
+import contextlib
 import socket
 import sys
 import time
@@ -19,6 +20,7 @@ _MAX_BODY_BYTES: Final = 1 << 30
 _CONTINUE: Final = 100
 _TIMEVAL: Final = np.dtype([("seconds", np.int64), ("microseconds", np.int64)])
 _MAX_PORT: Final = 65_535
+_TCP_INFO_BYTES: Final = 192
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,23 @@ class Link:
             self._socket.close()
             self._socket = None
             self.connection = 0
+
+    def abort(self) -> None:
+        """End a request that is under way with an error; from any thread."""
+        connected = self._socket
+        if connected is not None:
+            with contextlib.suppress(OSError):  # it has ended by itself
+                connected.shutdown(socket.SHUT_RDWR)
+
+    def read_tcp_info(self) -> bytes | None:
+        """Return the kernel's `tcp_info` of the connection, or None where there is none; from any thread."""
+        connected = self._socket
+        if connected is None or self.address.path is not None:
+            return None
+        try:
+            return connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        except OSError:  # closed meanwhile
+            return None
 
     def ask(
         self,

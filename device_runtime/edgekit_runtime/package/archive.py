@@ -185,6 +185,14 @@ class OpenedPackage:
         shown._signed, shown.submodel = self._signed, submodel
         return shown
 
+    def share(self) -> "OpenedPackage":
+        """Return this package once more; it stays open when this one is closed, and is closed by itself."""
+        shared = OpenedPackage(
+            self.path, self.manifest, self.key_id, view=self._view[:], members=self._members
+        )
+        shared._signed, shared.submodel = self._signed, self.submodel
+        return shared
+
     def close(self) -> None:
         """Release the mapping; it is freed with the last view that `read` returned."""
         self._view.release()

@@ -4,6 +4,7 @@ Importing this module does not import onnxruntime. It does not convert inputs. O
 reads only submodels, whose weights lie in the whole model's artifact: the toolkit packs models whole.
 """
 
+import copy
 import os
 import re
 import tempfile
@@ -161,6 +162,12 @@ class OrtSession:
         except Exception as cause:
             raise BackendError(f"backend 'ort': running the model failed: {cause}") from cause
         trim_memory()
+
+    def share(self) -> "OrtSession":
+        """Return a session of the same loaded model; `interrupt` of either ends only its own runs."""
+        shared = copy.copy(self)
+        shared._settings = _make_run_settings()
+        return shared
 
     def interrupt(self) -> None:
         """End all runs with an error, those under way at their next node; from any thread."""

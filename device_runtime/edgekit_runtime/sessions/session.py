@@ -43,6 +43,9 @@ class _BuiltIn:
 
 _BUILT_IN: Final[Mapping[str, _BuiltIn]] = {
     "ort": _BuiltIn("edgekit_runtime.sessions.ort", "open_ort", ("onnxruntime",), install_command("device")),
+    "offload": _BuiltIn(
+        "edgekit_runtime.remote.backend", "open_offload", ("onnxruntime",), install_command("device")
+    ),
     "tensorrt": _BuiltIn(
         "edgekit_runtime.sessions.tensorrt",
         "open_tensorrt",

@@ -79,7 +79,8 @@ class Scheduler(Lane):
         self._run_one = name_frame(run_one, f"inference of {metrics.model} {metrics.version}")
         # By the number of bits of the size of the inputs.
         self._placements: defaultdict[int, Placement] = defaultdict(
-            functools.partial(Placement, limits.short_s)
+            # A session that may wait for a server never runs on the loop.
+            functools.partial(Placement, 0.0 if getattr(instances[0], "may_wait", False) else limits.short_s)
         )
         self._waiting = PriorityQueue(limits.levels, limits.max_passes, max_batch_bytes)
         self._has_rows = has_free_rows(self._session)

@@ -1,0 +1,108 @@
+"""Which server this device may use, and what it shall choose for: a file in the configuration folder."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from edgekit_runtime.client.link import Address
+from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
+from edgekit_runtime.errors import ConfigError, TransportError
+from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.paths import find_config_folder
+
+_NAME: Final = "offload.json"
+_MAX_BYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadOptions:
+    """How this device offloads.
+
+    Attributes:
+        server: address of the server, such as `https://edge-box:8443`.
+        token_file: file with the token that the server asks for, or None.
+        ca_file: PEM file of the authority that signed the server's certificate, or None for the system's.
+        prefer: `latency` or `energy`; None for what the package was planned for.
+        deadline_s: latency that is good enough, where energy or capacity counts.
+        hedge_share: computing time that hedged requests may waste, as a share of running all locally.
+        timeout_s: limit of one request where the model cannot run here.
+
+    Raises:
+        ValueError: the address is none.
+    """
+
+    server: str
+    token_file: str | None = None
+    ca_file: str | None = None
+    prefer: Literal["latency", "energy"] | None = None
+    deadline_s: Annotated[float, Range(0, 3600)] | None = None
+    hedge_share: Annotated[float, Range(0, 1)] = 0.15
+    timeout_s: Annotated[float, Range(0.01, 3600)] = 10.0
+
+    def __post_init__(self) -> None:
+        """Check the address."""
+        try:
+            Address.parse(self.server)
+        except TransportError as cause:
+            raise ValueError(str(cause)) from cause
+
+    @property
+    def address(self) -> Address:
+        """The address of the server."""
+        return Address.parse(self.server, self.ca_file)
+
+    def read_token(self) -> str | None:
+        """Return the token.
+
+        Raises:
+            ConfigError: its file cannot be read.
+        """
+        if self.token_file is None:
+            return None
+        try:
+            return Path(self.token_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as cause:
+            raise ConfigError(
+                f"{self.token_file}: the token of the server cannot be read: {cause}"
+            ) from cause
+
+
+def find_options_file() -> Path:
+    """Return where the options are."""
+    return find_config_folder() / _NAME
+
+
+def read_offload_options() -> OffloadOptions | None:
+    """Return the options of this device, or None where no server is set.
+
+    Raises:
+        ConfigError: the file is malformed; set the server again.
+    """
+    path = find_options_file()
+    try:
+        data = path.read_bytes()[:_MAX_BYTES]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as cause:
+        raise ConfigError(f"{path}: cannot be read: {cause}") from cause
+    try:
+        return from_plain(OffloadOptions, json.loads(data), str(path), ConfigError)
+    except (ValueError, RecursionError) as cause:
+        raise ConfigError(f"{path}: {cause}; run `edgekit-device offload server URL` again") from cause
+
+
+def write_offload_options(options: OffloadOptions | None) -> Path:
+    """Store the options, or remove them; return the path.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    path = find_options_file()
+    if options is None:
+        path.unlink(missing_ok=True)
+        return path
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with write_atomically(path, mode=0o600) as file:
+        file.write(json.dumps(to_plain(options), indent=2).encode())
+    return path

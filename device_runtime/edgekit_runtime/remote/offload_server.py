@@ -1,0 +1,393 @@
+"""A server that computes the rest of a plan: warm connections, requests, and replies that are not trusted.
+
+A reply counts only if status, names, dtypes, shapes, sizes in bytes and values are those that a right server
+sends. It neither chooses plans nor runs models.
+"""
+
+import contextlib
+import math
+import queue
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from edgekit_runtime.client.link import Address, Link
+from edgekit_runtime.client.requests import make_request_head, token_line
+from edgekit_runtime.client.responses import ResponseHead, make_error, read_response
+from edgekit_runtime.codecs.compression import compress
+from edgekit_runtime.errors import EdgekitError, RequestError, TransportError
+from edgekit_runtime.protocol.infer_request import InferRequest, InferTensor, encode_request
+from edgekit_runtime.protocol.rest import HEADER_LENGTH, model_path
+from edgekit_runtime.remote.cut_table import Compression
+from edgekit_runtime.remote.link_estimate import Exchange
+from edgekit_runtime.tensors import Array, TensorSpec
+
+_MAX_REPLY_BYTES: Final = 256 << 20
+_LIVE: Final = "/v2/health/live"
+_MS: Final = 1e-3
+_MOST_STATED_S: Final = 3600.0
+_MSS_AT, _CWND_AT, _ACKED_AT = 16, 80, 120  # of struct tcp_info in linux/tcp.h
+
+
+class ReplyError(TransportError):
+    """A server answered what no right server answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTimes:
+    """What a server says about itself in a reply.
+
+    Attributes:
+        queue_s, compute_s: time in its queue, and of the model; None where it does not say.
+        load: share of what it can do, None where it does not say.
+    """
+
+    queue_s: float | None = None
+    compute_s: float | None = None
+    load: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TailRequest:
+    """A request for a model on the server.
+
+    Attributes:
+        parts: it as bytes and arrays.
+        size_bytes: of all parts.
+        body_bytes: of its body.
+        expected: the outputs that a reply must have.
+    """
+
+    parts: Sequence[Any]
+    size_bytes: int
+    body_bytes: int
+    expected: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """What became of a request: outputs or an error.
+
+    Attributes:
+        outputs: the outputs, or None.
+        error: why there are none, or None.
+        exchange: sizes and times; without the server's own time.
+        times: what the server said.
+        is_cut_off: whether it was ended from here while its body was being sent.
+    """
+
+    outputs: dict[str, Array] | None
+    error: EdgekitError | None
+    exchange: Exchange
+    times: ServerTimes
+    is_cut_off: bool = False
+
+
+def make_tail_request(
+    model: str,
+    tensors: Mapping[str, Array],
+    expected: tuple[TensorSpec, ...],
+    compression: Compression,
+    fields: str,
+) -> TailRequest:
+    """Return the request that sends tensors to a model.
+
+    Raises:
+        DataError: the protocol has no such dtype.
+        BackendError: zstd is not installed here.
+    """
+    entries = tuple(InferTensor(name, array.dtype, array.shape) for name, array in tensors.items())
+    text = encode_request(InferRequest(entries))
+    arrays = [np.ascontiguousarray(array) for array in tensors.values() if array.size]
+    lines = f"{fields}Content-Type: application/octet-stream\r\n{HEADER_LENGTH}: {len(text)}\r\n"
+    body: list[Any] = [text, *arrays]
+    body_bytes = len(text) + sum(array.nbytes for array in arrays)
+    if compression == "zstd":
+        packed = compress(b"".join([text, *(array.tobytes() for array in arrays)]))
+        if len(packed) < body_bytes:
+            body, body_bytes = [packed], len(packed)
+            lines += "Content-Encoding: zstd\r\n"
+    head = make_request_head("POST", f"{model_path(model)}/infer", lines, body_bytes)
+    return TailRequest([head, *body], len(head) + body_bytes, body_bytes, expected)
+
+
+class WarmConnection:
+    """A warm connection with a thread of its own, so that who asks can stop waiting at any time.
+
+    Attributes:
+        link: the connection.
+    """
+
+    def __init__(self, address: Address) -> None:
+        """Start the thread; it connects with the first request."""
+        self.link = Link(address, _MAX_REPLY_BYTES)
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="edgekit-offload", daemon=True)
+        self._thread.start()
+
+    def do(self, work: Callable[[], None] | None) -> None:
+        """Run `work`, which raises nothing, on the thread; None ends the thread."""
+        self._work.put(work)
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+        self.link.close()
+
+
+class Pending:
+    """A request that is under way.
+
+    Attributes:
+        done: set once there is a reply.
+        reply: the reply, or None until then.
+    """
+
+    __slots__ = ("_acked", "_connection", "_request", "done", "is_aborted", "reply")
+
+    def __init__(self, connection: WarmConnection, request: TailRequest) -> None:
+        self._connection, self._request = connection, request
+        self.done = threading.Event()
+        self.reply: Reply | None = None
+        self.is_aborted = False
+        self._acked = _read_acked(connection.link) or 0
+
+    @property
+    def sent_bytes(self) -> int | None:
+        """How much of the request the server's machine has acknowledged; None where that is not known."""
+        acked = _read_acked(self._connection.link)
+        return None if acked is None else max(0, acked - self._acked)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether all of the request has arrived there, as far as is known."""
+        sent = self.sent_bytes
+        return sent is None or sent >= self._request.size_bytes
+
+    def abort(self) -> None:
+        """End it; its reply will be an error."""
+        self.is_aborted = True
+        self._connection.link.abort()
+
+
+class OffloadServer:
+    """A server, and the warm connections to it; for many threads."""
+
+    def __init__(self, address: Address, token: str | None = None) -> None:
+        """Prepare; nothing is connected yet."""
+        self._address = address
+        self.fields = f"Host: {address.host or 'localhost'}\r\n{token_line(token)}"
+        self._idle: list[WarmConnection] = []
+        self._pending: set[Pending] = set()
+        self._lock = threading.Lock()
+        self._is_open = True
+
+    def __str__(self) -> str:
+        return str(self._address)
+
+    def send(
+        self, request: TailRequest, timeout_s: float, finish: Callable[[Pending, Reply], None]
+    ) -> Pending:
+        """Begin a request; `finish` is called on another thread before the reply is there for its waiter."""
+        connection = self._take()
+        pending = Pending(connection, request)
+        with self._lock:
+            self._pending.add(pending)
+
+        def work() -> None:
+            reply = _exchange(connection.link, request, timeout_s, pending)
+            try:
+                finish(pending, reply)
+            finally:
+                with self._lock:
+                    self._pending.discard(pending)
+                pending.reply = reply
+                pending.done.set()
+                self._put(connection)
+
+        connection.do(work)
+        return pending
+
+    def measure_round_trip(self, timeout_s: float) -> float:
+        """Return the time of a small request over a warm connection; blocks.
+
+        Raises:
+            TransportError: the server cannot be reached, or does not speak the protocol.
+            RequestError: it refused.
+        """
+        connection = self._take()
+        try:
+            head = make_request_head("GET", _LIVE, self.fields)
+            link, seconds = connection.link, []
+            for _ in range(3):  # the first may have to connect
+                began_s = time.monotonic()
+                found = link.ask((head,), len(head), timeout_s)
+                seconds.append(time.monotonic() - began_s)
+                if found is not None and found[0].status >= 300:
+                    raise make_error(*found)
+            return min(seconds)
+        finally:
+            self._put(connection)
+
+    def interrupt(self) -> None:
+        """End all requests."""
+        with self._lock:
+            pending = list(self._pending)
+        for one in pending:
+            one.abort()
+
+    def close(self) -> None:
+        """End all requests and connections."""
+        self._is_open = False
+        self.interrupt()
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.do(None)
+
+    def _take(self) -> WarmConnection:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return WarmConnection(self._address)
+
+    def _put(self, connection: WarmConnection) -> None:
+        with self._lock:
+            if self._is_open:
+                self._idle.append(connection)
+                return
+        connection.do(None)
+
+
+def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pending) -> Reply:
+    began_s, download_bytes, times = time.monotonic(), 0, ServerTimes()
+    outputs: dict[str, Array] | None = None
+    error: EdgekitError | None = None
+    window: float | None = None
+    sent: int | None = request.body_bytes
+    try:
+        found = None
+        for _ in range(2):  # the server may have closed an idle connection
+            found = link.ask(request.parts, request.size_bytes, timeout_s)
+            if found is not None or pending.is_aborted:
+                break
+        elapsed_s = time.monotonic() - began_s
+        if found is None:
+            error = TransportError(f"{link.address}: closes every connection before it answers")
+        else:
+            download_bytes, times = len(found[1]), read_times(found[0])
+            outputs = check_reply(found[0], found[1], request.expected)
+            window = _read_window(link)
+    except EdgekitError as cause:
+        elapsed_s, error = time.monotonic() - began_s, cause
+        sent = pending.sent_bytes
+    except Exception as cause:  # of parsing what a hostile server sends
+        elapsed_s = time.monotonic() - began_s
+        error = ReplyError(f"{link.address}: the answer cannot be read: {cause!r}")
+    exchange = Exchange(sent or 0, download_bytes, elapsed_s, 0.0, window)
+    return Reply(outputs, error, exchange, times, pending.is_aborted)
+
+
+def check_reply(head: ResponseHead, body: memoryview, expected: Sequence[TensorSpec]) -> dict[str, Array]:
+    """Return the outputs of a reply, all of which are as expected.
+
+    Raises:
+        RequestError: it refuses.
+        ReplyError: names, dtypes, shapes, sizes or values are not those of a right server.
+        TransportError: it is no response of the protocol.
+    """
+    if head.status != 200:
+        raise make_error(head, body)
+    outputs, _ = read_response(head, body, None, bytearray())
+    if outputs.keys() != {spec.name for spec in expected}:
+        names = [spec.name for spec in expected]
+        raise ReplyError(f"the server answered with outputs {sorted(outputs)}, expected {sorted(names)}")
+    if head.json_bytes is not None:
+        stated = head.json_bytes + sum(array.nbytes for array in outputs.values())
+        if stated != len(body):
+            raise ReplyError(f"the server answered with {len(body)} bytes, its tensors have {stated}")
+    for spec in expected:
+        array = outputs[spec.name]
+        try:
+            spec.check(array)
+        except EdgekitError as cause:
+            raise ReplyError(f"the server answered wrongly: {cause}") from cause
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ReplyError(f"the server answered with NaN or infinity in '{spec.name}'")
+    return outputs
+
+
+def read_times(head: ResponseHead) -> ServerTimes:
+    """Return what the headers of a reply say; what cannot be read counts as not said.
+
+    Source: W3C Server Timing; ORCA, the `TEXT` form of `endpoint-load-metrics`.
+    """
+    queue_s = compute_s = load = None
+    for line in head.data.decode("latin-1").split("\r\n")[1:]:
+        name, _, value = line.partition(":")
+        match name.strip().lower():
+            case "server-timing":
+                for metric in value.split(",")[:16]:
+                    what, seconds = _read_metric(metric)
+                    if what == "queue":
+                        queue_s = seconds
+                    elif what == "compute":
+                        compute_s = seconds
+            case "endpoint-load-metrics":
+                load = _read_load(value.strip())
+    return ServerTimes(queue_s, compute_s, load)
+
+
+def _read_metric(metric: str) -> tuple[str, float | None]:
+    name, *parameters = (part.strip() for part in metric.split(";"))
+    for parameter in parameters:
+        key, _, value = parameter.partition("=")
+        if key.strip().lower() == "dur":
+            number = _read_number(value)
+            return name, None if number is None else min(number * _MS, _MOST_STATED_S)
+    return name, None
+
+
+def _read_load(value: str) -> float | None:
+    form, _, rest = value.partition(" ")
+    if form.upper() != "TEXT":
+        return None
+    for pair in rest.split(",")[:16]:
+        key, _, number = pair.partition("=")
+        if key.strip() == "application_utilization":
+            return _read_number(number)
+    return None
+
+
+def _read_number(text: str) -> float | None:
+    with contextlib.suppress(ValueError):
+        number = float(text.strip().strip('"'))
+        if math.isfinite(number) and number >= 0:
+            return number
+    return None
+
+
+def _read_acked(link: Link) -> int | None:
+    data = link.read_tcp_info()
+    if data is None or len(data) < _ACKED_AT + 8:
+        return None
+    acked: int = struct.unpack_from("=Q", data, _ACKED_AT)[0]
+    return acked
+
+
+def _read_window(link: Link) -> float | None:
+    data = link.read_tcp_info()
+    if data is None or len(data) < _CWND_AT + 4:
+        return None
+    mss, cwnd = struct.unpack_from("=I", data, _MSS_AT)[0], struct.unpack_from("=I", data, _CWND_AT)[0]
+    return float(mss * cwnd)
+
+
+def is_overload(error: EdgekitError) -> bool:
+    """Return whether a server refused for want of capacity, which is no fault."""
+    return isinstance(error, RequestError) and error.status in (429, 503, 504)

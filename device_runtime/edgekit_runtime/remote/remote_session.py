@@ -1,0 +1,662 @@
+"""A session that runs each request where it is answered soonest: here, on a server, or split between both.
+
+The caller gets right answers only. A reply that is late, wrong or missing is replaced by a local run, which
+begins when the reply is later than predicted; the first answer wins and the other is cancelled. Probes run
+on a thread of their own: no request waits for a server that has not proved itself on golden inputs.
+
+The choice is `choose`, the link `link_estimate`, the wire `offload_server`.
+"""
+
+import dataclasses
+import math
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from edgekit_runtime.codecs.media import MediaCodec, encode_media
+from edgekit_runtime.errors import BackendError, DataError, EdgekitError, RequestError
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.remote.choose import PlanChoice, Preference, choose
+from edgekit_runtime.remote.circuit_breaker import CircuitBreaker
+from edgekit_runtime.remote.cut_table import CutTable, Escalation, OffloadPlan
+from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.remote.link_estimate import LinkEstimate
+from edgekit_runtime.remote.offload_options import OffloadOptions
+from edgekit_runtime.remote.offload_server import (
+    OffloadServer,
+    Pending,
+    Reply,
+    ServerTimes,
+    TailRequest,
+    is_overload,
+    make_tail_request,
+)
+from edgekit_runtime.remote.offload_status import Counts, OffloadStatus, StatusFile
+from edgekit_runtime.sessions.row_independence import has_free_rows
+from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
+from edgekit_runtime.sessions.session import Session, open_choice
+from edgekit_runtime.tensors import Array, TensorSpec
+
+_RECENT: Final = 8  # runs of this device that its load is taken from
+_RECONSIDER: Final = 16  # local runs between two choices while nothing else changed
+_SLACK_S: Final = 2e-3
+_SLACK: Final = 0.25  # of what a reply may be late, as a share of its prediction
+_MOST_WAIT: Final = 0.3  # the same as a share of the local run
+_MOST_WAIT_S: Final = 15e-3
+_LEAST_BYTES: Final = 1500  # acknowledged: less is a link that carries nothing
+_PROBE_SHARE: Final = 20  # time between two probes, as a multiple of what one took
+_LEAST_PROBE_S: Final = 0.25
+_MOST_PROBE_S: Final = 30.0
+_PROBE_TIMEOUT_S: Final = 2.0
+_TICK_S: Final = 0.1
+_REFUSED_S: Final = 30.0  # until a server without a tail is asked for it again
+_MANY_BITS_PER_S: Final = 1e10
+_MOST_TABLES: Final = 16
+_SWITCHES: Final = 8
+
+
+class _Way:
+    """A plan that needs the server, ready to run.
+
+    Attributes:
+        plan: the plan.
+        is_proved: whether the server has answered its golden inputs rightly.
+        retry_s: when to ask a server again that does not have the tail.
+    """
+
+    def __init__(self, plan: OffloadPlan, package: OpenedPackage, threads: int | None) -> None:
+        self.plan, self._package, self._threads = plan, package, threads
+        self.is_proved, self.retry_s = False, -math.inf
+        self._head: Session | None = None
+        self._lock = threading.Lock()
+        shown = package
+        for submodel in package.manifest.submodels:
+            view = package.select_submodel(submodel.name)
+            if view.manifest.name == plan.tail:
+                shown = view
+        self.inputs = shown.manifest.inputs
+        self.outputs = shown.manifest.outputs
+        self._shown = shown
+        self._codecs = {name: MediaCodec.parse(codec) for name, codec in plan.media.items()}
+
+    def run_head(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs of the head; none where the inputs are sent as they are."""
+        if self.plan.head is None:
+            return {}
+        if self._head is None:
+            with self._lock:
+                if self._head is None:
+                    view = self._package.select_submodel(self.plan.head)
+                    self._head = open_choice(view, view.manifest.backend, self._threads)
+        return self._head.run(inputs)
+
+    def prepare(
+        self,
+        inputs: Mapping[str, Array],
+        made: Mapping[str, Array],
+        outputs: tuple[TensorSpec, ...],
+        fields: str,
+    ) -> TailRequest:
+        """Return the request of the tail.
+
+        Args:
+            inputs: of the model.
+            made: outputs of the head.
+            outputs: the outputs of the model.
+            fields: header lines of the server.
+
+        Raises:
+            DataError: there is nothing for one of its inputs, or media of several rows.
+        """
+        sent = {}
+        for spec in self.inputs:
+            array = made[spec.name] if spec.name in made else inputs.get(spec.name)
+            if array is None:
+                raise DataError(f"plan '{self.plan.name}': nothing makes '{spec.name}', which its tail takes")
+            codec = self._codecs.get(spec.name)
+            sent[spec.name] = array if codec is None else _encode(codec, array)
+            spec.check(sent[spec.name])
+        expected = _bind(outputs if self._shown is self._package else self.outputs, self.inputs, sent)
+        return make_tail_request(self.plan.tail or "", sent, expected, self.plan.compression, fields)
+
+    def read_golden(self) -> GoldenCase:
+        """Return what the tail must compute."""
+        return read_golden(self._shown)
+
+    def prepare_golden(self, golden: GoldenCase, fields: str) -> TailRequest:
+        """Return the request that proves the server."""
+        expected = _bind(self.outputs, self.inputs, golden.inputs)
+        return make_tail_request(self.plan.tail or "", golden.inputs, expected, self.plan.compression, fields)
+
+    def interrupt(self) -> None:
+        """End the runs of the head."""
+        if (interrupt := getattr(self._head, "interrupt", None)) is not None:
+            interrupt()
+
+    def close(self) -> None:
+        """Close the head."""
+        if self._head is not None:
+            self._head.close()
+
+
+class _Replied:
+    """The outputs of a reply, as a session that golden outputs are compared with."""
+
+    def __init__(self, outputs: dict[str, Array]) -> None:
+        self.inputs: tuple[TensorSpec, ...] = ()
+        self.outputs: tuple[TensorSpec, ...] = ()
+        self._outputs = outputs
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return them."""
+        del inputs
+        return self._outputs
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class RemoteSession:
+    """A model of a package with a cut table, with a server.
+
+    Attributes:
+        inputs, outputs: of the model.
+        local: the session that runs all of it here, or None where the device cannot; a self-test runs there.
+        counts: how requests were answered.
+        may_wait: `run` may wait for a server, so it has no place on an event loop.
+    """
+
+    is_concurrent: ClassVar[bool] = True
+    may_wait: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        package: OpenedPackage,
+        table: CutTable,
+        options: OffloadOptions,
+        local: Session | None,
+        threads: int | None,
+    ) -> None:
+        """Begin locally, and prove the server in the background.
+
+        Args:
+            package: stays open until `close`, which closes it.
+            table: its cut table.
+            options: which server, and what to choose for.
+            local: session of the whole model, owned from now on; None where no plan runs it here.
+            threads: threads of a head, or None.
+
+        Raises:
+            ConfigError: the token cannot be read.
+        """
+        source = package.manifest if local is None else local
+        self.inputs, self.outputs = source.inputs, source.outputs
+        self.local, self.counts = local, Counts()
+        self._package, self._options = package, options
+        self._ways = {plan.name: _Way(plan, package, threads) for plan in table.plans if plan.tail}
+        self._tables = {1: table}
+        self._has_rows = local is not None and has_free_rows(local)
+        self._preference = Preference(options.prefer or table.objective, options.deadline_s)
+        self._server = OffloadServer(options.address, options.read_token())
+        self._estimate, self._breaker = LinkEstimate(), CircuitBreaker()
+        self._device: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self._compute: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self._wait_s = self._load = self._spread_s = 0.0
+        self._credit_s = 3 * table.local.costs.device_s if table.local else 0.0
+        self._decisions: dict[int, tuple[int, PlanChoice]] = {}
+        self._epoch = self._since = self._running = 0
+        self._switches: deque[str] = deque(maxlen=_SWITCHES)
+        self._lock = threading.Lock()
+        self._is_open, self._wake = True, threading.Event()
+        self._probed = threading.Event()
+        self._next_probe_s = -math.inf
+        self._chance = random.Random()  # noqa: S311  # spreads devices over time; guards nothing
+        self._status = StatusFile(id(self))
+        self._prober = threading.Thread(target=self._probe_loop, name="edgekit-prober", daemon=True)
+        self._prober.start()
+
+    # Requests
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return all outputs for one set of inputs, see `Session.run`.
+
+        Raises:
+            DataError: an array does not fit its spec.
+            RefusedInputError: the engine refused these inputs.
+            BackendError: the engine failed, or the server where the model cannot run here.
+        """
+        if not self._is_open:
+            raise BackendError("backend 'offload': the session is closed")
+        rows = len(next(iter(inputs.values()))) if self._has_rows and inputs else 1
+        known = self._decisions.get(rows)
+        decision = known[1] if known is not None and known[0] == self._epoch else self._decide(rows)
+        self._running += 1
+        try:
+            if decision.plan.tail is None:
+                self.counts.local += 1
+                return self._run_local(inputs, rows)
+            return self._run_split(decision, inputs, rows)
+        finally:
+            self._running -= 1
+
+    def decision(self, rows: int = 1) -> PlanChoice:
+        """Return what the next request of so many rows runs, and why."""
+        known = self._decisions.get(rows)
+        return known[1] if known is not None and known[0] == self._epoch else self._decide(rows)
+
+    def wait_for_probe(self, timeout_s: float) -> bool:
+        """Wait until the server has been probed for the first time; return whether it was."""
+        return self._probed.wait(timeout_s)
+
+    def interrupt(self) -> None:
+        """End all runs with an error, from any thread."""
+        self._server.interrupt()
+        for part in (self.local, *self._ways.values()):
+            if (interrupt := getattr(part, "interrupt", None)) is not None:
+                interrupt()
+
+    def close(self) -> None:
+        """Free the model and the connections; a second call does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._wake.set()
+        self._server.close()
+        self._prober.join(_PROBE_TIMEOUT_S)
+        for way in self._ways.values():
+            way.close()
+        if self.local is not None:
+            self.local.close()
+        self._status.close()
+        self._package.close()
+
+    def _run_local(
+        self, inputs: Mapping[str, Array], rows: int, session: Session | None = None
+    ) -> dict[str, Array]:
+        local = session or self.local
+        if local is None:
+            raise BackendError("backend 'offload': this package has no plan that runs on this device alone")
+        began_s = time.monotonic()
+        outputs = local.run(inputs)
+        plan = self._tables[1].local
+        if plan is not None:
+            self._device.append((time.monotonic() - began_s, plan.costs.device_s * rows))
+        self._since += 1
+        if self._since >= _RECONSIDER:
+            self._since = 0
+            self._epoch += 1
+        return outputs
+
+    def _run_split(self, decision: PlanChoice, inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
+        way = self._ways[decision.plan.name]
+        began_s = time.monotonic()
+        try:
+            for spec in self.inputs:
+                spec.check(inputs.get(spec.name))
+            made = way.run_head(inputs)
+            if decision.plan.escalation is not None and _is_sure(made, decision.plan.escalation):
+                self.counts.local += 1
+                return {spec.name: made[spec.name] for spec in self.outputs}
+            request = way.prepare(inputs, made, self.outputs, self._server.fields)
+        except EdgekitError:
+            if self.local is None:
+                raise
+            self._disprove(way)
+            return self._run_local(inputs, rows)
+        head_s = time.monotonic() - began_s
+        if decision.plan.costs.device_s > _SLACK_S / 4:
+            self._device.append((head_s, decision.plan.costs.device_s * rows))
+        outputs = self._fetch(way, decision, request, inputs, rows)
+        return {
+            spec.name: outputs[spec.name] if spec.name in outputs else made[spec.name]
+            for spec in self.outputs
+        }
+
+    def _fetch(
+        self, way: _Way, decision: PlanChoice, request: TailRequest, inputs: Mapping[str, Array], rows: int
+    ) -> dict[str, Array]:
+        """Return the outputs of the tail, or those of the whole model from a local run."""
+        local_s = self._local_s(rows)
+        expected_s = self._reply_s(decision)
+        backups: list[Any] = []
+
+        def finish(_: Pending, reply: Reply) -> None:
+            self._note(way.plan, rows, reply, expected_s, is_late=bool(backups))
+            if reply.outputs is not None:
+                for backup in backups:
+                    backup.interrupt()
+
+        if self.local is None:
+            pending = self._server.send(request, self._options.timeout_s, finish)
+            pending.done.wait()
+            return self._take(pending)
+        timeout_s = max(1.0, 4 * expected_s)
+        pending = self._server.send(request, timeout_s, finish)
+        self._credit_s = min(self._credit_s + self._options.hedge_share * local_s, 3 * local_s)
+        if not pending.done.wait(self._allow_s(expected_s, local_s)):
+            return self._hedge(pending, inputs, rows, backups)
+        reply = pending.reply
+        if reply is not None and reply.outputs is not None:
+            self.counts.remote += 1
+            return reply.outputs
+        self.counts.failed += 1
+        return self._run_local(inputs, rows)
+
+    def _hedge(
+        self, pending: Pending, inputs: Mapping[str, Array], rows: int, backups: list[Any]
+    ) -> dict[str, Array]:
+        """Run locally beside a late request, and return whichever answers first."""
+        self.counts.hedged += 1
+        self._fail("the reply was late")
+        share = getattr(self.local, "share", None)
+        session = share() if share is not None else self.local
+        if share is not None:
+            backups.append(session)
+        began_s = time.monotonic()
+        try:
+            if not (
+                pending.done.is_set() and pending.reply is not None and pending.reply.outputs is not None
+            ):
+                outputs = self._run_local(inputs, rows, session)
+                if not pending.done.is_set() and not pending.is_sent:
+                    pending.abort()  # the rest would only be in the way of the next request
+                return outputs
+        except BackendError:
+            pending.done.wait()
+            if pending.reply is None or pending.reply.outputs is None:
+                raise
+        self._credit_s -= time.monotonic() - began_s
+        self.counts.remote += 1
+        return self._take(pending)
+
+    def _take(self, pending: Pending) -> dict[str, Array]:
+        reply = pending.reply
+        if reply is not None and reply.outputs is not None:
+            return reply.outputs
+        error = None if reply is None else reply.error
+        raise BackendError(f"backend 'offload': the server {self._server} failed: {error}") from error
+
+    # What is known
+
+    def _decide(self, rows: int) -> PlanChoice:
+        with self._lock:
+            epoch, now_s = self._epoch, time.monotonic()
+            known = self._decisions.get(rows)
+            usable = {name for name, way in self._ways.items() if way.is_proved}
+            decision = choose(
+                self._table(rows),
+                self._conditions(now_s),
+                None if known is None else known[1],
+                self._preference,
+                usable=usable,
+                server_load=self._load,
+                cause=self._breaker.cause,
+            )
+            if len(self._decisions) > _MOST_TABLES:
+                self._decisions.clear()
+            self._decisions[rows] = (epoch, decision)
+            if known is None or known[1].plan.name != decision.plan.name:
+                self._switches.append(f"{decision.plan.name}: {decision.reason}")
+                self._wake.set()
+            return decision
+
+    def _table(self, rows: int) -> CutTable:
+        if rows not in self._tables:
+            if len(self._tables) > _MOST_TABLES:
+                self._tables = {1: self._tables[1]}
+            self._tables[rows] = _scale(self._tables[1], rows)
+        return self._tables[rows]
+
+    def _conditions(self, now_s: float) -> Conditions:
+        link = self._estimate.state(now_s) if self._breaker.is_closed else None
+        return Conditions(link, _ratio(self._device), _ratio(self._compute), self._wait_s)
+
+    def _local_s(self, rows: int) -> float:
+        plan = self._tables[1].local
+        return 0.0 if plan is None else plan.costs.device_s * rows * _ratio(self._device)
+
+    def _reply_s(self, decision: PlanChoice) -> float:
+        """Return how long the server's part is expected to take, once the request is ready."""
+        plan = decision.plan
+        whole = dataclasses.replace(plan, escalation=None) if plan.escalation is not None else plan
+        return max(
+            0.0,
+            predict_s(whole, decision.conditions) - plan.costs.device_s * decision.conditions.device_slowdown,
+        )
+
+    def _allow_s(self, expected_s: float, local_s: float) -> float:
+        """Return how long to wait for a reply before the local run begins."""
+        late_s = max(_SLACK * expected_s, _SLACK_S, 4 * self._spread_s)
+        if self._credit_s >= local_s:
+            late_s = min(late_s, max(_SLACK_S, _MOST_WAIT * local_s + _MOST_WAIT_S))
+        else:
+            late_s += expected_s
+        return expected_s + late_s
+
+    def _fail(self, cause: str, at_least_s: float = 0.0) -> None:
+        with self._lock:
+            self._breaker.fail(time.monotonic(), cause, self._chance.random(), at_least_s)
+            self._epoch += 1
+        self._wake.set()
+
+    def _disprove(self, way: _Way) -> None:
+        with self._lock:
+            way.is_proved, way.retry_s = False, time.monotonic() + _REFUSED_S
+            self._epoch += 1
+
+    def _note(self, plan: OffloadPlan, rows: int, reply: Reply, expected_s: float, *, is_late: bool) -> None:
+        """Learn from a reply; on the thread of its connection."""
+        now_s, error = time.monotonic(), reply.error
+        if reply.outputs is not None:
+            with self._lock:
+                self._note_times(plan, rows, reply.times)
+                server_s = self._server_s(plan, rows, reply.times)
+                self._estimate.note(now_s, dataclasses.replace(reply.exchange, server_s=server_s))
+                late_s = abs(reply.exchange.elapsed_s - expected_s)
+                self._spread_s += (min(late_s, 2 * expected_s) - self._spread_s) / 4
+                self._breaker.succeed()
+                self._epoch += 1
+            return
+        if reply.is_cut_off and is_late:
+            with self._lock:
+                self._estimate.note_cut_off(now_s, reply.exchange)
+                if reply.exchange.upload_bytes > _LEAST_BYTES:
+                    self._breaker.succeed()  # it moves, slowly: a matter of the link
+                self._epoch += 1
+            return
+        if isinstance(error, RequestError) and error.status == 404:
+            self._disprove(self._ways[plan.name])
+            return
+        with self._lock:
+            self._note_times(plan, rows, reply.times)
+        wait_s = (
+            float(error.retry_after_s or 1) if isinstance(error, RequestError) and is_overload(error) else 0.0
+        )
+        self._fail(
+            f"the server failed: {error}" if not wait_s else "the server says that it is loaded", wait_s
+        )
+
+    def _note_times(self, plan: OffloadPlan, rows: int, times: ServerTimes) -> None:
+        self._load = 0.0 if times.load is None else times.load
+        self._wait_s = times.queue_s or 0.0
+        if times.compute_s is not None and plan.costs.server_s > 0:
+            self._compute.append((times.compute_s, plan.costs.server_s * rows))
+
+    def _server_s(self, plan: OffloadPlan, rows: int, times: ServerTimes) -> float:
+        if times.compute_s is not None:
+            return times.compute_s + (times.queue_s or 0.0)
+        return plan.costs.server_s * rows
+
+    # Probes
+
+    def _probe_loop(self) -> None:
+        while self._is_open:
+            now_s = time.monotonic()
+            if self._is_due(now_s):
+                try:
+                    self._probe()
+                except EdgekitError as cause:
+                    wait_s = getattr(cause, "retry_after_s", None) or 0.0
+                    self._fail(f"the server cannot be used: {cause}", wait_s)
+                took_s = time.monotonic() - now_s
+                self._next_probe_s = now_s + min(max(_PROBE_SHARE * took_s, _LEAST_PROBE_S), _MOST_PROBE_S)
+                self._probed.set()
+            self._write_status()
+            self._wake.wait(_TICK_S if not self._breaker.is_closed else _LEAST_PROBE_S)
+            self._wake.clear()
+
+    def _is_due(self, now_s: float) -> bool:
+        """Return whether a probe is worth its cost now; only where no request is under way."""
+        if not self._breaker.is_closed:
+            return self._breaker.may_probe(now_s)
+        if self._running or now_s < self._next_probe_s:
+            return False
+        return self._find_candidate(now_s) is not None
+
+    def _find_candidate(self, now_s: float) -> _Way | None:
+        """Return the plan that could be best on a very good link, if it is not running and could win."""
+        with self._lock:
+            conditions = self._conditions(now_s)
+            known = self._decisions.get(1)
+            rtt_s = self._estimate.rtt_s or 0.0
+            best = dataclasses.replace(
+                conditions, link=LinkState(_MANY_BITS_PER_S, _MANY_BITS_PER_S, rtt_s, 1e9)
+            )
+            ways = [way for way in self._ways.values() if now_s >= way.retry_s]
+            unproved = [way for way in ways if not way.is_proved and self._is_cheap(way, conditions)]
+            if unproved:
+                return min(unproved, key=lambda way: way.plan.costs.upload_bytes)
+            if known is None or not ways or known[1].plan.tail is not None:
+                return None
+            way = min(ways, key=lambda one: predict_s(one.plan, best))
+            return way if predict_s(way.plan, best) < known[1].predicted_s else None
+
+    def _is_cheap(self, way: _Way, conditions: Conditions) -> bool:
+        """Return whether the link carries the golden inputs of a plan in reasonable time."""
+        if conditions.link is None or self.local is None:
+            return True
+        return predict_s(way.plan, conditions) < max(1.0, 4 * self._local_s(1))
+
+    def _probe(self) -> None:
+        rtt_s = self._server.measure_round_trip(_PROBE_TIMEOUT_S)
+        with self._lock:
+            self._estimate.note_round_trip(time.monotonic(), rtt_s)
+        way = self._find_candidate(time.monotonic())
+        if way is None:
+            way = next((one for one in self._ways.values() if one.is_proved), None)
+        if way is not None:
+            self._prove(way)
+
+    def _prove(self, way: _Way) -> None:
+        """Run the golden inputs of a tail on the server, and compare.
+
+        Raises:
+            EdgekitError: the server failed or answered wrongly.
+        """
+        golden = way.read_golden()
+        request = way.prepare_golden(golden, self._server.fields)
+        replies: list[Reply] = []
+        pending = self._server.send(request, _PROBE_TIMEOUT_S, lambda _, reply: replies.append(reply))
+        pending.done.wait()
+        reply = replies[0]
+        rows = len(next(iter(golden.inputs.values()))) if self._has_rows else 1
+        if reply.outputs is None:
+            if isinstance(reply.error, RequestError) and reply.error.status == 404:
+                self._disprove(way)
+                if any(one.is_proved for one in self._ways.values()):
+                    return
+            raise reply.error or BackendError("the server did not answer")
+        test = golden.check(_Replied(reply.outputs))
+        if not test.passed:
+            self._disprove(way)
+            wrong = next(check.message for check in test.checks if not check.passed)
+            raise BackendError(f"{way.plan.tail} computes something else there: {wrong}")
+        way.is_proved = True
+        self._note(way.plan, rows, reply, reply.exchange.elapsed_s, is_late=False)
+
+    def _write_status(self) -> None:
+        decision = self.decision()
+        state = self._estimate
+        table = self._tables[1]
+        foreign = f"costs were measured on {table.device}; learned here: x{_ratio(self._device):.2f}"
+        self._status.write(
+            OffloadStatus(
+                self._package.manifest.name,
+                os.getpid(),
+                str(self._server),
+                decision.plan.name,
+                decision.reason,
+                state.up_bits_per_s,
+                state.rtt_s,
+                foreign if table.device else "",
+                dataclasses.replace(self.counts),
+                tuple(self._switches),
+            )
+        )
+
+
+def _ratio(pairs: deque[tuple[float, float]]) -> float:
+    """Return how many times longer runs took than their costs say; 1 while nothing is known."""
+    known = tuple(pairs)
+    expected = sum(pair[1] for pair in known)
+    if expected <= 0:
+        return 1.0
+    return min(max(sum(pair[0] for pair in known) / expected, 1e-2), 1e3)
+
+
+def _scale(table: CutTable, rows: int) -> CutTable:
+    """Return the costs of a request of so many rows."""
+    plans = []
+    for plan in table.plans:
+        costs = plan.costs
+        scaled = dataclasses.replace(
+            costs,
+            device_s=costs.device_s * rows,
+            server_s=costs.server_s * rows,
+            upload_bytes=costs.upload_bytes * rows,
+            download_bytes=costs.download_bytes * rows,
+            device_j=None if costs.device_j is None else costs.device_j * rows,
+        )
+        plans.append(dataclasses.replace(plan, costs=scaled))
+    return dataclasses.replace(table, plans=tuple(plans))
+
+
+def _is_sure(outputs: Mapping[str, Array], escalation: Escalation) -> bool:
+    """Return whether in every row the best class is far enough before the second."""
+    scores = outputs[escalation.output]
+    if scores.shape[-1] < 2:
+        return True
+    ordered = scores.copy()
+    ordered.partition(scores.shape[-1] - 2, axis=-1)
+    return bool((ordered[..., -1] - ordered[..., -2] >= escalation.least_margin).all())
+
+
+def _encode(codec: MediaCodec, array: Array) -> Array:
+    import numpy as np
+
+    if array.ndim > codec.rank:
+        if len(array) != 1:
+            raise DataError(f"{codec.name} takes one row a request, got {len(array)}")
+        array = array[0]
+    return np.frombuffer(encode_media(codec, array), np.uint8)
+
+
+def _bind(
+    outputs: tuple[TensorSpec, ...], inputs: tuple[TensorSpec, ...], sent: Mapping[str, Array]
+) -> tuple[TensorSpec, ...]:
+    """Return outputs with the sizes that their named dimensions have in what is sent."""
+    sizes: dict[str, int] = {}
+    for spec in inputs:
+        for name, size in zip(spec.shape, sent[spec.name].shape, strict=False):
+            if isinstance(name, str):
+                sizes.setdefault(name, size)
+    return tuple(
+        TensorSpec(
+            spec.name, spec.dtype, tuple(sizes.get(d, d) if isinstance(d, str) else d for d in spec.shape)
+        )
+        for spec in outputs
+    )

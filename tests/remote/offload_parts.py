@@ -1,0 +1,71 @@
+"""Packages with cut tables, and sessions of them against a real service."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.conftest import WEIGHT, PackageMaker
+
+from edgekit_runtime.dataclass_json import to_plain
+from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
+from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.offload_options import OffloadOptions, write_offload_options
+from edgekit_runtime.remote.remote_session import RemoteSession
+from edgekit_runtime.sessions.session import Session, open_session
+
+X = np.array([[1, 2, 3, 4]], np.float32)
+Y = X @ WEIGHT
+
+# A device that seems slow, so that the server is worth its link.
+LOCAL = OffloadPlan("local", PlanCosts(0.5))
+RAW = OffloadPlan("raw", PlanCosts(0.0, 1e-4, 16.0, 8.0), tail="linear")
+
+
+def write_offloaded(maker: PackageMaker, path: Path, *plans: OffloadPlan, **changes: Any) -> None:
+    """Write `linear` with a cut table of `plans`."""
+    table = CutTable(plans, **changes)
+    contents = {**maker.artifacts, "cut-table.json": json.dumps(to_plain(table)).encode()}
+    roles = {**maker.roles, "cut-table.json": "cut-table"}
+    choice = BackendChoice(
+        "offload", "model.onnx", {"threads": 1}, BackendChoice("ort", "model.onnx", {"threads": 1})
+    )
+    artifacts = tuple(
+        Artifact(name, len(data), hashlib.sha256(data).hexdigest(), roles[name])
+        for name, data in sorted(contents.items())
+    )
+    manifest = dataclasses.replace(maker.manifest(), artifacts=artifacts, backend=choice)
+    write_package(path, manifest, contents, maker.signer)
+
+
+def set_server(folder: Path, monkeypatch: pytest.MonkeyPatch, server: str, **options: Any) -> None:
+    """Make this device use a server, with folders of its own for options and status."""
+    monkeypatch.setenv("EDGEKIT_HOME", str(folder / "home"))
+    monkeypatch.setenv("EDGEKIT_CACHE", str(folder / "cache"))
+    write_offload_options(OffloadOptions(server, **options))
+
+
+@contextlib.contextmanager
+def offloading(maker: PackageMaker, path: Path) -> Iterator[RemoteSession]:
+    """Open a package that was written by `write_offloaded`."""
+    session: Session = open_session(path, trust=maker.trust)
+    assert isinstance(session, RemoteSession)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    """Wait for what another thread does; how long it takes decides nothing."""
+    until_s = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < until_s, what
+        time.sleep(0.01)

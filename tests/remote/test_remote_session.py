@@ -1,0 +1,62 @@
+"""A session with a server: against the real service."""
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.remote.offload_parts import LOCAL, RAW, X, Y, offloading, set_server, wait_until, write_offloaded
+from tests.runtime.conftest import PackageMaker
+from tests.service.service_parts import running_linear
+
+from edgekit_runtime.remote.remote_session import RemoteSession
+from edgekit_runtime.sessions.session import open_session
+
+
+def test_without_server_the_plain_local_session_is_returned(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    session = open_session(path, trust=maker.trust)
+    assert not isinstance(session, RemoteSession)
+    np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+    session.close()
+
+
+def test_proved_server_that_is_faster_takes_over(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    with running_linear(maker, tmp_path) as service:
+        set_server(tmp_path, monkeypatch, f"127.0.0.1:{service.port}")
+        with offloading(maker, path) as session:
+            for _ in range(20):  # costs here are measured first: a slow device in the table is not this one
+                np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+            session._device.clear()
+            session._device.append((0.5, 0.5))  # as if this device were as slow as the table says
+            session._epoch += 1
+            wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+            np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+            assert session.counts.remote == 1
+            assert "Mbit/s" in session.decision().reason
+
+
+def test_server_that_ends_costs_no_answer(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    with contextlib.ExitStack() as server:
+        service = server.enter_context(running_linear(maker, tmp_path))
+        set_server(tmp_path, monkeypatch, f"127.0.0.1:{service.port}")
+        with offloading(maker, path) as session:
+            wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+            np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+            server.close()
+            for _ in range(5):
+                np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+            assert session.counts.failed + session.counts.hedged >= 1
+            assert session.decision().plan.name == "local"
