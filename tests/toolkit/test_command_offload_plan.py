@@ -12,6 +12,10 @@ from click.testing import CliRunner, Result
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import CutError
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.remote.cut_table import read_cut_table
+from edgekit_runtime.system.paths import find_keys_folder
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.cli import cli
 from edgekit_toolkit.commands.offload.plan_request import (
     parse_bandwidths,
@@ -85,3 +89,23 @@ def test_sizes_and_watts_have_units_and_places() -> None:
         parse_bytes("64")
     with pytest.raises(click.BadParameter):
         parse_watts("4")
+
+
+def test_package_that_was_planned_carries_the_cut_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    options = ("-t", "x86-64", "--backend", "ort", "--calibration", SAMPLES, "--search-seconds", 0)
+    arguments = ["package", MODEL, *options, "-o", tmp_path / "packages"]
+    CliRunner().invoke(cli, [str(one) for one in arguments], catch_exceptions=False, standalone_mode=False)
+    (package,) = (tmp_path / "packages").glob("*.edgepkg")
+    machines = ("--device", "local", "--server", "local", "--seconds", "0.1")
+    invoke(package, *machines, "--samples", SAMPLES, "-o", tmp_path / "plans")
+    (planned,) = (tmp_path / "plans").glob("*.edgepkg")
+    trust = TrustStore.from_folder(find_keys_folder())
+    with read_package(planned, trust) as opened:
+        table = read_cut_table(opened)
+        assert table is not None
+        assert table.local is not None
+        heads = {one.head for one in table.plans if one.head is not None}
+        assert heads <= {one.name for one in opened.manifest.submodels}

@@ -274,7 +274,7 @@ def _uploads(
     if pinned:
         refusals.append(Refusal("upload", "The input must stay on the device, so it is not uploaded."))
         return ()
-    uploads, found = find_uploads(inputs.feeds, whole, inputs.name)
+    uploads, found = find_uploads(inputs.feeds, whole)
     refusals += found
     return uploads
 

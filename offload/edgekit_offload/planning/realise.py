@@ -4,6 +4,7 @@ Sizes and changes of the answers come from real tensors, times from whole runs o
 nothing.
 """
 
+import contextlib
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,12 +15,12 @@ import onnxruntime
 
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.source_model import SourceModel
-from edgekit_offload.partition.split import WEIGHTS_PATH, Part, SplitModels, split_model
+from edgekit_offload.partition.split import WEIGHTS_PATH, Part, SplitModels, split_model, whole_upload
 from edgekit_offload.planning.codings import Feeds, compressed_bytes, median_s, open_model
 from edgekit_offload.planning.costs import MESSAGE_BYTES, TENSOR_BYTES
 from edgekit_offload.planning.planner import CutCandidate, Realised
 from edgekit_offload.planning.result import Label, Refusal
-from edgekit_offload.planning.ways import UploadWay
+from edgekit_offload.planning.ways import RAW_WAY, UploadWay
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_models
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.cut_table import LOCAL, Compression, OffloadPlan, PlanCosts
@@ -105,6 +106,9 @@ class MeasuredCuts:
             results[cut.plan.name] = Realised(plan, label)
         local = PlanCosts(on_device[0].seconds, is_measured=True)
         results[LOCAL] = Realised(OffloadPlan(LOCAL, local), self.device.label)
+        with contextlib.suppress(CutError):  # then the upload is shown, and not packaged
+            if any(upload.plan.name == RAW_WAY for upload in uploads):
+                self.splits[RAW_WAY] = whole_upload(self.content)
         for upload in uploads:  # the whole model runs as it is; coding of the input stays modelled
             server_s = upload.plan.costs.server_s - upload.whole_s + on_server[0].seconds
             costs = replace(upload.plan.costs, server_s=max(server_s, 0.0))

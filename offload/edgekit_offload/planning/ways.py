@@ -18,6 +18,7 @@ from edgekit_runtime.errors import CutError, EdgekitError
 from edgekit_runtime.remote.cut_table import OffloadPlan, PlanCosts
 from edgekit_runtime.tensors import Array
 
+RAW_WAY: Final = "raw"
 JPEG: Final = "jpeg:90"
 WEBP: Final = "webp:80"
 OPUS: Final = "opus:24"
@@ -68,16 +69,15 @@ class UploadWay:
 
 
 def find_uploads(
-    feeds: Sequence[Feeds], whole: WholeModel, tail: str
+    feeds: Sequence[Feeds], whole: WholeModel
 ) -> tuple[tuple[UploadWay, ...], tuple[Refusal, ...]]:
     """Return every way to upload the input that suits its kind, and why the others do not.
 
     Args:
         feeds: samples, one request each.
         whole: times of the whole model.
-        tail: name of the whole model on the server.
     """
-    ways = [_upload("raw", "raw", _mean_sizes(feeds, "raw"), whole, tail, coded_s=(0.0, 0.0))]
+    ways = [_upload(RAW_WAY, "raw", _mean_sizes(feeds, "raw"), whole, coded_s=(0.0, 0.0))]
     refusals = []
     pixels = _find_pixels(feeds)
     if pixels is None:
@@ -86,16 +86,16 @@ def find_uploads(
         )
     else:
         name, images = pixels
-        ways.append(_coded_input("uint8", name, images, feeds, whole, tail))
-        tried = [_try_media(codec, name, images, feeds, whole, tail) for codec in (JPEG, WEBP)]
+        ways.append(_coded_input("uint8", name, images, feeds, whole))
+        tried = [_try_media(codec, name, images, feeds, whole) for codec in (JPEG, WEBP)]
         ways += [one for one in tried if isinstance(one, UploadWay)]
         refusals += [one for one in tried if isinstance(one, Refusal)]
     series = None if pixels is not None else _find_series(feeds)
     if series is not None:
         name, codes = series
-        ways.append(_coded_input("delta", name, codes, feeds, whole, tail))
+        ways.append(_coded_input("delta", name, codes, feeds, whole))
         if codes[0].shape[-1] >= _LEAST_AUDIO_SAMPLES and codes[0].size == codes[0].shape[-1]:
-            one = _try_media(OPUS, name, _as_audio(name, feeds), feeds, whole, tail)
+            one = _try_media(OPUS, name, _as_audio(name, feeds), feeds, whole)
             if isinstance(one, UploadWay):
                 ways.append(one)
             else:
@@ -108,7 +108,6 @@ def _upload(
     coding: str,
     sizes: tuple[SentTensor, ...],
     whole: WholeModel,
-    tail: str,
     *,
     coded_s: tuple[float, float],
     media: dict[str, str] | None = None,
@@ -123,7 +122,7 @@ def _upload(
             upload_bytes=upload,
             download_bytes=whole.output_bytes + MESSAGE_BYTES + TENSOR_BYTES * whole.outputs,
         ),
-        tail=tail,
+        tail=f"{name}.tail",
         media=media or {},
         compression="zstd" if has_zstd else "identity",
     )
@@ -139,7 +138,7 @@ def _mean_sizes(feeds: Sequence[Feeds], coding: str) -> tuple[SentTensor, ...]:
 
 
 def _coded_input(
-    coding: str, name: str, codes: Sequence[Array], feeds: Sequence[Feeds], whole: WholeModel, tail: str
+    coding: str, name: str, codes: Sequence[Array], feeds: Sequence[Feeds], whole: WholeModel
 ) -> UploadWay:
     """Return the way that sends one input in codes, the others raw."""
     size = float(np.mean([compressed_bytes(one) for one in codes]))
@@ -148,20 +147,20 @@ def _coded_input(
         SentTensor(name, coding, one.raw_bytes, size) if one.name == name else one
         for one in _mean_sizes(feeds, "raw")
     )
-    return _upload(coding, coding, sizes, whole, tail, coded_s=(spent_s, spent_s))
+    return _upload(coding, coding, sizes, whole, coded_s=(spent_s, spent_s))
 
 
 def _try_media(
-    codec: str, name: str, arrays: Sequence[Array], feeds: Sequence[Feeds], whole: WholeModel, tail: str
+    codec: str, name: str, arrays: Sequence[Array], feeds: Sequence[Feeds], whole: WholeModel
 ) -> UploadWay | Refusal:
     try:
-        return _media(codec, name, arrays, feeds, whole, tail)
+        return _media(codec, name, arrays, feeds, whole)
     except EdgekitError as cause:  # another shape, or a library that is not installed
         return Refusal(codec, f"{cause}.")
 
 
 def _media(
-    codec: str, name: str, arrays: Sequence[Array], feeds: Sequence[Feeds], whole: WholeModel, tail: str
+    codec: str, name: str, arrays: Sequence[Array], feeds: Sequence[Feeds], whole: WholeModel
 ) -> UploadWay:
     """Return the way that sends one input as a media file; its tail is a model that decodes first."""
     from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
@@ -177,7 +176,7 @@ def _media(
         SentTensor(name, codec, one.raw_bytes, size) if one.name == name else one
         for one in _mean_sizes(feeds, "raw")
     )
-    return _upload(codec, "uint8", sizes, whole, tail, coded_s=(encode_s, decode_s), media={name: codec})
+    return _upload(codec, "uint8", sizes, whole, coded_s=(encode_s, decode_s), media={name: codec})
 
 
 def _find_pixels(feeds: Sequence[Feeds]) -> tuple[str, list[NDArray[np.uint8]]] | None:

@@ -58,21 +58,25 @@ _ENDINGS: Final = (".json", ".html")
               help="Link from edge to server, for --tiers 3.")  # fmt: skip
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path), default=Path("plans"), show_default=True,
-    help="Folder for the plan as HTML and JSON.",
+    help="Folder for the plan as HTML and JSON, and for the package that carries it.",
 )  # fmt: skip
+@click.option("--key", default="default", show_default=True, help="Signing key of `edgekit keys`.")
 @click.option("--seconds", type=click.FloatRange(min=0.1), default=10.0, show_default=True,
               help="How long each machine measures.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def command(model: Path, *, output: Path, as_json: bool, **options: Any) -> None:
+def command(model: Path, *, output: Path, as_json: bool, key: str, **options: Any) -> None:
     """Compare every way to run MODEL (.onnx or .edgepkg) between a device and a server.
 
     All on the device, the input sent raw or in the fair codec of its kind, and the best cuts, each over a
-    range of bandwidths: as a table, a page, and JSON.
+    range of bandwidths: as a table, a page, and JSON. Of an .edgepkg that was planned on two machines, a new
+    package carries the plans and their submodels.
     """
     import json
 
     from edgekit_offload.planning.planner import plan
+    from edgekit_offload.planning.realise import MeasuredCuts
     from edgekit_runtime.dataclass_json import to_plain
+    from edgekit_toolkit.commands.offload.plan_package import attach, with_warning
     from edgekit_toolkit.commands.offload.plan_request import read_inputs
     from edgekit_toolkit.commands.offload.plan_table import print_plan
     from edgekit_toolkit.commands.progress import ProgressBar
@@ -84,6 +88,11 @@ def command(model: Path, *, output: Path, as_json: bool, **options: Any) -> None
         result = plan(inputs, progress.show)
         progress.show("writing")
         written = _write(result, output, model.name.removesuffix(model.suffix))
+        if model.suffix == ".edgepkg" and isinstance(inputs.realise, MeasuredCuts):
+            splits = inputs.realise.splits
+            written.append(attach(model, result, splits, output, key))
+            left_out = [one.name for one in result.table.plans if one.tail and one.name not in splits]
+            result = with_warning(result, left_out)
     if as_json:
         click.echo(json.dumps(to_plain(result)))
     else:

@@ -1,0 +1,45 @@
+"""The package that carries a plan: whole model, submodels and cut table, signed again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from edgekit_offload.partition.split import SplitModels
+from edgekit_offload.planning.result import PlanningResult
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.system.paths import find_keys_folder
+from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.packaging.submodels import attach_plans
+
+
+def attach(
+    path: Path, result: PlanningResult, splits: Mapping[str, SplitModels], folder: Path, key: str
+) -> Path:
+    """Write a package with the plans of the cut table that were extracted, and return its path.
+
+    Args:
+        path: the package that was planned.
+        result: the plan.
+        splits: name of a plan -> its submodels.
+        folder: for the new package.
+        key: name of the signing key.
+
+    Raises:
+        PackageError: the package cannot be trusted.
+        CutError: a submodel does not run.
+        OutputError: the package cannot be written.
+    """
+    plans = tuple(one for one in result.table.plans if one.tail is None or one.name in splits)
+    table = replace(result.table, plans=plans)
+    used = {one.name: splits[one.name] for one in plans if one.name in splits}
+    with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
+        return attach_plans(package, used, table, folder=folder, sign=load_signer(key))
+
+
+def with_warning(result: PlanningResult, left_out: Sequence[str]) -> PlanningResult:
+    """Return the plan with a warning that names the plans that the package does not carry."""
+    if not left_out:
+        return result
+    text = f"The package does not carry {', '.join(left_out)}: uploads in a coding are not extracted yet."
+    return replace(result, warnings=(*result.warnings, text))
