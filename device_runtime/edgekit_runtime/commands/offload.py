@@ -2,8 +2,12 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from edgekit_runtime.commands.command import Outcome
+from edgekit_runtime.commands.command import Outcome, seconds
+from edgekit_runtime.errors import ConfigError
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -16,6 +20,20 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Read one job from the standard input, measure it here, and print the result as JSON.",
     )
     measuring.set_defaults(run=run_measure, json=True)
+    server = parts.add_parser("server", help="set the server that this device may use")
+    server.add_argument("url", metavar="URL", help="such as https://edge-box:8443")
+    server.add_argument("--token-file", metavar="FILE", help="file with the token of the server")
+    server.add_argument("--ca-file", metavar="FILE", help="PEM file of the authority of its certificate")
+    server.add_argument("--prefer", choices=("latency", "energy"), help="(default: as the package says)")
+    server.add_argument("--deadline", type=seconds, metavar="S", help="latency that is good enough")
+    server.add_argument("--json", action="store_true", help="print one JSON object")
+    server.set_defaults(run=run_server)
+    off = parts.add_parser("off", help="run everything on this device; sessions that are open go on")
+    off.add_argument("--json", action="store_true", help="print one JSON object")
+    off.set_defaults(run=run_off)
+    status = parts.add_parser("status", help="show which plan each session runs, and why")
+    status.add_argument("--json", action="store_true", help="print one JSON object")
+    status.set_defaults(run=run_status)
 
 
 def run_measure(_: argparse.Namespace) -> Outcome:
@@ -25,3 +43,56 @@ def run_measure(_: argparse.Namespace) -> Outcome:
 
     job, blobs = read_job(sys.stdin.buffer)
     return Outcome(to_plain(measure(job, blobs)), ())
+
+
+def run_server(arguments: argparse.Namespace) -> Outcome:
+    """Store the server."""
+    from edgekit_runtime.remote.offload_options import OffloadOptions, write_offload_options
+
+    try:
+        options = OffloadOptions(
+            arguments.url,
+            _absolute(arguments.token_file),
+            _absolute(arguments.ca_file),
+            arguments.prefer,
+            arguments.deadline,
+        )
+    except ValueError as cause:
+        raise ConfigError(str(cause)) from cause
+    options.read_token()
+    path = write_offload_options(options)
+    document = {"server": options.server, "file": str(path)}
+    return Outcome(document, [f"packages with a cut table use {options.server} from their next start"])
+
+
+def run_off(_: argparse.Namespace) -> Outcome:
+    """Remove the server."""
+    from edgekit_runtime.remote.offload_options import write_offload_options
+
+    path = write_offload_options(None)
+    return Outcome({"server": None, "file": str(path)}, ["models run on this device from their next start"])
+
+
+def run_status(_: argparse.Namespace) -> Outcome:
+    """Show the sessions that offload."""
+    from edgekit_runtime.remote.offload_options import read_offload_options
+    from edgekit_runtime.remote.offload_status import read_statuses
+
+    options = read_offload_options()
+    sessions = read_statuses()
+    server = None if options is None else options.server
+    lines = [f"server: {server or 'none'}", *(line for one in sessions for line in _describe(one))]
+    return Outcome({"server": server, "sessions": sessions}, lines)
+
+
+def _describe(session: dict[str, Any]) -> Iterator[str]:
+    yield f"{session['model']} (process {session['process']}): {session['plan']}: {session['reason']}"
+    if session["device"]:
+        yield f"  {session['device']}"
+    yield "  " + ", ".join(f"{count} {how}" for how, count in session["counts"].items())
+    for switch in session["switches"]:
+        yield f"  was switched to {switch}"
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).resolve())

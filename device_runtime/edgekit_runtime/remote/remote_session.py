@@ -45,7 +45,8 @@ _RECENT: Final = 8  # runs of this device that its load is taken from
 _RECONSIDER: Final = 16  # local runs between two choices while nothing else changed
 _SLACK_S: Final = 2e-3
 _SLACK: Final = 0.25  # of what a reply may be late, as a share of its prediction
-_MOST_WAIT: Final = 0.3  # the same as a share of the local run
+_EARLY_WAIT: Final = 0.1  # a hedge sooner than this share of the local run gains little
+_MOST_WAIT: Final = 0.3  # what a reply may be late at most, as a share of the local run
 _MOST_WAIT_S: Final = 15e-3
 _LEAST_BYTES: Final = 1500  # acknowledged: less is a link that carries nothing
 _PROBE_SHARE: Final = 20  # time between two probes, as a multiple of what one took
@@ -430,7 +431,7 @@ class RemoteSession:
 
     def _allow_s(self, expected_s: float, local_s: float) -> float:
         """Return how long to wait for a reply before the local run begins."""
-        late_s = max(_SLACK * expected_s, _SLACK_S, 4 * self._spread_s)
+        late_s = max(_SLACK * expected_s, _SLACK_S, _EARLY_WAIT * local_s, 4 * self._spread_s)
         if self._credit_s >= local_s:
             late_s = min(late_s, max(_SLACK_S, _MOST_WAIT * local_s + _MOST_WAIT_S))
         else:

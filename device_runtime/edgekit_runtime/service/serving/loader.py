@@ -256,11 +256,13 @@ def _prove(
 
     instances = open_instances(open_one, options.instances)
     try:
-        _check(golden, instances[0], f"{package.path}: variant '{variant}'")
+        # Of a session that may offload, what this device computes by itself.
+        proved = [getattr(one, "local", None) or one for one in instances]
+        _check(golden, proved[0], f"{package.path}: variant '{variant}'")
         max_batch = options.scheduling.max_batch
-        if max_batch > 1 and not rows_are_independent(instances[0], golden.inputs):
+        if max_batch > 1 and not rows_are_independent(proved[0], golden.inputs):
             max_batch = 1
-        warm_runs = warm_up(instances, golden.inputs, max_batch=max_batch)
+        warm_runs = warm_up(proved, golden.inputs, max_batch=max_batch)
     except BaseException:
         unload(instances)
         raise

@@ -1,0 +1,111 @@
+"""Servers that lie, stall and die: every answer is right all the same."""
+
+import dataclasses
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.remote.hostile_server import HostileServer, Misbehave, http, tensor_reply
+from tests.remote.offload_parts import LOCAL, RAW, X, Y, offloading, set_server, wait_until, write_offloaded
+from tests.runtime.conftest import PackageMaker
+
+
+def stall(server: HostileServer, client: socket.socket, right: bytes) -> None:
+    server.over.wait(20)
+
+
+def drip(server: HostileServer, client: socket.socket, right: bytes) -> None:
+    for byte in tensor_reply(right):
+        client.sendall(bytes([byte]))
+        if server.over.wait(0.05):
+            return
+
+
+def die_halfway(server: HostileServer, client: socket.socket, right: bytes) -> None:
+    client.sendall(tensor_reply(right)[:-3])
+    client.shutdown(socket.SHUT_RDWR)
+
+
+def say(reply: bytes) -> Misbehave:
+    return lambda server, client, right: reply
+
+
+NAN = np.full((1, 2), np.nan, np.float32).tobytes()
+FAULTS: dict[str, Misbehave] = {
+    "stalls": stall,
+    "drips": drip,
+    "dies halfway": die_halfway,
+    "dies": lambda server, client, right: None,
+    "other shape": lambda server, client, right: tensor_reply(right, shape=[2, 1]),
+    "more rows": lambda server, client, right: tensor_reply(right * 2),
+    "other dtype": lambda server, client, right: tensor_reply(right, datatype="INT32"),
+    "other name": lambda server, client, right: tensor_reply(right, name="z"),
+    "NaN": say(tensor_reply(NAN)),
+    "empty tensor": say(tensor_reply(b"", shape=[1, 2])),
+    "short tensor": lambda server, client, right: tensor_reply(right[:4], shape=[1, 2]),
+    "more than it states": lambda server, client, right: http(
+        tensor_reply(right).partition(b"\r\n\r\n")[2] + b"more",
+        fields=tensor_reply(right).decode("latin-1").split("\r\n")[1] + "\r\n",
+    ),
+    "empty 200": say(http(b"")),
+    "no JSON": say(http(b"\xff" * 100)),
+    "another protocol": say(b"220 mail.example ESMTP\r\n" * 20),
+    "huge length": say(http(b"", length=1 << 50)),
+    "redirect": say(http(b"", "307 Temporary Redirect", "Location: http://127.0.0.1:1/\r\n")),
+    "overloaded": say(http(b"{}", "503 Busy", "Retry-After: 3600\r\n")),
+    "other version": say(http(b'{"error":"no such model"}', "404 Not Found")),
+    "lies about its time": lambda server, client, right: tensor_reply(
+        right, "Server-Timing: compute;dur=1e308, queue;dur=nan\r\nEndpoint-Load-Metrics: TEXT x=,=\r\n"
+    ),
+}
+
+
+@pytest.fixture
+def server() -> Iterator[HostileServer]:
+    server = HostileServer()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faulty_server_never_changes_an_answer(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer, fault: str
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    with offloading(maker, path) as session:
+
+        def is_used() -> bool:
+            np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+            session._device.clear()  # this device seems as slow as the table says
+            return session.counts.remote > 0 and session.decision().plan.name == "raw"
+
+        wait_until(is_used, "the server is not used")
+        before = dataclasses.replace(session.counts)
+        server.misbehave = FAULTS[fault]
+        for factor in range(1, 6):
+            np.testing.assert_allclose(session.run({"x": X * factor})["y"], Y * factor)
+        if fault != "lies about its time":
+            noticed = session.counts.failed + session.counts.hedged
+            assert noticed > before.failed + before.hedged
+            assert session.counts.remote == before.remote
+
+
+def test_server_that_computes_something_else_is_never_used(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    server.misbehave = lambda server, client, right: tensor_reply(
+        (np.frombuffer(right, np.float32) + 1).tobytes()
+    )
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    with offloading(maker, path) as session:
+        assert session.wait_for_probe(30)
+        for _ in range(5):
+            np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+        assert session.counts.remote == 0
+        assert "something else" in session.decision().reason
