@@ -13,9 +13,10 @@ from edgekit_offload.planning import planner
 from edgekit_offload.planning.capacity import MAX_DEVICES, devices_per_server
 from edgekit_offload.planning.costs import PowerModel
 from edgekit_offload.planning.envelope import Grid
+from edgekit_offload.planning.leakage import MAX_DB
 from edgekit_offload.planning.planner import PlanInputs, plan
-from edgekit_offload.planning.realise import MeasuredCuts
-from edgekit_offload.planning.result import PlanningResult, Refusal
+from edgekit_offload.planning.realise import MeasuredCuts, leakage_of
+from edgekit_offload.planning.result import PlanningResult, Refusal, SentTensor
 from edgekit_offload.profiling.machine import Machine
 from edgekit_offload.profiling.model_profile import KernelTime, ModelProfile, digest_model
 from edgekit_runtime.dataclass_json import from_plain, to_plain
@@ -274,7 +275,7 @@ def test_cuts_are_extracted_and_measured_as_they_are() -> None:
     cuts = [way for way in result.ways if way.kind == "cut"]
     assert cuts
     assert {way.label for way in cuts} == {"measured"}
-    assert set(measured.splits) == {way.name for way in cuts}
+    assert set(measured.splits) == {"raw", *(way.name for way in cuts)}
     for way in cuts:
         assert way.plan.costs.is_measured
         split = measured.splits[way.name]
@@ -284,3 +285,14 @@ def test_cuts_are_extracted_and_measured_as_they_are() -> None:
             assert way.plan.accuracy_change == 0.0
             sent_bytes = sum(one.size_bytes or 0 for one in split.sent)
             assert way.plan.costs.upload_bytes <= sent_bytes + 500  # and what describes it
+
+
+def test_leakage_of_the_input_itself_is_total_and_that_of_a_cut_is_measured() -> None:
+    content = narrowing_model(16, 64)
+    leakage_db = leakage_of(content, noise(16, 64, count=30))
+    whole = leakage_db([SentTensor("t0", "raw", 1.0, 1.0)])
+    cut = leakage_db([SentTensor("t1", "int8", 1.0, 1.0)])
+    assert whole == MAX_DB
+    assert cut < 30.0  # noise of 65,536 values cannot be rebuilt from 256
+    with pytest.raises(CutError, match="at least 20"):
+        leakage_of(content, noise(16, 64, count=3))([SentTensor("t1", "int8", 1.0, 1.0)])

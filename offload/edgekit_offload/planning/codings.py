@@ -82,15 +82,29 @@ def measure_codings(
 
 def encode(array: Array, family: str) -> Array:
     """Return a tensor as it is sent: int8 or packed 4-bit codes with one scale a sample, or as it is."""
-    if family == "raw" or array.dtype.kind != "f" or array.size < _LEAST_VALUES:
+    if not _is_coded(array, family):
         return array
-    most = 127 if family == "int8" else 7
-    scale = float(np.abs(array).max()) / most or 1.0
-    codes = np.rint(array / scale).astype(np.int8)
+    codes = np.rint(array / _scale(array, family)).astype(np.int8)
     if family == "int8":
         return codes
     flat = np.append(codes.ravel(), np.zeros(codes.size % 2, np.int8)) & 0xF
     return np.asarray(flat[0::2] | flat[1::2] << 4, np.uint8)
+
+
+def restore(array: Array, family: str) -> Array:
+    """Return a tensor as the server has it after decoding."""
+    if not _is_coded(array, family):
+        return array
+    scale = _scale(array, family)
+    return np.asarray(np.rint(array / scale) * scale, array.dtype)
+
+
+def _is_coded(array: Array, family: str) -> bool:
+    return family in ("int8", "int4") and array.dtype.kind == "f" and array.size >= _LEAST_VALUES
+
+
+def _scale(array: Array, family: str) -> float:
+    return float(np.abs(array).max()) / (127 if family == "int8" else 7) or 1.0
 
 
 def compressed_bytes(array: Array) -> int:

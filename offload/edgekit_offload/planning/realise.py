@@ -6,20 +6,22 @@ nothing.
 
 import contextlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import numpy as np
+import onnx
 import onnxruntime
 
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.source_model import SourceModel
 from edgekit_offload.partition.split import WEIGHTS_PATH, Part, SplitModels, split_model, whole_upload
-from edgekit_offload.planning.codings import Feeds, compressed_bytes, median_s, open_model
+from edgekit_offload.planning.codings import Feeds, compressed_bytes, median_s, open_model, restore
 from edgekit_offload.planning.costs import MESSAGE_BYTES, TENSOR_BYTES
+from edgekit_offload.planning.leakage import MAX_DB, measure_leakage
 from edgekit_offload.planning.planner import CutCandidate, Realised
-from edgekit_offload.planning.result import Label, Refusal
+from edgekit_offload.planning.result import Label, Refusal, SentTensor
 from edgekit_offload.planning.ways import RAW_WAY, UploadWay
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_models
 from edgekit_runtime.errors import CutError
@@ -169,6 +171,33 @@ class MeasuredCuts:
             [WEIGHTS_PATH], [memoryview(self.content)], [len(self.content)]
         )
         return open_model(part.content, settings)
+
+
+def leakage_of(content: bytes, feeds: Sequence[Feeds]) -> Callable[[Sequence[SentTensor]], float]:
+    """Return what measures how well an attacker rebuilds the first input from sent tensors, in dB.
+
+    Args:
+        content: the ONNX model.
+        feeds: samples, one request each; the attacker knows most of them.
+    """
+
+    def measure(sent: Sequence[SentTensor]) -> float:
+        if {one.name for one in sent} & set(feeds[0]):  # the input itself, at most in another coding
+            return MAX_DB
+        proto = onnx.load_from_string(content)
+        known = {one.name for one in proto.graph.output}
+        names = [one.name for one in sent]
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
+        session = open_model(proto.SerializeToString())
+        rows = [session.run(names, dict(one)) for one in feeds]
+        tensors = [
+            np.concatenate([restore(row[place], one.coding) for row in rows])
+            for place, one in enumerate(sent)
+        ]
+        first = next(iter(feeds[0]))
+        return measure_leakage(np.concatenate([one[first] for one in feeds]), tensors).lower_bound_db
+
+    return measure
 
 
 def _kind(cut: CutCandidate) -> Literal["raw", "int8", "int4"]:

@@ -13,7 +13,7 @@ import onnx
 from edgekit_offload.planning.costs import PowerModel
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.planner import MAX_SAMPLES, PlanInputs
-from edgekit_offload.planning.realise import MeasuredCuts
+from edgekit_offload.planning.realise import MeasuredCuts, leakage_of
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile
 from edgekit_runtime.errors import ModelError, PackageError
@@ -27,6 +27,7 @@ from edgekit_toolkit.evaluation.batch_inference import package_decoding
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.samples.source import open_data
 
+_LEAKAGE_SAMPLES: Final = 400  # of which most are known to the attacker
 _POINTS: Final = 9  # of a range of bandwidths
 _MAX_POINTS: Final = 64
 _RANGE = re.compile(r"([0-9.]+)\.\.([0-9.]+)")
@@ -93,7 +94,8 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         bits_per_s, rtt_s = _number(match[1], "--edge-link") * 1e6, _number(match[2], "--edge-link") / 1e3
         edge_link = LinkState(bits_per_s, bits_per_s, rtt_s)
         edge = _profile(options["edge"], name, content, options["seconds"], progress)
-    feeds = _read_samples(model, content, options["samples"])
+    samples = _read_samples(model, content, options["samples"])
+    feeds = samples[:MAX_SAMPLES]
     limit_ms, most_db = options["latency_limit"], options["max_leak"]
     return PlanInputs(
         name, content,
@@ -102,6 +104,7 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         grid, feeds, options["objective"], power, None if limit_ms is None else limit_ms / 1e3,
         options["requests_per_s"], memory, tuple(options["keep_on_device"]), edge, edge_link,
         realise=_measured_cuts(content, feeds, options), most_leakage_db=most_db,
+        leakage_db=None if most_db is None else leakage_of(content, samples),
     )  # fmt: skip
 
 
@@ -181,4 +184,4 @@ def _read_samples(model: Path, content: bytes, path: Path) -> list[dict[str, Arr
         with read_package(model, TrustStore.from_folder(find_keys_folder())) as package:
             decoding = package_decoding(package)
     source = open_data(path, specs, decoding=decoding)
-    return [dict(feeds) for feeds, _ in islice(source.stream(1), MAX_SAMPLES)]
+    return [dict(feeds) for feeds, _ in islice(source.stream(1), _LEAKAGE_SAMPLES)]
