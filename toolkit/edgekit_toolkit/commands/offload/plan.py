@@ -20,8 +20,8 @@ _ENDINGS: Final = (".json", ".html")
     help="A profile of `edgekit offload profile`, or a machine to profile now: local, local@20%, ssh:HOST.",
 )  # fmt: skip
 @click.option(
-    "--server", required=True, metavar="PROFILE|MACHINE|URL",
-    help="The same of the server, or the URL of a server that serves this model.",
+    "--server", required=True, metavar="PROFILE|MACHINE",
+    help="The same of the server.",
 )  # fmt: skip
 @click.option(
     "--bandwidth", default="1..100", show_default=True, metavar="MBIT/S",
