@@ -7,6 +7,7 @@ import telemetry_off  # noqa: F401
 
 import json
 import socket
+import ssl
 import sys
 import time
 from typing import Any
@@ -18,10 +19,28 @@ from edgekit_runtime import Client
 from edgekit_runtime.errors import EdgekitError
 
 
+class SendClock:
+    """Time that the client spends in `send`, which is what some estimate bandwidth from."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        plain = ssl.SSLSocket.sendall
+
+        def timed(connection: ssl.SSLSocket, data: Any, flags: int = 0) -> None:
+            begin = time.perf_counter()
+            try:
+                plain(connection, data, flags)
+            finally:
+                self.seconds += time.perf_counter() - begin
+
+        ssl.SSLSocket.sendall = timed  # type: ignore[method-assign]
+
+
 class Runner:
     """Ways to run models, by hand: a head here, a tail there."""
 
     def __init__(self) -> None:
+        self.send_clock = SendClock()
         self.client: Client | None = None
         self.ways: dict[str, tuple[onnxruntime.InferenceSession | None, list[str], str | None]] = {}
         self.feeds: dict[str, np.ndarray] = {}
@@ -67,6 +86,7 @@ class Runner:
     def run(self, name: str) -> dict[str, Any]:
         """Run one request."""
         head, names, tail = self.ways[name]
+        self.send_clock.seconds = 0.0
         begin, begin_cpu = time.perf_counter(), time.process_time()
         try:
             tensors = self.feeds
@@ -82,7 +102,12 @@ class Runner:
             float(np.abs(tensors[key] - right).max(initial=0.0))
             for key, right in zip(self.outputs, self.expected, strict=True)
         )
-        return {"s": end - begin, "cpu_s": end_cpu - begin_cpu, "is_right": wrong <= self.tolerance}
+        return {
+            "s": end - begin,
+            "cpu_s": end_cpu - begin_cpu,
+            "send_s": self.send_clock.seconds,
+            "is_right": wrong <= self.tolerance,
+        }
 
     def rounds(
         self, ways: list[str], seconds: float, least: int, way_seconds: float
