@@ -29,8 +29,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from edgekit_runtime.remote.choose import Decision, choose
-from edgekit_runtime.remote.link_estimate import Exchange, LinkEstimate
 
 from edgekit_offload.emulation.traces import TRACE_KINDS, make_trace
 from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan
@@ -71,16 +69,21 @@ class EdgekitRule:
     name = "edgekit"
 
     def __init__(self, table: CutTable, link: LinkState) -> None:
+        from edgekit_runtime.remote.choose import choose
+        from edgekit_runtime.remote.link_estimate import Exchange, LinkEstimate
+
+        self._choose, self._exchange = choose, Exchange
         self._table, self._estimate = table, LinkEstimate()
-        self._decision: Decision | None = None
+        self._decision: Any = None
         now_s = time.monotonic()
         self._estimate.note_round_trip(now_s, link.rtt_s)
-        self._estimate.note(now_s, Exchange(1e6, 0.0, 8e6 / link.up_bits_per_s + link.rtt_s, 0.0))
+        self._estimate.note(now_s, self._exchange(1e6, 0.0, 8e6 / link.up_bits_per_s + link.rtt_s, 0.0))
 
     def choose(self, link: LinkState) -> OffloadPlan:  # noqa: ARG002  # only the oracle looks at it
         conditions = Conditions(self._estimate.state(time.monotonic()))
-        self._decision = choose(self._table, conditions, self._decision)
-        return self._decision.plan
+        self._decision = self._choose(self._table, conditions, self._decision)
+        plan: OffloadPlan = self._decision.plan
+        return plan
 
     def note(self, plan: OffloadPlan, found: Mapping[str, Any]) -> None:
         if plan.tail is not None and "error" not in found:
@@ -88,7 +91,7 @@ class EdgekitRule:
             moving_s = found["s"] - costs.device_s
             self._estimate.note(
                 time.monotonic(),
-                Exchange(costs.upload_bytes, costs.download_bytes, moving_s, costs.server_s),
+                self._exchange(costs.upload_bytes, costs.download_bytes, moving_s, costs.server_s),
             )
 
     @property
