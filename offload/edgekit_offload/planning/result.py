@@ -43,6 +43,7 @@ class Certificate:
         bandwidth_mbit_s, rtt_ms: the link at which this holds.
         server_slowdown: the load at which this holds.
         unit: of cost and bound.
+        splits_only: whether it is the cheapest only of the placements with a kernel on each side.
     """
 
     proof: str
@@ -54,6 +55,7 @@ class Certificate:
     rtt_ms: float
     server_slowdown: float = 1.0
     unit: Literal["s", "J"] = "s"
+    splits_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

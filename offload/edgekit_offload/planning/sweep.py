@@ -5,7 +5,7 @@ sought where all on one side would be cheaper, so that the plan can show what th
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
@@ -119,7 +119,7 @@ def find_cuts(
         for condition in dict.fromkeys(shown):
             split = _find_split(cuts, _with_both_sides(costs, coding, condition, goal, kept), goal, few)
             if split is not None and (coding, split.tiers) not in found:
-                certificate = _certify(split, condition, goal, few)
+                certificate = replace(_certify(split, condition, goal, few), splits_only=True)
                 found[coding, split.tiers] = FoundCut(coding, split.tiers, certificate)
     return tuple(found.values())
 

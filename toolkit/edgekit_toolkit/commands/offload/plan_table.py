@@ -35,7 +35,7 @@ def print_plan(result: PlanningResult, console: Console, written: Sequence[Path]
     print_section(console, title, rows)
     print_section(console, "What each does", [(way.name, way.explanation) for way in result.ways])
     proofs = [(way.name, _certificate(way)) for way in result.ways if way.certificate is not None]
-    print_section(console, "Proof that no cut is cheaper", proofs)
+    print_section(console, "Proof, by sums over kernels", proofs)
     print_section(console, "What to make of it", [(one,) for one in result.sentences])
     print_section(console, "Not offered", [(one.name, one.reason) for one in result.refusals])
     print_section(console, "Warnings", [(one,) for one in result.warnings])
@@ -57,6 +57,7 @@ def _certificate(way: Way) -> str:
     if found is None:
         return ""
     how = f"all {found.placements} placements tried" if found.placements else f"bound by {found.proof}"
+    how += ", cheapest with a kernel on each side" if found.splits_only else ""
     return f"{how}, gap {found.gap:.2g}, at {found.bandwidth_mbit_s:g} Mbit/s and {found.rtt_ms:g} ms"
 
 
