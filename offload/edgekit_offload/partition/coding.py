@@ -22,23 +22,31 @@ _LEVELS: Final[Mapping[str, int]] = {"int8": 255, "int4": 15}
 _LEAST_STEP: Final = 1e-30  # a constant tensor has no range to divide by
 _REDUCE_BY_INPUT: Final = 18  # opset from which on the axes of a reduction are an input
 _CUMSUM: Final = 11
+_IMAGE_CHANNELS: Final = (1, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class Lattice:
-    """Values that stand for integer codes: `values[c, code - lowest]` in channel c.
+    """Values that stand for integer codes: `step[c] * code + offset[c]` in channel c, nearly.
 
     Attributes:
-        values: float32 [channels or 1, codes]: what each code stands for.
-        lowest: the smallest code.
+        step, offset: float64 [channels or 1].
+        lowest, highest: range of the codes.
         axis: axis of the channels.
+        table: float32 [channels or 1, codes]: the value of each code to the last bit, from `lowest` on; None
+            where there are more than 256, then the line above is rounded to float32.
         time_axis: axis along which neighbours differ least.
+        is_exact: whether coding restored every sample to the last bit.
     """
 
-    values: NDArray[np.float32]
-    lowest: int = 0
+    step: NDArray[np.float64]
+    offset: NDArray[np.float64]
+    lowest: int
+    highest: int
     axis: int = 0
+    table: NDArray[np.float32] | None = None
     time_axis: int = 1
+    is_exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +145,13 @@ def code_tensor(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | N
         return None
     if coding.kind in _LEVELS:
         return _by_range(spec, coding, sizes, opset)
-    raise CutError(f"coding '{coding.kind}' is not known")
+    lattice = coding.lattices.get(spec.name)
+    if lattice is None:
+        raise CutError(
+            f"coding '{coding.kind}': tensor {spec.name!r} was not calibrated; its values are not known to be"
+            " codes, so send it as raw or int8"
+        )
+    return _by_lattice(spec, coding, lattice, opset)
 
 
 def _by_range(spec: TensorSpec, coding: Coding, sizes: Sequence[int], opset: int) -> CodedTensor:
@@ -197,3 +211,86 @@ def _unpack(nodes: Nodes, packed: str, count: int) -> str:
     if count % 2:
         flat = nodes.add("Gather", [flat, nodes.constant(range(count), np.int64)], axis=1)
     return flat
+
+
+def _by_lattice(spec: TensorSpec, coding: Coding, lattice: Lattice, opset: int) -> CodedTensor:
+    """Codes of data that were integers before a preprocessing; values beyond their range are clipped."""
+    sizes = [size for size in spec.shape[1:] if isinstance(size, int)]
+    if len(sizes) + 1 != len(spec.shape):
+        raise CutError(f"coding '{coding.kind}': tensor {spec.name!r} has shape {list(spec.shape)}")
+    code_type = "uint8" if coding.kind in ("uint8", "pixels") else "int16"
+    name = f"{spec.name}.{coding.kind if coding.kind in ('pixels', 'samples') else 'codes'}"
+    head, tail = Nodes(f"{spec.name}.encode", opset), Nodes(f"{spec.name}.decode", opset)
+    per_axis = [1] * len(spec.shape)
+    per_axis[lattice.axis] = len(lattice.step)
+    offset, step = (np.reshape(one, per_axis) for one in (lattice.offset, lattice.step))
+    codes = head.add("Div", [head.add("Sub", [spec.name, head.constant(offset)]), head.constant(step)])
+    codes = head.round(codes)
+    codes = head.add("Max", [codes, head.constant(lattice.lowest)])
+    codes = head.add("Min", [codes, head.constant(lattice.highest)])
+    shape = _lay_out(sizes, coding)
+    if coding.kind == "delta":
+        codes = _differences(head, head.cast(codes, TensorProto.INT32), lattice.time_axis, sizes)
+    if shape.permutation:
+        codes = head.add("Transpose", [codes], perm=shape.permutation)
+    if shape.sizes != sizes and not shape.permutation:
+        codes = head.reshape(codes, shape.sizes)
+    head.cast(codes, TensorProto.UINT8 if code_type == "uint8" else TensorProto.INT16, name)
+
+    back = name
+    if shape.permutation:
+        back = tail.add("Transpose", [back], perm=[int(one) for one in np.argsort(shape.permutation)])
+    elif shape.sizes != sizes:
+        back = tail.reshape(back, sizes)
+    if coding.kind == "delta":
+        if opset < _CUMSUM:
+            raise CutError(f"coding 'delta' needs opset {_CUMSUM}, the model has {opset}; convert it")
+        axis = tail.constant(lattice.time_axis, np.int64)
+        back = tail.add("CumSum", [tail.cast(back, TensorProto.INT32), axis])
+    restored = _values(tail, back, lattice, per_axis, f"{spec.name}.restored")
+    sent = TensorSpec(name, code_type, (spec.shape[0], *shape.sizes))
+    return CodedTensor((sent,), head, tail, restored)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    sizes: list[int]
+    permutation: list[int] | None = None
+
+
+def _lay_out(sizes: list[int], coding: Coding) -> _Layout:
+    """The layout that a codec takes: [N, H, W, C] of photographs, [N, T] of sound."""
+    if coding.kind == "samples":
+        return _Layout([int(np.prod(sizes))])
+    if (
+        coding.kind == "pixels"
+        and len(sizes) == 3
+        and sizes[0] in _IMAGE_CHANNELS
+        and sizes[2] not in _IMAGE_CHANNELS
+    ):
+        return _Layout([*sizes[1:], sizes[0]], [0, 2, 3, 1])
+    return _Layout(sizes)
+
+
+def _differences(nodes: Nodes, codes: str, axis: int, sizes: Sequence[int]) -> str:
+    """Each code without the one before it along an axis; the first stays."""
+    length = sizes[axis - 1]
+    if length < 2:
+        return codes
+    first = nodes.add("Gather", [codes, nodes.constant([0], np.int64)], axis=axis)
+    left = nodes.add("Gather", [codes, nodes.constant(range(length - 1), np.int64)], axis=axis)
+    right = nodes.add("Gather", [codes, nodes.constant(range(1, length), np.int64)], axis=axis)
+    return nodes.add("Concat", [first, nodes.add("Sub", [right, left])], axis=axis)
+
+
+def _values(nodes: Nodes, codes: str, lattice: Lattice, per_axis: Sequence[int], output: str) -> str:
+    """What codes stand for: out of the table, or by the line."""
+    if lattice.table is None:
+        scaled = nodes.add(
+            "Mul", [nodes.cast(codes, TensorProto.FLOAT), nodes.constant(np.reshape(lattice.step, per_axis))]
+        )
+        return nodes.add("Add", [scaled, nodes.constant(np.reshape(lattice.offset, per_axis))], output)
+    channels, count = lattice.table.shape
+    rows = np.reshape(np.arange(channels) * count - lattice.lowest, per_axis)
+    places = nodes.add("Add", [nodes.cast(codes, TensorProto.INT32), nodes.constant(rows, np.int32)])
+    return nodes.add("Gather", [nodes.constant(lattice.table.reshape(-1)), places], output, axis=0)

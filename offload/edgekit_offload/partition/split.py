@@ -126,7 +126,8 @@ def _sides(whole: SourceModel, device_nodes: Collection[int]) -> tuple[list[int]
     if wrong := [index for index in device_nodes if not 0 <= index < count]:
         raise CutError(f"cut: node {wrong[0]} is not in the model, which has {count}")
     on_device = set(device_nodes) - whole.constant_nodes
-    moving = [index for index in range(count) if index not in whole.constant_nodes]
+    # What no output needs runs nowhere: a server would get tensors for it, and give nothing.
+    moving = [index for index in _needed(whole) if index not in whole.constant_nodes]
     device = [index for index in moving if index in on_device]
     server = [index for index in moving if index not in on_device]
     if not server:
@@ -140,6 +141,18 @@ def _sides(whole: SourceModel, device_nodes: Collection[int]) -> tuple[list[int]
                     " on the server; data flows from the device to the server only"
                 )
     return device, server
+
+
+def _needed(whole: SourceModel) -> list[int]:
+    """Nodes that an output depends on, in the order of the file."""
+    needed: set[int] = set()
+    waiting = list(whole.outputs)
+    while waiting:
+        index = whole.writer.get(waiting.pop())
+        if index is not None and index not in needed:
+            needed.add(index)
+            waiting += whole.proto.graph.node[index].input
+    return sorted(needed)
 
 
 def _crossing(whole: SourceModel, device: Sequence[int], server: Sequence[int]) -> list[str]:

@@ -1,0 +1,130 @@
+"""Finds the codes behind values that were integers before a preprocessing: pixels, samples of a sensor.
+
+A preprocessing such as `(pixel - mean) / std` leaves at most 256 values in each channel. Where samples show
+that, codes of 8 bits carry them without a loss.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_offload.partition.coding import Lattice
+
+SOUND: Final = Lattice(np.array([2.0**-15]), np.array([0.0]), -32768, 32767)
+"""16-bit samples of sound in -1..1."""
+_TOLERANCE: Final = 0.02  # of a step: what the roundings of a preprocessing in float32 leave
+_MAX_DIVISOR: Final = 8  # codes that samples show may all be multiples of a few steps apart
+_BYTE: Final = 255
+_INT16: Final = 32767
+_MAX_CHANNELS: Final = 4
+_IMAGE_RANK: Final = 4
+
+
+def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
+    """Return the 8-bit codes behind values, or None if there are more than 256 of them.
+
+    A code that no sample shows gets the value on the line through the others, which may differ from that of
+    the preprocessing in the last bit.
+
+    Args:
+        samples: float32 [samples, ...]; the channels of images are axis 1 or the last one.
+    """
+    for axis in _channel_axes(samples.shape):
+        channels = [samples] if axis == 0 else list(np.moveaxis(samples, axis, 0))
+        grids = [_find_grid(np.unique(one), _BYTE) for one in channels]
+        found = [one for one in grids if one is not None]
+        if len(found) < len(channels):
+            continue
+        step = np.array([one[0] for one in found])
+        offset = np.array([_align(low, width, count) for width, low, count in found])
+        table = [_fill(np.unique(one), s, o) for one, s, o in zip(channels, step, offset, strict=True)]
+        return Lattice(step, offset, 0, _BYTE, axis=axis, table=np.array(table, np.float32))
+    return None
+
+
+def find_series(samples: NDArray[np.float32]) -> Lattice:
+    """Return 16-bit codes for a series; `is_exact` says whether they restore all samples to the last bit.
+
+    Values that lie on no grid are rounded to a 30,000th of their range.
+
+    Args:
+        samples: float32 [samples, ...].
+    """
+    values = np.unique(samples)
+    time_axis = 1 + int(np.argmin([_roughness(samples, axis) for axis in range(1, samples.ndim)]))
+    # Differences must fit 16 bits, so the codes have 15.
+    grid = _find_grid(values, _INT16 - 1)
+    if grid is None:
+        low, high = float(values[0]), float(values[-1])
+        step = max((high - low) / 30_000, 1e-30)
+        grid = (step, low, 30_000)
+    step, low, count = grid
+    slack = (_INT16 - 1 - count) // 2
+    lattice = Lattice(
+        np.array([step]), np.array([low]), -slack, count + slack, time_axis=time_axis, is_exact=False
+    )
+    codes = np.floor((values - np.float32(low)) / np.float32(step) + np.float32(0.5))
+    restored = codes.astype(np.float32) * np.float32(step) + np.float32(low)
+    is_exact = bool(np.array_equal(restored, values))
+    return Lattice(
+        lattice.step, lattice.offset, lattice.lowest, lattice.highest, time_axis=time_axis, is_exact=is_exact
+    )
+
+
+def _channel_axes(shape: tuple[int, ...]) -> Sequence[int]:
+    """Axis 0 stands for one grid for all values; then those axes that may be channels."""
+    if len(shape) != _IMAGE_RANK:
+        return (0,)
+    return (0, *(axis for axis in (1, 3) if shape[axis] <= _MAX_CHANNELS))
+
+
+def _find_grid(values: NDArray[np.float32], most: int) -> tuple[float, float, int] | None:
+    """Step, smallest value and number of steps of a grid on which sorted values lie; None without one."""
+    if not np.isfinite(values).all() or len(values) < 2 or len(values) > most + 1:
+        return None
+    wide = values.astype(np.float64)
+    least = float(np.diff(wide).min())
+    for divisor in range(1, _MAX_DIVISOR + 1):
+        step = least / divisor
+        # The step is refined from near values to far ones: its error counts once for each step.
+        for reach in (8, 64, 512, 4096, most + 1):
+            codes = (wide - wide[0]) / step
+            near = codes <= reach
+            rounded = np.rint(codes)
+            if np.abs(codes - rounded)[near].max() > 0.25:
+                break
+            if near.sum() > 1:
+                step = float((wide[near] - wide[0]) @ rounded[near] / (rounded[near] @ rounded[near]))
+        codes = (wide - wide[0]) / step
+        count = round(float(codes[-1]))
+        if count <= most and np.abs(codes - np.rint(codes)).max() <= _TOLERANCE:
+            return step, float(wide[0]), count
+    return None
+
+
+def _align(low: float, step: float, count: int) -> float:
+    """The value of code 0, where samples do not show all 256 codes.
+
+    Preprocessings of pixels give 0 or nearly opposite values at both ends, so these are tried first.
+    """
+    slack = _BYTE - count
+    from_zero = low / step
+    if abs(from_zero - round(from_zero)) <= _TOLERANCE and 0 <= round(from_zero) <= slack:
+        return low - round(from_zero) * step
+    centred = round((low + _BYTE * step / 2) / step)
+    return low - min(max(centred, 0), slack) * step
+
+
+def _fill(values: NDArray[np.float32], step: float, offset: float) -> NDArray[np.float32]:
+    """The value of each of 256 codes: as the samples have it, or on the line."""
+    table = (np.arange(_BYTE + 1) * step + offset).astype(np.float32)
+    table[np.rint((values.astype(np.float64) - offset) / step).astype(np.int64)] = values
+    return table
+
+
+def _roughness(samples: NDArray[np.float32], axis: int) -> float:
+    if samples.shape[axis] < 2:
+        return float("inf")
+    return float(np.abs(np.diff(samples, axis=axis)).mean())

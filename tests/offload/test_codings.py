@@ -1,0 +1,117 @@
+"""Codings of tensors: what is restored, and how near it is."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.offload.onnx_models import model_of
+
+from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
+from edgekit_offload.partition.coding import Coding
+from edgekit_offload.partition.split import SplitModels, whole_upload
+from edgekit_runtime.errors import CutError
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+
+PREPROCESSINGS = {
+    "pixel/255": lambda x: x / np.float32(255),
+    "pixel/127.5-1": lambda x: x / np.float32(127.5) - np.float32(1),
+    "(pixel-127)/128": lambda x: (x - np.float32(127)) / np.float32(128),
+    "mean and std": lambda x: (
+        (x / np.float32(255) - np.array([0.485, 0.456, 0.406], np.float32))
+        / np.array([0.229, 0.224, 0.225], np.float32)
+    ),
+}
+
+
+def upload_identity(shape: tuple[int, ...], coding: Coding) -> SplitModels:
+    """A model that returns its input, uploaded whole."""
+    return whole_upload(model_of([("Identity", ["x"], ["y"])], {"x": ("N", *shape)}, ["y"]), coding)
+
+
+def send(
+    split: SplitModels, x: NDArray[np.float32]
+) -> tuple[Mapping[str, NDArray[np.generic]], NDArray[np.float32]]:
+    """What is sent for `x`, and what the tail makes of it."""
+    assert split.head is not None
+    sent = OrtSession(split.head.content, OrtOptions(threads=1)).run({"x": x})
+    return sent, OrtSession(split.tail.content, OrtOptions(threads=1)).run(sent)["y"]
+
+
+@pytest.mark.parametrize("kind", ["uint8", "pixels"])
+@pytest.mark.parametrize("channels_first", [False, True])
+@pytest.mark.parametrize("name", PREPROCESSINGS)
+def test_pixels_behind_a_preprocessing_come_back_to_the_last_bit(
+    name: str, channels_first: bool, kind: str
+) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (6, 20, 24, 3)).astype(np.float32)
+    x = PREPROCESSINGS[name](pixels)
+    x = np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if channels_first else x
+    lattice = find_bytes(x[:4])
+    assert lattice is not None
+    sent, restored = send(upload_identity(x.shape[1:], Coding(kind, {"x": lattice})), x)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(restored, x)
+    (codes,) = sent.values()
+    expected = pixels if kind == "pixels" or not channels_first else pixels.transpose(0, 3, 1, 2)
+    np.testing.assert_array_equal(codes, expected.astype(np.uint8))
+
+
+def test_series_on_a_grid_comes_back_to_the_last_bit() -> None:
+    steps = np.random.default_rng(2).integers(-9, 10, (5, 3, 64)).cumsum(2)
+    x = (steps * np.float32(0.125) + np.float32(2)).astype(np.float32)
+    lattice = find_series(x)
+    assert lattice.is_exact
+    assert lattice.time_axis == 2
+    sent, restored = send(upload_identity((3, 64), Coding("delta", {"x": lattice})), x)
+    assert sent["x.codes"].dtype == np.int16
+    np.testing.assert_array_equal(restored, x)
+
+
+def test_series_off_a_grid_is_near() -> None:
+    x = np.random.default_rng(3).normal(size=(4, 2, 50)).astype(np.float32)
+    lattice = find_series(x)
+    assert not lattice.is_exact
+    _, restored = send(upload_identity((2, 50), Coding("delta", {"x": lattice})), x)
+    # Half a step of a 30,000th of the range, and the last bits of float32.
+    np.testing.assert_allclose(restored, x, rtol=0, atol=np.ptp(x) / 60_000 * 1.01 + 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (3, 5, 5), (1, 1, 1)])
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize(("kind", "levels"), [("int8", 255), ("int4", 15)])
+def test_codes_with_a_range_are_half_a_step_away_at_most(
+    kind: str, levels: int, per_channel: bool, shape: tuple[int, ...]
+) -> None:
+    x = np.random.default_rng(4).normal(size=(3, *shape)).astype(np.float32) * np.float32(
+        [[9], [1], [0]]
+    ).reshape(3, *[1] * len(shape))
+    _, restored = send(upload_identity(shape, Coding(kind, per_channel=per_channel)), x)  # type: ignore[arg-type]
+    rows = x.reshape(3, -1)
+    half = np.ptp(rows, axis=1) / levels / 2
+    apart = np.abs(restored.reshape(3, -1) - rows).max(axis=1)
+    assert (apart <= half * 1.001 + 1e-6).all()  # the last bits of float32
+
+
+def test_rows_do_not_depend_on_their_neighbours() -> None:
+    x = np.random.default_rng(5).normal(size=(4, 3, 6, 6)).astype(np.float32)
+    split = upload_identity((3, 6, 6), Coding("int8"))
+    together = send(split, x)[1]
+    alone = np.concatenate([send(split, row[None])[1] for row in x])
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_values_that_are_no_codes_have_no_lattice() -> None:
+    assert find_bytes(np.random.default_rng(6).normal(size=(4, 3, 20, 20)).astype(np.float32)) is None
+
+
+def test_coding_without_calibration_is_refused() -> None:
+    with pytest.raises(CutError, match="not calibrated"):
+        upload_identity((3, 4, 4), Coding("uint8"))
+
+
+def test_sound_goes_as_16_bit_samples() -> None:
+    x = (np.random.default_rng(7).integers(-32768, 32768, (2, 1, 400)) / 32768).astype(np.float32)
+    sent, restored = send(upload_identity((1, 400), Coding("samples", {"x": SOUND})), x)
+    assert sent["x.samples"].dtype == np.int16
+    assert sent["x.samples"].shape == (2, 400)
+    np.testing.assert_array_equal(restored, x)
