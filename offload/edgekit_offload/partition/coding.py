@@ -228,7 +228,7 @@ def _by_lattice(spec: TensorSpec, coding: Coding, lattice: Lattice, opset: int) 
     codes = head.round(codes)
     codes = head.add("Max", [codes, head.constant(lattice.lowest)])
     codes = head.add("Min", [codes, head.constant(lattice.highest)])
-    shape = _lay_out(sizes, coding)
+    shape = _layout_of(sizes, coding)
     if coding.kind == "delta":
         codes = _differences(head, head.cast(codes, TensorProto.INT32), lattice.time_axis, sizes)
     if shape.permutation:
@@ -258,7 +258,7 @@ class _Layout:
     permutation: list[int] | None = None
 
 
-def _lay_out(sizes: list[int], coding: Coding) -> _Layout:
+def _layout_of(sizes: list[int], coding: Coding) -> _Layout:
     """The layout that a codec takes: [N, H, W, C] of photographs, [N, T] of sound."""
     if coding.kind == "samples":
         return _Layout([int(np.prod(sizes))])
