@@ -8,6 +8,7 @@ import onnx
 import onnx.parser
 import pytest
 
+from edgekit_offload.partition.split import split_model
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels, time_models
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile, write_profile
 from edgekit_offload.profiling.planning_graph import join_profiles
@@ -111,3 +112,13 @@ def test_quantized_model_is_cut_at_its_8_bit_tensors() -> None:
     assert "rq" in joined.graph.tensors
     assert not {"r", "rf", "a"} & set(joined.graph.tensors)
     assert joined.tensor_bytes["rq"] == 4 * 8 * 8
+
+
+def test_split_over_an_8_bit_skip_sends_what_the_joined_graph_says() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (float[4] y)'
+        " <float s = {0.5}, int8 z = {0}>"
+        " { q = QuantizeLinear(x, s, z) f = DequantizeLinear(q, s, z) a = Sigmoid(f) y = Add(a, f) }"
+    )
+    split = split_model(model.SerializeToString(), {0, 1, 2})
+    assert {spec.name: spec.dtype for spec in split.sent} == {"q": "int8", "a": "float32"}

@@ -140,7 +140,20 @@ def _sides(whole: SourceModel, device_nodes: Collection[int]) -> tuple[list[int]
                     f"cut: node {index} on the device reads {name!r}, which node {whole.writer[name]} makes"
                     " on the server; data flows from the device to the server only"
                 )
-    return device, server
+    return device, sorted({*server, *_widening(whole, device, server)})
+
+
+def _widening(whole: SourceModel, device: Sequence[int], server: Sequence[int]) -> set[int]:
+    """DequantizeLinear nodes of the device that the server runs too: it gets the 8 bits that they read."""
+    read = {name for index in server for name in whole.proto.graph.node[index].input}
+    found = set()
+    for index in device:
+        node = whole.proto.graph.node[index]
+        if node.op_type != "DequantizeLinear" or set(node.output) & set(whole.outputs):
+            continue
+        if node.output[0] in read and all(whole.is_constant(name) for name in node.input[1:] if name):
+            found.add(index)
+    return found
 
 
 def _needed(whole: SourceModel) -> list[int]:
