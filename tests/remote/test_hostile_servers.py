@@ -11,6 +11,9 @@ from tests.remote.hostile_server import HostileServer, Misbehave, http, tensor_r
 from tests.remote.offload_parts import LOCAL, RAW, X, Y, offloading, set_server, wait_until, write_offloaded
 from tests.runtime.conftest import PackageMaker
 
+from edgekit_runtime.errors import SignatureError
+from edgekit_toolkit.packaging.signing_keys import StatementSigner
+
 
 def stall(server: HostileServer, client: socket.socket, right: bytes) -> None:
     server.over.wait(20)
@@ -109,3 +112,32 @@ def test_server_that_computes_something_else_is_never_used(
             np.testing.assert_allclose(session.run({"x": X})["y"], Y)
         assert session.counts.remote == 0
         assert "something else" in session.decision().reason
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_server_that_never_answers_or_is_not_there_leaves_all_local(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepts: bool
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        if not accepts:
+            listener.close()
+        set_server(tmp_path, monkeypatch, f"127.0.0.1:{port}")
+        with offloading(maker, path) as session:
+            assert session.wait_for_probe(30)
+            for _ in range(20):
+                np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+            assert session.counts.local == 20
+            assert "cannot be used" in session.decision().reason
+
+
+def test_cut_table_signed_by_a_stranger_is_refused(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_signer: StatementSigner
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(dataclasses.replace(maker, signer=other_signer), path, LOCAL, RAW)
+    set_server(tmp_path, monkeypatch, "127.0.0.1:9")
+    with pytest.raises(SignatureError), offloading(maker, path):
+        pass
