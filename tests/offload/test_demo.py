@@ -5,13 +5,16 @@ import json
 import math
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 from tests.offload.test_plan_page import body_of, section_of, text_of
-from tests.runtime.conftest import PackageMaker, maker  # noqa: F401  # a fixture
+from tests.runtime.conftest import WEIGHT, PackageMaker, maker  # noqa: F401  # a fixture
 from tests.runtime.slot_cases import write_keys
 from tests.service.tail_parts import Part, write_split
 
@@ -21,6 +24,7 @@ from edgekit_offload.demo.director import PHASES, DemoSetup, run_demo
 from edgekit_offload.demo.live_server import LiveServer
 from edgekit_offload.demo.recording import EDGEKIT, Begun, Phase, Recording, Request
 from edgekit_runtime.dataclass_json import to_plain
+from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.remote.cut_table import CUT_TABLE_NAME, CUT_TABLE_ROLE, CutTable, OffloadPlan, PlanCosts
 
 SHORT_S = 6.0
@@ -141,15 +145,25 @@ def test_model_of_the_demo_tells_its_images_apart() -> None:
     assert (INPUT, OUTPUT) == ("image", "scores")
 
 
-def make_setup(maker: PackageMaker, folder: Path) -> DemoSetup:  # noqa: F811
+class OffloadMaker(PackageMaker):
+    """Makes packages whose backend is `offload`."""
+
+    def manifest(self, artifacts: Mapping[str, bytes] | None = None, **changes: Any) -> Manifest:
+        plain = super().manifest(artifacts, **changes)
+        local = plain.backend
+        return replace(plain, backend=BackendChoice("offload", local.artifact, local.options, local))
+
+
+def make_setup(plain: PackageMaker, folder: Path) -> DemoSetup:
     """Return a demo of the linear model, which is uploaded whole."""
+    maker = OffloadMaker(plain.signer, plain.trust, plain.artifacts, plain.roles)  # noqa: F811
     x = np.array([[0.0, 1.0, 2.0, 3.0]], np.float32)
-    y = np.array([[34.0, 40.0]], np.float32)
-    part = Part("whole.tail", maker.artifacts["model.onnx"], {"x": x}, {"y": y})
+    part = Part("whole.tail", maker.artifacts["model.onnx"], {"x": x}, {"y": (x @ WEIGHT)})
     path = folder / "demo.edgepkg"
     (tail,) = write_split(maker, path, part)
+    # The server is faster by far, so that edgekit uses it while it is there.
     plans = (
-        OffloadPlan("local", PlanCosts(0.001)),
+        OffloadPlan("local", PlanCosts(0.5)),
         OffloadPlan("raw", PlanCosts(0.0, 0.001, 16.0, 8.0), tail=tail),
     )
     maker.artifacts[CUT_TABLE_NAME] = json.dumps(to_plain(CutTable(plans))).encode()
@@ -157,17 +171,16 @@ def make_setup(maker: PackageMaker, folder: Path) -> DemoSetup:  # noqa: F811
     write_split(maker, path, part)
     rows = np.array([[0, 1, 2, 3], [-1, 0, 0, -1], [3, 1, -5, 0]], np.float32)
     requests = folder / "requests.npz"
-    weight = np.array([[1, 2], [3, 4], [5, 6], [7, 8]], np.float32)
-    np.savez(requests, x=rows, classes=(rows @ weight).argmax(axis=1))
-    keys = write_keys(folder / "keys")
+    np.savez(requests, x=rows, classes=(rows @ WEIGHT).argmax(axis=1))
+    home = folder / "home"
+    home.mkdir()
+    write_keys(home / "keys")
 
     def serve(host: str, port: int) -> list[str]:
-        config = folder / "service.toml"
-        config.write_text(f'[listen]\nunix_socket = ""\nhost = "{host}"\nport = {port}\n', encoding="utf-8")
-        options = ["--tails", str(path), "--config", str(config), "--keys", str(keys)]
-        return [sys.executable, "-m", "edgekit_runtime.cli", "serve", *options]
+        options = ["--host", host, "--port", str(port), "--keys", str(home / "keys")]
+        return [sys.executable, "-m", "edgekit_toolkit", "offload", "serve", str(path), *options]
 
-    return DemoSetup(folder, path, keys, serve, "http", "", "", ("local", "raw"), requests, "y", "linear")
+    return DemoSetup(folder, path, home, serve, "http", "", "", ("local", "raw"), requests, "y", "linear")
 
 
 def test_every_phase_happens_without_a_wrong_answer_and_no_process_is_left(
@@ -188,6 +201,9 @@ def test_every_phase_happens_without_a_wrong_answer_and_no_process_is_left(
     for phase in alive:  # the last one may be under way when the server is killed
         assert all(math.isfinite(one) for one in recording.within(phase, "raw")[:-1])
     assert not any(math.isfinite(one) for one in recording.within(killed, "raw")[1:])
+    # A matrix product of 4 numbers is run faster than sent: edgekit stays local, and explains it.
+    assert {one.plan for one in recording.own} == {"local"}
+    assert "raw" in recording.own[0].reason
     assert len(states) > len(PHASES)
     assert children() == before
 

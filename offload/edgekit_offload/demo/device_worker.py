@@ -15,14 +15,19 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from edgekit_offload.demo.recording import EDGEKIT
-from edgekit_runtime.client.client import Client
+from edgekit_runtime.client.link import Address
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError, TransportError
 from edgekit_runtime.package.archive import OpenedPackage, read_package
+from edgekit_runtime.remote.choose import PlanChoice
 from edgekit_runtime.remote.cut_table import LOCAL, OffloadPlan, read_cut_table
+from edgekit_runtime.remote.offload_options import OffloadOptions, write_offload_options
+from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
+from edgekit_runtime.remote.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import Session, open_choice, open_session
 from edgekit_runtime.system.child_process import end_with_parent
+from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
 
@@ -40,9 +45,9 @@ class WorkerConfig:
 
     Attributes:
         package: path of the package with cut table and submodels.
-        keys: folder of the keys that may have signed it.
+        home: configuration folder of the device.
         server: `http://host:port` or `https://host:port`, as the device reaches it.
-        token: of the server; empty for none.
+        token_file: holds the token of the server; empty for none.
         ca_file: PEM file of the authority behind the server's certificate; empty for none.
         ways: names of the plans that are forced in turn.
         requests: path of a .npz: input name -> one request a row, and `classes`, the right answers.
@@ -50,17 +55,24 @@ class WorkerConfig:
     """
 
     package: str
-    keys: str
+    home: str
     server: str
-    token: str
+    token_file: str
     ca_file: str
     ways: tuple[str, ...]
     requests: str
     output: str
 
+    def read_token(self) -> str | None:
+        """Return the token of the server."""
+        return Path(self.token_file).read_text(encoding="ascii").strip() if self.token_file else None
+
 
 class ForcedWay:
-    """A plan that is run whatever the conditions are: without a choice, a fallback or hedging."""
+    """A plan that is run whatever the conditions are: without a choice, a fallback or hedging.
+
+    It uses the same connections and codings as edgekit's own session, so that only the choice differs.
+    """
 
     def __init__(self, package: OpenedPackage, plan: OffloadPlan, config: WorkerConfig) -> None:
         """Open what the plan runs on the device, and a connection for it.
@@ -72,12 +84,10 @@ class ForcedWay:
         self._head: Session | None = None
         if plan.head is not None:
             self._head = open_session(package.select_submodel(plan.head))
-        self._client = Client(
-            config.server,
-            token=config.token or None,
-            timeout_s=_FORCED_TIMEOUT_S,
-            ca_file=config.ca_file or None,
-        )
+        views = [package.select_submodel(one.name) for one in package.manifest.submodels]
+        self._tail = next(view.manifest for view in views if view.manifest.name == plan.tail)
+        address = Address.parse(config.server, config.ca_file or None)
+        self._server = OffloadServer(address, config.read_token())
 
     def ask(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the answer.
@@ -87,9 +97,16 @@ class ForcedWay:
         """
         sent = dict(inputs) if self._head is None else self._head.run(inputs)
         for name, codec in self._plan.media.items():
-            data = encode_media(MediaCodec.parse(codec), sent[name][0])
-            sent[name] = np.frombuffer(data, np.uint8)[None]
-        return self._client.infer(self._plan.tail or "", sent)
+            sent[name] = np.frombuffer(encode_media(MediaCodec.parse(codec), sent[name][0]), np.uint8)
+        tensors = {spec.name: sent[spec.name] for spec in self._tail.inputs}
+        fields, compression = self._server.fields, self._plan.compression
+        request = make_tail_request(self._tail.name, tensors, self._tail.outputs, compression, fields)
+        pending = self._server.send(request, _FORCED_TIMEOUT_S, lambda _pending, _reply: None)
+        pending.done.wait()
+        if pending.reply is None or pending.reply.outputs is None:
+            error = None if pending.reply is None else pending.reply.error
+            raise TransportError(f"the server gave no answer: {error}") from error
+        return pending.reply.outputs
 
 
 class Worker:
@@ -102,10 +119,17 @@ class Worker:
             EdgekitError: the package is not what the configuration says.
         """
         self._config = config
-        trust = TrustStore.from_folder(Path(config.keys))
+        # As `edgekit-device offload server URL` does on a device.
+        token_file, ca_file = config.token_file or None, config.ca_file or None
+        write_offload_options(OffloadOptions(config.server, token_file=token_file, ca_file=ca_file))
+        trust = TrustStore.from_folder(find_keys_folder())
         self._package = read_package(Path(config.package), trust)
-        self._session = open_session(self._package)
+        opened = open_session(self._package)
+        if not isinstance(opened, RemoteSession):
+            raise ConfigError(f"{config.package}: holds no plan that uses a server")
+        self._session = opened
         backend = self._package.manifest.backend
+        # Of the same package, so that both run in the same way.
         self._local = open_choice(self._package, backend.fallback or backend, None)
         table = read_cut_table(self._package)
         plans = {} if table is None else {plan.name: plan for plan in table.plans}
@@ -164,6 +188,7 @@ class Worker:
     def _ask(self, way: str, number: int) -> None:
         """Send one request, and write what came of it."""
         row = self._row(number)
+        before, remote = self._session.decision(), self._session.counts.remote
         begin_s = time.monotonic()
         try:
             answer = (self._session.run if way == EDGEKIT else self._ways[way])(row)
@@ -173,10 +198,11 @@ class Worker:
             time.sleep(_PAUSE_S)
             return
         latency_s = time.monotonic() - begin_s
+        is_remote = self._session.counts.remote > remote
         expected = int(self._classes[number % len(self._classes)])
         scores = answer.get(self._config.output)
         is_right = scores is not None and scores.size > expected and int(scores.argmax()) == expected
-        plan, reason = (way, "") if way != EDGEKIT else self._explain()
+        plan, reason = (way, "") if way != EDGEKIT else self._explain(before, is_remote=is_remote)
         self._write(
             {
                 "at_s": begin_s,
@@ -189,9 +215,11 @@ class Worker:
         )
         time.sleep(_PAUSE_S)
 
-    def _explain(self) -> tuple[str, str]:
-        """Return the plan that gave the last answer, and why it was chosen."""
-        return LOCAL, ""
+    def _explain(self, before: PlanChoice, *, is_remote: bool) -> tuple[str, str]:
+        """Return the plan that gave the last answer, and why."""
+        if is_remote or before.plan.tail is None:
+            return before.plan.name, before.reason
+        return LOCAL, f"{before.plan.name} gave no answer in time; {self._session.decision().reason}"
 
     def _write(self, record: Mapping[str, object]) -> None:
         print(json.dumps(record), flush=True)

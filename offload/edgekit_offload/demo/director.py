@@ -45,10 +45,10 @@ class DemoSetup:
     Attributes:
         folder: of its own, for files that the processes exchange.
         package: path of the signed package with cut table and submodels.
-        keys: folder of the keys that signed it.
+        home: configuration folder of the device, with the key that signed the package.
         serve: host and port -> command that serves the package's tails there.
         scheme: `http` or `https`, as `serve` serves.
-        token: of the server; empty for none.
+        token_file: holds the token of the server; empty for none.
         ca_file: PEM file of the authority behind the server's certificate; empty for none.
         ways: names of the plans that are measured beside edgekit, `local` first.
         requests: path of the requests, see `WorkerConfig`.
@@ -58,10 +58,10 @@ class DemoSetup:
 
     folder: Path
     package: Path
-    keys: Path
+    home: Path
     serve: Callable[[str, int], Sequence[str]]
     scheme: str
-    token: str
+    token_file: str
     ca_file: str
     ways: tuple[str, ...]
     requests: Path
@@ -94,7 +94,8 @@ def run_demo(
         port = _DEFAULT_PORT if bed.kind == "namespaces" else find_free_port()
         server = bed.spawn("server", setup.serve(bed.server_host, port))
         config = _configure(setup, *bed.reach(port))
-        device = bed.spawn("device", _python(_WORKER, str(config)))
+        home = f"EDGEKIT_HOME={setup.home}"
+        device = bed.spawn("device", ["env", home, *_python(_WORKER, str(config))])
         recording = Recording(setup.model, _describe_machine(share), bed.label, setup.ways, (), ())
         course = _Course(bed, server, device, config, recording, on_change)
         course.wait_ready()
@@ -118,9 +119,9 @@ def _configure(setup: DemoSetup, host: str, port: int) -> Path:
     """Write what the device's process needs; return the path."""
     config = WorkerConfig(
         str(setup.package),
-        str(setup.keys),
+        str(setup.home),
         f"{setup.scheme}://{host}:{port}",
-        setup.token,
+        setup.token_file,
         setup.ca_file,
         setup.ways,
         str(setup.requests),

@@ -35,7 +35,7 @@ def find_costliest(config: WorkerConfig) -> tuple[str, dict[str, Array]]:
     Raises:
         ConfigError: no plan of the package uses a server.
     """
-    with read_package(Path(config.package), TrustStore.from_folder(Path(config.keys))) as package:
+    with read_package(Path(config.package), TrustStore.from_folder(Path(config.home) / "keys")) as package:
         table = read_cut_table(package)
         plans = [
             plan
@@ -58,7 +58,7 @@ def find_costliest(config: WorkerConfig) -> tuple[str, dict[str, Array]]:
 
 
 def _ask_forever(config: WorkerConfig, address: str, name: str, inputs: Mapping[str, Array]) -> None:
-    client = Client(address, token=config.token or None, ca_file=config.ca_file or None)
+    client = Client(address, token=config.read_token(), ca_file=config.ca_file or None)
     while True:
         with contextlib.suppress(EdgekitError):  # refused or ended: this is load, not a measurement
             client.infer(name, inputs)

@@ -3,9 +3,9 @@
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 Event: TypeAlias = Literal["link", "load", "kill"]
 EDGEKIT: Final = "edgekit"
@@ -146,3 +146,19 @@ def percentile(values: Iterable[float], share: float) -> float | None:
     """Return the value below which `share` of all lie, or None where there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+def to_json(recording: Recording) -> dict[str, Any]:
+    """Return a recording as values of JSON, in which a latency without an answer is null."""
+    plain = asdict(recording)
+    for one in plain["requests"]:
+        if math.isinf(one["latency_s"]):
+            one["latency_s"] = None
+    oracles = [recording.oracle(phase) for phase in recording.begun]
+    return {
+        **plain,
+        "oracles": oracles,
+        "mean_to_oracle": recording.mean_to_oracle(),
+        "wrong": recording.wrong,
+        "switches": [asdict(one) for one in recording.switches()],
+    }
