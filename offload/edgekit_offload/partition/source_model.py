@@ -5,6 +5,7 @@ It refuses what cannot be cut: control flow, sizes that depend on data, weights 
 
 from collections.abc import Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,8 @@ from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 WHOLE_ONLY: Final = "it can only run whole: on the device, or on the server"
 MAX_MODEL_BYTES: Final = (1 << 31) - 1  # of a protobuf message; larger models keep weights in other files
+BATCH: Final = -1  # in a shape: as many as the request has
+_SHAPE_OPS: Final = frozenset({"Shape", "Size"})
 _LOG_FATAL_ONLY: Final = 4
 _RANDOM: Final = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
@@ -35,8 +38,13 @@ class SourceModel:
         inputs: names of the inputs that an application gives.
         outputs: names of the graph's outputs.
         writer: tensor -> index of the node that writes it.
-        constant_nodes: nodes that read weights alone. Each side that needs one has it, so they are never cut.
+        shapes: output of a Shape or Size node -> what it gives; its batch, if it has one, is `BATCH`. Each
+            side makes it from a batch of its own, so that a cut does not send a tensor for its shape alone.
+        constant_nodes: nodes that read weights and shapes alone. Each side that needs one has it, so they are
+            never cut.
     """
+
+    shapes: Mapping[str, NDArray[np.int64]] = MappingProxyType({})
 
     def __init__(self, content: bytes) -> None:
         """Read a model.
@@ -54,6 +62,8 @@ class SourceModel:
         self.inputs = tuple(value.name for value in graph.input if value.name not in self.weights)
         self.outputs = tuple(value.name for value in graph.output)
         self.writer = self._find_writers()
+        self.constant_nodes = self._find_constant_nodes()
+        self.shapes = self._find_shapes()
         self.constant_nodes = self._find_constant_nodes()
 
     def _find_writers(self) -> dict[str, int]:
@@ -76,17 +86,34 @@ class SourceModel:
                 writer[name] = index
         return writer
 
+    def _find_shapes(self) -> Mapping[str, NDArray[np.int64]]:
+        """Return the shapes that a model asks for, where they depend on nothing but the batch."""
+        nodes = [
+            node
+            for node in self.proto.graph.node
+            if node.op_type in _SHAPE_OPS and not set(node.output) & set(self.outputs)
+        ]
+        shapes = {}
+        for name in [node.output[0] for node in nodes if not self.is_constant(node.output[0])]:
+            one, two = (values[name] for values in self.samples)
+            if np.array_equal(one, two):
+                shapes[name] = one
+            elif one.ndim and (one[0], two[0]) == (1, 2) and np.array_equal(one[1:], two[1:]):
+                shapes[name] = np.concatenate([[BATCH], one[1:]])
+        return shapes
+
     def _find_constant_nodes(self) -> frozenset[int]:
         known = {"", *self.weights}
         found = set()
         for index, node in enumerate(self.proto.graph.node):
-            if node.op_type not in _RANDOM and all(name in known for name in node.input):
+            is_shape = bool(node.output) and node.output[0] in self.shapes
+            if node.op_type not in _RANDOM and (is_shape or all(name in known for name in node.input)):
                 known.update(node.output)
                 found.add(index)
         return frozenset(found)
 
     def is_constant(self, tensor: str) -> bool:
-        """Return whether a tensor depends on weights alone."""
+        """Return whether a tensor depends on weights and shapes alone."""
         return tensor in self.weights or self.writer.get(tensor) in self.constant_nodes
 
     def spec(self, tensor: str) -> TensorSpec:

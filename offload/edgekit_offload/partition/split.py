@@ -5,15 +5,17 @@ that the device makes itself. Large weights stay in the whole model's file; subm
 It does not decide where to cut (`planning`).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from edgekit_offload.partition.coding import RAW, CodedTensor, Coding, Nodes, code_tensor
-from edgekit_offload.partition.source_model import WHOLE_ONLY, SourceModel
+from edgekit_offload.partition.source_model import BATCH, WHOLE_ONLY, SourceModel
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
@@ -161,10 +163,11 @@ def _needed(whole: SourceModel) -> list[int]:
     needed: set[int] = set()
     waiting = list(whole.outputs)
     while waiting:
-        index = whole.writer.get(waiting.pop())
+        name = waiting.pop()
+        index = whole.writer.get(name)
         if index is not None and index not in needed:
             needed.add(index)
-            waiting += whole.proto.graph.node[index].input
+            waiting += [] if name in whole.shapes else whole.proto.graph.node[index].input
     return sorted(needed)
 
 
@@ -222,16 +225,22 @@ class _Builder:
         read = {name for index in indices for name in graph.node[index].input} | wanted
         read |= {name for nodes in after for node in nodes.nodes for name in node.input}
         constants = self._constants(read)
-        read |= {name for index in constants for name in graph.node[index].input}
+        shapes = sorted({graph.node[index].output[0] for index in constants} & {*whole.shapes})
+        copied = sorted({*indices, *constants} - {whole.writer[name] for name in shapes})
+        read |= {name for index in copied for name in graph.node[index].input}
         if inputs is None:
             inputs = [whole.spec(name) for name in whole.inputs if name in read]
+            if any(BATCH in whole.shapes[name] for name in shapes) and not _find_batch(inputs):
+                specs = [whole.spec(name) for name in whole.inputs]
+                inputs += [one for one in specs if _find_batch([one])][:1]
         part = onnx.ModelProto()
         part.CopyFrom(_without_graph(whole.proto))
         part.graph.name = graph.name or "part"
         for nodes in before:
             part.graph.node.extend(nodes.nodes)
             part.graph.initializer.extend(nodes.constants)
-        for index in sorted({*indices, *constants}):
+        _make_shapes(part.graph, {name: whole.shapes[name] for name in shapes}, inputs)
+        for index in copied:
             node = part.graph.node.add()
             node.CopyFrom(graph.node[index])
             for position, name in enumerate(node.input):
@@ -251,10 +260,11 @@ class _Builder:
         found: set[int] = set()
         waiting = list(read)
         while waiting:
-            index = self._whole.writer.get(waiting.pop())
+            name = waiting.pop()
+            index = self._whole.writer.get(name)
             if index is not None and index in self._whole.constant_nodes and index not in found:
                 found.add(index)
-                waiting += self._whole.proto.graph.node[index].input
+                waiting += [] if name in self._whole.shapes else self._whole.proto.graph.node[index].input
         return sorted(found)
 
     def _add_weights(self, part: onnx.ModelProto, read: set[str]) -> bool:
@@ -312,6 +322,37 @@ class _Builder:
             called = more
         del part.functions[:]
         part.functions.extend(bodies)
+
+
+def _find_batch(specs: Iterable[TensorSpec]) -> str | None:
+    """Return a tensor whose first axis is the batch, if one has it."""
+    return next((spec.name for spec in specs if spec.shape[:1] == ("N",)), None)
+
+
+def _make_shapes(
+    graph: onnx.GraphProto, shapes: Mapping[str, NDArray[np.int64]], inputs: Iterable[TensorSpec]
+) -> None:
+    """Add shapes to a part: constants, behind the batch of one of its inputs where they have one.
+
+    Raises:
+        CutError: no input has the batch.
+    """
+    free = {name: shape for name, shape in shapes.items() if BATCH in shape}
+    for name in shapes.keys() - free.keys():
+        graph.initializer.append(numpy_helper.from_array(shapes[name], name))
+    if not free:
+        return
+    batch = _find_batch(inputs)
+    if batch is None:
+        raise CutError(f"cut: the shape {min(free)!r} needs the batch, and nothing that is sent has it")
+    first = min(free)
+    own_shape, own_batch, zero = (f"{first}.{part}" for part in ("sent", "batch", "zero"))
+    graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.int64), zero))
+    graph.node.append(helper.make_node("Shape", [batch], [own_shape]))
+    graph.node.append(helper.make_node("Gather", [own_shape, zero], [own_batch]))
+    for name, shape in free.items():
+        graph.initializer.append(numpy_helper.from_array(shape[1:], f"{name}.rest"))
+        graph.node.append(helper.make_node("Concat", [own_batch, f"{name}.rest"], [name], axis=0))
 
 
 def _without_graph(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -61,7 +61,7 @@ def join_profiles(
         _check(profile, digest_model(content), machine)
     model = onnx.load_from_string(content)
     written = [{tensor for kernel in profile.kernels for tensor in kernel.writes} for profile in profiles]
-    dataflow = _Dataflow.of(model, set.intersection(*written), set.union(*written))
+    dataflow = _Dataflow.of(model, set.intersection(*written))
     groups = dataflow.group()
     graph = dataflow.make_graph(groups)
     sizes: dict[str, int] = {}
@@ -130,13 +130,12 @@ class _Dataflow:
     outputs: tuple[str, ...]
 
     @classmethod
-    def of(cls, model: onnx.ModelProto, common: Collection[str], written: Collection[str]) -> "_Dataflow":
+    def of(cls, model: onnx.ModelProto, common: Collection[str]) -> "_Dataflow":
         """Return the dataflow of a model.
 
         Args:
             model: the model.
             common: tensors that exist on every machine.
-            written: tensors that exist on any machine.
 
         Raises:
             CutError: the model has control flow.
@@ -161,8 +160,8 @@ class _Dataflow:
                     others |= needs[maker[tensor]][1]
                 elif tensor in maker or tensor in inputs:
                     tensors[tensor] = None
-            # The engine folded a Shape that it does not run: the shape was known.
-            is_constant = not tensors or (node.op_type in _SHAPE_OPS and not set(node.output) & set(written))
+            # Shapes depend on the batch at most, see `find_obstacle`, and each side makes them itself.
+            is_constant = not tensors or node.op_type in _SHAPE_OPS
             is_view = node.op_type in _VIEW_OPS and len(tensors) == 1 and not set(node.output) & set(common)
             if (is_constant or is_view) and not set(node.output) & set(outputs):
                 needs[number] = ({} if is_constant else tensors, {*others, number})
