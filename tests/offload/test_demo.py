@@ -203,7 +203,7 @@ def test_every_phase_happens_without_a_wrong_answer_and_no_process_is_left(
     assert not any(math.isfinite(one) for one in recording.within(killed, "raw")[1:])
     # A matrix product of 4 numbers is run faster than sent: edgekit stays local, and explains it.
     assert {one.plan for one in recording.own} == {"local"}
-    assert "raw" in recording.own[0].reason
+    assert all(one.reason for one in recording.own)
     assert len(states) > len(PHASES)
     assert children() == before
 

@@ -79,6 +79,16 @@ def test_small_body_or_lying_server_time_says_nothing_of_bandwidth() -> None:
     assert estimate.up_bits_per_s == pytest.approx(20e6, rel=1e-3)
 
 
+def test_one_late_small_reply_is_a_hiccup_and_two_are_a_slow_link() -> None:
+    estimate = estimate_of(20, 20)
+    late = Exchange(1_000, 100, 0.07, 0.0, 1e9)
+    estimate.note(3.0, late)
+    assert estimate.up_bits_per_s == pytest.approx(20e6, rel=1e-3)
+    estimate.note(4.0, late)
+    assert estimate.up_bits_per_s is not None
+    assert estimate.up_bits_per_s < 0.2e6
+
+
 def test_clock_that_jumps_leaves_a_usable_state() -> None:
     estimate = estimate_of(20, 20)
     for now_s in (1e9, -1e9, 5.0):

@@ -1,8 +1,8 @@
 """Estimates the link to a server from the requests that are sent anyway. A state machine without a clock.
 
 Bandwidth is what remains of a reply's time without the server's own time and the round trip. It falls at
-once and rises when a second sample agrees. It sends nothing, and never looks at how fast `send` returned:
-that only filled the buffers of this machine.
+once, or after two small replies, and rises when a second sample agrees. It sends nothing, and never looks at
+how fast `send` returned: that only filled the buffers of this machine.
 
 Source: docs/explanation/offload.md.
 """
@@ -20,6 +20,7 @@ _RISE: Final = 1.7  # a sample above this multiple waits for a second one
 _AGREE: Final = 2.0  # two such samples differ by less than this
 _LEAST_S: Final = 1e-3  # a transfer that took less says only that the link is not slower
 _LEAST_ROUND: Final = 0.25  # the same as a share of the round trip
+_SMALL_BYTES: Final = 4_000  # below, one late reply is a hiccup of a machine as often as a slow link
 _LEAST_BITS_PER_S: Final = 1e2
 _MOST_BITS_PER_S: Final = 1e11
 _STEPS: Final = 30  # of a bisection over nine decades, in logarithms
@@ -94,7 +95,8 @@ class LinkEstimate:
         if transfer < least_s:
             self._note_least(now_s, size_bytes * _BITS / least_s)
             return
-        self._note_rate(now_s, _solve_bandwidth(exchange, moving_s, rtt_s))
+        bits_per_s = _solve_bandwidth(exchange, moving_s, rtt_s)
+        self._note_rate(now_s, bits_per_s, is_small=size_bytes < _SMALL_BYTES)
 
     def note_cut_off(self, now_s: float, exchange: Exchange) -> None:
         """Take a request that was given up while it was sent: the link is not faster than this."""
@@ -122,12 +124,13 @@ class LinkEstimate:
         else:
             self.updated_s = now_s
 
-    def _note_rate(self, now_s: float, bits_per_s: float) -> None:
+    def _note_rate(self, now_s: float, bits_per_s: float, *, is_small: bool) -> None:
         estimate = self.up_bits_per_s
-        if estimate is None or bits_per_s < estimate * _DROP:
+        falls = estimate is not None and bits_per_s < estimate * _DROP
+        if estimate is None or (falls and not is_small):
             self._replace(now_s, (bits_per_s,))
             return
-        if bits_per_s > estimate * _RISE:
+        if falls or bits_per_s > estimate * _RISE:
             pending = self._pending
             if pending is None or not 1 / _AGREE < bits_per_s / pending < _AGREE:
                 self._pending, self.updated_s = bits_per_s, now_s

@@ -86,8 +86,8 @@ def _heading(recording: Recording) -> Markup:
     return el(
         "header",
         el("p", "edgekit offload · demo", class_="kicker"),
-        el("h1", recording.model),
-        el("p", recording.machine, class_="meta"),
+        el("h1", "A slow device, a server, and a link that changes"),
+        el("p", f"Running {recording.model}.", class_="meta"),
     )
 
 
@@ -149,7 +149,8 @@ def _latency(latency_s: float | None, *, best: bool = False) -> Markup:
 def _switches(recording: Recording) -> Markup:
     found = list(recording.switches())
     if not found:
-        text = "The plan did not change." if recording.own else "No request was answered yet."
+        own = recording.own
+        text = f"The plan did not change: {own[-1].reason}." if own else "No request was answered yet."
         return section("Why it switched", el("p", text), key="switches")
     rows = [
         el(

@@ -36,7 +36,7 @@ _SAMPLES: Final = 4  # that the plan is made with
 _PROFILE_S: Final = 1.0  # on each machine
 _REALISE_S: Final = 1.5  # on each machine
 _BANDWIDTHS_MBIT_S: Final = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
-_MOST_CUTS: Final = 2  # beside edgekit: each takes time from the others
+_MOST_CUTS: Final = 1  # each way takes time from the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def _package(
 
 
 def choose_ways(result: PlanningResult) -> list[Way]:
-    """Return the ways that the demo measures: local, the uploads as a photograph, and the best cuts."""
+    """Return the ways that the demo measures: local, the uploads as a photograph, and the best cut."""
     local = [way for way in result.ways if way.name == LOCAL]
     uploads = [way for way in result.ways if way.kind == "upload"]
     photos = [way for way in uploads if way.plan.media]
