@@ -36,6 +36,17 @@ def test_photograph_comes_back_in_its_shape_and_nearly_its_values(codec: str) ->
     assert np.abs(decoded.astype(int) - photo()).mean() < 4
 
 
+@pytest.mark.parametrize("codec", PHOTOS)
+def test_grey_photograph_comes_back_with_one_channel(codec: str) -> None:
+    grey = photo()[:, :, :1]
+    data = encode_media(MediaCodec.parse(codec), grey)
+    decoded = decode_media(MediaCodec.parse(codec), data, dtype="uint8", max_bytes=grey.size, channels=1)
+    assert decoded.shape == grey.shape
+    assert np.abs(decoded.astype(int) - grey).mean() < 4
+    with pytest.raises(DataError, match=f"{grey.size - 1} bytes"):
+        decode_media(MediaCodec.parse(codec), data, dtype="uint8", max_bytes=grey.size - 1, channels=1)
+
+
 def test_quality_decides_on_the_size() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     for name, low, high in (("jpeg", 30, 95), ("webp", 30, 95)):

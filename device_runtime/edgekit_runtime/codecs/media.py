@@ -27,7 +27,7 @@ _OPUS_RATES_HZ: Final = (8000, 12000, 16000, 24000, 48000)
 _OPUS_KBIT_S: Final = (6, 256)  # of one channel in libsndfile; its `compression_level` runs from high to low
 _MAX_SCANS: Final = 64  # of a progressive JPEG, each of which costs a pass over all pixels; encoders write 10
 _START_OF_SCAN: Final = b"\xff\xda"
-_CHANNELS: Final = 3
+_MODES: Final = {1: "L", 3: "RGB"}  # channels -> what Pillow calls them
 _MAX_DATA_BYTES: Final = 64 << 20
 
 
@@ -84,8 +84,8 @@ def encode_media(codec: MediaCodec, array: Array) -> bytes:
 
     Args:
         codec: what to write.
-        array: a photograph as uint8 [H, W, 3] in RGB, or one channel of sound as int16 [T] or float32 [T] in
-            -1..1.
+        array: a photograph as uint8 [H, W, 3] in RGB or [H, W, 1] in grey, or one channel of sound as
+            int16 [T] or float32 [T] in -1..1.
 
     Raises:
         DataError: the array is of another kind.
@@ -93,12 +93,12 @@ def encode_media(codec: MediaCodec, array: Array) -> bytes:
     """
     if codec.name == "opus":
         return _encode_sound(codec, array)
-    if array.dtype != np.uint8 or array.ndim != codec.rank or array.shape[2] != _CHANNELS or not array.size:
-        raise DataError(f"{codec.name}: got {array.dtype} {list(array.shape)}, expected uint8 [H, W, 3]")
+    if array.dtype != np.uint8 or array.ndim != codec.rank or array.shape[2] not in _MODES or not array.size:
+        raise DataError(f"{codec.name}: got {array.dtype} {list(array.shape)}, expected uint8 [H, W, 3 or 1]")
     image_type: Any = _need_pillow("Image")
     file = io.BytesIO()
     try:
-        image = image_type.fromarray(np.ascontiguousarray(array))
+        image = image_type.fromarray(np.ascontiguousarray(array if array.shape[2] > 1 else array[:, :, 0]))
         # Without subsampling of colours nothing but the quality decides; method 0 of WebP is the fast one.
         options = {"subsampling": 0} if codec.name == "jpeg" else {"method": 0}
         image.save(file, codec.name.upper(), quality=codec.quality, **options)
@@ -108,19 +108,25 @@ def encode_media(codec: MediaCodec, array: Array) -> bytes:
 
 
 def decode_media(
-    codec: MediaCodec, data: "bytes | memoryview", *, dtype: str, max_bytes: int = _MAX_DATA_BYTES
+    codec: MediaCodec,
+    data: "bytes | memoryview",
+    *,
+    dtype: str,
+    max_bytes: int = _MAX_DATA_BYTES,
+    channels: int = 3,
 ) -> Array:
-    """Return a photograph as [H, W, 3] in RGB, or sound as [T].
+    """Return a photograph as [H, W, channels], or sound as [T].
 
     Args:
         codec: what to read; its quality does not matter.
         data: a whole file.
         dtype: `uint8` of a photograph, `int16` or `float32` of sound.
         max_bytes: size limit of the array, and of the file.
+        channels: of a photograph: 3 in RGB, or 1 in grey.
 
     Raises:
-        DataError: the file is malformed, cut off, larger than `max_bytes`, of another format or with another
-            number of channels.
+        DataError: the file is malformed, cut off, larger than `max_bytes`, of another format or neither in
+            RGB nor in grey.
         BackendError: the library is not installed.
     """
     if len(data) > max_bytes + (1 << 16):
@@ -129,10 +135,10 @@ def decode_media(
         raise DataError(f"{codec.name}: cannot be decoded to {dtype}, only to {' or '.join(codec.dtypes)}")
     if codec.name == "opus":
         return _decode_sound(data, dtype, max_bytes)
-    return _decode_photograph(codec, bytes(data), max_bytes)
+    return _decode_photograph(codec, bytes(data), max_bytes, channels)
 
 
-def _decode_photograph(codec: MediaCodec, data: bytes, max_bytes: int) -> Array:
+def _decode_photograph(codec: MediaCodec, data: bytes, max_bytes: int, channels: int) -> Array:
     where = codec.name
     # Not through Image.open, which judges sizes by a limit of its own, and would try other formats.
     plugins: Any = _need_pillow("JpegImagePlugin" if codec.name == "jpeg" else "WebPImagePlugin")
@@ -142,20 +148,23 @@ def _decode_photograph(codec: MediaCodec, data: bytes, max_bytes: int) -> Array:
                 raise DataError(f"{where}: more than {_MAX_SCANS} scans")
             image = plugins.JpegImageFile(io.BytesIO(data))
         else:
-            _check_size(_read_webp_size(data), max_bytes, where)  # its reader takes memory at once
+            _check_size(
+                (*_read_webp_size(data), channels), max_bytes, where
+            )  # its reader takes memory at once
             image = plugins.WebPImageFile(io.BytesIO(data))
-        _check_size(image.size, max_bytes, where)
+        _check_size((*image.size, channels), max_bytes, where)
         if image.mode not in ("RGB", "L"):
             raise DataError(f"{where}: the photograph is {image.mode}, expected RGB")
-        return np.array(image.convert("RGB"))
+        pixels = np.array(image.convert(_MODES[channels]))
+        return pixels if channels > 1 else pixels[:, :, None]
     except (OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, struct.error) as cause:
         # Readers raise all of these for malformed files, SyntaxError for what is of another format.
         raise DataError(f"{where}: the photograph cannot be read: {cause}") from cause
 
 
-def _check_size(size: tuple[int, int], max_bytes: int, where: str) -> None:
-    width, height = size
-    if width * height * _CHANNELS > max_bytes:
+def _check_size(size: tuple[int, int, int], max_bytes: int, where: str) -> None:
+    width, height, channels = size
+    if width * height * channels > max_bytes:
         raise DataError(f"{where}: {width} x {height} pixels are more than {max_bytes} bytes, the limit")
 
 

@@ -90,7 +90,10 @@ class MediaSession:
         is_fixed = all(isinstance(size, int) for size in sizes)
         most_bytes = values * DTYPES[spec.dtype].itemsize if is_fixed else _MAX_BYTES
         try:
-            array = decode_media(codec, data.tobytes(), dtype=spec.dtype, max_bytes=most_bytes)
+            channels = 1 if sizes[-1] == 1 else 3
+            array = decode_media(
+                codec, data.tobytes(), dtype=spec.dtype, max_bytes=most_bytes, channels=channels
+            )
             array = array[None] if len(spec.shape) > codec.rank else array
             spec.check(array)
         except DataError as cause:

@@ -1,13 +1,14 @@
-"""Cuts as they are: extracted as real submodels, run on the samples, and timed on both machines in turn.
+"""Ways as they are: extracted as real submodels, run on the samples, and timed on both machines in turn.
 
-Sizes and changes of the answers come from real tensors, times from whole runs of head and tail. It chooses
+Sizes and changes of the answers come from real tensors and files, times from whole runs of head and tail.
+Compression and media codecs are timed on this machine, and scaled by the speed of the other one. It chooses
 nothing.
 """
 
-import contextlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Literal
 
 import numpy as np
@@ -22,24 +23,27 @@ from edgekit_offload.planning.costs import MESSAGE_BYTES, TENSOR_BYTES
 from edgekit_offload.planning.leakage import MAX_DB, measure_leakage
 from edgekit_offload.planning.planner import CutCandidate, Realised
 from edgekit_offload.planning.result import Label, Refusal, SentTensor
-from edgekit_offload.planning.ways import RAW_WAY, UploadWay
+from edgekit_offload.planning.ways import UploadWay
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_models
-from edgekit_runtime.errors import CutError
+from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
+from edgekit_runtime.errors import CutError, EdgekitError
 from edgekit_runtime.remote.cut_table import LOCAL, Compression, OffloadPlan, PlanCosts
 from edgekit_runtime.tensors import Array
 
 _LEAST_CLASSES: Final = 2
+_MOST_CHANGED: Final = 0.25  # of the answers, from which on a way is refused
+_LEAST_ANSWERS: Final = 10  # fewer say too little to refuse a way
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What the samples gave for a cut.
+    """What the samples gave for a way.
 
     Attributes:
-        tensors: of the first sample.
+        tensors: of the first sample, as the tail takes them.
         upload_bytes, download_bytes: bodies, the mean of the samples.
         compression: of the request.
-        compress_s: median time of compressing a request, on this machine.
+        encode_s, decode_s: median times of compressing, or of a media codec, on this machine.
         changed: share of the samples whose best class is another one; None for outputs that are no classes.
     """
 
@@ -47,13 +51,23 @@ class _Sent:
     upload_bytes: float
     download_bytes: float
     compression: Compression
-    compress_s: float
+    encode_s: float
+    decode_s: float
     changed: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Extracted:
+    """A way that works on the samples."""
+
+    plan: OffloadPlan
+    split: SplitModels
+    sent: _Sent
 
 
 @dataclass(slots=True)
 class MeasuredCuts:
-    """Extracts cuts and measures them; a `Realise` of the planner.
+    """Extracts cuts and uploads, and measures them; a `Realise` of the planner.
 
     Attributes:
         content: the ONNX model.
@@ -73,95 +87,131 @@ class MeasuredCuts:
     def __call__(
         self, uploads: Sequence[UploadWay], cuts: Sequence[CutCandidate]
     ) -> Mapping[str, Realised | Refusal]:
-        """Return what came of each cut, and the whole model timed beside them."""
+        """Return what came of each way, and the whole model timed beside them."""
         results: dict[str, Realised | Refusal] = {}
-        sent: dict[str, _Sent] = {}
-        wanted = [self._session(Part(self.content, (), (), False)).run(None, dict(one)) for one in self.feeds]
-        source = SourceModel(self.content) if cuts else None
-        for cut in cuts:
-            came = self._extract(cut, source, wanted)
-            if isinstance(came, Refusal):
-                results[cut.plan.name] = came
-            else:
-                self.splits[cut.plan.name], sent[cut.plan.name] = came
-        kept = [cut for cut in cuts if cut.plan.name in sent]
-        heads = [self._graph(self.splits[cut.plan.name].head, self.feeds[0]) for cut in kept]
-        tails = [self._graph(self.splits[cut.plan.name].tail, sent[cut.plan.name].tensors) for cut in kept]
+        extracted = self._extract_uploads(uploads, results) + self._extract_cuts(cuts, results)
+        self.splits |= {one.plan.name: one.split for one in extracted}
         whole = RunnableGraph(self.content, inputs=dict(self.feeds[0]))
-        on_device = time_models(self.device, [whole, *heads], seconds=self.seconds)
-        on_server = time_models(self.server, [whole, *tails], seconds=self.seconds)
+        # Ways of one coding share their parts, which are measured once.
+        heads = {id(one.split.head): self._graph(one.split.head, self.feeds[0]) for one in extracted}
+        tails = {id(one.split.tail): self._graph(one.split.tail, one.sent.tensors) for one in extracted}
+        heads.pop(id(None), None)
+        device_s = _time(self.device, whole, heads, self.seconds)
+        server_s = _time(self.server, whole, tails, self.seconds)
         session = open_model(self.content)
         here_s = median_s(lambda: session.run(None, dict(self.feeds[0])))
-        slowdown = on_device[0].seconds / here_s
         label: Label = "emulated" if "emulated" in (self.device.label, self.server.label) else "measured"
-        for number, cut in enumerate(kept):
-            found = sent[cut.plan.name]
+        for one in extracted:
+            found = one.sent
             costs = PlanCosts(
-                on_device[number + 1].seconds + found.compress_s * slowdown,
-                on_server[number + 1].seconds + found.compress_s * on_server[0].seconds / here_s,
+                device_s.get(id(one.split.head), 0.0) + found.encode_s * device_s[0] / here_s,
+                server_s[id(one.split.tail)] + found.decode_s * server_s[0] / here_s,
                 found.upload_bytes,
                 found.download_bytes,
                 is_measured=True,
             )
             change = None if found.changed is None else -found.changed
-            plan = replace(cut.plan, costs=costs, compression=found.compression, accuracy_change=change)
-            results[cut.plan.name] = Realised(plan, label)
-        local = PlanCosts(on_device[0].seconds, is_measured=True)
+            plan = replace(one.plan, costs=costs, compression=found.compression, accuracy_change=change)
+            results[plan.name] = Realised(plan, label)
+        local = PlanCosts(device_s[0], is_measured=True)
         results[LOCAL] = Realised(OffloadPlan(LOCAL, local), self.device.label)
-        with contextlib.suppress(CutError):  # then the upload is shown, and not packaged
-            if any(upload.plan.name == RAW_WAY for upload in uploads):
-                self.splits[RAW_WAY] = whole_upload(self.content)
-        for upload in uploads:  # the whole model runs as it is; coding of the input stays modelled
-            server_s = upload.plan.costs.server_s - upload.whole_s + on_server[0].seconds
-            costs = replace(upload.plan.costs, server_s=max(server_s, 0.0))
-            results[upload.plan.name] = Realised(replace(upload.plan, costs=costs), "modelled")
+        for upload in uploads:  # of a model that only runs whole: coding of the input stays modelled
+            if upload.plan.name not in results:
+                coded_s = upload.plan.costs.server_s - upload.whole_s
+                costs = replace(upload.plan.costs, server_s=max(coded_s + server_s[0], 0.0))
+                results[upload.plan.name] = Realised(replace(upload.plan, costs=costs), "modelled")
         return results
 
-    def _extract(
-        self, cut: CutCandidate, source: SourceModel | None, wanted: Sequence[Sequence[Array]]
-    ) -> tuple[SplitModels, _Sent] | Refusal:
+    def _extract_uploads(
+        self, uploads: Sequence[UploadWay], results: dict[str, Realised | Refusal]
+    ) -> list[_Extracted]:
+        """Return the uploads that can be extracted; what does not run is among the results."""
         try:
-            split = split_model(source or self.content, cut.device_nodes, Coding(_kind(cut)))
-            return split, self._send(split, wanted)
-        except CutError as cause:
-            return Refusal(cut.plan.name, f"It cannot be extracted: {cause}.")
+            source = SourceModel(self.content)
+            splits = {one.coding.kind: whole_upload(source, one.coding) for one in uploads}
+        except CutError:  # they are shown, and not packaged
+            return []
+        return self._try(
+            [(one.plan, partial(splits.__getitem__, one.coding.kind)) for one in uploads], results
+        )
 
-    def _send(self, split: SplitModels, wanted: Sequence[Sequence[Array]]) -> _Sent:
+    def _extract_cuts(
+        self, cuts: Sequence[CutCandidate], results: dict[str, Realised | Refusal]
+    ) -> list[_Extracted]:
+        source = SourceModel(self.content) if cuts else None
+
+        def split(cut: CutCandidate) -> SplitModels:
+            return split_model(source or self.content, cut.device_nodes, Coding(_kind(cut)))
+
+        return self._try([(cut.plan, partial(split, cut)) for cut in cuts], results)
+
+    def _try(
+        self,
+        plans: Sequence[tuple[OffloadPlan, Callable[[], SplitModels]]],
+        results: dict[str, Realised | Refusal],
+    ) -> list[_Extracted]:
+        """Return the plans that answer the samples, and refuse the others."""
+        session = open_model(self.content)
+        wanted = [session.run(None, dict(one))[0] for one in self.feeds] if plans else []
+        found = [self._try_one(plan, split, wanted) for plan, split in plans]
+        results |= {one.name: one for one in found if isinstance(one, Refusal)}
+        return [one for one in found if isinstance(one, _Extracted)]
+
+    def _try_one(
+        self, plan: OffloadPlan, split: Callable[[], SplitModels], wanted: Sequence[Array]
+    ) -> _Extracted | Refusal:
+        try:
+            parts = split()
+            sent = self._send(plan, parts, wanted)
+        except EdgekitError as cause:
+            return Refusal(plan.name, f"It cannot be extracted: {cause}.")
+        if (sent.changed or 0.0) > _MOST_CHANGED and len(self.feeds) >= _LEAST_ANSWERS:
+            return Refusal(plan.name, f"Its coding changes the answer to {sent.changed:.0%} of the samples.")
+        return _Extracted(plan, parts, sent)
+
+    def _send(self, plan: OffloadPlan, split: SplitModels, wanted: Sequence[Array]) -> _Sent:
         """Run head and tail on the samples."""
         head = None if split.head is None else self._session(split.head)
         tail = self._session(split.tail)
         plain_bytes, packed_bytes, down_bytes, changed = [], [], [], []
         first: Feeds = {}
+        body = np.zeros(0, np.uint8)
+        encode_s = decode_s = 0.0
         for feeds, expected in zip(self.feeds, wanted, strict=True):
-            made = dict(feeds) if head is None else _run(head, feeds)
+            made = dict(feeds) if head is None else {**feeds, **_run(head, feeds)}
             tensors = {spec.name: made[spec.name] for spec in split.sent}
-            first = first or tensors
-            body = _join(tensors)
-            plain_bytes.append(body.nbytes)
-            packed_bytes.append(compressed_bytes(body))
-            outputs = _run(tail, tensors)
+            coded = _Media(plan.media, tensors)
+            if not first:
+                body = _join(coded.files)
+                encode_s, decode_s = coded.measure_s()
+            first = first or coded.decoded
+            plain_bytes.append(sum(one.nbytes for one in coded.files.values()))
+            packed_bytes.append(plain_bytes[-1] if plan.media else compressed_bytes(_join(coded.files)))
+            outputs = _run(tail, coded.decoded)
             down_bytes.append(sum(one.nbytes for one in outputs.values()))
-            answer = next(iter(outputs.values()))
-            changed.append(_differs(answer, expected[0]))
-        body = _join(first)
+            changed.append(_differs(next(iter(outputs.values())), expected))
         is_packed = sum(packed_bytes) < sum(plain_bytes)
+        if is_packed:
+            encode_s = decode_s = median_s(lambda: compressed_bytes(body))
         known = [one for one in changed if one is not None]
+        described_bytes = MESSAGE_BYTES + TENSOR_BYTES * len(first)
         return _Sent(
             first,
-            statistics.fmean(packed_bytes if is_packed else plain_bytes)
-            + MESSAGE_BYTES
-            + TENSOR_BYTES * len(first),
+            statistics.fmean(packed_bytes if is_packed else plain_bytes) + described_bytes,
             statistics.fmean(down_bytes) + MESSAGE_BYTES + TENSOR_BYTES * len(split.tail.outputs),
             "zstd" if is_packed else "identity",
-            median_s(lambda: compressed_bytes(body)) if is_packed else 0.0,
+            encode_s,
+            decode_s,
             statistics.fmean(known) if known else None,
         )
 
     def _graph(self, part: Part | None, inputs: Feeds) -> RunnableGraph:
-        if part is None:
-            raise CutError("a cut without a head is an upload")
+        if part is None:  # nothing runs on the device; the caller drops this
+            return RunnableGraph(b"")
         weights = {WEIGHTS_PATH: self.content} if part.reads_weights else {}
-        return RunnableGraph(part.content, weights=weights, inputs=dict(inputs))
+        return RunnableGraph(
+            part.content, weights=weights, inputs={i.name: inputs[i.name] for i in part.inputs}
+        )
 
     def _session(self, part: Part) -> onnxruntime.InferenceSession:
         if not part.reads_weights:
@@ -171,6 +221,53 @@ class MeasuredCuts:
             [WEIGHTS_PATH], [memoryview(self.content)], [len(self.content)]
         )
         return open_model(part.content, settings)
+
+
+class _Media:
+    """The tensors of one request, some of them as media files.
+
+    Attributes:
+        files: what is sent.
+        decoded: what the server has of it.
+
+    Raises:
+        DataError: no such file can be made of a tensor.
+        BackendError: the library is not installed.
+    """
+
+    def __init__(self, media: Mapping[str, str], tensors: Feeds) -> None:
+        self._codecs = {name: MediaCodec.parse(codec) for name, codec in media.items()}
+        self._tensors = tensors
+        self.files = {**tensors, **{name: self._encode(name) for name in media}}
+        self.decoded = {**tensors, **{name: self._decode(name) for name in media}}
+
+    def measure_s(self) -> tuple[float, float]:
+        """Return the times to encode and to decode, on this machine."""
+        return (
+            sum(median_s(partial(self._encode, name)) for name in self._codecs),
+            sum(median_s(partial(self._decode, name)) for name in self._codecs),
+        )
+
+    def _encode(self, name: str) -> Array:
+        if len(self._tensors[name]) != 1:
+            raise CutError(f"a media file carries one sample, '{name}' has {len(self._tensors[name])}")
+        return np.frombuffer(encode_media(self._codecs[name], self._tensors[name][0]), np.uint8)
+
+    def _decode(self, name: str) -> Array:
+        tensor = self._tensors[name]
+        channels = 1 if tensor.shape[-1] == 1 else 3
+        found = decode_media(
+            self._codecs[name], self.files[name].tobytes(), dtype=tensor.dtype.name, channels=channels
+        )
+        return found[np.newaxis]
+
+
+def _time(
+    machine: Machine, whole: RunnableGraph, parts: Mapping[int, RunnableGraph], seconds: float
+) -> dict[int, float]:
+    """Return the times of parts in seconds, and of the whole model under 0."""
+    timings = time_models(machine, [whole, *parts.values()], seconds=seconds)
+    return dict(zip((0, *parts), (one.seconds for one in timings), strict=True))
 
 
 def leakage_of(content: bytes, feeds: Sequence[Feeds]) -> Callable[[Sequence[SentTensor]], float]:

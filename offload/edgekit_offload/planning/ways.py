@@ -1,7 +1,8 @@
 """The ways that run the whole model in one place, and what each sends: raw, uint8, media codecs, deltas.
 
 They are the rivals that a cut must beat. The fair one for photographs is a JPEG, for speech Opus, for a
-series of a sensor its differences. Sizes are measured on samples.
+series of a sensor its differences. Sizes are measured on samples. What the codes stand for is found in the
+samples too (`partition.calibrate`).
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
+from edgekit_offload.partition.coding import RAW, Coding, Lattice
 from edgekit_offload.planning.codings import Feeds, compressed_bytes, median_s
 from edgekit_offload.planning.costs import MESSAGE_BYTES, TENSOR_BYTES
 from edgekit_offload.planning.result import Refusal, SentTensor
@@ -26,8 +29,6 @@ _LEAST_PIXELS: Final = 8  # of a side
 _CHANNELS: Final = (1, 3)
 _LEAST_AUDIO_SAMPLES: Final = 4000
 _LEAST_SERIES: Final = 8
-_CODES: Final = 256
-_LATTICE_ERROR: Final = 0.02  # of a step: what float32 and normalisation leave
 _IMAGE_RANK: Final = 4
 _SERIES_RANKS: Final = (2, 3)
 
@@ -58,14 +59,30 @@ class UploadWay:
     Attributes:
         plan: with modelled costs.
         sent: what it sends.
-        coding: of the head: raw, uint8 or delta.
+        coding: of the head.
         whole_s: time of the whole model on the server, which is in the costs.
     """
 
     plan: OffloadPlan
     sent: tuple[SentTensor, ...]
-    coding: str
+    coding: Coding
     whole_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _CodedInput:
+    """One input in codes.
+
+    Attributes:
+        name: of the input; `sent` is the name of its codes.
+        coding: what a head does for it.
+        codes: of each sample.
+    """
+
+    name: str
+    sent: str
+    coding: Coding
+    codes: Sequence[Array]
 
 
 def find_uploads(
@@ -77,173 +94,157 @@ def find_uploads(
         feeds: samples, one request each.
         whole: times of the whole model.
     """
-    ways = [_upload(RAW_WAY, "raw", _mean_sizes(feeds, "raw"), whole, coded_s=(0.0, 0.0))]
+    inputs = _Inputs(feeds, whole)
+    ways = [inputs.upload(RAW_WAY, None)]
+    floats = [name for name, one in feeds[0].items() if one.dtype == np.float32 and one.ndim > 1]
+    lattice = find_bytes(_stack(feeds, floats[0])) if len(floats) == 1 else None
+    found = [_find_pixels(name, feeds, lattice) for name in feeds[0]]
+    pixels = next((one for one in found if one is not None), None)
+    coded: list[tuple[str, _CodedInput]] = []
     refusals = []
-    pixels = _find_pixels(feeds)
-    if pixels is None:
+    if lattice is not None:
+        coding = Coding("uint8", {floats[0]: lattice})
+        codes = [_code(one[floats[0]], lattice, np.uint8) for one in feeds]
+        coded.append(("uint8", _CodedInput(floats[0], f"{floats[0]}.codes", coding, codes)))
+    if pixels is not None:
+        coded += [(codec, pixels) for codec in (JPEG, WEBP)]
+    else:
         refusals.append(
             Refusal("jpeg", "The input does not consist of 8-bit pixels, so no image codec can carry it.")
         )
-    else:
-        name, images = pixels
-        ways.append(_coded_input("uint8", name, images, feeds, whole))
-        tried = [_try_media(codec, name, images, feeds, whole) for codec in (JPEG, WEBP)]
-        ways += [one for one in tried if isinstance(one, UploadWay)]
-        refusals += [one for one in tried if isinstance(one, Refusal)]
-    series = None if pixels is not None else _find_series(feeds)
-    if series is not None:
-        name, codes = series
-        ways.append(_coded_input("delta", name, codes, feeds, whole))
-        if codes[0].shape[-1] >= _LEAST_AUDIO_SAMPLES and codes[0].size == codes[0].shape[-1]:
-            one = _try_media(OPUS, name, _as_audio(name, feeds), feeds, whole)
-            if isinstance(one, UploadWay):
-                ways.append(one)
-            else:
-                refusals.append(one)
+    if lattice is None and pixels is None and len(floats) == 1:
+        coded += _find_series(floats[0], feeds)
+    tried = [inputs.try_upload(name, one) for name, one in coded]
+    ways += [one for one in tried if isinstance(one, UploadWay)]
+    refusals += [one for one in tried if isinstance(one, Refusal)]
     return tuple(ways), tuple(refusals)
 
 
-def _upload(
-    name: str,
-    coding: str,
-    sizes: tuple[SentTensor, ...],
-    whole: WholeModel,
-    *,
-    coded_s: tuple[float, float],
-    media: dict[str, str] | None = None,
-) -> UploadWay:
-    upload = sum(one.sent_bytes for one in sizes) + MESSAGE_BYTES + TENSOR_BYTES * len(sizes)
-    has_zstd = not media and any(one.sent_bytes < one.raw_bytes and one.coding != "uint8" for one in sizes)
-    plan = OffloadPlan(
-        name,
-        PlanCosts(
-            device_s=coded_s[0] * whole.device_slowdown,
-            server_s=whole.server_s + coded_s[1] * whole.server_slowdown,
-            upload_bytes=upload,
+class _Inputs:
+    """The samples, and what every way to send them has in common."""
+
+    def __init__(self, feeds: Sequence[Feeds], whole: WholeModel) -> None:
+        self._raw = {name: float(np.mean([one[name].nbytes for one in feeds])) for name in feeds[0]}
+        self._whole = whole
+
+    def try_upload(self, name: str, coded: _CodedInput) -> UploadWay | Refusal:
+        """Return the way that sends one input in codes, or why there is none."""
+        try:
+            return self.upload(name, coded)
+        except EdgekitError as cause:  # another shape, or a library that is not installed
+            return Refusal(name, f"{cause}.")
+
+    def upload(self, name: str, coded: _CodedInput | None) -> UploadWay:
+        """Return the way that sends one input in codes, and the others raw.
+
+        Raises:
+            DataError: no such file can be made of it.
+            BackendError: the library is not installed.
+            CutError: there are several samples in a request.
+        """
+        sizes = [SentTensor(one, "raw", size, size) for one, size in self._raw.items()]
+        encode_s = decode_s = 0.0
+        media, has_zstd, coding = {}, False, RAW
+        if coded is not None:
+            coding = coded.coding
+            if name in (JPEG, WEBP, OPUS):
+                media[coded.sent] = name
+                size, encode_s, decode_s = _measure_media(name, coded.codes)
+            else:
+                size = float(np.mean([compressed_bytes(one) for one in coded.codes]))
+                encode_s = decode_s = median_s(lambda: compressed_bytes(coded.codes[0]))
+                has_zstd = size < coded.codes[0].nbytes
+            sizes = [
+                SentTensor(one.name, name, one.raw_bytes, size) if one.name == coded.name else one
+                for one in sizes
+            ]
+        whole, stem = self._whole, name.replace(":", "")
+        upload_bytes = sum(one.sent_bytes for one in sizes) + MESSAGE_BYTES + TENSOR_BYTES * len(sizes)
+        costs = PlanCosts(
+            device_s=encode_s * whole.device_slowdown,
+            server_s=whole.server_s + decode_s * whole.server_slowdown,
+            upload_bytes=upload_bytes,
             download_bytes=whole.output_bytes + MESSAGE_BYTES + TENSOR_BYTES * whole.outputs,
-        ),
-        tail=f"{name}.tail",
-        media=media or {},
-        compression="zstd" if has_zstd else "identity",
-    )
-    return UploadWay(plan, sizes, coding, whole.server_s)
+        )
+        plan = OffloadPlan(
+            name,
+            costs,
+            head=None if coding.kind == "raw" else f"{stem}.head",
+            tail=f"{stem}.tail",
+            media=media,
+            compression="zstd" if has_zstd else "identity",
+        )
+        return UploadWay(plan, tuple(sizes), coding, whole.server_s)
 
 
-def _mean_sizes(feeds: Sequence[Feeds], coding: str) -> tuple[SentTensor, ...]:
-    """Return what the inputs take as they are."""
-    return tuple(
-        SentTensor(name, coding, size := float(np.mean([one[name].nbytes for one in feeds])), size)
-        for name in feeds[0]
-    )
-
-
-def _coded_input(
-    coding: str, name: str, codes: Sequence[Array], feeds: Sequence[Feeds], whole: WholeModel
-) -> UploadWay:
-    """Return the way that sends one input in codes, the others raw."""
-    size = float(np.mean([compressed_bytes(one) for one in codes]))
-    spent_s = median_s(lambda: compressed_bytes(codes[0]))
-    sizes = tuple(
-        SentTensor(name, coding, one.raw_bytes, size) if one.name == name else one
-        for one in _mean_sizes(feeds, "raw")
-    )
-    return _upload(coding, coding, sizes, whole, coded_s=(spent_s, spent_s))
-
-
-def _try_media(
-    codec: str, name: str, arrays: Sequence[Array], feeds: Sequence[Feeds], whole: WholeModel
-) -> UploadWay | Refusal:
-    try:
-        return _media(codec, name, arrays, feeds, whole)
-    except EdgekitError as cause:  # another shape, or a library that is not installed
-        return Refusal(codec, f"{cause}.")
-
-
-def _media(
-    codec: str, name: str, arrays: Sequence[Array], feeds: Sequence[Feeds], whole: WholeModel
-) -> UploadWay:
-    """Return the way that sends one input as a media file; its tail is a model that decodes first."""
+def _measure_media(codec: str, arrays: Sequence[Array]) -> tuple[float, float, float]:
+    """Return the mean size of files, and the times to encode and to decode one on this machine."""
     from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
 
-    parsed = MediaCodec.parse(codec)
+    parsed, first = MediaCodec.parse(codec), arrays[0][0]
     if arrays[0].shape[0] != 1:
         raise CutError(f"{codec} carries one sample a request, the model takes {arrays[0].shape[0]} at once")
-    encoded = [encode_media(parsed, one[0]) for one in arrays]
-    encode_s = median_s(lambda: encode_media(parsed, arrays[0][0]))
-    decode_s = median_s(lambda: decode_media(parsed, encoded[0], dtype=arrays[0].dtype.name))
-    size = float(np.mean([len(one) for one in encoded]))
-    sizes = tuple(
-        SentTensor(name, codec, one.raw_bytes, size) if one.name == name else one
-        for one in _mean_sizes(feeds, "raw")
+    files = [encode_media(parsed, one[0]) for one in arrays]
+    channels = 1 if first.shape[-1] == 1 else 3
+    return (
+        float(np.mean([len(one) for one in files])),
+        median_s(lambda: encode_media(parsed, first)),
+        median_s(lambda: decode_media(parsed, files[0], dtype=first.dtype.name, channels=channels)),
     )
-    return _upload(codec, "uint8", sizes, whole, coded_s=(encode_s, decode_s), media={name: codec})
 
 
-def _find_pixels(feeds: Sequence[Feeds]) -> tuple[str, list[NDArray[np.uint8]]] | None:
-    """Return the input that consists of 8-bit pixels, with the pixels uint8 [N, H, W, C], or None.
+def _find_pixels(name: str, feeds: Sequence[Feeds], lattice: Lattice | None) -> _CodedInput | None:
+    """Return an input as pixels uint8 [N, H, W, C], or None where it does not consist of these.
 
     Floats are pixels where the values of each channel lie on a lattice of at most 256 steps, as they do after
     scaling and normalising.
     """
-    for name, first in feeds[0].items():
-        if first.ndim != _IMAGE_RANK:
-            continue
-        channels_last = first.shape[-1] in _CHANNELS
-        if not channels_last and first.shape[1] not in _CHANNELS:
-            continue
-        images = [one[name] if channels_last else one[name].transpose(0, 2, 3, 1) for one in feeds]
-        if min(images[0].shape[1:3]) < _LEAST_PIXELS:
-            continue
-        if first.dtype == np.uint8:
-            return name, [np.ascontiguousarray(one, np.uint8) for one in images]
-        if first.dtype.kind != "f":
-            continue
-        lattices = [_find_lattice([one[..., c] for one in images]) for c in range(images[0].shape[-1])]
-        known = [one for one in lattices if one is not None]
-        if len(known) < len(lattices):
-            continue
-        low, step = np.array(known).T
-        return name, [np.clip(np.rint((one - low) / step), 0, _CODES - 1).astype(np.uint8) for one in images]
-    return None
-
-
-def _find_lattice(arrays: Sequence[Array]) -> tuple[float, float] | None:
-    """Return the smallest value and the step of values that have at most 256 equidistant levels."""
-    values = np.unique(np.concatenate([np.unique(one) for one in arrays]).astype(np.float64))
-    if len(values) == 1:
-        return float(values[0]), 1.0
-    spread = float(values[-1] - values[0])
-    gaps = np.diff(values)
-    real = gaps[gaps > spread / _CODES / 2]  # smaller gaps are rounding
-    if not len(real):
+    first = feeds[0][name]
+    if first.ndim != _IMAGE_RANK:
         return None
-    step = spread / max(round(spread / float(real.min())), 1)
-    places = (values - values[0]) / step
-    on_lattice = bool((np.abs(places - np.rint(places)) < _LATTICE_ERROR).all())
-    return (float(values[0]), step) if on_lattice and places[-1] < _CODES else None
+    is_channels_last = first.shape[-1] in _CHANNELS
+    sides = first.shape[1:3] if is_channels_last else first.shape[2:]
+    if min(sides) < _LEAST_PIXELS or not (is_channels_last or first.shape[1] in _CHANNELS):
+        return None
+    if first.dtype == np.uint8 and is_channels_last:
+        return _CodedInput(name, name, RAW, [one[name] for one in feeds])
+    if first.dtype != np.float32 or lattice is None:
+        return None
+    codes = [_code(one[name], lattice, np.uint8) for one in feeds]
+    if not is_channels_last:
+        codes = [np.ascontiguousarray(one.transpose(0, 2, 3, 1)) for one in codes]
+    return _CodedInput(name, f"{name}.pixels", Coding("pixels", {name: lattice}), codes)
 
 
-def _find_series(feeds: Sequence[Feeds]) -> tuple[str, list[NDArray[np.int16]]] | None:
-    """Return the input that is a series, with int16 differences along its longest axis, or None."""
-    for name, first in feeds[0].items():
-        if first.ndim not in _SERIES_RANKS or first.dtype.kind != "f" or max(first.shape[1:]) < _LEAST_SERIES:
-            continue
-        axis = int(np.argmax(first.shape[1:])) + 1
-        return name, [_differences(np.moveaxis(one[name], axis, -1)) for one in feeds]
-    return None
+def _find_series(name: str, feeds: Sequence[Feeds]) -> list[tuple[str, _CodedInput]]:
+    """Return an input that is a series as differences, and as sound if it is that."""
+    first, found = feeds[0][name], []
+    if first.ndim in _SERIES_RANKS and max(first.shape[1:]) >= _LEAST_SERIES:
+        lattice = find_series(_stack(feeds, name))
+        codes = [_code(one[name], lattice, np.int32) for one in feeds]
+        changes = [
+            np.diff(one, axis=lattice.time_axis, prepend=one.take([0], lattice.time_axis) * 0)
+            for one in codes
+        ]
+        coding = Coding("delta", {name: lattice})
+        found.append(
+            ("delta", _CodedInput(name, f"{name}.codes", coding, [one.astype(np.int16) for one in changes]))
+        )
+    is_sound = first.size == first.shape[-1] >= _LEAST_AUDIO_SAMPLES
+    if is_sound and max(float(np.abs(one[name]).max()) for one in feeds) <= 1:
+        codes = [_code(one[name].reshape(1, -1), SOUND, np.int16) for one in feeds]
+        found.append((OPUS, _CodedInput(name, f"{name}.samples", Coding("samples", {name: SOUND}), codes)))
+    return found
 
 
-def _differences(series: Array) -> NDArray[np.int16]:
-    """Return int16 codes, each less the one before it, modulo 2^16."""
-    scale = float(np.abs(series).max()) / np.iinfo(np.int16).max or 1.0
-    codes = np.rint(series / scale).astype(np.int16)
-    return np.diff(codes, axis=-1, prepend=np.zeros_like(codes[..., :1]))
+def _stack(feeds: Sequence[Feeds], name: str) -> NDArray[np.float32]:
+    return np.concatenate([one[name] for one in feeds]).astype(np.float32, copy=False)
 
 
-def _as_audio(name: str, feeds: Sequence[Feeds]) -> list[NDArray[np.int16]]:
-    """Return samples of speech, int16 [N, T]."""
-    most = np.iinfo(np.int16).max
-    return [
-        np.clip(np.rint(one[name].reshape(one[name].shape[0], -1) * most), -most, most).astype(np.int16)
-        for one in feeds
-    ]
+def _code(values: Array, lattice: Lattice, dtype: type[np.generic]) -> Array:
+    """Return the codes of values, as the nodes of a head compute them."""
+    per_axis = [1] * values.ndim
+    per_axis[lattice.axis] = len(lattice.step)
+    offset, step = (np.reshape(one, per_axis).astype(np.float32) for one in (lattice.offset, lattice.step))
+    codes = np.floor((values - offset) / step + np.float32(0.5))
+    return np.asarray(np.clip(codes, lattice.lowest, lattice.highest), dtype)

@@ -213,7 +213,8 @@ def _as_file(value: NDArray[Any], codec: str) -> tuple[NDArray[np.uint8], NDArra
     """Return the file of a photograph or a sound [1, ...], and what a server decodes of it."""
     media = MediaCodec.parse(codec)
     content = encode_media(media, value[0])
-    decoded = decode_media(media, content, dtype=value.dtype.name)
+    channels = 1 if value.shape[-1] == 1 else 3
+    decoded = decode_media(media, content, dtype=value.dtype.name, channels=channels)
     return np.frombuffer(content, np.uint8), decoded[np.newaxis]
 
 

@@ -32,14 +32,18 @@ def attach(
     """
     plans = tuple(one for one in result.table.plans if one.tail is None or one.name in splits)
     table = replace(result.table, plans=plans)
-    used = {one.name: splits[one.name] for one in plans if one.name in splits}
+    used, decode = {}, {}
+    for one in plans:
+        if one.tail is not None:
+            stem = one.tail.removesuffix(".tail")  # a name fit for a file
+            used[stem], decode[stem] = splits[one.name], one.media
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
-        return attach_plans(package, used, table, folder=folder, sign=load_signer(key))
+        return attach_plans(package, used, table, folder=folder, sign=load_signer(key), decode=decode)
 
 
 def with_warning(result: PlanningResult, left_out: Sequence[str]) -> PlanningResult:
     """Return the plan with a warning that names the plans that the package does not carry."""
     if not left_out:
         return result
-    text = f"The package does not carry {', '.join(left_out)}: uploads in a coding are not extracted yet."
+    text = f"The package does not carry {', '.join(left_out)}: of this model they cannot be extracted."
     return replace(result, warnings=(*result.warnings, text))

@@ -28,7 +28,7 @@ def print_plan(result: PlanningResult, console: Console, written: Sequence[Path]
     columns = sorted({round(n * (count - 1) / max(_SHOWN - 1, 1)) for n in range(_SHOWN)})
     head = (
         "way", "sends", "device", "server",
-        *(f"at {result.bandwidths_mbit_s[column]:.3g}" for column in columns), "times",
+        *(f"at {result.bandwidths_mbit_s[column]:.3g}" for column in columns), "changed", "leaks", "times",
     )  # fmt: skip
     rows = [head, *(_row(way, row, columns) for way in result.ways)]
     title = f"Ways: ms on device and server; {result.unit} at some Mbit/s, RTT {rtt_ms:g} ms"
@@ -48,7 +48,10 @@ def _row(way: Way, row: int, columns: Sequence[int]) -> tuple[str, ...]:
     scores = (way.score[row][column] for column in columns)
     return (
         way.name, size(costs.upload_bytes), f"{costs.device_s * 1e3:.3g}", f"{costs.server_s * 1e3:.3g}",
-        *("-" if score >= NEVER else f"{score:.4g}" for score in scores), way.label,
+        *("-" if score >= NEVER else f"{score:.4g}" for score in scores),
+        "-" if way.plan.accuracy_change is None else f"{-way.plan.accuracy_change:.1%}",
+        "-" if way.plan.leakage_db is None else f"{way.plan.leakage_db:.3g} dB",
+        way.label,
     )  # fmt: skip
 
 
