@@ -22,6 +22,7 @@ from edgekit_offload.profiling.model_profile import KernelTime, ModelProfile, di
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.latency_model import LinkState
+from edgekit_runtime.remote.link_probe import RequestCost
 from edgekit_runtime.remote.measure import MachineFacts
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
@@ -134,6 +135,19 @@ def test_whole_model_is_uploaded_where_the_device_is_slow_and_the_link_fast() ->
     content = narrowing_model(3, 64)
     result = plan(inputs_of(content, [1.0, 0.5, 0.5], [0.001, 0.001, 0.001], noise(3, 64)))
     assert best_at(result, 100.0) == "upload"
+
+
+def test_request_that_takes_long_on_the_device_makes_it_run_alone() -> None:
+    content = narrowing_model(16, 64)
+    inputs = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
+    plain = plan(inputs)
+    slow = replace(inputs.device, request=RequestCost(fixed_s=2.0, byte_s=1e-6))
+    result = plan(replace(inputs, device=slow))
+    assert (best_at(plain, 1.0), best_at(result, 1.0)) == ("cut", "local")
+    before = {way.name: way.plan.costs for way in plain.ways}
+    for way in result.ways:
+        added_s = 0.0 if way.kind == "local" else 2.0 + 1e-6 * way.plan.costs.upload_bytes
+        assert way.plan.costs.device_s - before[way.name].device_s == pytest.approx(added_s)
 
 
 def test_photo_is_sent_as_jpeg_rather_than_split() -> None:

@@ -33,6 +33,11 @@ def test_real_model_has_kernels_that_sum_up_to_the_whole_run(profile: ModelProfi
     assert sum(kernel.seconds for kernel in profile.kernels) == pytest.approx(profile.whole_s)
 
 
+def test_profile_says_what_a_request_takes_beside_the_model(profile: ModelProfile) -> None:
+    assert 0 < profile.request.fixed_s < 1
+    assert profile.request.seconds(1e6) >= profile.request.fixed_s
+
+
 def test_joined_graph_has_a_cut_behind_every_convolution(content: bytes, profile: ModelProfile) -> None:
     joined = join_profiles(content, [profile, profile])
     assert len(joined.graph.kernels) >= len(profile.kernels) - 1

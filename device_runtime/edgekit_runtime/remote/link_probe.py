@@ -12,16 +12,23 @@ Nothing but ordinary requests over one connection, so any such server will do:
   them is in it, so this is a lower bound.
 
 It does not estimate from the traffic of an application (`link_estimate`).
+
+`measure_request` measures what a request takes beside the link and the models: encoding, threads, HTTP and
+checks on this machine.
 """
 
 import contextlib
 import fcntl
+import socket
 import statistics
 import struct
 import termios
+import threading
 import time
 from dataclasses import dataclass
 from typing import IO, Annotated, Any, Final
+
+import numpy as np
 
 from edgekit_runtime.client.link import Address, open_connection
 from edgekit_runtime.client.requests import make_request_head, token_line
@@ -30,6 +37,8 @@ from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.protocol.rest import model_path
 from edgekit_runtime.remote.latency_model import LinkState
+from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
+from edgekit_runtime.tensors import TensorSpec
 
 _BITS: Final = 8
 _LIVE: Final = "/v2/health/live"
@@ -48,7 +57,36 @@ _MAX_LINES: Final = 100
 _REFUSED: Final = (401, 403)
 _TOO_LARGE: Final = 413
 
+_LEAST_REQUESTS: Final = 3
+_MOST_REQUESTS: Final = 50
+_LARGE_BYTES: Final = 1 << 20
+_READ_BYTES: Final = 256 << 10
+_REQUEST_LIMIT_S: Final = 10.0
+_OUTPUTS: Final = b'{"model_name":"m","outputs":[{"name":"y","datatype":"FP32","shape":[1],"data":[0.0]}]}'
+_LIVE_REPLY: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+_INFER_REPLY: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+    len(_OUTPUTS),
+    _OUTPUTS,
+)
+
 _Rate = Annotated[float, Range(0, 1e12)]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCost:
+    """What a request takes on the device beside kernels, coding and link.
+
+    Attributes:
+        fixed_s: of every request, beyond the round trip of a small message; after a pause.
+        byte_s: of every byte of the body: processor time without TLS.
+    """
+
+    fixed_s: Annotated[float, Range(0, 3600)] = 0.0
+    byte_s: Annotated[float, Range(0, 1)] = 0.0
+
+    def seconds(self, body_bytes: float) -> float:
+        """Return the time of a request with a body of so many bytes."""
+        return self.fixed_s + self.byte_s * body_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,3 +292,94 @@ def _count_unacknowledged(connected: Any) -> int:
         found = fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, struct.pack("i", 0))
         return int(struct.unpack("i", found)[0])
     return 0
+
+
+def measure_request(pause_s: float, seconds: float, share: float = 1.0) -> RequestCost:
+    """Return what a request takes on this machine, asked of a responder of its own that computes nothing.
+
+    Args:
+        pause_s: before each request; the device idles between requests.
+        seconds: time limit, kept to within a few requests.
+        share: of a processor that this process gets.
+
+    Raises:
+        TransportError: this machine cannot connect to itself.
+    """
+    until_s = time.monotonic() + seconds
+    fixed_s: list[float] = []
+    spent_s: list[float] = []
+    with _Responder() as responder:
+        server = OffloadServer(Address(host="127.0.0.1", port=responder.port))
+        try:
+            small, large = (_Asked(server, responder, size) for size in (_LEAST_BYTES, _LARGE_BYTES))
+            while len(fixed_s) < _LEAST_REQUESTS or (
+                len(fixed_s) < _MOST_REQUESTS and time.monotonic() < until_s
+            ):
+                time.sleep(pause_s)
+                rtt_s = server.measure_round_trip(_REQUEST_LIMIT_S)
+                time.sleep(pause_s)
+                took = small.ask()
+                fixed_s.append(took.elapsed_s - rtt_s)
+                spent_s.append((large.ask().cpu_s - took.cpu_s) / share)
+        finally:
+            server.close()
+    byte_s = statistics.median(spent_s) / (_LARGE_BYTES - _LEAST_BYTES)
+    return RequestCost(max(statistics.median(fixed_s), 0.0), max(byte_s, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Took:
+    """What a request took: until its reply, and of the processor without the responder."""
+
+    elapsed_s: float
+    cpu_s: float
+
+
+class _Asked:
+    """A request of one size, as a `RemoteSession` sends it."""
+
+    def __init__(self, server: OffloadServer, responder: "_Responder", size_bytes: int) -> None:
+        self._server, self._responder = server, responder
+        self._tensors = {"x": np.zeros(size_bytes, np.uint8)}
+
+    def ask(self) -> _Took:
+        began_s, cpu_s = time.monotonic(), time.process_time() - self._responder.cpu_s
+        expected = (TensorSpec("y", "float32", (1,)),)
+        request = make_tail_request(_NO_MODEL, self._tensors, expected, "identity", self._server.fields)
+        pending = self._server.send(request, _REQUEST_LIMIT_S, lambda _pending, _reply: None)
+        pending.done.wait()
+        elapsed_s = time.monotonic() - began_s
+        if pending.reply is None or pending.reply.error is not None:
+            raise TransportError(f"this machine cannot ask itself: {pending.reply and pending.reply.error}")
+        return _Took(elapsed_s, time.process_time() - self._responder.cpu_s - cpu_s)
+
+
+class _Responder:
+    """A thread that takes requests on loopback, and answers each the same."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.cpu_s = 0.0
+        self._thread = threading.Thread(target=self._serve, name="edgekit-responder", daemon=True)
+
+    def __enter__(self) -> "_Responder":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self._thread.join(_REQUEST_LIMIT_S)
+
+    def _serve(self) -> None:
+        memory = memoryview(bytearray(_READ_BYTES))
+        connection, _ = self._listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while count := connection.recv_into(memory):
+                head, _, rest = bytes(memory[:count]).partition(b"\r\n\r\n")
+                missing = int(head.rpartition(b"Content-Length: ")[2] or 0) - len(rest)
+                while missing > 0:
+                    missing -= connection.recv_into(memory)
+                self.cpu_s = time.thread_time()
+                connection.sendall(_LIVE_REPLY if head.startswith(b"GET") else _INFER_REPLY)

@@ -15,7 +15,7 @@ import time
 from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
@@ -24,6 +24,7 @@ import numpy as np
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import Range, from_plain
 from edgekit_runtime.errors import BackendError, CutError
+from edgekit_runtime.remote.link_probe import RequestCost, measure_request
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings
 from edgekit_runtime.tensors import DTYPES, Array
@@ -41,6 +42,8 @@ _MIN_ROUNDS: Final = 5
 _MAX_ROUNDS: Final = 2000
 _WARMUP_ROUNDS: Final = 3
 _BLOCK_S: Final = 0.05
+_PAUSE_S: Final = 0.02  # before a run: a request comes after a while, to a device that was idle
+_REQUEST_SHARE: Final = 0.2  # of the time of a job
 _QUARTER: Final = 4
 _KERNEL_SUFFIX: Final = "_kernel_time"
 _TRUNCATED_S: Final = (
@@ -169,6 +172,7 @@ class Measured:
         nodes: of a profile, in the order in which they ran.
         graph: the optimised graph without large weights, an ONNX model in base64.
         obstacle: why there are no nodes; empty where there are.
+        request: of a profile, what a request takes beside the model.
     """
 
     machine: MachineFacts
@@ -176,6 +180,7 @@ class Measured:
     nodes: tuple[NodeTiming, ...] = ()
     graph: str = ""
     obstacle: str = ""
+    request: RequestCost = field(default_factory=RequestCost)
 
 
 def read_job(stream: IO[bytes]) -> tuple[Job, list[memoryview]]:
@@ -216,12 +221,15 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
     Raises:
         CutError: an input does not fit its blob.
         BackendError: onnxruntime is missing or refused a graph or its inputs.
+        TransportError: this machine cannot connect to itself.
     """
     facts = describe_machine(job.quota)
     average: Statistic = statistics.median if facts.quota is None else statistics.fmean
     with tempfile.TemporaryDirectory(prefix="edgekit-measure-") as folder:
         if job.kind == "profile":
-            return _profile(facts, job, blobs, Path(folder), average)
+            measured = _profile(facts, job, blobs, Path(folder), average)
+            request = measure_request(_PAUSE_S, job.seconds * _REQUEST_SHARE, facts.quota or 1.0)
+            return replace(measured, request=request)
         runs = [_open(graph, blobs, Path(folder), number) for number, graph in enumerate(job.graphs)]
         seconds: list[list[float]] = [[] for _ in runs]
         orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds

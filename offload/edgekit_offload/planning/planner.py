@@ -184,6 +184,8 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     drafts += [_Draft("upload", one.plan, "modelled", one.sent) for one in uploads]
     drafts += [_cut_draft(one, costs) for one in cuts if costs is not None]
     drafts = _apply(drafts, realised, refusals)
+    for draft in drafts:
+        draft.plan = _add_request(draft.plan, inputs.device)
     drafts = _limit_leakage(inputs, drafts, refusals)
     if not drafts:
         raise CutError("no way is left that keeps the limits: " + " ".join(one.reason for one in refusals))
@@ -351,6 +353,18 @@ def _candidate(found: FoundCut, number: int, graph: PlanningGraph, costs: GraphC
     )
     nodes = [node for kernel, tier in enumerate(found.tiers) if tier == 0 for node in graph.nodes[kernel]]
     return CutCandidate(plan, found, tuple(sorted(nodes)), sent)
+
+
+def _add_request(plan: OffloadPlan, device: ModelProfile) -> OffloadPlan:
+    """Return a plan with what its request takes on the device beside kernels and coding.
+
+    All plans that send something have that in common, so it changes no cut, only whether to send.
+    """
+    if plan.tail is None:
+        return plan
+    share = plan.escalation.share if plan.escalation is not None else 1.0
+    request_s = device.request.seconds(plan.costs.upload_bytes) * share
+    return replace(plan, costs=replace(plan.costs, device_s=plan.costs.device_s + request_s))
 
 
 def _cut_draft(one: CutCandidate, costs: GraphCosts) -> _Draft:

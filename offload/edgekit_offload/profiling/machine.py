@@ -172,6 +172,7 @@ def profile_kernels(
         tensors=sizes,
         kernels=kernels,
         obstacle=obstacle,
+        request=measured.request,
     )
 
 

@@ -7,12 +7,13 @@ two machines, and the planner adds the link.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
 from edgekit_runtime.errors import CutError
+from edgekit_runtime.remote.link_probe import RequestCost
 from edgekit_runtime.remote.measure import MachineFacts
 from edgekit_runtime.system.atomic_files import write_atomically
 
@@ -64,6 +65,7 @@ class ModelProfile:
         tensors: name -> size in bytes, of inputs and of what kernels write, at the shapes of the run.
         kernels: in the order in which they ran; empty where only whole runs could be measured.
         obstacle: why there are no kernels, or why the model cannot be split; empty if it can.
+        request: what a request takes on this machine beside the model, where it asks another one.
     """
 
     model: str
@@ -79,6 +81,7 @@ class ModelProfile:
     tensors: Mapping[str, Annotated[int, Range(0, 1 << 50)]]
     kernels: tuple[KernelTime, ...] = ()
     obstacle: str = ""
+    request: RequestCost = field(default_factory=RequestCost)
 
     @property
     def description(self) -> str:
