@@ -33,7 +33,9 @@ from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
+from edgekit_runtime.sessions.media import MediaSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.session import Session
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,11 +104,13 @@ class OffloadBench:
     ) -> None:
         self._open.close()
 
-    def add_tail(self, name: str, model: bytes, feeds: Feeds) -> None:
-        """Write the package of a tail; before `serve`."""
+    def add_tail(
+        self, name: str, model: bytes, feeds: Feeds, decode: Mapping[str, str] | None = None
+    ) -> None:
+        """Write the package of a tail; before `serve`. Inputs in `decode` arrive as files of a codec."""
         path = self.folder / f"{name}.edgepkg"
         if path not in self._packages:
-            write_tail(path, name, model, feeds, self._signer)
+            write_tail(path, name, model, feeds, self._signer, decode)
             self._packages.append(path)
 
     def serve(self) -> Any:
@@ -134,15 +138,15 @@ class OffloadBench:
                 raise SystemExit(f"the service ended {child.explain_end()}")
         return child
 
-    def start_device(self, timeout_s: float = 60.0) -> None:
+    def start_device(self, timeout_s: float = 60.0, script: str = "offload_device.py") -> None:
         """Start the device's process and connect it to the service."""
         path = self.folder / "device.sock"
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
             listener.listen(1)
             listener.settimeout(START_LIMIT_S)
-            script = str(Path(__file__).with_name("offload_device.py"))
-            self.testbed.spawn("device", [sys.executable, script, str(path)], output="log")
+            program = str(Path(__file__).with_name(script))
+            self.testbed.spawn("device", [sys.executable, program, str(path)], output="log")
             connection, _ = listener.accept()
         self._lines = self._open.enter_context(connection).makefile("rw", encoding="ascii")
         host, port = self.testbed.reach(PORT)
@@ -183,9 +187,19 @@ class OffloadBench:
         )
 
 
-def write_tail(path: Path, name: str, model: bytes, feeds: Feeds, signer: StatementSigner) -> None:
+def write_tail(
+    path: Path,
+    name: str,
+    model: bytes,
+    feeds: Feeds,
+    signer: StatementSigner,
+    decode: Mapping[str, str] | None = None,
+) -> None:
     """Write the package of a model with any inputs and outputs."""
-    session = OrtSession(model, OrtOptions(threads=1))
+    session: Session = OrtSession(model, OrtOptions(threads=1))
+    options: dict[str, Any] = {"threads": 1}
+    if decode:
+        session, options = MediaSession(session, dict(decode)), {**options, "decode": dict(decode)}
     contents = {"model.onnx": model}
     given, expected = [], []
     for number, one in enumerate(session.inputs):
@@ -209,7 +223,7 @@ def write_tail(path: Path, name: str, model: bytes, feeds: Feeds, signer: Statem
             )
             for where, data in sorted(contents.items())
         ),
-        backend=BackendChoice("ort", "model.onnx", {"threads": 1}),
+        backend=BackendChoice("ort", "model.onnx", options),
         golden=Golden(tuple(given), tuple(expected)),
     )  # fmt: skip
     write_package(path, manifest, contents, signer)

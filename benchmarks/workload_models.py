@@ -1,0 +1,224 @@
+"""Models and samples of the offload workloads: weights and signals are seeded, photographs are real.
+
+Bytes and times are measured on them. Where weights or signals are made up, accuracy means nothing.
+"""
+
+import io
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from offload_bench import ROOT, SHARED, Feeds
+
+SAMPLES = 16
+EEG_HZ, EEG_CHANNELS, EEG_STEPS = 256, 16, 4096
+AUDIO_HZ, AUDIO_SAMPLES = 16_000, 16_000
+WINDOW, HOP, FREQUENCIES, MELS, CEPSTRA = 640, 320, 257, 40, 10  # of the model's MFCC: 40 ms, 20 ms
+HEADS, HEAD_CHANNELS, CLASSES = 8, 256, 10
+FEATURES = "Relu6__57:0"  # the last feature map of MobileNet v1: float32 [1, 256, 7, 7]
+
+
+class GraphBuilder:
+    """Nodes of a graph with random weights of the right size."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+        self._draws = np.random.default_rng(seed)
+
+    def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
+        """Add a node and return the name of its output."""
+        name = f"{op.lower()}{len(self.nodes)}.out"
+        self.nodes.append(helper.make_node(op, list(inputs), [name], **attributes))
+        return name
+
+    def weight(self, value: NDArray[Any]) -> str:
+        """Add a constant and return its name."""
+        name = f"w{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(value, name))
+        return name
+
+    def random(self, *shape: int) -> str:
+        """Add weights that keep the variance of what they are applied to, for ReLU."""
+        deviation = np.sqrt(2 / np.prod(shape[1:]))
+        return self.weight((self._draws.standard_normal(shape) * deviation).astype(np.float32))
+
+    def causal(self, x: str, shape: tuple[int, int, int], *, stride: int = 1, dilation: int = 1) -> str:
+        """Add a causal convolution with ReLU; `shape` is [outputs, inputs, taps]."""
+        pads = [(shape[2] - 1) * dilation, 0]
+        y = self.add("Conv", [x, self.random(*shape)], strides=[stride], dilations=[dilation], pads=pads)
+        return self.add("Relu", [y])
+
+    def model(self, inputs: dict[str, list[int]], outputs: dict[str, list[int]]) -> onnx.ModelProto:
+        """Return the model with these float32 inputs and outputs; an output has the name of its tensor."""
+        given, made = (
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in one.items()]
+            for one in (inputs, outputs)
+        )
+        graph = helper.make_graph(self.nodes, "workload", given, made, self.weights)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def sensor_tcn() -> tuple[bytes, list[Feeds]]:
+    """Return a causal TCN that classifies 16 s of 16 channels at 256 Hz, and windows of a signal.
+
+    Two strided convolutions make 8 x 256 of 16 x 4096 values; then come 12 residual blocks of 192 channels.
+
+    Source: Bai et al., "An empirical evaluation of generic convolutional and recurrent networks", 2018.
+    """
+    build, width = GraphBuilder(), 192
+    x = build.causal("series", (16, EEG_CHANNELS, 7), stride=4)
+    x = build.causal(x, (8, 16, 5), stride=4)
+    x = build.causal(x, (width, 8, 1))
+    for block in range(12):
+        y = build.causal(x, (width, width, 3), dilation=2 ** (block % 6))
+        y = build.causal(y, (width, width, 3), dilation=2 ** (block % 6))
+        x = build.add("Mul", [build.add("Add", [x, y]), build.weight(np.float32(0.5))])
+    x = build.add("Flatten", [build.add("GlobalAveragePool", [x])])
+    y = build.add("MatMul", [x, build.random(width, 5)])
+    model = build.model({"series": [1, EEG_CHANNELS, EEG_STEPS]}, {y: [1, 5]})
+    draws = np.random.default_rng(1)
+    return model.SerializeToString(), [{"series": _record_series(draws)} for _ in range(SAMPLES)]
+
+
+def _record_series(draws: np.random.Generator) -> NDArray[np.float32]:
+    """Return correlated noise as of an EEG, from a converter of 12 bits; deviation 20 steps."""
+    white = draws.standard_normal((EEG_CHANNELS, EEG_STEPS))
+    mixed = 0.6 * white + 0.4 * white.mean(axis=0) * np.sqrt(EEG_CHANNELS)
+    spectrum = np.fft.rfft(mixed, axis=1)
+    spectrum /= np.maximum(np.fft.rfftfreq(EEG_STEPS, 1 / EEG_HZ), 0.5)  # 1/f in amplitude
+    series = np.fft.irfft(spectrum, EEG_STEPS, axis=1)
+    codes = np.rint(series / series.std() * 20 + 0.8 * white).clip(-2048, 2047)
+    return np.asarray(codes[np.newaxis] * 0.05, np.float32)
+
+
+def tiny_tcn() -> tuple[bytes, list[Feeds]]:
+    """Return the project's TCN of spoken vowels, with its own samples."""
+    path = ROOT / "models" / "tiny" / "japanese_vowels_tcn.onnx"
+    with np.load(path.with_suffix(".eval.npz")) as found:
+        series = found["cepstra"][:SAMPLES]
+    return fix_batch(onnx.load(path)), [{"cepstra": one[np.newaxis]} for one in series]
+
+
+def keyword_spotting() -> tuple[bytes, list[Feeds]]:
+    """Return MFCC as nodes in front of DS-CNN, and one-second samples of voiced sound and noise.
+
+    The Fourier transform is a convolution with 2 x 257 windowed waves, as exporters write it.
+    """
+    build = GraphBuilder()
+    times = np.arange(WINDOW) / WINDOW
+    waves = 2 * np.pi * np.arange(FREQUENCIES)[:, np.newaxis] * times
+    waves = np.stack([np.cos(waves), np.sin(waves)]) * np.hanning(WINDOW)
+    kernel = waves.reshape(2 * FREQUENCIES, 1, WINDOW).astype(np.float32)
+    x = build.add("Conv", ["audio", build.weight(kernel)], strides=[HOP])
+    parts = build.add("Mul", [x, x])
+    parts = build.add("Reshape", [parts, build.weight(np.array([1, 2, FREQUENCIES, -1]))])
+    power = build.add("ReduceSum", [parts, build.weight(np.array([1]))], keepdims=0)
+    power = build.add("Transpose", [power], perm=[0, 2, 1])
+    mel = build.add("MatMul", [power, build.weight(_mel_filters())])
+    log = build.add("Log", [build.add("Add", [mel, build.weight(np.float32(1e-6))])])
+    angles = np.pi / MELS * np.outer(np.arange(MELS) + 0.5, np.arange(CEPSTRA))
+    cepstra = build.add("MatMul", [log, build.weight((np.cos(angles) / 4).astype(np.float32))])
+    frames = 1 + (AUDIO_SAMPLES - WINDOW) // HOP
+    shaped = build.add("Reshape", [cepstra, build.weight(np.array([1, frames, CEPSTRA, 1]))])
+    model = onnx.load_from_string(fix_batch(onnx.load(SHARED / "dscnn_kws_fp32.onnx")))
+    for node in model.graph.node:
+        node.input[:] = [shaped if name == "input" else name for name in node.input]
+    front = build.model({"audio": [1, 1, AUDIO_SAMPLES]}, {})
+    del model.graph.input[:]
+    model.graph.input.extend(front.graph.input)
+    model.graph.initializer.extend(build.weights)
+    nodes = [*build.nodes, *model.graph.node]
+    del model.graph.node[:], model.graph.value_info[:]
+    model.graph.node.extend(nodes)
+    draws = np.random.default_rng(2)
+    return model.SerializeToString(), [{"audio": _record_sound(draws)} for _ in range(SAMPLES)]
+
+
+def _mel_filters() -> NDArray[np.float32]:
+    """Return triangles [frequencies, mels] from 20 to 4,000 Hz."""
+    edges = 700 * (np.exp(np.linspace(*np.log1p(np.array([20, 4000]) / 700), MELS + 2)) - 1)
+    hertz = np.arange(FREQUENCIES)[:, np.newaxis] * AUDIO_HZ / WINDOW
+    rising = (hertz - edges[:-2]) / np.diff(edges)[:-1]
+    falling = (edges[2:] - hertz) / np.diff(edges)[1:]
+    return np.maximum(np.minimum(rising, falling), 0).astype(np.float32)
+
+
+def _record_sound(draws: np.random.Generator) -> NDArray[np.float32]:
+    """Return one second like a spoken word in a room, with 16 bits."""
+    seconds = np.arange(AUDIO_SAMPLES) / AUDIO_HZ
+    pitch = 2 * np.pi * np.cumsum(120 + 40 * np.sin(2 * np.pi * draws.uniform(0.5, 3) * seconds)) / AUDIO_HZ
+    voice = sum(np.sin(pitch * k + draws.uniform(0, 6)) / k for k in range(1, 20))
+    loud = np.exp(-(((seconds - draws.uniform(0.3, 0.7)) / 0.2) ** 2))
+    sound = 0.2 * voice * loud + 0.01 * draws.standard_normal(AUDIO_SAMPLES)
+    return np.asarray(np.rint(sound.clip(-1, 1) * 32767) / 32768, np.float32).reshape(1, 1, -1)
+
+
+def efficientnet() -> tuple[bytes, list[Feeds]]:
+    """Return EfficientNet-Lite0, 18.6 MB, and photographs."""
+    model = fix_batch(onnx.load(SHARED / "efficientnet_lite0_fp32.onnx"))
+    images = [(one.transpose(2, 0, 1)[np.newaxis] - np.float32(127)) / np.float32(128) for one in photos()]
+    return model, [{"input": np.ascontiguousarray(one)} for one in images]
+
+
+def mobilenet() -> tuple[bytes, list[Feeds]]:
+    """Return MobileNet v1 of quarter width, and photographs."""
+    model = fix_batch(onnx.load(SHARED / "mobilenet_v1_025_224_fp32.onnx"))
+    return model, [{"input": one[np.newaxis] / np.float32(127.5) - np.float32(1)} for one in photos()]
+
+
+def many_heads() -> tuple[bytes, list[Feeds]]:
+    """Return MobileNet v1 with eight heads of two convolutions at 14 x 14, all of which an application wants.
+
+    The heads have random weights; the backbone and the photographs are real.
+    """
+    content, feeds = mobilenet()
+    whole = onnx.shape_inference.infer_shapes(onnx.load_from_string(content))
+    model = onnx.utils.Extractor(whole).extract_model(["input"], [FEATURES])
+    build, outputs = GraphBuilder(3), {}
+    for _ in range(HEADS):
+        scales = build.weight(np.array([1, 1, 2, 2], np.float32))
+        x = build.add("Resize", [FEATURES, "", scales], mode="nearest")
+        for _ in range(2):
+            shape = (HEAD_CHANNELS, HEAD_CHANNELS, 3, 3)
+            x = build.add("Relu", [build.add("Conv", [x, build.random(*shape)], pads=[1, 1, 1, 1])])
+        x = build.add("Flatten", [build.add("GlobalAveragePool", [x])])
+        outputs[build.add("MatMul", [x, build.random(HEAD_CHANNELS, CLASSES)])] = [1, CLASSES]
+    heads = build.model({}, outputs)
+    model.graph.node.extend(heads.graph.node)
+    model.graph.initializer.extend(heads.graph.initializer)
+    del model.graph.output[:]
+    model.graph.output.extend(heads.graph.output)
+    return model.SerializeToString(), feeds
+
+
+def photos() -> list[NDArray[np.uint8]]:
+    """Return photographs, uint8 [224, 224, 3] each."""
+    from PIL import Image
+
+    with np.load(SHARED.parent / "data" / "photos128_224.npz") as found:
+        data, offsets = found["jpeg"].tobytes(), found["offset"]
+    files = [data[offsets[n] : offsets[n + 1]] for n in range(SAMPLES)]
+    return [np.asarray(Image.open(io.BytesIO(one)).convert("RGB")) for one in files]
+
+
+def fix_batch(model: onnx.ModelProto) -> bytes:
+    """Return a model that takes one sample a request, without nodes that only compute shapes."""
+    del model.graph.value_info[:]
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if not dim.HasField("dim_value"):
+                dim.dim_value = 1
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = str(Path(folder, "fixed.onnx"))
+        onnxruntime.InferenceSession(model.SerializeToString(), options)
+        return Path(options.optimized_model_filepath).read_bytes()
