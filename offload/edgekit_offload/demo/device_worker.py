@@ -31,7 +31,7 @@ from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
 
-_START_LIMIT_S: Final = 30.0
+_START_LIMIT_S: Final = 60.0
 _FORCED_TIMEOUT_S: Final = 3.0
 _PAUSE_S: Final = 0.01
 _RETRY_S: Final = 0.3

@@ -31,7 +31,7 @@ PHASES: Final = (
 )
 DEVICE_SHARE: Final = 0.2  # of a processor, with root
 _POLL_S: Final = 0.25
-_START_LIMIT_S: Final = 30.0
+_START_LIMIT_S: Final = 90.0
 _WORKER: Final = "edgekit_offload.demo.device_worker"
 LOOPBACK: Final = "127.0.0.1"
 _DEFAULT_PORT: Final = 8000  # in a namespace of its own every port is free

@@ -87,7 +87,7 @@ def _phases(recording: Recording, frame: _TimeFrame) -> Markup:
     scale = [
         el("text", three_digits(highest), x=_LEFT - 6, y=_LINK_TOP + 10, class_="tick", text_anchor="end"),
         el("text", "Mbit/s", x=_LEFT - 6, y=_LINK_TOP + 26, class_="tick", text_anchor="end"),
-        el("text", "0", x=_LEFT - 6, y=_LINK_BOTTOM, class_="tick", text_anchor="end"),
+        el("text", "0", x=_LEFT - 6, y=_LINK_BOTTOM + 4, class_="tick", text_anchor="end"),
     ]
     return el(
         "g",
