@@ -83,7 +83,6 @@ def test_faulty_server_never_changes_an_answer(
 
         def is_used() -> bool:
             np.testing.assert_allclose(session.run({"x": X})["y"], Y)
-            session._device.clear()  # this device seems as slow as the table says
             return session.counts.remote > 0 and session.decision().plan.name == "raw"
 
         wait_until(is_used, "the server is not used")
@@ -107,7 +106,7 @@ def test_server_that_computes_something_else_is_never_used(
     write_offloaded(maker, path, LOCAL, RAW)
     set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
     with offloading(maker, path) as session:
-        assert session.wait_for_probe(30)
+        assert session.wait_for_probe(20)
         for _ in range(5):
             np.testing.assert_allclose(session.run({"x": X})["y"], Y)
         assert session.counts.remote == 0
@@ -126,7 +125,7 @@ def test_server_that_never_answers_or_is_not_there_leaves_all_local(
             listener.close()
         set_server(tmp_path, monkeypatch, f"127.0.0.1:{port}")
         with offloading(maker, path) as session:
-            assert session.wait_for_probe(30)
+            assert session.wait_for_probe(20)
             for _ in range(20):
                 np.testing.assert_allclose(session.run({"x": X})["y"], Y)
             assert session.counts.local == 20

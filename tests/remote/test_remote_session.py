@@ -33,11 +33,7 @@ def test_proved_server_that_is_faster_takes_over(
     with running_linear(maker, tmp_path) as service:
         set_server(tmp_path, monkeypatch, f"127.0.0.1:{service.port}")
         with offloading(maker, path) as session:
-            for _ in range(20):  # costs here are measured first: a slow device in the table is not this one
-                np.testing.assert_allclose(session.run({"x": X})["y"], Y)
-            session._device.clear()
-            session._device.append((0.5, 0.5))  # as if this device were as slow as the table says
-            session._epoch += 1
+            np.testing.assert_allclose(session.run({"x": X})["y"], Y)
             wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
             np.testing.assert_allclose(session.run({"x": X})["y"], Y)
             assert session.counts.remote + session.counts.hedged == 1

@@ -26,6 +26,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     server.add_argument("--ca-file", metavar="FILE", help="PEM file of the authority of its certificate")
     server.add_argument("--prefer", choices=("latency", "energy"), help="(default: as the package says)")
     server.add_argument("--deadline", type=seconds, metavar="S", help="latency that is good enough")
+    server.add_argument("--plan", metavar="NAME", help="always run this plan, to debug it (default: choose)")
     server.add_argument("--json", action="store_true", help="print one JSON object")
     server.set_defaults(run=run_server)
     off = parts.add_parser("off", help="run everything on this device; sessions that are open go on")
@@ -56,6 +57,7 @@ def run_server(arguments: argparse.Namespace) -> Outcome:
             _absolute(arguments.ca_file),
             arguments.prefer,
             arguments.deadline,
+            plan=arguments.plan,
         )
     except ValueError as cause:
         raise ConfigError(str(cause)) from cause

@@ -30,11 +30,13 @@ class Preference:
         deadline_s: latency that is good enough, where energy or capacity counts; None for that of the
             fastest plan, with a tolerance of 5 % or 2 ms.
         radio_w: power of the device's radio while it sends or receives, above idle.
+        plan: name of the plan to run wherever it can be used, or None to choose.
     """
 
     objective: Objective = "latency"
     deadline_s: float | None = None
     radio_w: float = 1.0
+    plan: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class PlanChoice:
         challenges: how often in a row another plan was better than the current one, by less than a switch
             needs.
         cause: why no plan with a server was looked at, or empty.
+        is_forced: whether the plan was asked for by name.
     """
 
     plan: OffloadPlan
@@ -59,11 +62,14 @@ class PlanChoice:
     other_s: float = math.inf
     challenges: int = 0
     cause: str = ""
+    is_forced: bool = False
 
     @property
     def reason(self) -> str:
         """Why, in one sentence for people."""
         own = f"{self.plan.name} takes {self.predicted_s * _MS:.3g} ms"
+        if self.is_forced:
+            return f"{self.plan.name} was asked for by name"
         if self.cause:
             return f"{self.cause}; {own}"
         link = self.conditions.link
@@ -111,9 +117,18 @@ def choose(
         for plan in table.plans
         if plan.tail is None or (not cause and (usable is None or plan.name in usable))
     ]
+    forced = preference.plan
+    if forced is not None:
+        if forced not in {plan.name for plan in table.plans}:
+            cause = f"the package has no plan '{forced}', which was asked for"
+        elif forced not in {plan.name for plan in plans} and local is not None:
+            cause = cause or f"the server has not proved '{forced}' yet, which was asked for"
+        plans = [plan for plan in plans if plan.name == forced] or ([local] if local is not None else [])
     if not plans:  # the model is too large for this device, so a bad server is better than none
         plans = list(table.plans)
     seconds = {plan.name: predict_s(plan, conditions) for plan in plans}
+    if forced is not None and plans[0].name == forced:
+        return PlanChoice(plans[0], seconds[forced], conditions, cause=cause, is_forced=True)
     limit_s = _limit(seconds, preference)
     costs = {plan.name: _cost(plan, conditions, seconds[plan.name], limit_s, preference) for plan in plans}
     best = min(plans, key=lambda plan: costs[plan.name])

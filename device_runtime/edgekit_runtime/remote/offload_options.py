@@ -26,7 +26,8 @@ class OffloadOptions:
         prefer: `latency` or `energy`; None for what the package was planned for.
         deadline_s: latency that is good enough, where energy or capacity counts.
         hedge_share: computing time that hedged requests may waste, as a share of running all locally.
-        timeout_s: limit of one request where the model cannot run here.
+        timeout_s: limit of one request where the model cannot run here, or a plan was asked for.
+        plan: name of the plan to run wherever the server can, for debugging; None to choose.
 
     Raises:
         ValueError: the address is none.
@@ -39,6 +40,7 @@ class OffloadOptions:
     deadline_s: Annotated[float, Range(0, 3600)] | None = None
     hedge_share: Annotated[float, Range(0, 1)] = 0.15
     timeout_s: Annotated[float, Range(0.01, 3600)] = 10.0
+    plan: str | None = None
 
     def __post_init__(self) -> None:
         """Check the address."""

@@ -84,16 +84,18 @@ class _Way:
         self._shown = shown
         self._codecs = {name: MediaCodec.parse(codec) for name, codec in plan.media.items()}
 
+    def open_head(self) -> Session | None:
+        """Return the head, loaded; None where the inputs are sent as they are."""
+        with self._lock:
+            if self._head is None and self.plan.head is not None:
+                view = self._package.select_submodel(self.plan.head)
+                self._head = open_choice(view, view.manifest.backend, self._threads)
+            return self._head
+
     def run_head(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs of the head; none where the inputs are sent as they are."""
-        if self.plan.head is None:
-            return {}
-        if self._head is None:
-            with self._lock:
-                if self._head is None:
-                    view = self._package.select_submodel(self.plan.head)
-                    self._head = open_choice(view, view.manifest.backend, self._threads)
-        return self._head.run(inputs)
+        head = self._head or self.open_head()
+        return {} if head is None else head.run(inputs)
 
     def prepare(
         self,
@@ -201,7 +203,9 @@ class RemoteSession:
         self._ways = {plan.name: _Way(plan, package, threads) for plan in table.plans if plan.tail}
         self._tables = {1: table}
         self._has_rows = local is not None and has_free_rows(local)
-        self._preference = Preference(options.prefer or table.objective, options.deadline_s)
+        self._preference = Preference(
+            options.prefer or table.objective, options.deadline_s, plan=options.plan
+        )
         self._server = OffloadServer(options.address, options.read_token())
         self._estimate, self._breaker = LinkEstimate(), CircuitBreaker()
         self._device: deque[tuple[float, float]] = deque(maxlen=_RECENT)
@@ -294,10 +298,10 @@ class RemoteSession:
 
     def _run_split(self, decision: PlanChoice, inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
         way = self._ways[decision.plan.name]
+        for spec in self.inputs:
+            spec.check(inputs.get(spec.name))
         began_s = time.monotonic()
         try:
-            for spec in self.inputs:
-                spec.check(inputs.get(spec.name))
             made = way.run_head(inputs)
             if decision.plan.escalation is not None and _is_sure(made, decision.plan.escalation):
                 self.counts.local += 1
@@ -335,10 +339,11 @@ class RemoteSession:
             pending = self._server.send(request, self._options.timeout_s, finish)
             pending.done.wait()
             return self._take(pending)
-        timeout_s = max(1.0, 4 * expected_s)
+        timeout_s = self._options.timeout_s if decision.is_forced else max(1.0, 4 * expected_s)
         pending = self._server.send(request, timeout_s, finish)
         self._credit_s = min(self._credit_s + self._options.hedge_share * local_s, 3 * local_s)
-        if not pending.done.wait(self._allow_s(expected_s, local_s)):
+        allowed_s = timeout_s if decision.is_forced else self._allow_s(expected_s, local_s)
+        if not pending.done.wait(allowed_s):
             return self._hedge(pending, inputs, rows, backups)
         reply = pending.reply
         if reply is not None and reply.outputs is not None:
@@ -387,7 +392,11 @@ class RemoteSession:
         with self._lock:
             epoch, now_s = self._epoch, time.monotonic()
             known = self._decisions.get(rows)
-            usable = {name for name, way in self._ways.items() if way.is_proved}
+            usable = {
+                name
+                for name, way in self._ways.items()
+                if way.is_proved and (rows == 1 or not way.plan.media)  # a file holds one row
+            }
             decision = choose(
                 self._table(rows),
                 self._conditions(now_s),
@@ -455,7 +464,7 @@ class RemoteSession:
         if reply.outputs is not None:
             with self._lock:
                 self._note_times(plan, rows, reply.times)
-                server_s = self._server_s(plan, rows, reply.times)
+                server_s = self._server_s(plan, rows, reply)
                 self._estimate.note(now_s, dataclasses.replace(reply.exchange, server_s=server_s))
                 late_s = abs(reply.exchange.elapsed_s - expected_s)
                 self._spread_s += (min(late_s, 2 * expected_s) - self._spread_s) / 4
@@ -487,10 +496,12 @@ class RemoteSession:
         if times.compute_s is not None and plan.costs.server_s > 0:
             self._compute.append((times.compute_s, plan.costs.server_s * rows))
 
-    def _server_s(self, plan: OffloadPlan, rows: int, times: ServerTimes) -> float:
+    def _server_s(self, plan: OffloadPlan, rows: int, reply: Reply) -> float:
+        times = reply.times
         if times.compute_s is not None:
             return times.compute_s + (times.queue_s or 0.0)
-        return plan.costs.server_s * rows
+        moving_s = self._estimate.rtt_s or 0.0  # this server may be faster than the table says
+        return min(plan.costs.server_s * rows, max(0.0, reply.exchange.elapsed_s - moving_s))
 
     # Probes
 
@@ -527,7 +538,10 @@ class RemoteSession:
             best = dataclasses.replace(
                 conditions, link=LinkState(_MANY_BITS_PER_S, _MANY_BITS_PER_S, rtt_s, 1e9)
             )
+            asked = self._preference.plan
             ways = [way for way in self._ways.values() if now_s >= way.retry_s]
+            if asked is not None:
+                return next((way for way in ways if way.plan.name == asked and not way.is_proved), None)
             unproved = [way for way in ways if not way.is_proved and self._is_cheap(way, conditions)]
             if unproved:
                 return min(unproved, key=lambda way: way.plan.costs.upload_bytes)
@@ -576,6 +590,7 @@ class RemoteSession:
             self._disprove(way)
             wrong = next(check.message for check in test.checks if not check.passed)
             raise BackendError(f"{way.plan.tail} computes something else there: {wrong}")
+        way.open_head()  # here, because a request of the application shall not wait for it
         way.is_proved = True
         self._note(way.plan, rows, reply, reply.exchange.elapsed_s, is_late=False)
 
