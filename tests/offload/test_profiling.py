@@ -9,7 +9,13 @@ import onnx.parser
 import pytest
 
 from edgekit_offload.partition.split import split_model
-from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels, time_models
+from edgekit_offload.profiling.machine import (
+    Machine,
+    RunnableGraph,
+    find_overhead,
+    profile_kernels,
+    time_models,
+)
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile, write_profile
 from edgekit_offload.profiling.planning_graph import join_profiles
 from edgekit_runtime.errors import CutError
@@ -127,3 +133,22 @@ def test_split_over_an_8_bit_skip_sends_what_the_joined_graph_says() -> None:
     )
     split = split_model(model.SerializeToString(), {0, 1, 2})
     assert {spec.name: spec.dtype for spec in split.sent} == {"q": "int8", "a": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "whole_s", "overhead_s"),
+    [
+        ([1.0, 2.0, 3.0], 5.7, 0.1),
+        ([0.05, 2.0, 3.0], 4.75, 0.05),  # no kernel took less than what profiling adds
+        ([1.0, 2.0, 3.0], 6.6, 0.0),
+        ([], 1.0, 0.0),
+        ([0.0, 0.0], 1.0, 0.0),
+    ],
+)
+def test_kernels_without_what_profiling_adds_sum_up_to_a_run(
+    seconds: list[float], whole_s: float, overhead_s: float
+) -> None:
+    found_s, scale = find_overhead(seconds, whole_s)
+    assert found_s == pytest.approx(overhead_s)
+    if sum(seconds):
+        assert sum((one - found_s) * scale for one in seconds) == pytest.approx(whole_s)

@@ -41,8 +41,10 @@ _NODE_BYTES: Final = 150  # of the file of a graph without weights, at least
 _MIN_ROUNDS: Final = 5
 _MAX_ROUNDS: Final = 2000
 _WARMUP_ROUNDS: Final = 3
-_BLOCK_S: Final = 0.05
-_PAUSE_S: Final = 0.02  # before a run: a request comes after a while, to a device that was idle
+# Before a run: a request comes after a while, and finds caches, TLBs and branch predictors in use by others.
+# Small models then take 1.4 to 2.6 times as long as runs in a row, processor time too, whether the processor
+# sleeps meanwhile or not; pauses of 100 ms add another 5 to 10 %.
+PAUSE_S: Final = 0.02
 _REQUEST_SHARE: Final = 0.2  # of the time of a job
 _QUARTER: Final = 4
 _KERNEL_SUFFIX: Final = "_kernel_time"
@@ -131,7 +133,7 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Time of one run.
+    """Time of one run after a pause of 20 ms.
 
     Attributes:
         seconds: the median; under a quota of processor time the mean, since a median leaves out the waits.
@@ -228,7 +230,7 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
     with tempfile.TemporaryDirectory(prefix="edgekit-measure-") as folder:
         if job.kind == "profile":
             measured = _profile(facts, job, blobs, Path(folder), average)
-            request = measure_request(_PAUSE_S, job.seconds * _REQUEST_SHARE, facts.quota or 1.0)
+            request = measure_request(PAUSE_S, job.seconds * _REQUEST_SHARE, facts.quota or 1.0)
             return replace(measured, request=request)
         runs = [_open(graph, blobs, Path(folder), number) for number, graph in enumerate(job.graphs)]
         seconds: list[list[float]] = [[] for _ in runs]
@@ -303,14 +305,10 @@ def _find_quota() -> float | None:
 def _profile(
     facts: MachineFacts, job: Job, blobs: Sequence[memoryview], folder: Path, average: Statistic
 ) -> Measured:
-    """Return times of a graph's nodes, and of whole runs that were not profiled, in turn with the others.
-
-    Blocks of runs take turns, not single runs: each session has weights of its own, which would drive those
-    of the other out of the caches.
-    """
+    """Return times of a graph's nodes, and of whole runs that were not profiled, in turn with the others."""
     graph = job.graphs[0]
     plain = _open(graph, blobs, folder, 0)
-    obstacle, session = "", None
+    obstacle, session, profiled = "", None, plain
     try:
         profiled, session = _open_profiled(graph, blobs, folder)
         profiled()
@@ -323,15 +321,11 @@ def _profile(
     for _ in range(_WARMUP_ROUNDS):
         plain()
     seconds: list[float] = []
-    rounds, until_s = 0, time.monotonic() + job.seconds
+    until_s = time.monotonic() + job.seconds
     while len(seconds) < _MAX_ROUNDS and (len(seconds) < _MIN_ROUNDS or time.monotonic() < until_s):
-        block_s = time.monotonic() + _BLOCK_S
-        while not seconds or time.monotonic() < block_s:
-            seconds.append(_time(plain))
-        block_s = time.monotonic() + _BLOCK_S
-        while session is not None and rounds < most and (not rounds or time.monotonic() < block_s):
-            profiled()
-            rounds += 1
+        seconds.append(_time(plain))
+        if session is not None and len(seconds) <= most:
+            _time(profiled)
     whole = _summarise(seconds, average)
     if session is None:
         return Measured(facts, (whole,), obstacle=obstacle)
@@ -478,6 +472,8 @@ def _average_middle(values: Sequence[float]) -> float:
 
 
 def _time(run: Callable[[], object]) -> float:
+    """Return the time of a run after a pause."""
+    time.sleep(PAUSE_S)
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin

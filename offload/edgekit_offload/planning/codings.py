@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgekit_offload.cuts.kernel_graph import KernelGraph
 from edgekit_offload.planning.costs import CodedTensors
 from edgekit_runtime.errors import CutError
+from edgekit_runtime.remote.measure import PAUSE_S
 from edgekit_runtime.tensors import Array
 
 FAMILIES: Final = ("raw", "int8", "int4")
@@ -124,9 +125,13 @@ def run_seconds(model: bytes, feeds: Feeds) -> float:
 
 
 def median_s(call: Callable[[], object]) -> float:
-    """Return the median time of a call on this machine; the first calls, which may import, do not count."""
+    """Return the median time of a call on this machine after a pause, as machines measure models.
+
+    The first calls, which may import, do not count.
+    """
     times = []
     for _ in range(_WARMUP + _ROUNDS):
+        time.sleep(PAUSE_S)
         begin_s = time.perf_counter()
         call()
         times.append(time.perf_counter() - begin_s)

@@ -36,7 +36,12 @@ _LAYOUT_OPS: Final = frozenset({"ReorderInput", "ReorderOutput", "Transpose", "C
 
 
 def read_kernels(
-    model: onnx.ModelProto, optimised: onnx.ModelProto, nodes: Sequence[NodeTiming], scale: float
+    model: onnx.ModelProto,
+    optimised: onnx.ModelProto,
+    nodes: Sequence[NodeTiming],
+    *,
+    overhead_s: float,
+    scale: float,
 ) -> tuple[tuple[KernelTime, ...], dict[str, int]]:
     """Return the kernels of a profile, and the size in bytes of the tensors that they write.
 
@@ -44,7 +49,8 @@ def read_kernels(
         model: the model as it was given to onnxruntime.
         optimised: what onnxruntime made of it.
         nodes: times of the nodes of `optimised`.
-        scale: factor for all times.
+        overhead_s: what profiling added to each node.
+        scale: factor for what is left of all times.
 
     Raises:
         CutError: the times are not of this graph.
@@ -68,7 +74,7 @@ def read_kernels(
                 op=node.op_type,
                 reads=tuple(dict.fromkeys(names.get(tensor, tensor) for tensor in reads)),
                 writes=tuple(dict.fromkeys(names.get(tensor, tensor) for tensor in outputs)),
-                seconds=timing.timing.seconds * scale,
+                seconds=(timing.timing.seconds - overhead_s) * scale,
                 spread=timing.timing.spread,
                 weights_bytes=sum(weights.get(tensor, 0) for tensor in set(node.input)),
             )

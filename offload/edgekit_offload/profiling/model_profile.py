@@ -59,12 +59,15 @@ class ModelProfile:
         label: `emulated` if the machine was slowed down to stand for another.
         whole_s, whole_spread: time of a run of the whole model without profiling, and the distance of the
             quartiles as a share of the median.
-        scale: factor by which the times of the kernels were multiplied so that they sum up to `whole_s`;
-            far from 1 says that profiling disturbed the run. 0 without kernels.
+        scale: factor by which the times of the kernels were multiplied, after `overhead_s` was subtracted, so
+            that they sum up to `whole_s`; far below 1 says that profiling disturbed the run, above 1 that the
+            run takes time beside its kernels. 0 without kernels.
         inputs, outputs: names of the model's tensors.
         tensors: name -> size in bytes, of inputs and of what kernels write, at the shapes of the run.
         kernels: in the order in which they ran; empty where only whole runs could be measured.
         obstacle: why there are no kernels, or why the model cannot be split; empty if it can.
+        overhead_s: what profiling added to each kernel: the sum of all kernels less the whole run, by their
+            number, and at most the time of the shortest kernel.
         request: what a request takes on this machine beside the model, where it asks another one.
     """
 
@@ -81,6 +84,7 @@ class ModelProfile:
     tensors: Mapping[str, Annotated[int, Range(0, 1 << 50)]]
     kernels: tuple[KernelTime, ...] = ()
     obstacle: str = ""
+    overhead_s: _Seconds = 0.0
     request: RequestCost = field(default_factory=RequestCost)
 
     @property

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 10  # kernels
 _NAME_CHARS = 30  # of a name that converters made of several, so that a row fits into a line
+_LEAST_SCALE, _MOST_SCALE = 0.8, 1.25  # of the kernels, so that they sum up to a whole run
 _UNSTEADY = 0.25  # quartiles apart by this share of the median
 
 
@@ -110,6 +111,8 @@ def _describe(output: Path, profile: ModelProfile, cuts: int, link: LinkProbe | 
         "whole_s": profile.whole_s,
         "whole_spread": profile.whole_spread,
         "scale": profile.scale,
+        "overhead_s": profile.overhead_s,
+        "request": to_plain(profile.request),
         "kernels": len(profile.kernels),
         "cut_points": cuts,
         "obstacle": profile.obstacle,
@@ -133,6 +136,9 @@ def _show(console: Console, output: Path, profile: ModelProfile, cuts: int, link
         title = f"Kernels: {len(profile.kernels)}, the slowest"
         print_section(console, title, [_row(kernel, profile) for kernel in slowest])
         print_section(console, "Cuts", [("tensors behind which it can be cut", f"{cuts}")])
+    request = profile.request
+    each = f"{request.fixed_s * 1e3:.2f} ms, and {request.byte_s * 1e9:.1f} ms for each MB"
+    print_section(console, "A request to another machine, beside link and model", [("takes here", each)])
     if link is not None:
         print_section(console, f"Link to {link.server}", _link_rows(link))
     console.print()
@@ -166,8 +172,10 @@ def _warnings(profile: ModelProfile) -> Iterator[str]:
         yield "the runs vary much; something else uses this machine. Measure again at rest."
     if machine.load is not None and machine.load > machine.cores:
         yield f"the load average was {machine.load:.1f} on {machine.cores} cores. Measure again at rest."
-    if profile.kernels and not 0.8 <= profile.scale <= 1.25:
+    if profile.kernels and profile.scale < _LEAST_SCALE:
+        yield f"profiling took {1 / profile.scale:.2f} times the plain run: the shares of kernels are rough."
+    if profile.scale > _MOST_SCALE:
         yield (
-            f"profiling took {1 / profile.scale:.2f} times the plain run, so the shares of kernels are rough;"
-            " such a short model is measured as a whole."
+            f"{1 - 1 / profile.scale:.0%} of the run pass beside its kernels, and are spread over them:"
+            " such a short model gains little from a split."
         )
