@@ -198,7 +198,7 @@ def _way_row(result: PlanningResult, number: int, way: Way) -> Markup:
         el("td", _NONE if is_local else show_ms(costs.server_s), class_="n"),
         el("td", _NONE if is_local else show_bytes(costs.upload_bytes), class_="n"),
         el("td", _NONE if is_local else show_bytes(costs.download_bytes), class_="n"),
-        el("td", show_accuracy_change(way.plan.accuracy_change), class_="n"),
+        el("td", _NONE if is_local else show_accuracy_change(way.plan.accuracy_change), class_="n"),
         el("td", _NONE if is_local else _show_leakage(way.plan.leakage_db), class_="n"),
         el("td", badge(way.label)),
         el("td", _where_best(result, way), class_="where"),
