@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "models" / "models"
 TOKEN = "token-of-an-emulated-server"  # noqa: S105  # of an emulated server
 PORT = 8443
-START_LIMIT_S = 60.0
+START_LIMIT_S = 180.0
 
 Feeds = dict[str, NDArray[Any]]
 

@@ -147,7 +147,8 @@ def run_workload(name: str, workload: Workload, seconds: float) -> dict[str, Any
 
 
 def few_ways(ways: Sequence[PlannedWay]) -> list[PlannedWay]:
-    """Return all whole-model ways, and those cuts that are predicted best at some link."""
+    """Return the whole-model ways that will run, and those cuts that are predicted best at some link."""
+    ways = [way for way in ways if min(way.predicted_ms) <= LONGEST_MS]
     cuts = [way for way in ways if way.kind == "cut"]
     table = np.array([way.predicted_ms for way in cuts]).reshape(len(cuts), -1)
     ranks = (table / table.min(axis=0)).min(axis=1) if cuts else []

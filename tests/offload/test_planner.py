@@ -301,6 +301,24 @@ def test_cuts_are_extracted_and_measured_as_they_are() -> None:
             assert way.plan.costs.upload_bytes <= sent_bytes + 500  # and what describes it
 
 
+def test_split_that_answers_one_output_on_the_device_is_compared_output_by_output() -> None:
+    proto = onnx.load_from_string(narrowing_model(16, 64))
+    proto.graph.node[2].input[0] = "t1"  # two heads on what the first kernel makes
+    proto.graph.output.insert(0, helper.make_tensor_value_info("t2", TensorProto.FLOAT, [1, 4, 8, 8]))
+    content, feeds = proto.SerializeToString(), noise(16, 64)
+    machine = Machine.parse("local")
+    measured = MeasuredCuts(content, feeds, machine, machine, 0.1)
+    made = inputs_of(content, [0.005, 0.0001, 0.5], [0.001, 0.002, 0.002], feeds)
+    result = plan(replace(made, realise=measured))
+    mixed = [
+        way
+        for way in result.ways
+        if way.name in measured.splits
+        and [one.name for one in measured.splits[way.name].tail.outputs] == ["t3"]
+    ]
+    assert [way.plan.accuracy_change for way in mixed if way.name.endswith("raw")] == [0.0]
+
+
 def test_leakage_of_the_input_itself_is_total_and_that_of_a_cut_is_measured() -> None:
     content = narrowing_model(16, 64)
     leakage_db = leakage_of(content, noise(16, 64, count=30))
