@@ -292,7 +292,7 @@ def _show_certificate(certificate: Certificate | None) -> str:
     tried = f" ({certificate.placements:,})" if certificate.placements else ""
     how = f"{_PROOFS.get(certificate.proof, certificate.proof)}{tried}"
     gap = (
-        "nothing costs less"
+        "no split costs less"
         if certificate.gap <= 0
         else f"at most {100 * certificate.gap:.2g} % above the best"
     )
