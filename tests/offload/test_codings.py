@@ -92,6 +92,18 @@ def test_codes_with_a_range_are_half_a_step_away_at_most(
     assert (apart <= half * 1.001 + 1e-6).all()  # the last bits of float32
 
 
+@pytest.mark.parametrize(("kind", "ranges"), [("int8", 1), ("int4", 3)])
+def test_codes_of_4_bits_have_a_range_for_each_channel(kind: str, ranges: int) -> None:
+    scales = np.float32([1, 100, 0.01]).reshape(1, 3, 1, 1)
+    x = np.random.default_rng(8).normal(size=(2, 3, 8, 8)).astype(np.float32) * scales
+    sent, restored = send(upload_identity((3, 8, 8), Coding(kind)), x)  # type: ignore[arg-type]
+    assert sent["x.range"].shape == (2, 2, ranges)
+    spans = np.ptp(x.reshape(2, 3, -1) if ranges == 3 else x.reshape(2, 1, -1), axis=2)
+    half = spans.max(axis=0) / (15 if kind == "int4" else 255) / 2
+    apart = np.abs(restored - x).max(axis=(0, 2, 3))
+    assert (apart <= half * 1.001 + 1e-6).all()  # the last bits of float32
+
+
 def test_rows_do_not_depend_on_their_neighbours() -> None:
     x = np.random.default_rng(5).normal(size=(4, 3, 6, 6)).astype(np.float32)
     split = upload_identity((3, 6, 6), Coding("int8"))

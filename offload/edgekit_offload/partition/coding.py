@@ -58,12 +58,13 @@ class Coding:
             codes of 8-bit data behind a preprocessing; `pixels`: the same as [N, H, W, C] for image codecs;
             `delta`: int16 differences along time; `samples`: int16 [N, T] for audio codecs.
         lattices: tensor -> what its codes stand for; for the last four kinds.
-        per_channel: whether `int8` and `int4` take a range for each channel (axis 1) of a sample.
+        per_channel: whether `int8` and `int4` take a range for each channel (axis 1) of a sample; None does for
+            `int4` alone, which loses many points with one range for a sample (benchmarks/offload_codec.py).
     """
 
     kind: CodingKind = "raw"
     lattices: Mapping[str, Lattice] = field(default_factory=dict)
-    per_channel: bool = False
+    per_channel: bool | None = None
 
 
 RAW: Final = Coding()
@@ -160,7 +161,7 @@ def _by_range(spec: TensorSpec, coding: Coding, sizes: Sequence[int], opset: int
     The range is sent beside the codes as float32 [N, 2, channels]: the smallest value, and the step.
     """
     levels, rank = _LEVELS[coding.kind], len(sizes) + 1
-    by_channel = coding.per_channel and rank > 2
+    by_channel = (coding.kind == "int4" if coding.per_channel is None else coding.per_channel) and rank > 2
     channels, ones = (sizes[0], [1] * (rank - 2)) if by_channel else (1, [1] * (rank - 2))
     axes = range(2 if by_channel else 1, rank)
     count = int(np.prod(sizes))
