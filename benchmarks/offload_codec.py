@@ -3,13 +3,14 @@
     PYTHONPATH=device_runtime:toolkit:offload .venv/bin/python benchmarks/offload_codec.py [--json FILE]
 
 At three to five cuts of each model of models/tiny and ../shared/models with labelled samples, and of the int8
-forms that `edgekit package` makes of two of them; without ../shared/models the first alone. Under five minutes
-on two cores. `--only NAME` measures one model.
+forms that `edgekit package` makes of two of them; without ../shared/models the first alone. Under five
+minutes on two cores. `--only NAME` measures one model.
 
 A cut sends one tensor where the model has such places. The accuracy is top-1 in points against the same model
-uncut; photographs without labels are held against the float model's own answer. One sample is 100/n points, and
-no smaller change can be seen: so the table has the answers that differ, and the largest change of a score as a
-share of the range of all scores, too. Times are of one row, head and tail with coding less those without.
+uncut; photographs without labels are held against the float model's own answer. One sample is 100/n points,
+and no smaller change can be seen: so the table also has the answers that differ, and the largest change of a
+score as a share of the range of all scores. Times are of one row: head and tail with coding less those
+without.
 """
 
 import telemetry_off  # noqa: F401
@@ -45,12 +46,7 @@ from works import SHARED, WORKS, MissingError
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "models" / "tiny"
-CODINGS = {
-    "int8": Coding("int8"),
-    "int8 per channel": Coding("int8", per_channel=True),
-    "int4 per sample": Coding("int4", per_channel=False),
-    "int4": Coding("int4"),  # per channel
-}
+CODINGS = {"int8": Coding("int8"), "int4": Coding("int4")}
 OPTIONS = OrtOptions(threads=2, weights="model.onnx")
 LAYERS = frozenset({"Conv", "Gemm", "MatMul"})
 PACKAGED = {"resnet8": "140kB", "vww": "450kB"}  # work -> a size that only int8 forms keep
@@ -148,10 +144,19 @@ def _packaged(work: Any, folder: Path) -> Subject:
     """The int8 form that `edgekit package` chooses; it is not in the float model's package."""
     model, calibration, evaluation = work.prepare()
     command = [sys.executable, "-m", "edgekit_toolkit", "package", model, "--target", "x86-64"]
-    command += ["--backend", "ort", "--budget", f"size={PACKAGED[work.name]},drop=5%", "--search-seconds", "0"]
+    command += [
+        "--backend",
+        "ort",
+        "--budget",
+        f"size={PACKAGED[work.name]},drop=5%",
+        "--search-seconds",
+        "0",
+    ]
     command += ["--calibration", calibration, "--eval", evaluation, "--out", folder]
     environment = {**os.environ, "EDGEKIT_HOME": str(folder)}
-    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        list(map(str, command)), env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise MissingError(f"edgekit package: {done.stderr.strip()[-300:]}")
     path = next(folder.glob(f"{model.stem}*.edgepkg"))
@@ -192,7 +197,7 @@ def measure(subject: Subject) -> Iterator[Row]:
 def find_cuts(whole: SourceModel, count: int) -> list[tuple[range, SplitModels]]:
     """Return cuts that are spread over the model: those that send the fewest tensors.
 
-    They lie behind the first layer: before it a cut sends the input, for which uploads have codes of their own.
+    They lie behind the first layer: before it a cut sends the input, which uploads code in another way.
     """
     splits: dict[tuple[str, ...], tuple[range, SplitModels]] = {}
     types = [node.op_type for node in whole.proto.graph.node]
@@ -257,7 +262,8 @@ def _median_ms(session: OrtSession, feeds: dict[str, Any]) -> float:
 def print_row(row: Row) -> None:
     """Print a line of the table."""
     print(
-        f"{row.model:23} {row.sent[-28:]:28} {row.coding:16} {row.change_points:+6.2f} of {100 / row.samples:4.2f}"
+        f"{row.model:23} {row.sent[-28:]:28} {row.coding:6}"
+        f" {row.change_points:+6.2f} of {100 / row.samples:4.2f}"
         f" {row.changed:4} {row.largest_change:8.2%} {row.raw_bytes:7} -> {row.zstd_bytes:6}"
         f" {row.encode_ms:+7.3f} {row.decode_ms:+7.3f}",
         flush=True,
@@ -271,7 +277,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the results")
     arguments = parser.parse_args()
     print(
-        f"{'model':23} {'sent tensor':28} {'coding':16} {'points of 1':>14} other {'largest':>8}"
+        f"{'model':23} {'sent tensor':28} {'coding':6} {'points of 1':>14} other {'largest':>8}"
         f" {'bytes -> with zstd':>17} {'encode':>7} {'decode':>7} ms"
     )
     rows: list[Row] = []

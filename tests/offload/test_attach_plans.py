@@ -54,7 +54,7 @@ def splits() -> dict[str, SplitModels]:
     return {
         "raw": whole_upload(content),
         "cut4-raw": split_model(content, range(4)),
-        "cut8-int8": split_model(content, range(8), Coding("int8", per_channel=True)),
+        "cut8-int8": split_model(content, range(8), Coding("int8")),
     }
 
 
