@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.dataclass_json import from_plain
-from edgekit_runtime.errors import CutError
+from edgekit_runtime.errors import CutError, ModelError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.cut_table import read_cut_table
 from edgekit_runtime.system.paths import find_keys_folder
@@ -109,3 +109,16 @@ def test_package_that_was_planned_carries_the_cut_table(
         assert table.local is not None
         heads = {one.head for one in table.plans if one.head is not None}
         assert heads <= {one.name for one in opened.manifest.submodels}
+
+
+def test_samples_are_made_up_where_none_are_given_and_the_plan_says_so(tmp_path: Path) -> None:
+    machines = ("--device", "local", "--server", "local", "--seconds", "0.1")
+    invoke(MODEL, *machines, "-o", tmp_path, "--bandwidth", "10")
+    result = from_plain(PlanningResult, json.loads((tmp_path / "digits_cnn.plan.json").read_text()))
+    assert any("generated inputs" in one and "--samples" in one for one in result.warnings)
+    assert all(way.plan.leakage_db is None for way in result.ways)
+
+
+def test_tflite_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="--backend ort"):
+        invoke(tmp_path / "model.tflite", "--device", "local", "--server", "local")

@@ -54,7 +54,9 @@ class Leakage:
     held_out_samples: int
 
 
-def measure_leakage(inputs: ArrayLike, sent: Sequence[ArrayLike], *, seed: int = 0) -> Leakage:
+def measure_leakage(
+    inputs: ArrayLike, sent: Sequence[ArrayLike], *, seed: int = 0, most_values: int = MAX_VALUES
+) -> Leakage:
     """Return how well a linear attacker rebuilds the input from what a cut sends.
 
     Time and memory are bounded by `MAX_SAMPLES`, `MAX_VALUES` and `MAX_FEATURES`: at most about 10 s of one
@@ -65,6 +67,7 @@ def measure_leakage(inputs: ArrayLike, sent: Sequence[ArrayLike], *, seed: int =
             distinct: windows that overlap would stand on both sides of the test.
         sent: tensors [samples, ...] as the server decodes them, so that the loss of the coding counts.
         seed: of the order of the samples, and of what is sampled and grouped.
+        most_values: of an input that are rebuilt; fewer take less time, and the mean error is less sure.
 
     Raises:
         CutError: there are too few samples, their numbers differ, no input varies, or a value is not finite.
@@ -80,7 +83,7 @@ def measure_leakage(inputs: ArrayLike, sent: Sequence[ArrayLike], *, seed: int =
             "and the same number of each; pass more samples, and what the cut sends for each"
         )
     order = rng.permutation(count)[:MAX_SAMPLES]
-    values = np.sort(rng.permutation(source.shape[1])[:MAX_VALUES])
+    values = np.sort(rng.permutation(source.shape[1])[:most_values])
     wanted = _finite(source[np.ix_(order, values)], "inputs")
     scale = float(wanted.max() - wanted.min())
     if scale <= 0:

@@ -123,6 +123,7 @@ class PlanInputs:
         realise: extracts and measures; None plans from sums over kernels alone.
         leakage_db: of the tensors that are sent, by name; None measures none.
         most_leakage_db: limit on it.
+        notes: what the user should know of profiles and samples before trusting the result.
     """
 
     name: str
@@ -142,6 +143,7 @@ class PlanInputs:
     realise: Realise | None = None
     leakage_db: Callable[[Sequence[SentTensor]], float | None] | None = None
     most_leakage_db: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -186,6 +188,8 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     drafts = _apply(drafts, realised, refusals)
     for draft in drafts:
         draft.plan = _add_request(draft.plan, inputs.device)
+    if inputs.leakage_db is not None:
+        progress("attacking what is sent", None, None)
     drafts = _limit_leakage(inputs, drafts, refusals)
     if not drafts:
         raise CutError("no way is left that keeps the limits: " + " ".join(one.reason for one in refusals))
@@ -529,7 +533,8 @@ def _tiers(inputs: PlanInputs, costs: GraphCosts | None) -> tuple[TierPlan, ...]
 
 
 def _warn(inputs: PlanInputs, drafts: Sequence[_Draft]) -> list[str]:
-    warnings = [
+    warnings = list(inputs.notes)
+    warnings += [
         f"The times of {profile.measured_on} vary by {profile.whole_spread:.0%} between the quartiles:"
         " measure again at rest."
         for profile in (inputs.device, inputs.server)

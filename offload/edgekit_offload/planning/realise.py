@@ -5,7 +5,9 @@ Compression and media codecs are timed on this machine, and scaled by the speed 
 nothing.
 """
 
+import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,9 +20,16 @@ import onnxruntime
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.source_model import SourceModel
 from edgekit_offload.partition.split import WEIGHTS_PATH, Part, SplitModels, split_model, whole_upload
-from edgekit_offload.planning.codings import Feeds, compressed_bytes, median_s, open_model, restore
+from edgekit_offload.planning.codings import (
+    Feeds,
+    compressed_bytes,
+    median_s,
+    open_model,
+    restore,
+    run_seconds,
+)
 from edgekit_offload.planning.costs import MESSAGE_BYTES, TENSOR_BYTES
-from edgekit_offload.planning.leakage import MAX_DB, measure_leakage
+from edgekit_offload.planning.leakage import MAX_DB, MAX_VALUES, measure_leakage
 from edgekit_offload.planning.planner import CutCandidate, Realised
 from edgekit_offload.planning.result import Label, Refusal, SentTensor
 from edgekit_offload.planning.ways import UploadWay
@@ -31,6 +40,9 @@ from edgekit_runtime.remote.cut_table import LOCAL, Compression, OffloadPlan, Pl
 from edgekit_runtime.tensors import Array
 
 _LEAST_CLASSES: Final = 2
+_RUNS_S: Final = 0.5  # of the model for one attack, where time is limited
+_LEAST_ATTACKED: Final = 40  # samples
+_FEW_VALUES: Final = 256  # of an input that an attack rebuilds, where time is limited
 _MOST_CHANGED: Final = 0.25  # of the answers, from which on a way is refused
 _LEAST_ANSWERS: Final = 10  # fewer say too little to refuse a way
 
@@ -89,7 +101,7 @@ class MeasuredCuts:
     ) -> Mapping[str, Realised | Refusal]:
         """Return what came of each way, and the whole model timed beside them."""
         results: dict[str, Realised | Refusal] = {}
-        extracted = self._extract_uploads(uploads, results) + self._extract_cuts(cuts, results)
+        extracted = self._extract(uploads, cuts, results)
         self.splits |= {one.plan.name: one.split for one in extracted}
         whole = RunnableGraph(self.content, inputs=dict(self.feeds[0]))
         # Ways of one coding share their parts, which are measured once.
@@ -122,38 +134,26 @@ class MeasuredCuts:
                 results[upload.plan.name] = Realised(replace(upload.plan, costs=costs), "modelled")
         return results
 
-    def _extract_uploads(
-        self, uploads: Sequence[UploadWay], results: dict[str, Realised | Refusal]
-    ) -> list[_Extracted]:
-        """Return the uploads that can be extracted; what does not run is among the results."""
-        try:
-            source = SourceModel(self.content)
-            splits = {one.coding.kind: whole_upload(source, one.coding) for one in uploads}
-        except CutError:  # they are shown, and not packaged
-            return []
-        return self._try(
-            [(one.plan, partial(splits.__getitem__, one.coding.kind)) for one in uploads], results
-        )
-
-    def _extract_cuts(
-        self, cuts: Sequence[CutCandidate], results: dict[str, Realised | Refusal]
-    ) -> list[_Extracted]:
-        source = SourceModel(self.content) if cuts else None
-
-        def split(cut: CutCandidate) -> SplitModels:
-            return split_model(source or self.content, cut.device_nodes, Coding(_kind(cut)))
-
-        return self._try([(cut.plan, partial(split, cut)) for cut in cuts], results)
-
-    def _try(
+    def _extract(
         self,
-        plans: Sequence[tuple[OffloadPlan, Callable[[], SplitModels]]],
+        uploads: Sequence[UploadWay],
+        cuts: Sequence[CutCandidate],
         results: dict[str, Realised | Refusal],
     ) -> list[_Extracted]:
-        """Return the plans that answer the samples, and refuse the others."""
+        """Return the ways that answer the samples; those that do not are refused among the results."""
+        try:
+            source = SourceModel(self.content)
+            whole = {one.coding.kind: whole_upload(source, one.coding) for one in uploads}
+        except CutError:  # uploads are shown, and not packaged; there are no cuts
+            return []
+        parts: list[tuple[OffloadPlan, Callable[[], SplitModels]]] = []
+        parts += [(one.plan, partial(whole.__getitem__, one.coding.kind)) for one in uploads]
+        parts += [
+            (one.plan, partial(split_model, source, one.device_nodes, Coding(_kind(one)))) for one in cuts
+        ]
         session = open_model(self.content)
-        wanted = [_run(session, one) for one in self.feeds] if plans else []
-        found = [self._try_one(plan, split, wanted) for plan, split in plans]
+        wanted = [_run(session, one) for one in self.feeds]
+        found = [self._try_one(plan, split, wanted) for plan, split in parts]
         results |= {one.name: one for one in found if isinstance(one, Refusal)}
         return [one for one in found if isinstance(one, _Extracted)]
 
@@ -270,29 +270,45 @@ def _time(
     return dict(zip((0, *parts), (one.seconds for one in timings), strict=True))
 
 
-def leakage_of(content: bytes, feeds: Sequence[Feeds]) -> Callable[[Sequence[SentTensor]], float]:
+def leakage_of(
+    content: bytes, feeds: Sequence[Feeds], *, limit_s: float = math.inf
+) -> Callable[[Sequence[SentTensor]], float | None]:
     """Return what measures how well an attacker rebuilds the first input from sent tensors, in dB.
 
     Args:
         content: the ONNX model.
         feeds: samples, one request each; the attacker knows most of them.
+        limit_s: of all calls together; once it is over, they return None. With a limit the attacker also
+            knows fewer samples where the model is slow, so the lower bound is lower.
     """
+    spent_s = 0.0
+    used, most_values = feeds, MAX_VALUES
+    if math.isfinite(limit_s):
+        most_values = _FEW_VALUES
+        used = feeds[: max(int(_RUNS_S / run_seconds(content, feeds[0])), _LEAST_ATTACKED)]
 
-    def measure(sent: Sequence[SentTensor]) -> float:
+    def measure(sent: Sequence[SentTensor]) -> float | None:
+        nonlocal spent_s
         if {one.name for one in sent} & set(feeds[0]):  # the input itself, at most in another coding
             return MAX_DB
+        if spent_s > limit_s:
+            return None
+        began_s = time.monotonic()
         proto = onnx.load_from_string(content)
-        known = {one.name for one in proto.graph.output}
         names = [one.name for one in sent]
-        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
+        del proto.graph.output[:]  # the attacker needs nothing behind what is sent
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
         session = open_model(proto.SerializeToString())
-        rows = [session.run(names, dict(one)) for one in feeds]
+        rows = [session.run(names, dict(one)) for one in used]
         tensors = [
             np.concatenate([restore(row[place], one.coding) for row in rows])
             for place, one in enumerate(sent)
         ]
         first = next(iter(feeds[0]))
-        return measure_leakage(np.concatenate([one[first] for one in feeds]), tensors).lower_bound_db
+        inputs = np.concatenate([one[first] for one in used])
+        found = measure_leakage(inputs, tensors, most_values=most_values)
+        spent_s += time.monotonic() - began_s
+        return found.lower_bound_db
 
     return measure
 

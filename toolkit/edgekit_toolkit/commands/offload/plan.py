@@ -29,8 +29,9 @@ _ENDINGS: Final = (".json", ".html")
 )  # fmt: skip
 @click.option("--rtt", default="20", show_default=True, metavar="MS", help="Round trips, such as 5,20,80.")
 @click.option(
-    "--samples", type=click.Path(path_type=Path), required=True,
-    help="Samples as `edgekit package` takes them: the bytes of what is sent depend on them.",
+    "--samples", type=click.Path(path_type=Path),
+    help="Samples as `edgekit package` takes them: the bytes of what is sent depend on them."
+    "  [default: the golden inputs of a package, or made up]",
 )  # fmt: skip
 @click.option(
     "--objective", type=click.Choice(["latency", "energy", "throughput", "capacity"]), default="latency",

@@ -19,15 +19,20 @@ from edgekit_offload.profiling.model_profile import ModelProfile, read_profile
 from edgekit_runtime.errors import ModelError, PackageError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.latency_model import LinkState
+from edgekit_runtime.sessions.selftest import read_golden
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.commands.progress import ProgressBar
 from edgekit_toolkit.evaluation.batch_inference import package_decoding
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.samples.generated import generate_feeds
 from edgekit_toolkit.samples.source import open_data
 
 _LEAKAGE_SAMPLES: Final = 400  # of which most are known to the attacker
+_LEAKAGE_LIMIT_S: Final = 8.0  # of all attacks, unless a limit on leakage was asked for
+_LEAST_ATTACKED: Final = 40  # samples, below which leakage is measured on request only
+_GENERATED: Final = 8  # samples, where none were given
 _POINTS: Final = 9  # of a range of bandwidths
 _MAX_POINTS: Final = 64
 _RANGE = re.compile(r"([0-9.]+)\.\.([0-9.]+)")
@@ -94,9 +99,14 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         bits_per_s, rtt_s = _number(match[1], "--edge-link") * 1e6, _number(match[2], "--edge-link") / 1e3
         edge_link = LinkState(bits_per_s, bits_per_s, rtt_s)
         edge = _profile(options["edge"], name, content, options["seconds"], progress)
-    samples = _read_samples(model, content, options["samples"])
+    samples, notes = _read_samples(model, content, options["samples"])
     feeds = samples[:MAX_SAMPLES]
     limit_ms, most_db = options["latency_limit"], options["max_leak"]
+    leakage_db = None
+    if most_db is not None:
+        leakage_db = leakage_of(content, samples)
+    elif len(samples) >= _LEAST_ATTACKED:
+        leakage_db = leakage_of(content, samples, limit_s=_LEAKAGE_LIMIT_S)
     return PlanInputs(
         name, content,
         _profile(options["device"], name, content, options["seconds"], progress),
@@ -104,7 +114,7 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         grid, feeds, options["objective"], power, None if limit_ms is None else limit_ms / 1e3,
         options["requests_per_s"], memory, tuple(options["keep_on_device"]), edge, edge_link,
         realise=_measured_cuts(content, feeds, options), most_leakage_db=most_db,
-        leakage_db=None if most_db is None else leakage_of(content, samples),
+        leakage_db=leakage_db, notes=notes,
     )  # fmt: skip
 
 
@@ -152,9 +162,12 @@ def _read_model(path: Path) -> tuple[str, bytes]:
     """Return name and content of a model, or of the default model of a verified package.
 
     Raises:
-        ModelError: there is no such file.
+        ModelError: there is no such file, or it is no ONNX model.
         PackageError: the package cannot be trusted, or does not hold an ONNX model.
     """
+    hint = "make an ONNX package of it by `edgekit package MODEL --backend ort`, and plan that"
+    if path.suffix == ".tflite":
+        raise ModelError(f"{path}: plans are made of ONNX models; {hint}")
     if path.suffix != ".edgepkg":
         try:
             return path.stem, path.read_bytes()
@@ -163,7 +176,7 @@ def _read_model(path: Path) -> tuple[str, bytes]:
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         backend = package.manifest.backend
         if not backend.artifact.endswith(".onnx"):
-            raise PackageError(f"{path}: its model '{backend.artifact}' is not ONNX, so it cannot be planned")
+            raise PackageError(f"{path}: its model '{backend.artifact}' is not ONNX; {hint}")
         return package.manifest.name, bytes(package.read(backend.artifact))
 
 
@@ -176,12 +189,26 @@ def _profile(text: str, name: str, content: bytes, seconds: float, progress: Pro
     return profile_kernels(machine, RunnableGraph(content), name=name, seconds=seconds)
 
 
-def _read_samples(model: Path, content: bytes, path: Path) -> list[dict[str, Array]]:
-    """Return samples, one request each."""
+def _read_samples(
+    model: Path, content: bytes, path: Path | None
+) -> tuple[list[dict[str, Array]], tuple[str, ...]]:
+    """Return samples, one request each, and what the user should know of them.
+
+    Without a path they are the golden inputs of the package, or made up.
+    """
     specs, _ = tensor_specs(onnx.load_from_string(content))
-    decoding = None
+    decoding, golden = None, None
     if model.suffix == ".edgepkg":
         with read_package(model, TrustStore.from_folder(find_keys_folder())) as package:
             decoding = package_decoding(package)
+            golden = dict(read_golden(package).inputs)
+    if path is None:
+        samples = [golden] if golden else generate_feeds(specs, _GENERATED, 0)
+        what = "the golden inputs of the package" if golden else "generated inputs"
+        note = (
+            f"Sizes were measured on {what}: bytes of compressed tensors are not those of real data, and"
+            " codecs that suit these may be missing. Give --samples."
+        )
+        return [dict(one) for one in samples], (note,)
     source = open_data(path, specs, decoding=decoding)
-    return [dict(feeds) for feeds, _ in islice(source.stream(1), _LEAKAGE_SAMPLES)]
+    return [dict(feeds) for feeds, _ in islice(source.stream(1), _LEAKAGE_SAMPLES)], source.warnings

@@ -7,6 +7,7 @@ from typing import Final
 from rich.console import Console
 
 from edgekit_offload.planning.explain import size
+from edgekit_offload.planning.leakage import MAX_DB
 from edgekit_offload.planning.planner import NEVER
 from edgekit_offload.planning.result import PlanningResult, Way
 from edgekit_offload.report.terminal_chart import render_terminal
@@ -28,11 +29,14 @@ def print_plan(result: PlanningResult, console: Console, written: Sequence[Path]
     columns = sorted({round(n * (count - 1) / max(_SHOWN - 1, 1)) for n in range(_SHOWN)})
     head = (
         "way", "sends", "device", "server",
-        *(f"at {result.bandwidths_mbit_s[column]:.3g}" for column in columns), "changed", "leaks", "times",
+        *(f"at {result.bandwidths_mbit_s[column]:.3g}" for column in columns), "times",
     )  # fmt: skip
     rows = [head, *(_row(way, row, columns) for way in result.ways)]
     title = f"Ways: ms on device and server; {result.unit} at some Mbit/s, RTT {rtt_ms:g} ms"
     print_section(console, title, rows)
+    effects = [(way.name, *_effects(way)) for way in result.ways if any(_effects(way))]
+    title = f"Answers that it changes, of {result.samples} samples; what it leaks of the input, at least"
+    print_section(console, title, effects)
     print_section(console, "What each does", [(way.name, way.explanation) for way in result.ways])
     proofs = [(way.name, _certificate(way)) for way in result.ways if way.certificate is not None]
     print_section(console, "Proof, by sums over kernels", proofs)
@@ -48,11 +52,16 @@ def _row(way: Way, row: int, columns: Sequence[int]) -> tuple[str, ...]:
     scores = (way.score[row][column] for column in columns)
     return (
         way.name, size(costs.upload_bytes), f"{costs.device_s * 1e3:.3g}", f"{costs.server_s * 1e3:.3g}",
-        *("-" if score >= NEVER else f"{score:.4g}" for score in scores),
-        "-" if way.plan.accuracy_change is None else f"{-way.plan.accuracy_change:.1%}",
-        "-" if way.plan.leakage_db is None else f"{way.plan.leakage_db:.3g} dB",
-        way.label,
+        *("-" if score >= NEVER else f"{score:.4g}" for score in scores), way.label,
     )  # fmt: skip
+
+
+def _effects(way: Way) -> tuple[str, str]:
+    change, leakage_db = way.plan.accuracy_change, way.plan.leakage_db
+    changed = "" if change is None else f"{abs(change):.1%} changed"
+    if leakage_db is None:
+        return changed, ""
+    return changed, "the input itself" if leakage_db >= MAX_DB else f"{leakage_db:.1f} dB"
 
 
 def _certificate(way: Way) -> str:
