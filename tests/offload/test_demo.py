@@ -72,6 +72,15 @@ def test_oracle_is_the_best_way_of_each_phase() -> None:
     assert recording.wrong == 0
 
 
+def test_phase_in_which_no_way_answers_has_no_oracle() -> None:
+    plain = recorded()
+    lost = tuple(replace(one, latency_s=math.inf) if one.way != EDGEKIT else one for one in plain.requests)
+    recording = replace(plain, requests=lost)
+
+    assert recording.oracle(recording.begun[0]) is None
+    assert recording.mean_to_oracle() is None
+
+
 def test_wrong_and_missing_answers_are_counted_and_said() -> None:
     plain = recorded()
     bad = (

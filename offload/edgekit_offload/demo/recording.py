@@ -112,9 +112,9 @@ class Recording:
         ]
 
     def oracle(self, phase: Begun) -> tuple[str, float] | None:
-        """Return the way with the least median in a phase, and that median; None before there is one."""
+        """Return the way with the least median in a phase, and that median; None where none answers."""
         found = [(median_of(self.within(phase, way)), way) for way in self.ways]
-        known = [(value, way) for value, way in found if value is not None]
+        known = [(value, way) for value, way in found if value is not None and math.isfinite(value)]
         if not known:
             return None
         value, way = min(known)
