@@ -4,12 +4,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.service.service_parts import make_config, running
 
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import SplitModels, split_model, whole_upload
+from edgekit_runtime.client.client import Client
 from edgekit_runtime.errors import BackendError, CutError
 from edgekit_runtime.package.archive import OpenedPackage, read_package
 from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts, read_cut_table
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.serving.memory_estimate import model_bytes
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.sessions.session import open_session
@@ -138,3 +143,43 @@ def test_table_that_names_no_submodel_is_refused(plain: Path, keys: Path, tmp_pa
 def test_weights_of_another_model_are_refused(splits: dict[str, SplitModels]) -> None:
     with pytest.raises(BackendError):
         OrtSession(splits["raw"].tail.content, OrtOptions(weights="model.onnx"), b"short")
+
+
+def test_server_answers_all_tails_of_a_package_as_the_device_does(
+    attached: Path, keys: Path, tmp_path: Path
+) -> None:
+    images = np.load(MODEL.with_name("mnist5k_dscnn.eval.npz"))["image"][:3]
+    trust = TrustStore.from_folder(keys)
+    config = make_config(tmp_path)
+    with (
+        open_package(attached, keys) as package,
+        running(config, PackageFiles([], trust, [attached])) as service,
+    ):
+        served = {}
+        for name in ("raw", "cut4-raw", "cut8-int8"):
+            sent = {"image": images}
+            if name != "raw":
+                sent = dict(open_session(package.select_submodel(f"{name}.head"), threads=1).run(sent))
+            tail = package.select_submodel(f"{name}.tail")
+            with Client(str(service.socket_path)) as client:
+                served[name] = client.infer(tail.manifest.name, sent)["logits"]
+            np.testing.assert_array_equal(served[name], open_session(tail, threads=1).run(sent)["logits"])
+    np.testing.assert_allclose(served["cut4-raw"], served["raw"], rtol=0, atol=1e-5)
+
+
+def test_estimate_of_memory_counts_the_weights_that_a_tail_reads(attached: Path, keys: Path) -> None:
+    with open_package(attached, keys) as package:
+        one = {tail.name: tail for tail in package.manifest.submodels}
+        views = {name: package.manifest.select_submodel(name) for name in one}
+        whole_bytes = len(package.read("model.onnx"))
+        graphs = {name: len(package.read(tail.backend.artifact)) for name, tail in one.items()}
+    estimates = {name: model_bytes(view, attached, ModelOptions(), 1) for name, view in views.items()}
+    parts = one["cut4-raw.head"], one["cut4-raw.tail"]
+    assert (
+        0.9 * whole_bytes
+        < sum(part.weights_bytes for part in parts) + sum(graphs[part.name] for part in parts)
+        < 1.2 * whole_bytes
+    )
+    for name, tail in one.items():
+        assert estimates[name] == 3 * (graphs[name] + tail.weights_bytes), name
+    assert estimates["cut8-int8.tail"] < estimates["cut4-raw.tail"] < estimates["raw.tail"]

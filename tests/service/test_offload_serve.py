@@ -1,23 +1,26 @@
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.runtime.conftest import PackageMaker
-from tests.service.serve_parts import wait_ready
+from tests.service.serve_parts import TOKEN, environment, wait_ready, write_certificate
 from tests.service.service_parts import post_bytes
 from tests.service.tail_parts import FEATURES, scale_part, write_split
-from tests.waiting import bounded
+from tests.waiting import bounded, wait_for
 
 import edgekit_runtime
 import edgekit_toolkit
 from edgekit_runtime.client.client import Client
+from edgekit_runtime.remote.offload_options import read_offload_options
 
 
 def free_port() -> int:
@@ -73,6 +76,80 @@ def test_tails_are_served_with_times_and_the_process_ends_on_sigterm(split: tupl
         assert b"\r\nEndpoint-Load-Metrics: TEXT application_utilization=" in head
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
+
+
+def test_printed_command_sets_the_server_on_a_device(
+    split: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, tail = split
+    folder, port = path.parent, free_port()
+    certificate, key = write_certificate(folder)
+    token_file = folder / "its token"
+    token_file.write_text(TOKEN)
+    token_file.chmod(0o600)
+    files = ("--tls-cert", certificate, "--tls-key", key, "--token-file", token_file)
+    with serving(folder, path, "--port", port, *files) as process:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "On each device: " in line)
+        program, *words = shlex.split(said.partition("On each device: ")[2])
+        assert program == "edgekit-device"
+        command = [sys.executable, "-m", "edgekit_runtime.cli", *words]
+        subprocess.run(command, cwd=folder, env=environment(folder), check=True, capture_output=True)
+        wait_ready(process)
+        monkeypatch.setenv("EDGEKIT_HOME", str(folder))
+        kept = read_offload_options()
+        assert kept is not None
+        with Client(kept.server, token=kept.read_token(), ca_file=kept.ca_file) as client:
+            np.testing.assert_array_equal(client.infer(tail, {"features": FEATURES})["z"], FEATURES * 3)
+
+
+class AskingThread(threading.Thread):
+    """Asks until the service is gone.
+
+    Attributes:
+        answers: how many whole answers came.
+        cut: what came of an answer that did not come whole, or None.
+    """
+
+    def __init__(self, port: int, request: bytes) -> None:
+        super().__init__()
+        self.answers, self.cut = 0, b""
+        self._port, self._request = port, request
+
+    def run(self) -> None:
+        with socket.create_connection(("127.0.0.1", self._port), 60) as connected:
+            while self._ask(connected):
+                self.answers += 1
+
+    def _ask(self, connected: socket.socket) -> bool:
+        """Ask once; a service that goes may leave the request unread, but begins no answer then."""
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            connected.sendall(self._request)
+            while not received.endswith(b"[1.5,-3.0,6.0]}]}") and (data := connected.recv(1 << 16)):
+                received += data
+        if received.startswith(b"HTTP/1.1 200") and received.endswith(b"[1.5,-3.0,6.0]}]}"):
+            return True
+        self.cut = received
+        return False
+
+
+def test_no_answer_is_lost_or_cut_when_the_service_ends_under_load(split: tuple[Path, str]) -> None:
+    path, tail = split
+    port = free_port()
+    body = b'{"inputs":[{"name":"features","datatype":"FP32","shape":[1,3],"data":[0.5,-1,2]}]}'
+    request = post_bytes(f"/v2/models/{tail}/infer", body)
+    with serving(path.parent, path, "--port", port) as process:
+        wait_ready(process)
+        asking = [AskingThread(port, request) for _ in range(4)]
+        for one in asking:
+            one.start()
+        wait_for(lambda: all(one.answers > 50 for one in asking), "answers to all")
+        process.send_signal(signal.SIGTERM)
+        for one in asking:
+            one.join(60)
+        assert process.wait(60) == 0
+    assert [one.cut for one in asking] == [b""] * 4
 
 
 def test_address_beyond_this_machine_needs_tls_and_a_token(split: tuple[Path, str]) -> None:

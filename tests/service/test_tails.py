@@ -1,3 +1,4 @@
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.service.service_parts import (
     running,
 )
 from tests.service.tail_parts import FEATURES, Part, scale_part, write_split
+from tests.waiting import wait_for
 
 from edgekit_runtime.client.client import Client
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
@@ -117,6 +119,29 @@ def test_rows_of_several_devices_share_a_batch(maker: PackageMaker, tmp_path: Pa
         stats = ask(service, get_bytes(f"/v2/models/{tail}/stats")).json["model_stats"][0]
         assert stats["inference_count"] == 4
         assert stats["execution_count"] < 4
+
+
+def test_requests_that_wait_for_a_batch_are_answered_when_the_service_ends(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    (tail,) = write_split(maker, tmp_path / "split.edgepkg", scale_part("cut1.tail", 3.0))
+    limits = SchedulingLimits(max_batch=8, max_delay_s=5.0)
+    config = make_config(tmp_path, models={tail: ModelOptions(scheduling=limits)})
+    entry = {"name": "features", "datatype": "FP32", "shape": [1, 3], "data": FEATURES.reshape(-1).tolist()}
+    request = post_bytes(f"/v2/models/{tail}/infer", json.dumps({"inputs": [entry]}).encode())
+    source = PackageFiles([], maker.trust, [tmp_path / "split.edgepkg"])
+    with contextlib.ExitStack() as stack:
+        with running(config, source) as service:
+            clients = [stack.enter_context(service.connect()) for _ in range(4)]
+            for client in clients:
+                client.sendall(request)
+            line = f'edgekit_queue_length{{model="{tail}",version="1.0.0"}} 4\n'
+            wait_for(lambda: line in ask(service, get_bytes("/metrics")).body.decode(), "all in the queue")
+        for client in clients:
+            answer = client.recv(1 << 16)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert answer.endswith(b"[1.5,-3.0,6.0]}]}")
+            assert client.recv(1) == b""
 
 
 # Media

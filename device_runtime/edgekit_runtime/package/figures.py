@@ -7,3 +7,6 @@ RUN_MEMORY_FIGURE: Final = "run_bytes_per_input_byte"
 
 INTEGER_DIVISION_FIGURE: Final = "integer_division_by_inputs"
 """Whether the model divides integers by values of its inputs, which ends the process on some processors."""
+
+SUBMODEL_BYTES_FIGURE: Final = "submodel_bytes"
+"""Of a submodel that is seen as the model: size of its graph and of the weights that it reads."""

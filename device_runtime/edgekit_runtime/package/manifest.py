@@ -14,6 +14,7 @@ from typing import Final
 
 from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record, decode_json, encode_json
 from edgekit_runtime.errors import DataError, ManifestError, PackageError
+from edgekit_runtime.package.figures import SUBMODEL_BYTES_FIGURE
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest_entries import (
     MANIFEST_NAME,
@@ -193,8 +194,9 @@ class Manifest(Record):
             there = ", ".join(named) or "none"
             raise PackageError(f"{self.file_name}: no submodel '{name}', there are: {there}")
         chosen = named[name]
+        artifacts = {one.path: one for one in self.artifacts}
         return Manifest(
-            name=served_name(self.name, chosen, {one.path: one for one in self.artifacts}),
+            name=served_name(self.name, chosen, artifacts),
             version=self.version,
             target=self.target,
             inputs=chosen.inputs,
@@ -205,6 +207,7 @@ class Manifest(Record):
             ),
             backend=chosen.backend,
             golden=chosen.golden,
+            figures={SUBMODEL_BYTES_FIGURE: chosen.count_bytes(artifacts)},
         )
 
     @property

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from edgekit_runtime.canonical_json import JsonValue, Record
+from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record
 from edgekit_runtime.package.golden import Golden
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice, require, require_token
-from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.tensors import MAX_DIMENSION, TensorSpec
 
 MAX_SUBMODELS: Final = 64
 HEAD_SUFFIX: Final = ".head"
@@ -32,6 +32,7 @@ class Submodel(Record):
         backend: how to run it. Its artifact has the role `submodel`; weights may lie in the artifact of the
             whole model, which the graph then names as its external data.
         golden: inputs with the outputs that it must reproduce.
+        weights_bytes: how much of the whole model's artifact it reads; 0 if that is not stated.
 
     Raises:
         ManifestError: a field has the wrong type or value.
@@ -42,6 +43,7 @@ class Submodel(Record):
     outputs: tuple[TensorSpec, ...]
     backend: BackendChoice
     golden: Golden
+    weights_bytes: int = field(default=0, metadata=OPTIONAL)
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -50,6 +52,18 @@ class Submodel(Record):
             names = [spec.name for spec in specs]
             require(len(names) > 0, f"submodel '{self.name}': {what} is empty, expected at least one tensor")
             require(len(set(names)) == len(names), f"submodel '{self.name}': {what} holds a name twice")
+        stated = self.weights_bytes
+        require(
+            type(stated) is int and 0 <= stated <= MAX_DIMENSION,
+            f"submodel '{self.name}': weights_bytes is {stated!r}, expected a size in bytes",
+        )
+
+    def count_bytes(self, artifacts: Mapping[str, Artifact]) -> int:
+        """Return the size of its graph and of the weights that it reads, or may read."""
+        name = self.backend.options.get("weights")
+        weights_bytes = artifacts[name].size_bytes if isinstance(name, str) else 0
+        stated = self.weights_bytes or weights_bytes
+        return artifacts[self.backend.artifact].size_bytes + min(stated, weights_bytes)
 
 
 def list_tails(submodels: Sequence[Submodel]) -> list[Submodel]:

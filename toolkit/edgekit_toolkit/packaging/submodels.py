@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from edgekit_offload.partition.split import Part, SplitModels
@@ -187,6 +188,7 @@ class _SubmodelWriter:
             outputs=part.outputs,
             backend=BackendChoice("ort", graph, self._options(part)),
             golden=Golden(inputs[0], golden),
+            weights_bytes=_count_weights(part.content) if part.reads_weights else 0,
         )
         return submodel, {graph: part.content, **inputs[1], **expected}
 
@@ -207,6 +209,15 @@ class _SubmodelWriter:
         if bad := [one for one, value in made.items() if value.dtype.kind == "f" and np.isnan(value).any()]:
             raise BackendError(f"submodel '{name}': {bad[0]} is NaN for the golden inputs of the package")
         return made
+
+
+def _count_weights(content: bytes) -> int:
+    """Return how many bytes of the whole model's file a graph reads."""
+    graph = onnx.load_model_from_string(content).graph
+    places = {
+        tuple(sorted((entry.key, entry.value) for entry in one.external_data)) for one in graph.initializer
+    }
+    return sum(int(dict(place).get("length", 0)) for place in places)
 
 
 def _as_file(value: NDArray[Any], codec: str) -> tuple[NDArray[np.uint8], NDArray[Any]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.package.figures import SUBMODEL_BYTES_FIGURE
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.service.options.model import ModelOptions
 
@@ -36,10 +37,9 @@ def model_bytes(manifest: Manifest, path: Path, options: ModelOptions, sessions:
     copies = sessions * (isolation.processes + isolation.standby) if options.isolated else sessions
     if governor is not None:
         copies *= max(1, len(governor.threads))
-    if stated is None and "weights" in manifest.backend.options:  # a submodel
-        return copies * _own_bytes(manifest) * _PER_PACKAGE_BYTE
-    if stated is None:  # the size is that of all variants
-        return copies * needed_bytes([path])
+    if stated is None:  # the size is that of all variants, or of what a submodel reads
+        size_bytes = manifest.figures.get(SUBMODEL_BYTES_FIGURE)
+        return copies * _PER_PACKAGE_BYTE * (size_bytes if isinstance(size_bytes, int) else _size_bytes(path))
     if governor is None:
         return copies * stated
     names = governor.variants or [variant.name for variant in manifest.all_variants]
@@ -51,12 +51,6 @@ def _stated_bytes(figures: Mapping[str, JsonValue]) -> int | None:
     estimate = figures.get("memory_estimate")
     stated = estimate.get("bytes_above_engine") if isinstance(estimate, Mapping) else None
     return stated if isinstance(stated, int) and stated > 0 else None
-
-
-def _own_bytes(manifest: Manifest) -> int:
-    """Return the size of a submodel's graph, and of all weights that it may take from."""
-    own = (manifest.backend.artifact, manifest.backend.options["weights"])
-    return sum(artifact.size_bytes for artifact in manifest.artifacts if artifact.path in own)
 
 
 def _size_bytes(path: Path) -> int:

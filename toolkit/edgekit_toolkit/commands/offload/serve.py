@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,11 +62,21 @@ def command(
     url = f"{'http' if tls_cert is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
     for name in names:
         click.echo(f"  {name}", err=True)
-    click.echo(f"Tails: {len(names)}. On each device: edgekit-device offload server {url}", err=True)
+    click.echo(f"Tails: {len(names)}. On each device: {_device_command(url, tls_cert, token_file)}", err=True)
     arguments = [word for path in packages for word in ("--tails", str(path))]
     if keys is not None:
         arguments += ["--keys", str(keys)]
     _become_service(text, arguments)
+
+
+def _device_command(url: str, tls_cert: Path | None, token_file: Path | None) -> str:
+    """Return the command that lets a device use this server; its files are copies on the device."""
+    words = ["edgekit-device", "offload", "server", url]
+    if token_file is not None:
+        words += ["--token-file", shlex.quote(token_file.name)]
+    if tls_cert is not None:
+        words += ["--ca-file", shlex.quote(tls_cert.name)]
+    return " ".join(words)
 
 
 def _list_tails(packages: Sequence[Path]) -> list[str]:
