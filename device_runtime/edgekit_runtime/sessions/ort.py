@@ -260,7 +260,8 @@ def _with_weights(
         settings.add_external_initializers_from_files_in_memory([name], [weights], [len(weights)])
         yield path
         return
-    # onnxruntime 1.23 and older, the last for Python 3.10: it looks beside the file of the graph.
+    # onnxruntime takes them in memory from 1.24.1 on. 1.23.2, the last for Python 3.10, and older ones look
+    # beside the file of the graph, also through links, which newer ones refuse.
     if find_name_problem(name) is not None:
         raise BackendError(f"backend 'ort': the option weights is {name!r}, expected the path of an artifact")
     with tempfile.TemporaryDirectory(prefix="edgekit-submodel-") as folder, _memory_file(weights) as content:
