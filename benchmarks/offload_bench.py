@@ -121,7 +121,7 @@ class OffloadBench:
         config.write_text(
             f'[listen]\nunix_socket = ""\nhost = "{self.testbed.server_host}"\nport = {PORT}\n'
             f'tls_certificate = "{self.folder}/server.pem"\ntls_key = "{self.folder}/server.key"\n'
-            f'token_file = "{self.folder}/token"\n'
+            f'token_file = "{self.folder}/token"\n[http]\nmax_tls_connections = 1024\n'
         )
         packages = [word for path in self._packages for word in ("--package", str(path))]
         child = self.testbed.spawn(

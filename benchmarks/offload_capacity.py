@@ -1,7 +1,7 @@
 """How many devices a server carries at the same p99: planned for capacity, against all on the server.
 
     PYTHONPATH=device_runtime:toolkit:offload .venv/bin/python benchmarks/offload_capacity.py
-        [--only small_memory ...] [--seconds 6] [--rate 1] [--json FILE]
+        [--only small_memory ...] [--seconds 4] [--rate 2] [--json FILE]
 
 At most 4 minutes as it is. It needs root, two processors and ../shared/models.
 
@@ -41,7 +41,7 @@ SHARE = 0.2
 LINK = LinkState(50e6, 50e6, 0.01, 1e9)  # an office: connections are warm
 GENERATED = 8  # different requests
 WARM_S = 1.0
-MOST_TRIALS = 7
+MOST_TRIALS = 6
 PRECISION = 0.06  # of the number of devices
 MOST_DEVICES = 400  # that the generator carries on its processor
 GOAL = 2.0
@@ -75,8 +75,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each trial")
-    parser.add_argument("--rate", type=float, default=1.0, help="requests per second of one device")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each trial")
+    parser.add_argument("--rate", type=float, default=2.0, help="requests per second of one device")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     began_s, found = time.monotonic(), []
