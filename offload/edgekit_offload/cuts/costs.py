@@ -1,12 +1,15 @@
 """What it costs to place kernels on tiers: numbers of one unit, seconds or joules, that are added up."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_offload.cuts.kernel_graph import KernelGraph
 from edgekit_runtime.errors import CutError
+
+_AT_ONCE: Final = 4096  # placements whose costs are added up together, which bounds memory
 
 
 @dataclass(frozen=True)
@@ -59,19 +62,23 @@ class Costs:
         Returns:
             float64 [placements].
         """
-        total = np.zeros(len(placements))
-        for number, before in enumerate(graph.predecessors):
-            total += self.compute[number, placements[:, number]]
-            for earlier in before:
-                total[placements[:, earlier] > placements[:, number]] = np.inf
+        if len(placements) > _AT_ONCE:
+            blocks = np.array_split(placements, len(placements) // _AT_ONCE + 1)
+            return np.concatenate([self.of(graph, block) for block in blocks])
+        earlier, later = graph.edges
+        backward = (placements[:, earlier] > placements[:, later]).any(axis=1)
+        total: NDArray[np.float64] = self.compute[np.arange(placements.shape[1]), placements].sum(axis=1)
+        made, returned = graph.made, graph.returned
         for link in range(self.tiers - 1):
             far = placements > link
+            made_far = np.zeros((len(far), len(graph.tensors)), np.bool_)
+            made_far[:, made[0]] = far[:, made[1]]
+            read_far = np.zeros_like(made_far)
+            read, readers, starts = graph.read
+            if len(read):
+                read_far[:, read] = np.logical_or.reduceat(far[:, readers], starts, axis=1)
             total += np.where(far.any(axis=1), self.setup[link], 0.0)
-            for row, tensor in enumerate(graph.tensors):
-                producer, consumers = graph.producer.get(tensor), list(graph.consumers[tensor])
-                read_far = far[:, consumers].any(axis=1)
-                made_far = np.zeros(len(far), np.bool_) if producer is None else far[:, producer]
-                total[read_far & ~made_far] += self.upload[row, link]
-                if tensor in graph.outputs:
-                    total[made_far] += self.download[row, link]
+            total += np.where(read_far & ~made_far, self.upload[:, link], 0.0).sum(axis=1)
+            total += made_far[:, returned] @ self.download[returned, link]
+        total[backward] = np.inf
         return total

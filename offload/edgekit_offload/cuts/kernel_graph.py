@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgekit_runtime.errors import CutError
 
 
@@ -85,6 +88,35 @@ class KernelGraph:
             tuple(sorted({self.producer[tensor] for tensor in kernel.reads if tensor in self.producer}))
             for kernel in self.kernels
         )
+
+    @cached_property
+    def edges(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Numbers of kernels that need each other: the earlier ones, the later ones."""
+        pairs = [(one, number) for number, before in enumerate(self.predecessors) for one in before]
+        earlier, later = np.array(pairs, np.intp).reshape(-1, 2).T
+        return earlier, later
+
+    @cached_property
+    def made(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Numbers of the tensors that kernels write, and those of the kernels."""
+        pairs = [(row, self.producer[one]) for row, one in enumerate(self.tensors) if one in self.producer]
+        tensors, kernels = np.array(pairs, np.intp).reshape(-1, 2).T
+        return tensors, kernels
+
+    @cached_property
+    def read(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+        """Numbers of the tensors that kernels read, their readers in a row, and where those of each start."""
+        rows = [row for row, tensor in enumerate(self.tensors) if self.consumers[tensor]]
+        readers = [self.consumers[self.tensors[row]] for row in rows]
+        starts = np.cumsum([0, *map(len, readers)])[:-1]
+        flat = np.array([one for each in readers for one in each], np.intp)
+        return np.array(rows, np.intp), flat, starts.astype(np.intp)
+
+    @cached_property
+    def returned(self) -> NDArray[np.intp]:
+        """Numbers of the outputs that kernels write."""
+        rows = [row for row, one in enumerate(self.tensors) if one in self.outputs and one in self.producer]
+        return np.array(rows, np.intp)
 
     def placements(self, tiers: int) -> Iterator[tuple[int, ...]]:
         """Yield every placement in which data flows forward only: the tier of each kernel, 0 is the device.

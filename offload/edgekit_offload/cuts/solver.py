@@ -94,6 +94,57 @@ class _Rows:
         self.at_most.append(at_most)
 
 
+@dataclass(frozen=True)
+class _Matrix:
+    """Rows as arrays: int32 starts [rows + 1], int32 columns, int32 rows and float64 values [terms]."""
+
+    starts: NDArray[np.int32]
+    columns: NDArray[np.int32]
+    rows: NDArray[np.int32]
+    values: NDArray[np.float64]
+    at_most: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rows: _Rows) -> "_Matrix":
+        starts = np.array(rows.starts, np.int32)
+        numbers = np.repeat(np.arange(len(rows.at_most), dtype=np.int32), np.diff(starts))
+        columns, values = np.array(rows.columns, np.int32), np.array(rows.values)
+        return cls(starts, columns, numbers, values, np.array(rows.at_most))
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A linear program: weights, bounds of the variables, and rows that are at most a number."""
+
+    rows: _Matrix
+    weights: NDArray[np.float64]
+    lower: NDArray[np.float64]
+    upper: NDArray[np.float64]
+    at_most: NDArray[np.float64]
+
+    def model(self) -> highspy.HighsLp:
+        """Return it for the solver."""
+        rows, model = self.rows, highspy.HighsLp()
+        model.num_col_, model.num_row_ = len(self.weights), len(self.at_most)
+        model.col_cost_, model.col_lower_, model.col_upper_ = self.weights, self.lower, self.upper
+        model.row_lower_, model.row_upper_ = np.full(len(self.at_most), -np.inf), self.at_most
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_, model.a_matrix_.index_ = rows.starts, rows.columns
+        model.a_matrix_.value_ = rows.values
+        return model
+
+    def dual_bound(self, duals: NDArray[np.float64]) -> float:
+        """Return what no solution can cost less than, by the weak duality of linear programs.
+
+        It holds for any `duals`, also wrong ones: so the bound does not rest on the solver.
+        """
+        duals = np.minimum(duals, 0.0)  # of rows that are at most a number
+        terms = duals[self.rows.rows] * self.rows.values
+        reduced = self.weights - np.bincount(self.rows.columns, terms, len(self.weights))
+        least = np.minimum(reduced * self.lower, reduced * self.upper)
+        return float(duals @ self.at_most + least.sum())
+
+
 class Cuts:
     """Placements of one graph on a row of tiers, for whatever they cost.
 
@@ -116,7 +167,7 @@ class Cuts:
         self._sent = np.arange(tensors * links, dtype=np.int32).reshape(tensors, links) + self._before.size
         self._used = np.arange(links, dtype=np.int32) + self._before.size + self._sent.size
         self._columns = self._before.size + self._sent.size + links
-        self._rows = self._constraints()
+        self._rows = _Matrix.of(self._constraints())
         self._solver: highspy.Highs | None = None
 
     def cheapest(self, costs: Costs, limits: Sequence[Limit] = ()) -> Placement:
@@ -205,47 +256,34 @@ class Cuts:
                 constant += float(costs.download[row].sum())
         return weights, constant
 
-    def _model(self, stages: Sequence[Costs], weights: NDArray[np.float64]) -> highspy.HighsLp:
+    def _program(self, stages: Sequence[Costs], weights: NDArray[np.float64]) -> _Program:
         """Return the program that minimises `weights`; what is infinite in `stages` cannot be chosen."""
-        rows = self._rows
         lower, upper = np.zeros(self._columns), np.ones(self._columns)
-        at_most = np.array(rows.at_most)
+        at_most = self._rows.at_most.copy()
         between = len(self._before) * (self._links - 1)  # the rows that can forbid a tier between two links
         for costs in stages:
             upper[self._sent[np.isinf(costs.upload)]] = 0.0
             upper[self._before[np.isinf(costs.compute[:, 0]), 0]] = 0.0
             lower[self._before[np.isinf(costs.compute[:, -1]), -1]] = 1.0
             at_most[:between][np.isinf(costs.compute[:, 1:-1]).ravel()] = 0.0
-        model = highspy.HighsLp()
-        model.num_col_, model.num_row_ = self._columns, len(at_most)
-        model.col_cost_, model.col_lower_, model.col_upper_ = weights, lower, upper
-        model.row_lower_, model.row_upper_ = np.full(len(at_most), -np.inf), at_most
-        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        model.a_matrix_.start_ = np.array(rows.starts, np.int32)
-        model.a_matrix_.index_ = np.array(rows.columns, np.int32)
-        model.a_matrix_.value_ = np.array(rows.values)
-        return model
+        return _Program(self._rows, weights, lower, upper, at_most)
 
     def _solve_linear(self, costs: Costs, weights: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
         """Return the variables of the best placement and a bound that is computed here from its dual."""
         scale = _LARGEST / max(float(np.abs(weights).max()), 1e-300)  # the solver's tolerances are absolute
-        model = self._model([costs], weights * scale)
+        program = self._program([costs], weights * scale)
         if self._solver is None:
             self._solver = _make_solver()
-            self._solver.passModel(model)
+            self._solver.passModel(program.model())
         else:  # from the solution of the last costs
             columns = np.arange(self._columns, dtype=np.int32)
-            rows = np.arange(model.num_row_, dtype=np.int32)
-            self._solver.changeColsCost(self._columns, columns, np.array(model.col_cost_))
-            self._solver.changeColsBounds(
-                self._columns, columns, np.array(model.col_lower_), np.array(model.col_upper_)
-            )
-            self._solver.changeRowsBounds(
-                model.num_row_, rows, np.array(model.row_lower_), np.array(model.row_upper_)
-            )
+            rows = np.arange(len(program.at_most), dtype=np.int32)
+            self._solver.changeColsCost(self._columns, columns, program.weights)
+            self._solver.changeColsBounds(self._columns, columns, program.lower, program.upper)
+            self._solver.changeRowsBounds(len(rows), rows, np.full(len(rows), -np.inf), program.at_most)
         values = _run(self._solver, ())
         duals = np.array(self._solver.getSolution().row_dual)
-        return values, _dual_bound(model, duals) / scale
+        return values, program.dual_bound(duals) / scale
 
     def _search(
         self,
@@ -260,7 +298,7 @@ class Cuts:
         largest = max(float(np.abs(part).max()) + abs(offset) for part, offset in parts)
         scale = _LARGEST / max(largest, 1e-300)
         solver = _make_solver()
-        solver.passModel(self._model(stages, minimised * scale))
+        solver.passModel(self._program(stages, minimised * scale).model())
         columns = np.arange(self._columns, dtype=np.int32)
         solver.changeColsIntegrality(
             self._columns, columns, np.full(self._columns, highspy.HighsVarType.kInteger)
@@ -310,17 +348,3 @@ def _run(solver: highspy.Highs, limits: Sequence[Limit]) -> NDArray[np.float64]:
             f"no placement of the kernels keeps the limits ({names}): {solver.getModelStatus().name}"
         )
     return np.array(solver.getSolution().col_value)
-
-
-def _dual_bound(model: highspy.HighsLp, duals: NDArray[np.float64]) -> float:
-    """Return what no solution of the program can cost less than, by the weak duality of linear programs.
-
-    It holds for any `duals`, also wrong ones: so the bound does not rest on the solver.
-    """
-    duals = np.minimum(duals, 0.0)  # of rows that are at most a number
-    rows = np.repeat(np.arange(model.num_row_), np.diff(np.array(model.a_matrix_.start_)))
-    reduced = np.array(model.col_cost_)
-    columns = np.array(model.a_matrix_.index_, np.int32)
-    np.subtract.at(reduced, columns, duals[rows] * np.array(model.a_matrix_.value_))
-    least = np.minimum(reduced * np.array(model.col_lower_), reduced * np.array(model.col_upper_))
-    return float(duals @ np.array(model.row_upper_) + least.sum())
