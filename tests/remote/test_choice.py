@@ -1,14 +1,15 @@
 """The choice of a plan, and what it rests on: pure functions and state machines."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from edgekit_runtime.cli import main
-from edgekit_runtime.remote.choose import choose
+from edgekit_runtime.remote.choose import Preference, choose
 from edgekit_runtime.remote.circuit_breaker import CircuitBreaker
-from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.cut_table import CutTable, Objective, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.latency_model import Conditions, LinkState
 from edgekit_runtime.remote.link_estimate import Exchange, LinkEstimate
 
@@ -126,3 +127,73 @@ def test_commands_set_show_and_remove_the_server(
     capsys.readouterr()
     main(["offload", "status"])
     assert capsys.readouterr().out == "server: none\n"
+
+
+def test_link_is_only_known_to_be_so_fast_until_a_body_takes_time() -> None:
+    estimate = estimate_of()
+    estimate.note(1.0, Exchange(4000, 10, 0.0101, 0.0))
+    assert estimate.is_bound
+    estimate.note(2.0, exchange(200, 1_000_000))
+    estimate.note(3.0, exchange(200, 1_000_000))
+    assert not estimate.is_bound
+    assert estimate.up_bits_per_s == pytest.approx(200e6, rel=1e-3)
+
+
+def test_long_reply_tells_the_bandwidth_from_the_server_apart() -> None:
+    estimate = estimate_of(20, 20)
+    # 1 MB at 100 Mbit/s after its first part, behind 100 kB at 20 Mbit/s and a round trip of 10 ms; the first
+    # window of TCP costs five more round trips.
+    rest_s = 0.08 + 5 * 0.01
+    estimate.note(3.0, Exchange(100_000, 1_010_000, 0.05 + rest_s, 0.0, 1e9, 1_000_000, rest_s))
+    state = estimate.state(3.0)
+    assert state is not None
+    assert state.up_bits_per_s == pytest.approx(20e6, rel=0.1)
+    assert state.down_bits_per_s == pytest.approx(100e6, rel=0.3)
+
+
+def test_work_of_both_machines_for_a_small_exchange_is_no_matter_of_the_link() -> None:
+    estimate = LinkEstimate()
+    estimate.note_round_trip(0.0, 0.01)
+    estimate.overhead_s = 0.004
+    estimate.note(1.0, Exchange(100_000, 0, 0.01 + 0.004 + 0.04, 0.0, 1e9))
+    assert estimate.up_bits_per_s == pytest.approx(20e6, rel=1e-3)
+
+
+def test_request_that_was_given_up_measures_what_arrived() -> None:
+    estimate = estimate_of(20, 20)
+    for at in (3.0, 4.0):
+        estimate.note_cut_off(at, Exchange(20_000, 0, 0.17, 0.0))
+        assert estimate.up_bits_per_s == pytest.approx(1e6, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("objective", "joules", "expected"),
+    [("energy", 1.0, "cut3"), ("energy", 1e-4, "local"), ("capacity", 1.0, "local"), ("latency", 1.0, "raw")],
+)
+def test_objective_decides_among_plans_that_are_fast_enough(
+    objective: Objective, joules: float, expected: str
+) -> None:
+    plans = [
+        dataclasses.replace(plan, costs=dataclasses.replace(plan.costs, device_j=energy))
+        for plan, energy in ((LOCAL, joules), (RAW, 0.5), (CUT, 0.1))
+    ]
+    preference = Preference(objective, deadline_s=0.2)
+    assert choose(CutTable(tuple(plans)), link(200), None, preference).plan.name == expected
+
+
+def test_plan_that_is_too_late_loses_whatever_it_saves() -> None:
+    plans = [
+        dataclasses.replace(plan, costs=dataclasses.replace(plan.costs, device_j=energy))
+        for plan, energy in ((LOCAL, 0.0), (RAW, 1.0))
+    ]
+    assert choose(CutTable(tuple(plans)), link(200), None, Preference("energy", 0.02)).plan.name == "raw"
+    assert choose(CutTable(tuple(plans)), link(200), None, Preference("energy", 0.1)).plan.name == "local"
+
+
+def test_plan_that_was_asked_for_runs_only_where_it_can() -> None:
+    asked = Preference(plan="cut3")
+    assert choose(TABLE, link(0.1), None, asked).plan.name == "cut3"
+    unproved = choose(TABLE, link(0.1), None, asked, usable=("raw",))
+    assert unproved.plan.name == "local"
+    assert "not proved" in unproved.reason
+    assert choose(TABLE, Conditions(None), None, asked, cause="it failed").reason.startswith("it failed")

@@ -21,6 +21,7 @@ _CONTINUE: Final = 100
 _TIMEVAL: Final = np.dtype([("seconds", np.int64), ("microseconds", np.int64)])
 _MAX_PORT: Final = 65_535
 _TCP_INFO_BYTES: Final = 192
+_DROP_UNSENT: Final = np.array((1, 0), np.intc).tobytes()  # struct linger
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,12 @@ class Link:
         address: address of the service.
         connection: its number, 0 while there is none.
         memory: responses are received into it if they fit.
+        first_read: when the last response began to arrive, on the monotonic clock, and how many bytes came.
     """
 
     __slots__ = (
         *("_made", "_max_body_bytes", "_socket", "_timeout_s", "_was_used"),
-        *("address", "connection", "memory"),
+        *("address", "connection", "first_read", "memory"),
     )
 
     def __init__(self, address: Address, max_body_bytes: int = _MAX_BODY_BYTES) -> None:
@@ -88,6 +90,7 @@ class Link:
         self._was_used = False
         self._made = self.connection = 0
         self.memory = bytearray(_READ_BYTES)
+        self.first_read = (0.0, 0)
 
     def connect(self, timeout_s: float) -> None:
         """Connect unless that is done.
@@ -114,6 +117,8 @@ class Link:
         connected = self._socket
         if connected is not None:
             with contextlib.suppress(OSError):  # it has ended by itself
+                # What is not sent yet would be in the way of the next request on a slow link: drop it.
+                connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DROP_UNSENT)
                 connected.shutdown(socket.SHUT_RDWR)
 
     def read_tcp_info(self) -> bytes | None:
@@ -168,6 +173,7 @@ class Link:
             count = connected.recv_into(memory)
             if known is not None and count == known.size_bytes and memory.startswith(known.start):
                 return known
+            self.first_read = (time.monotonic(), count)
             return self._receive(connected, bytes(memoryview(memory)[:count]), until_s)
         except (OSError, ValueError) as cause:
             self.close()

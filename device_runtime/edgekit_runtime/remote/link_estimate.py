@@ -9,7 +9,7 @@ Source: docs/explanation/offload.md.
 
 import statistics
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from edgekit_runtime.remote.latency_model import LinkState, transfer_s
@@ -25,8 +25,8 @@ _LEAST_BITS_PER_S: Final = 1e2
 _MOST_BITS_PER_S: Final = 1e11
 _STEPS: Final = 30  # of a bisection over nine decades, in logarithms
 _IDLE_S: Final = 0.3  # after which TCP starts again with its first window
-_STALE_S: Final = 30.0
 _RTT_AGE_S: Final = 60.0
+_FIRST_WINDOW_BYTES: Final = 14_480.0
 _BITS: Final = 8
 
 
@@ -39,6 +39,7 @@ class Exchange:
         elapsed_s: from the first byte sent to the last received.
         server_s: the server's own time.
         window_bytes: TCP's window after it, or None where there is no TCP.
+        rest_bytes, rest_s: what of the reply came after its first part, and how long that took.
     """
 
     upload_bytes: float
@@ -46,24 +47,34 @@ class Exchange:
     elapsed_s: float
     server_s: float
     window_bytes: float | None = None
+    rest_bytes: float = 0.0
+    rest_s: float = 0.0
 
 
 class LinkEstimate:
     """What is known of a link; every time is on the same monotonic clock.
 
     Attributes:
-        up_bits_per_s: estimate of the bandwidth, None before the first sample.
-        updated_s: time of the last sample of it.
+        up_bits_per_s: estimate of the bandwidth to the server, None before the first sample.
+        down_bits_per_s: the same from the server; None until a reply was long enough to tell.
+        is_bound: whether the bandwidth to the server is only known to be at least that.
+        overhead_s: what a small exchange takes beyond the round trip of the network: both machines' work.
+        updated_s: time of the last sample.
     """
 
-    __slots__ = ("_pending", "_rates", "_rtts", "_used_s", "_window", "up_bits_per_s", "updated_s")
+    __slots__ = (
+        *("_downs", "_pending", "_rates", "_rtts", "_used_s", "_window"),
+        *("is_bound", "overhead_s", "up_bits_per_s", "updated_s"),
+    )
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=_KEPT)
         self._rtts: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        self._downs: deque[float] = deque(maxlen=_KEPT)
         self._pending: float | None = None
         self._window: float | None = None
         self._used_s = float("-inf")
+        self.is_bound, self.overhead_s = False, 0.0
         self.up_bits_per_s: float | None = None
         self.updated_s = float("-inf")
 
@@ -71,6 +82,11 @@ class LinkEstimate:
     def rtt_s(self) -> float | None:
         """The round trip: the smallest of the recent ones; None before the first."""
         return min((rtt_s for _, rtt_s in self._rtts), default=None)
+
+    @property
+    def down_bits_per_s(self) -> float | None:
+        """Bandwidth from the server: of the last long replies; None before the first."""
+        return statistics.harmonic_mean(self._downs) if self._downs else None
 
     def note_round_trip(self, now_s: float, rtt_s: float) -> None:
         """Take the time of a small exchange without the server's own time."""
@@ -84,8 +100,10 @@ class LinkEstimate:
         """Take a request whose bodies may say something about the bandwidth."""
         self._used_s, self._window = now_s, exchange.window_bytes
         rtt_s = self.rtt_s or 0.0
-        moving_s = exchange.elapsed_s - exchange.server_s
-        transfer = moving_s - rtt_s
+        self._note_download(exchange, rtt_s)
+        exchange = replace(exchange, download_bytes=max(0.0, exchange.download_bytes - exchange.rest_bytes))
+        moving_s = exchange.elapsed_s - exchange.server_s - exchange.rest_s
+        transfer = moving_s - rtt_s - self.overhead_s
         if moving_s <= 0:  # a server that states more than passed
             return
         if transfer < rtt_s * 0.1 and moving_s < rtt_s:
@@ -95,34 +113,49 @@ class LinkEstimate:
         if transfer < least_s:
             self._note_least(now_s, size_bytes * _BITS / least_s)
             return
-        bits_per_s = _solve_bandwidth(exchange, moving_s, rtt_s)
+        bits_per_s = _solve(
+            transfer,
+            rtt_s,
+            exchange.window_bytes or _FIRST_WINDOW_BYTES,
+            (exchange.upload_bytes, exchange.download_bytes),
+        )
         self._note_rate(now_s, bits_per_s, is_small=size_bytes < _SMALL_BYTES)
 
     def note_cut_off(self, now_s: float, exchange: Exchange) -> None:
-        """Take a request that was given up while it was sent: the link is not faster than this."""
-        bits_per_s = max(exchange.upload_bytes * _BITS / max(exchange.elapsed_s, 1e-6), _LEAST_BITS_PER_S)
+        """Take a request that was given up while it was sent; its `upload_bytes` have arrived."""
+        moving_s = max(exchange.elapsed_s - (self.rtt_s or 0.0), exchange.elapsed_s / 2, 1e-6)
+        bits_per_s = max(exchange.upload_bytes * _BITS / moving_s, _LEAST_BITS_PER_S)
         if self.up_bits_per_s is None or bits_per_s < self.up_bits_per_s:
             self._replace(now_s, (bits_per_s,))
+        else:
+            self._note_rate(now_s, bits_per_s, is_small=False)
 
     def state(self, now_s: float) -> LinkState | None:
         """Return the link as it seems to be, or None before it was measured."""
         rate, rtt_s = self.up_bits_per_s, self.rtt_s
         if rate is None or rtt_s is None:
             return None
+        down = self.down_bits_per_s or rate
         if self._window is not None and now_s - self._used_s < _IDLE_S:
-            return LinkState(rate, rate, rtt_s, max(self._window, 14_480.0))
-        return LinkState(rate, rate, rtt_s)
-
-    def is_stale(self, now_s: float) -> bool:
-        """Whether the bandwidth was measured so long ago that a probe is worth it."""
-        return self.up_bits_per_s is None or now_s - self.updated_s > _STALE_S
+            return LinkState(rate, down, rtt_s, max(self._window, _FIRST_WINDOW_BYTES))
+        return LinkState(rate, down, rtt_s)
 
     def _note_least(self, now_s: float, bits_per_s: float) -> None:
         """Take that the bandwidth is at least this."""
         if self.up_bits_per_s is None or bits_per_s > self.up_bits_per_s:
             self._replace(now_s, (bits_per_s,))
+            self.is_bound = True
         else:
             self.updated_s = now_s
+
+    def _note_download(self, exchange: Exchange, rtt_s: float) -> None:
+        if exchange.rest_s < max(_LEAST_S, _LEAST_ROUND * rtt_s):
+            return
+        bits_per_s = _solve(exchange.rest_s, rtt_s, _FIRST_WINDOW_BYTES, (exchange.rest_bytes,))
+        known = self.down_bits_per_s
+        if known is not None and not _DROP < bits_per_s / known < _RISE:
+            self._downs.clear()  # one long reply says enough
+        self._downs.append(bits_per_s)
 
     def _note_rate(self, now_s: float, bits_per_s: float, *, is_small: bool) -> None:
         estimate = self.up_bits_per_s
@@ -137,33 +170,30 @@ class LinkEstimate:
                 return
             self._replace(now_s, (pending, bits_per_s))
             return
-        self._pending = None
+        self._pending, self.is_bound = None, False
         self._rates.append(bits_per_s)
         self.up_bits_per_s, self.updated_s = statistics.harmonic_mean(self._rates), now_s
 
     def _replace(self, now_s: float, rates: tuple[float, ...]) -> None:
-        self._pending = None
+        self._pending, self.is_bound = None, False
         self._rates.clear()
         self._rates.extend(rates)
         self.up_bits_per_s, self.updated_s = statistics.harmonic_mean(rates), now_s
 
 
-def _solve_bandwidth(exchange: Exchange, moving_s: float, rtt_s: float) -> float:
-    """Return the bandwidth at which the latency model gives the time that was measured, in bits per second.
+def _solve(moving_s: float, rtt_s: float, window_bytes: float, sizes_bytes: tuple[float, ...]) -> float:
+    """Return the bandwidth at which bodies, one after the other, take this long, in bits per second.
 
     Args:
-        exchange: the sizes.
-        moving_s: time for the way there and back with both bodies.
+        moving_s: time of their transfers by the latency model.
         rtt_s: the round trip.
+        window_bytes: TCP's window at the start.
+        sizes_bytes: the bodies.
     """
-    window = exchange.window_bytes or 14_480.0
     low, high = _LEAST_BITS_PER_S, _MOST_BITS_PER_S
     for _ in range(_STEPS):
         middle = (low * high) ** 0.5
-        predicted = rtt_s
-        for size_bytes in (exchange.upload_bytes, exchange.download_bytes):
-            predicted += transfer_s(size_bytes, middle, rtt_s, window)
-        if predicted > moving_s:
+        if sum(transfer_s(size, middle, rtt_s, window_bytes) for size in sizes_bytes) > moving_s:
             low = middle
         else:
             high = middle

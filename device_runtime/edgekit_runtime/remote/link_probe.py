@@ -316,7 +316,7 @@ def measure_request(pause_s: float, seconds: float, share: float = 1.0) -> Reque
                 len(fixed_s) < _MOST_REQUESTS and time.monotonic() < until_s
             ):
                 time.sleep(pause_s)
-                rtt_s = server.measure_round_trip(_REQUEST_LIMIT_S)
+                rtt_s, _ = server.measure_round_trip(_REQUEST_LIMIT_S)
                 time.sleep(pause_s)
                 took = small.ask()
                 fixed_s.append(took.elapsed_s - rtt_s)

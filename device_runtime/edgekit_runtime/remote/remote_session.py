@@ -53,6 +53,9 @@ _PROBE_SHARE: Final = 20  # time between two probes, as a multiple of what one t
 _LEAST_PROBE_S: Final = 0.25
 _MOST_PROBE_S: Final = 30.0
 _PROBE_TIMEOUT_S: Final = 2.0
+_PROBE_SEND_S: Final = 0.15  # a probe that is not sent by then has said how slow the link is
+_PROBE_LATE_S: Final = 0.5  # after which a probe is sent beside the requests of the application
+_MOST_QUIET: Final = 128  # how much rarer probes get while the application asks nothing
 _TICK_S: Final = 0.1
 _REFUSED_S: Final = 30.0  # until a server without a tail is asked for it again
 _MANY_BITS_PER_S: Final = 1e10
@@ -219,6 +222,7 @@ class RemoteSession:
         self._is_open, self._wake = True, threading.Event()
         self._probed = threading.Event()
         self._next_probe_s = -math.inf
+        self._quiet, self._asked_before = 1, 0
         self._chance = random.Random()  # noqa: S311  # spreads devices over time; guards nothing
         self._status = StatusFile(id(self))
         self._prober = threading.Thread(target=self._probe_loop, name="edgekit-prober", daemon=True)
@@ -313,8 +317,9 @@ class RemoteSession:
             self._disprove(way)
             return self._run_local(inputs, rows)
         head_s = time.monotonic() - began_s
-        if decision.plan.costs.device_s > _SLACK_S / 4:
-            self._device.append((head_s, decision.plan.costs.device_s * rows))
+        if decision.plan.head is not None and decision.plan.costs.device_s > _SLACK_S / 4:
+            request_s = self._estimate.overhead_s  # the costs hold what a request takes here
+            self._device.append((head_s + request_s, decision.plan.costs.device_s * rows))
         outputs = self._fetch(way, decision, request, inputs, rows)
         return {
             spec.name: outputs[spec.name] if spec.name in outputs else made[spec.name]
@@ -433,10 +438,8 @@ class RemoteSession:
         """Return how long the server's part is expected to take, once the request is ready."""
         plan = decision.plan
         whole = dataclasses.replace(plan, escalation=None) if plan.escalation is not None else plan
-        return max(
-            0.0,
-            predict_s(whole, decision.conditions) - plan.costs.device_s * decision.conditions.device_slowdown,
-        )
+        device_s = plan.costs.device_s * decision.conditions.device_slowdown
+        return max(0.0, predict_s(whole, decision.conditions) - device_s) + self._estimate.overhead_s
 
     def _allow_s(self, expected_s: float, local_s: float) -> float:
         """Return how long to wait for a reply before the local run begins."""
@@ -514,18 +517,33 @@ class RemoteSession:
                 except EdgekitError as cause:
                     wait_s = getattr(cause, "retry_after_s", None) or 0.0
                     self._fail(f"the server cannot be used: {cause}", wait_s)
-                took_s = time.monotonic() - now_s
-                self._next_probe_s = now_s + min(max(_PROBE_SHARE * took_s, _LEAST_PROBE_S), _MOST_PROBE_S)
+                self._plan_probe(now_s, time.monotonic() - now_s)
                 self._probed.set()
             self._write_status()
             self._wake.wait(_TICK_S if not self._breaker.is_closed else _LEAST_PROBE_S)
             self._wake.clear()
 
+    def _plan_probe(self, now_s: float, took_s: float) -> None:
+        """Set when the next probe is due: later if this one took long, or nothing was asked."""
+        asked = self._count_requests()
+        is_quiet = asked == self._asked_before and all(way.is_proved for way in self._ways.values())
+        self._quiet = min(2 * self._quiet, _MOST_QUIET) if is_quiet else 1
+        self._asked_before = asked
+        self._next_probe_s = now_s + min(max(_PROBE_SHARE * took_s, _LEAST_PROBE_S), _MOST_PROBE_S)
+
+    def _count_requests(self) -> int:
+        counts = self.counts
+        return counts.local + counts.remote + counts.hedged + counts.failed
+
     def _is_due(self, now_s: float) -> bool:
-        """Return whether a probe is worth its cost now; only where no request is under way."""
+        """Return whether a probe is worth its cost now; rather between requests than beside them."""
         if not self._breaker.is_closed:
             return self._breaker.may_probe(now_s)
-        if self._running or now_s < self._next_probe_s:
+        late_s = now_s - self._next_probe_s
+        if late_s < 0 or (self._running and late_s < _PROBE_LATE_S):
+            return False
+        is_quiet = self._quiet > 1 and self._count_requests() == self._asked_before
+        if is_quiet and late_s < self._quiet * _LEAST_PROBE_S:
             return False
         return self._find_candidate(now_s) is not None
 
@@ -545,10 +563,11 @@ class RemoteSession:
             unproved = [way for way in ways if not way.is_proved and self._is_cheap(way, conditions)]
             if unproved:
                 return min(unproved, key=lambda way: way.plan.costs.upload_bytes)
-            if known is None or not ways or known[1].plan.tail is not None:
+            if known is None or (known[1].plan.tail is not None and not self._estimate.is_bound):
+                return None  # requests that go there measure the link themselves
+            if not any(predict_s(way.plan, best) < known[1].predicted_s for way in ways):
                 return None
-            way = min(ways, key=lambda one: predict_s(one.plan, best))
-            return way if predict_s(way.plan, best) < known[1].predicted_s else None
+            return _find_probe(ways, conditions)
 
     def _is_cheap(self, way: _Way, conditions: Conditions) -> bool:
         """Return whether the link carries the golden inputs of a plan in reasonable time."""
@@ -557,9 +576,10 @@ class RemoteSession:
         return predict_s(way.plan, conditions) < max(1.0, 4 * self._local_s(1))
 
     def _probe(self) -> None:
-        rtt_s = self._server.measure_round_trip(_PROBE_TIMEOUT_S)
+        rtt_s, small_s = self._server.measure_round_trip(_PROBE_TIMEOUT_S)
         with self._lock:
             self._estimate.note_round_trip(time.monotonic(), rtt_s)
+            self._estimate.overhead_s = small_s - rtt_s
         way = self._find_candidate(time.monotonic())
         if way is None:
             way = next((one for one in self._ways.values() if one.is_proved), None)
@@ -576,10 +596,17 @@ class RemoteSession:
         request = way.prepare_golden(golden, self._server.fields)
         replies: list[Reply] = []
         pending = self._server.send(request, _PROBE_TIMEOUT_S, lambda _, reply: replies.append(reply))
+        if way.is_proved and not pending.done.wait(_PROBE_SEND_S) and not pending.is_sent:
+            pending.abort()
         pending.done.wait()
         reply = replies[0]
         rows = len(next(iter(golden.inputs.values()))) if self._has_rows else 1
         if reply.outputs is None:
+            if way.is_proved and reply.is_cut_off and self._is_open:
+                with self._lock:
+                    self._estimate.note_cut_off(time.monotonic(), reply.exchange)
+                    self._epoch += 1
+                return
             if isinstance(reply.error, RequestError) and reply.error.status == 404:
                 self._disprove(way)
                 if any(one.is_proved for one in self._ways.values()):
@@ -613,6 +640,20 @@ class RemoteSession:
                 tuple(self._switches),
             )
         )
+
+
+def _find_probe(ways: list[_Way], conditions: Conditions) -> _Way:
+    """Return the way whose upload says most of the link within the time of a probe."""
+
+    def sending_s(way: _Way) -> float:
+        return predict_s(dataclasses.replace(way.plan, escalation=None), conditions) - (
+            way.plan.costs.device_s * conditions.device_slowdown
+        )
+
+    quick = [way for way in ways if sending_s(way) < _PROBE_SEND_S]
+    if quick:
+        return max(quick, key=lambda way: way.plan.costs.upload_bytes)
+    return min(ways, key=lambda way: way.plan.costs.upload_bytes)
 
 
 def _ratio(pairs: deque[tuple[float, float]]) -> float:
