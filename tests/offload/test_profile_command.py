@@ -1,6 +1,7 @@
 """`edgekit offload profile`: what it writes, and what it says of models that cannot be split."""
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,10 +10,14 @@ import onnx
 import onnx.parser
 import pytest
 from click.testing import CliRunner, Result
+from tests.offload.export_parts import make_package
 
+from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.model_profile import read_profile
-from edgekit_runtime.errors import CutError, ModelError
+from edgekit_offload.profiling.planning_graph import join_profiles
+from edgekit_runtime.errors import CutError, ModelError, PackageError
 from edgekit_toolkit.commands.offload.profile import command
+from edgekit_toolkit.commands.offload.source import read_named_model
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny"
 LOOP = """
@@ -24,6 +29,12 @@ g (bool c, float[2] x) => (float[2] y) {
   >
 }
 """
+
+DEPENDENT = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[4] x) => (float[n] y) { i = NonZero(x) f = Flatten(i) c = Cast <to = 1> (f) y = Neg(c) }
+"""
+SILERO = Path.home() / ".cache" / "edgekit" / "silero-vad"
 
 
 @pytest.fixture
@@ -76,6 +87,58 @@ def test_model_with_weights_beside_it_is_measured(run: Callable[..., Result], tm
     result = run(str(path), "--output", str(tmp_path / "p.json"))
     assert result.exit_code == 0, result.output
     assert [kernel.op for kernel in read_profile(tmp_path / "p.json").kernels] == ["MatMul", "Sigmoid"]
+
+
+def test_signed_package_is_measured_on_its_golden_inputs(
+    run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = make_package(tmp_path)
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    model = read_named_model(package.path)
+    assert model.graph.inputs["image"].shape == (1, 1, 8, 8)
+    result = run(str(package.path), "--output", str(tmp_path / "p.json"))
+    assert result.exit_code == 0, result.output
+    profile = read_profile(tmp_path / "p.json")
+    assert (profile.model, len(profile.kernels) > 3) == ("digits", True)
+
+
+def test_package_of_a_stranger_is_not_measured(
+    run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = make_package(tmp_path)
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "empty"))
+    assert isinstance(run(str(package.path)).exception, PackageError)
+
+
+def test_model_whose_sizes_depend_on_the_data_is_measured_whole(
+    run: Callable[..., Result], tmp_path: Path
+) -> None:
+    path = tmp_path / "dependent.onnx"
+    path.write_bytes(onnx.parser.parse_model(DEPENDENT).SerializeToString())
+    result = run(str(path), "--output", str(tmp_path / "p.json"))
+    assert result.exit_code == 0, result.output
+    profile = read_profile(tmp_path / "p.json")
+    assert "depend on the data" in profile.obstacle
+    assert (profile.whole_s > 0, profile.kernels) == (True, ())
+
+
+def test_silero_vad_is_measured_whole(run: Callable[..., Result], tmp_path: Path) -> None:
+    wheels = sorted(SILERO.glob("silero_vad-*.whl"))
+    if not wheels:
+        pytest.skip(f"needs the wheel of silero-vad: `pip download --no-deps silero-vad -d {SILERO}`")
+    with zipfile.ZipFile(wheels[-1]) as wheel:
+        content = wheel.read("silero_vad/data/silero_vad.onnx")
+    feeds = {
+        "input": np.zeros((1, 576), np.float32),
+        "state": np.zeros((2, 1, 128), np.float32),
+        "sr": np.array(16_000, np.int64),
+    }
+    graph = RunnableGraph(content, {"threads": 1}, inputs=feeds)
+    profile = profile_kernels(Machine.parse("local"), graph, name="silero", seconds=0.1)
+    assert "control flow" in profile.obstacle
+    assert profile.whole_s > 0
+    with pytest.raises(CutError, match="whole-model ways only"):
+        join_profiles(content, [profile])
 
 
 def test_file_that_is_no_model_is_said(run: Callable[..., Result], tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from edgekit_offload.profiling.machine import RunnableGraph
 from edgekit_runtime.errors import CutError, ModelError
-from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.package.archive import OpenedPackage, read_package
+from edgekit_runtime.sessions.selftest import read_golden_inputs
 from edgekit_runtime.system.paths import find_keys_folder
+from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.importers.external import external_files
 from edgekit_toolkit.importers.file_kind import describe_no_model
@@ -56,5 +58,13 @@ def _read_packed(path: Path) -> NamedModel:
         for choice in package.manifest.backend.chain:
             if choice.name in _BACKENDS:
                 content = bytes(package.read(choice.artifact))
-                return NamedModel(package.manifest.name, RunnableGraph(content, choice.options))
+                graph = RunnableGraph(content, choice.options, inputs=_one_request(package))
+                return NamedModel(package.manifest.name, graph)
     raise CutError(f"{path}: no backend of it is onnxruntime, which alone can be split; package it for 'ort'")
+
+
+def _one_request(package: OpenedPackage) -> dict[str, Array]:
+    """Return the golden inputs, one row of them: made-up ones may have sizes that the model cannot take."""
+    free = {spec.name for spec in package.manifest.inputs if isinstance(next(iter(spec.shape), 1), str)}
+    golden = read_golden_inputs(package)
+    return {name: array[:1] if name in free else array for name, array in golden.items()}
