@@ -123,6 +123,7 @@ class PlanInputs:
         realise: extracts and measures; None plans from sums over kernels alone.
         leakage_db: of the tensors that are sent, by name; None measures none.
         most_leakage_db: limit on it.
+        is_server_modelled: whether the profile of the server is that of another machine, scaled.
         notes: what the user should know of profiles and samples before trusting the result.
     """
 
@@ -144,6 +145,7 @@ class PlanInputs:
     leakage_db: Callable[[Sequence[SentTensor]], float | None] | None = None
     most_leakage_db: float | None = None
     notes: tuple[str, ...] = ()
+    is_server_modelled: bool = False
 
 
 @dataclass(slots=True)
@@ -491,7 +493,9 @@ def _compare(
     return PlanningResult(
         inputs.name, inputs.device.model_sha256, inputs.objective, unit,
         PlannedMachine(inputs.device.description, inputs.device.label, inputs.memory_bytes),
-        PlannedMachine(inputs.server.description, inputs.server.label),
+        PlannedMachine(
+            inputs.server.description, "modelled" if inputs.is_server_modelled else inputs.server.label
+        ),
         grid.bandwidths_mbit_s, grid.rtts_ms, tuple(ways), table, tuple(refusals),
         tuple(_warn(inputs, drafts)),
         explain_plan(ways, grid.bandwidths_mbit_s, grid.rtts_ms, unit),

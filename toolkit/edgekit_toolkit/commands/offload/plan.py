@@ -20,9 +20,11 @@ _ENDINGS: Final = (".json", ".html")
     help="A profile of `edgekit offload profile`, or a machine to profile now: local, local@20%, ssh:HOST.",
 )  # fmt: skip
 @click.option(
-    "--server", required=True, metavar="PROFILE|MACHINE",
-    help="The same of the server.",
+    "--server", required=True, metavar="PROFILE|MACHINE|URL",
+    help="The same of the server; or http(s)://HOST:PORT, where the whole model is served under its name.",
 )  # fmt: skip
+@click.option("--token-file", type=click.Path(path_type=Path), help="Holds the token of the server at URL.")
+@click.option("--ca-file", metavar="PEM", help="Authority that signed the certificate of the server at URL.")
 @click.option(
     "--bandwidth", default="1..100", show_default=True, metavar="MBIT/S",
     help="Range A..B in logarithmic steps, or values such as 2,10,50.",

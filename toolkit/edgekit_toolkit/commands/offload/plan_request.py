@@ -23,6 +23,7 @@ from edgekit_runtime.sessions.selftest import read_golden
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.commands.offload.plan_server import is_url, probe_server
 from edgekit_toolkit.commands.progress import ProgressBar
 from edgekit_toolkit.evaluation.batch_inference import package_decoding
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
@@ -107,15 +108,26 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         leakage_db = leakage_of(content, samples)
     elif len(samples) >= _LEAST_ATTACKED:
         leakage_db = leakage_of(content, samples, limit_s=_LEAKAGE_LIMIT_S)
+    device = _profile(options["device"], name, content, options["seconds"], progress)
+    by_url = is_url(options["server"])
+    server = _profile("local" if by_url else options["server"], name, content, options["seconds"], progress)
+    if by_url:
+        progress.show(f"measuring {options['server']}")
+        probed = probe_server(server, feeds[0], options)
+        server, notes, grid = probed.profile, (*notes, probed.note), _add_link(grid, probed.link.state)
     return PlanInputs(
-        name, content,
-        _profile(options["device"], name, content, options["seconds"], progress),
-        _profile(options["server"], name, content, options["seconds"], progress),
+        name, content, device, server,
         grid, feeds, options["objective"], power, None if limit_ms is None else limit_ms / 1e3,
         options["requests_per_s"], memory, tuple(options["keep_on_device"]), edge, edge_link,
         realise=_measured_cuts(content, feeds, options), most_leakage_db=most_db,
-        leakage_db=leakage_db, notes=notes,
+        leakage_db=leakage_db, notes=notes, is_server_modelled=by_url,
     )  # fmt: skip
+
+
+def _add_link(grid: Grid, link: LinkState) -> Grid:
+    """Return a grid with the setting that a link has now."""
+    bandwidths = {*grid.bandwidths_mbit_s, float(f"{link.up_bits_per_s / 1e6:.3g}")}
+    return Grid(tuple(sorted(bandwidths)), tuple(sorted({*grid.rtts_ms, float(f"{link.rtt_s * 1e3:.3g}")})))
 
 
 def _measured_cuts(
@@ -123,7 +135,7 @@ def _measured_cuts(
 ) -> MeasuredCuts | None:
     """Return what measures cuts as they are, where both machines are at hand and not only their profiles."""
     device, server = options["device"], options["server"]
-    if _is_profile(device) or _is_profile(server):
+    if _is_profile(device) or _is_profile(server) or is_url(server):
         return None
     return MeasuredCuts(content, feeds, Machine.parse(device), Machine.parse(server), options["seconds"])
 

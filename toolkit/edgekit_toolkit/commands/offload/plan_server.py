@@ -1,0 +1,100 @@
+"""A server that is only known by its URL: what it takes for the whole model, and what the link to it gives.
+
+It cannot be asked for single kernels. Those of this machine are scaled so that they sum up to what the server
+took; a processor of another kind spends its time on other kernels, so such a profile is modelled.
+"""
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from edgekit_offload.planning.codings import Feeds
+from edgekit_offload.profiling.model_profile import ModelProfile
+from edgekit_runtime.client.client import Client
+from edgekit_runtime.errors import CutError, RequestError
+from edgekit_runtime.remote.link_probe import LinkProbe, probe_link
+from edgekit_runtime.remote.offload_options import OffloadOptions
+
+_URL: Final = re.compile(r"https?://.+")
+_WARMUP: Final = 3
+_LEAST_RUNS: Final = 5
+_LEAST_SHARE: Final = 0.05  # of a request that counts as work of the server, however large the link's part
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedServer:
+    """A server, measured over its link.
+
+    Attributes:
+        profile: that of this machine, scaled.
+        link: what the probe gave.
+        note: what the user should know of both.
+    """
+
+    profile: ModelProfile
+    link: LinkProbe
+    note: str
+
+
+def is_url(text: str) -> bool:
+    """Return whether `--server` names a server by its URL."""
+    return _URL.fullmatch(text) is not None
+
+
+def probe_server(profile: ModelProfile, feeds: Feeds, options: Mapping[str, Any]) -> ProbedServer:
+    """Measure a server that serves the whole model under its name.
+
+    Args:
+        profile: of the model on this machine.
+        feeds: one request.
+        options: `server`, `seconds`, `token_file`, `ca_file`.
+
+    Raises:
+        CutError: the server does not serve this model.
+        TransportError: it cannot be reached.
+        ConfigError: the token cannot be read.
+    """
+    url, ca_file = options["server"], options["ca_file"]
+    token_file: Path | None = options["token_file"]
+    token = OffloadOptions(url, token_file=None if token_file is None else str(token_file)).read_token()
+    link = probe_link(url, token=token, ca_file=ca_file)
+    with Client(url, token=token, ca_file=ca_file) as client:
+        try:
+            request_s, output_bytes = _time_requests(client, profile.model, feeds, options["seconds"])
+        except RequestError as cause:
+            raise CutError(
+                f"{url}: does not answer for the model '{profile.model}': {cause}; serve the whole model"
+                " there under this name, or pass a profile as --server"
+            ) from cause
+    state = link.state
+    sent_s = 8 * sum(one.nbytes for one in feeds.values()) / state.up_bits_per_s
+    link_s = link.rtt_s + sent_s + 8 * output_bytes / state.down_bits_per_s
+    whole_s = max(request_s - link_s, _LEAST_SHARE * request_s)
+    ratio = whole_s / profile.whole_s
+    kernels = tuple(replace(one, seconds=one.seconds * ratio) for one in profile.kernels)
+    machine = replace(profile.machine, cpu=f"the server at {url}", quota=None)
+    note = (
+        f"{url}: a request took {request_s * 1e3:.3g} ms there, of which {whole_s * 1e3:.3g} ms are left for"
+        f" the model; its kernels are those of this machine times {ratio:.3g} (modelled). The link has"
+        f" {state.up_bits_per_s / 1e6:.3g} Mbit/s up and a round trip of {link.rtt_s * 1e3:.3g} ms, which is"
+        " a setting of the table."
+    )
+    scaled = replace(profile, measured_on=url, machine=machine, whole_s=whole_s, kernels=kernels)
+    return ProbedServer(scaled, link, note)
+
+
+def _time_requests(client: Client, name: str, feeds: Feeds, seconds: float) -> tuple[float, int]:
+    """Return the median time of a request, and the bytes of its outputs."""
+    times: list[float] = []
+    output_bytes = 0
+    begin_s = time.monotonic()
+    while len(times) < _WARMUP + _LEAST_RUNS or time.monotonic() - begin_s < seconds / 2:
+        run_s = time.perf_counter()
+        outputs = client.infer(name, dict(feeds))
+        times.append(time.perf_counter() - run_s)
+        output_bytes = sum(one.nbytes for one in outputs.values())
+    return median(times[_WARMUP:]), output_bytes
