@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 from tests.service.service_parts import make_config, running
 
 from edgekit_offload.partition.coding import Coding
@@ -16,7 +18,7 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.serving.memory_estimate import model_bytes
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_runtime.sessions.selftest import run_selftest
+from edgekit_runtime.sessions.selftest import read_golden, run_selftest
 from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
@@ -118,6 +120,40 @@ def test_each_submodel_passes_its_own_test(attached: Path, keys: Path, name: str
         session = open_session(selected, threads=1)
         assert run_selftest(session, selected).passed
         session.close()
+
+
+@pytest.mark.parametrize("name", ["raw.tail", "cut4-raw.head", "cut4-raw.tail", "cut8-int8.tail"])
+def test_float_part_is_held_to_half_a_percent(attached: Path, keys: Path, name: str) -> None:
+    with open_package(attached, keys) as package:
+        selected = package.select_submodel(name)
+        for output in selected.manifest.golden.outputs:
+            values = output.decode(selected.read(output.path))
+            assert output.atol <= 0.00501 * max(np.ptp(values), np.abs(values).max())
+
+
+@pytest.mark.parametrize("cut", ["cut4-raw", "cut8-int8"])
+def test_head_with_another_weight_fails_its_test(
+    keys: Path, plain: Path, splits: dict[str, SplitModels], tmp_path: Path, cut: str
+) -> None:
+    plan = next(one for one in TABLE.plans if one.name == cut)
+    with open_package(plain, keys) as package:
+        path = attach_plans(
+            package, {cut: splits[cut]}, CutTable((TABLE.plans[0], plan)), folder=tmp_path,
+            sign=load_signer(folder=keys),
+        )  # fmt: skip
+    with open_package(path, keys) as package:
+        selected = package.select_submodel(f"{cut}.head")
+        case = read_golden(selected)
+        whole = onnx.load_from_string(bytes(package.read("model.onnx")))
+    weight = next(one for one in whole.graph.initializer if len(one.dims) == 4)
+    values = numpy_helper.to_array(weight) * np.float32(1.1)
+    content = MODEL.read_bytes()
+    changed = content.replace(weight.raw_data, values.tobytes())
+    assert changed != content
+    split = split_model(changed, range(int(cut[3])), Coding("int8" if "int8" in cut else "raw"))
+    assert split.head is not None
+    session = OrtSession(split.head.content, OrtOptions(threads=1, weights="model.onnx"), changed)
+    assert not case.check(session).passed
 
 
 @pytest.mark.parametrize(("cut", "atol"), [("cut4-raw", 1e-5), ("cut8-int8", 0.2)])

@@ -24,6 +24,9 @@ _WIDE_LEVELS: Final = 65535
 # One range for a sample, or for each channel, changed up to 3 % of answers (benchmarks/offload_codec.py):
 # a few large values make the step too wide for the others. Groups of 32 cost 6 % more bytes.
 _GROUP: Final = 32
+# Of a group, in 255ths of the sample's span: where another processor rounds an end otherwise, codes move by
+# 16 and no further. Codes of 8 bits over 16 such steps are 12 bits of the sample's span.
+_LEAST_WIDTH: Final = 16
 # Logits and pooled features: near ties are frequent, no average over positions hides the rounding, and twice
 # the bytes are still within three packets.
 _SMALL_VALUES: Final = 2048
@@ -258,7 +261,8 @@ def _group_range(
     """Smallest value and step of each group, out of its ends in steps of the sample."""
     (first, last), (low, step) = ends, sample
     start = nodes.add("Add", [nodes.add("Mul", [first, step]), low])
-    span = nodes.add("Mul", [nodes.add("Sub", [last, first]), step])
+    width = nodes.add("Max", [nodes.add("Sub", [last, first]), nodes.constant(_LEAST_WIDTH)])
+    span = nodes.add("Mul", [width, step])
     group = nodes.add("Div", [span, nodes.constant(levels)])
     return start, nodes.add("Max", [group, nodes.constant(_LEAST_STEP)])
 
