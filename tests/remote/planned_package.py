@@ -75,7 +75,7 @@ def make_splits(model: bytes) -> dict[str, SplitModels]:
     cascade = SplitModels(_as_part(model), whole.tail, whole.sent, whole.coded)
     return {
         "raw": whole,
-        "cut3-int8": split_model(model, range(3), Coding("int8", per_channel=True)),
+        "cut3-int8": split_model(model, range(3), Coding("int8")),
         "cut5": split_model(model, range(5)),
         "uint8": whole_upload(model, Coding("uint8", coded)),
         "jpeg": whole_upload(model, Coding("pixels", coded)),

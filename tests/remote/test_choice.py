@@ -126,7 +126,7 @@ def test_commands_set_show_and_remove_the_server(
     assert main(["offload", "off"]) == 0
     capsys.readouterr()
     main(["offload", "status"])
-    assert capsys.readouterr().out == "server: none\n"
+    assert capsys.readouterr().out == "server for packages that start now: none\n"
 
 
 def test_link_is_only_known_to_be_so_fast_until_a_body_takes_time() -> None:

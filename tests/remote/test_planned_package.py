@@ -163,4 +163,10 @@ def test_service_offloads_behind_an_unchanged_application_and_status_says_so(
 
         wait_until(is_offloaded, "the service does not offload")
         assert "Mbit/s" in str(find_status()["reason"])
+        main(["offload", "status"])
+        first, link, counts, *_ = capsys.readouterr().out.splitlines()
+        assert first.startswith("pictures (process ")
+        assert f" with {planned.server}: the link has " in first
+        assert link.startswith("  link: ")
+        assert "with the server" in counts
     assert find_status()["plan"] == "local"

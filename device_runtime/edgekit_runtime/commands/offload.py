@@ -83,17 +83,30 @@ def run_status(_: argparse.Namespace) -> Outcome:
     options = read_offload_options()
     sessions = read_statuses()
     server = None if options is None else options.server
-    lines = [f"server: {server or 'none'}", *(line for one in sessions for line in _describe(one))]
+    lines = [line for one in sessions for line in _describe(one)]
+    lines.append(f"server for packages that start now: {server or 'none'}")
     return Outcome({"server": server, "sessions": sessions}, lines)
 
 
 def _describe(session: dict[str, Any]) -> Iterator[str]:
-    yield f"{session['model']} (process {session['process']}): {session['plan']}: {session['reason']}"
+    where = (
+        "on this device" if session["plan"] == "local" else f"as {session['plan']} with {session['server']}"
+    )
+    yield f"{session['model']} (process {session['process']}) runs {where}: {session['reason']}"
+    if session["up_bits_per_s"] is not None and session["rtt_s"] is not None:
+        rates = [f"{session['up_bits_per_s'] / 1e6:.3g} Mbit/s up"]
+        if session["down_bits_per_s"] is not None:
+            rates.append(f"{session['down_bits_per_s'] / 1e6:.3g} Mbit/s down")
+        yield f"  link: {', '.join(rates)}, round trip {session['rtt_s'] * 1e3:.3g} ms"
+    counts = session["counts"]
+    yield (
+        f"  requests: {counts['local']} here, {counts['remote']} with the server; {counts['hedged']} replies"
+        f" were late, {counts['failed']} failed"
+    )
     if session["device"]:
         yield f"  {session['device']}"
-    yield "  " + ", ".join(f"{count} {how}" for how, count in session["counts"].items())
     for switch in session["switches"]:
-        yield f"  was switched to {switch}"
+        yield f"  switched to {switch}"
 
 
 def _absolute(path: str | None) -> str | None:

@@ -43,7 +43,7 @@ class OffloadStatus:
         server: address of the server.
         plan: what it runs now.
         reason: why, in one sentence.
-        up_bits_per_s, rtt_s: the link, None before it was measured.
+        up_bits_per_s, down_bits_per_s, rtt_s: the link, None before it was measured.
         device: note where the costs were measured on another machine, else empty.
         counts: how requests were answered.
         switches: the last changes of the plan: seconds ago in the process's clock, plan, reason.
@@ -56,6 +56,7 @@ class OffloadStatus:
     reason: str
     up_bits_per_s: float | None = None
     rtt_s: float | None = None
+    down_bits_per_s: float | None = None
     device: str = ""
     counts: Counts = field(default_factory=Counts)
     switches: tuple[str, ...] = ()

@@ -635,6 +635,7 @@ class RemoteSession:
                 decision.reason,
                 state.up_bits_per_s,
                 state.rtt_s,
+                state.down_bits_per_s,
                 foreign if table.device else "",
                 dataclasses.replace(self.counts),
                 tuple(self._switches),

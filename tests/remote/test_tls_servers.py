@@ -1,0 +1,79 @@
+"""Servers behind TLS and a token, and those that must not be trusted."""
+
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.remote.hostile_server import HostileServer, http
+from tests.remote.offload_parts import LOCAL, RAW, X, Y, offloading, set_server, wait_until, write_offloaded
+from tests.runtime.conftest import PackageMaker
+from tests.service.serve_parts import TOKEN, write_certificate
+from tests.service.service_parts import running_linear
+
+
+def write_token(folder: Path, token: str = TOKEN) -> Path:
+    path = folder / "token"
+    path.touch(mode=0o600)
+    path.write_text(f"{token}\n")
+    return path
+
+
+@pytest.mark.parametrize("case", ["right", "other authority", "other token"])
+def test_only_a_server_with_the_right_certificate_gets_requests_and_only_with_the_token(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    for name in ("server", "stranger", "device"):
+        (tmp_path / name).mkdir()
+    certificate, key = write_certificate(tmp_path / "server")
+    stranger, _ = write_certificate(tmp_path / "stranger")
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    listen = {
+        "tls_certificate": str(certificate),
+        "tls_key": str(key),
+        "token_file": str(write_token(tmp_path / "server")),
+    }
+    token = write_token(tmp_path / "device", "f" * 32 if case == "other token" else TOKEN)
+    with running_linear(maker, tmp_path, listen=listen) as service:
+        set_server(
+            tmp_path,
+            monkeypatch,
+            f"https://127.0.0.1:{service.port}",
+            token_file=str(token),
+            ca_file=str(stranger if case == "other authority" else certificate),
+        )
+        with offloading(maker, path) as session:
+            if case == "right":
+                wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+            assert session.wait_for_probe(20)
+            np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+            if case != "right":
+                assert session.counts.local == 1
+                expected = "certificate" if case == "other authority" else "token"
+                assert expected in session.decision().reason
+
+
+def test_redirect_is_not_followed(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    server, stranger = HostileServer(), HostileServer()
+    asked: list[bytes] = []
+
+    def note(_: HostileServer, client: socket.socket, right: bytes) -> None:
+        asked.append(right)
+
+    stranger.misbehave = note
+    location = f"Location: http://127.0.0.1:{stranger.port}/v2/models/linear/infer\r\n"
+    server.misbehave = lambda *_: http(b"", "307 Temporary Redirect", location)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    with offloading(maker, path) as session:
+        assert session.wait_for_probe(20)
+        np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+        assert session.counts.local == 1
+        assert "307" in session.decision().reason
+    assert not asked
+    server.close()
+    stranger.close()
