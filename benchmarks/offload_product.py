@@ -1,0 +1,315 @@
+"""What the offload evaluations share: a planned and signed package, its service, and sessions on a device.
+
+All of it is the product: the planner measures and signs, `edgekit offload serve` serves with TLS and a token,
+`edgekit-device offload server` sets the server, and `open_session` runs on the emulated device
+(`offload_worker`). The emulated server has the one processor that the device leaves. Figures are `emulated`.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from edgekit_offload.emulation.testbed import Testbed
+from edgekit_offload.partition.calibrate import find_bytes
+from edgekit_offload.partition.coding import Coding
+from edgekit_offload.partition.split import WEIGHTS_PATH, SplitModels, whole_upload
+from edgekit_offload.planning.costs import MESSAGE_BYTES, TENSOR_BYTES
+from edgekit_offload.planning.envelope import Grid
+from edgekit_offload.planning.planner import PlanInputs, plan
+from edgekit_offload.planning.realise import MeasuredCuts
+from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels, time_models
+from edgekit_offload.profiling.model_profile import ModelProfile
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.remote.cut_table import LOCAL, CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.system.child_process import run_program
+from edgekit_runtime.system.paths import find_keys_folder
+from edgekit_runtime.tensors import Array
+from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.commands.offload.plan_package import attach
+from edgekit_toolkit.packaging.signing_keys import load_signer
+from edgekit_toolkit.packaging.submodels import attach_plans
+from offload_bench import PORT, SHARED, TOKEN, make_certificate, write_tail
+
+ROWS = 8  # different requests, so that an answer to another one is seen
+CLASSES = 1000  # at most, in an answer
+PLAN_S = 3.0
+START_LIMIT_S = 180.0  # every tail proves itself first, on one processor
+UINT8 = "uint8"
+ALL = "all"
+DATA = SHARED.parent / "data"
+MODELS = {
+    "resnet8": "resnet8_cifar10_fp32.onnx",
+    "vww": "mobilenetv1_025_vww_fp32.onnx",
+    "mobilenet_v1": "mobilenet_v1_025_224_fp32.onnx",
+    "efficientnet_lite0": "efficientnet_lite0_fp32.onnx",
+}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A model with its plans.
+
+    Attributes:
+        name: of the model.
+        packages: `all` for the package with every plan, and for each plan one with that plan alone, which a
+            session then has to run.
+        plans: what was extracted and measured.
+        rows: .npz of requests, input -> one a row.
+        seconds: that planning and packaging took.
+    """
+
+    name: str
+    packages: Mapping[str, Path]
+    plans: Mapping[str, OffloadPlan]
+    rows: Path
+    seconds: float
+
+
+def read_rows(name: str) -> Array:
+    """Return requests for a model, real images as it takes them, float32 [ROWS, ...]."""
+    if name == "resnet8":
+        with np.load(DATA / "cifar10_jpeg.npz") as data:
+            return data["x"][:ROWS].astype(np.float32)
+    if name == "vww":
+        with np.load(DATA / "vww_coco_train128.npz") as data:
+            return data["x"][:ROWS].astype(np.float32) / np.float32(255)
+    with np.load(DATA / "photos128_224.npz") as data:
+        ends = [*data["offset"], len(data["jpeg"])]
+        files = [bytes(data["jpeg"][ends[n] : ends[n + 1]]) for n in range(ROWS)]
+    pixels = np.stack([decode(one) for one in files]).astype(np.float32)
+    if name == "mobilenet_v1":
+        return pixels / np.float32(127.5) - 1
+    return np.ascontiguousarray(((pixels - 127) / np.float32(128)).transpose(0, 3, 1, 2))
+
+
+def decode(content: bytes) -> Array:
+    """Return the pixels of a JPEG, uint8 [H, W, 3]."""
+    import io
+
+    with Image.open(io.BytesIO(content)) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def plan_product(
+    name: str, folder: Path, share: float, bandwidths: Sequence[float], rtts: Sequence[float]
+) -> Planned:
+    """Plan a model for the emulated machines, and sign packages with what came of it."""
+    began_s = time.monotonic()
+    content, rows = (SHARED / MODELS[name]).read_bytes(), read_rows(name)
+    session = RunnableGraph(content)
+    given = first_input(content)
+    feeds = [{given: rows[n : n + 1]} for n in range(ROWS)]
+    folder = folder / name
+    folder.mkdir()
+    whole = folder / f"{name}-whole.edgepkg"
+    write_tail(whole, name, content, feeds[0], load_signer())
+    np.savez(folder / "rows.npz", **{given: rows})
+    device = Machine.parse(f"local@{share:.0%}")
+    server = server_machine()
+    profiles = [profile_kernels(one, session, name=name, seconds=PLAN_S) for one in (device, server)]
+    realise = MeasuredCuts(content, feeds, device, server, PLAN_S)
+    result = plan(
+        PlanInputs(name, content, *profiles, Grid(tuple(bandwidths), tuple(rtts)), feeds, realise=realise)
+    )
+    plans = {way.name: way.plan for way in result.ways if way.plan.tail is None or way.name in realise.splits}
+    packages = {}
+    for key, kept in {ALL: tuple(plans.values()), **{name: (one,) for name, one in plans.items()}}.items():
+        own = folder / f"plans{len(packages)}"
+        own.mkdir()
+        shown = replace(result, table=replace(result.table, plans=kept))
+        packages[key] = attach(whole, shown, realise.splits, own, "default")
+    return Planned(name, packages, plans, folder / "rows.npz", time.monotonic() - began_s)
+
+
+def plan_whole(name: str, content: bytes, rows: Array, folder: Path, share: float) -> Planned:
+    """Measure and sign only local and the upload of 8-bit inputs, which takes seconds instead of minutes."""
+    began_s = time.monotonic()
+    given = first_input(content)
+    folder = folder / name
+    folder.mkdir()
+    whole = folder / f"{name}-whole.edgepkg"
+    write_tail(whole, name, content, {given: rows[:1]}, load_signer())
+    np.savez(folder / "rows.npz", **{given: rows})
+    device, server = Machine.parse(f"local@{share:.0%}"), server_machine()
+    profile = profile_kernels(
+        device, RunnableGraph(content, inputs={given: rows[:1]}), name=name, seconds=PLAN_S
+    )
+    local = OffloadPlan(LOCAL, PlanCosts(profile.whole_s, is_measured=True))
+    upload, split = measure_upload(content, given, rows, profile, (device, server))
+    table = CutTable((local, upload))
+    packages = {
+        ALL: sign_plans(whole, {UINT8: split}, table, folder / "all"),
+        LOCAL: sign_plans(whole, {}, CutTable((local,)), folder / LOCAL),
+        UINT8: sign_plans(whole, {UINT8: split}, CutTable((upload,)), folder / UINT8),
+    }
+    plans = {LOCAL: local, UINT8: upload}
+    return Planned(name, packages, plans, folder / "rows.npz", time.monotonic() - began_s)
+
+
+def sign_plans(whole: Path, splits: Mapping[str, SplitModels], table: CutTable, folder: Path) -> Path:
+    """Sign a package with plans."""
+    folder.mkdir()
+    with read_package(whole, TrustStore.from_folder(find_keys_folder())) as package:
+        return attach_plans(package, splits, table, folder=folder, sign=load_signer())
+
+
+def first_input(content: bytes) -> str:
+    """Return the name of the only input."""
+    import onnx
+
+    graph = onnx.load_from_string(content).graph
+    weights = {one.name for one in graph.initializer}
+    (given,) = [one.name for one in graph.input if one.name not in weights]
+    return given
+
+
+def server_machine() -> Machine:
+    """Return this machine without the processor that the emulated device gets."""
+    cpus = sorted(os.sched_getaffinity(0))
+    local = Machine.parse("local")
+    return replace(local, argv=("taskset", "-c", ",".join(map(str, cpus[:-1] or cpus)), *local.argv))
+
+
+def measure_upload(
+    content: bytes, given: str, rows: Array, profile: ModelProfile, machines: tuple[Machine, Machine]
+) -> tuple[OffloadPlan, SplitModels]:
+    """Return the upload of the pixels as bytes, measured as the planner measures it."""
+    if rows.dtype == np.uint8:
+        split = whole_upload(content)
+    else:
+        lattice = find_bytes(rows)
+        assert lattice is not None, "the input is an image"
+        split = whole_upload(content, Coding(UINT8, {given: lattice}))
+    shapes = {one.name: [size if isinstance(size, int) else 1 for size in one.shape] for one in split.sent}
+    sent = {one.name: np.zeros(shapes[one.name], one.dtype) for one in split.sent}
+    weights = {WEIGHTS_PATH: content} if split.tail.reads_weights else {}
+    tail = RunnableGraph(split.tail.content, weights=weights, inputs=sent)
+    device, server = machines
+    device_s = 0.0
+    if split.head is not None:
+        head = RunnableGraph(split.head.content, inputs={given: rows[:1]})
+        device_s = time_models(device, [head], seconds=PLAN_S / 2)[0].seconds
+    (on_server,) = time_models(server, [tail], seconds=PLAN_S / 2)
+    up_bytes = sum(one.nbytes for one in sent.values()) + MESSAGE_BYTES + TENSOR_BYTES
+    down_bytes = 4 * CLASSES + MESSAGE_BYTES + TENSOR_BYTES
+    device_s += profile.request.seconds(up_bytes)
+    costs = PlanCosts(device_s, on_server.seconds, up_bytes, down_bytes, is_measured=True)
+    head_name = None if split.head is None else f"{UINT8}.head"
+    return OffloadPlan(UINT8, costs, head=head_name, tail=f"{UINT8}.tail"), split
+
+
+class ProductBench:
+    """An emulated device and server with the service, for a `with` block.
+
+    Attributes:
+        testbed: the link.
+        folder: for files; the configuration of device and server is in it.
+    """
+
+    def __init__(self, folder: Path, share: float) -> None:
+        self.folder = folder
+        self._open = ExitStack()
+        self.testbed = self._open.enter_context(Testbed(device_share=share))
+        make_certificate(folder, self.testbed.server_host)
+        (folder / "token").write_text(f"{TOKEN}\n")
+        (folder / "token").chmod(0o600)
+        self._lines: Any = None
+        self.server: Any = None
+
+    def __enter__(self) -> "ProductBench":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    @property
+    def url(self) -> str:
+        """Address of the server, as the device reaches it."""
+        host, port = self.testbed.reach(PORT)
+        return f"https://{host}:{port}"
+
+    def serve(self, planned: Sequence[Planned]) -> None:
+        """Start `edgekit offload serve` with the tails of all packages, and wait until it is ready."""
+        options = ["--host", self.testbed.server_host, "--port", str(PORT)]
+        for option, name in (
+            ("--tls-cert", "server.pem"),
+            ("--tls-key", "server.key"),
+            ("--token-file", "token"),
+        ):
+            options += [option, str(self.folder / name)]
+        command = [sys.executable, "-m", "edgekit_toolkit", "offload", "serve", *options]
+        self.server = self.testbed.spawn(
+            "server",
+            [*command, *(str(one.packages[ALL]) for one in planned)],
+            folder=self.folder,
+        )
+        deadline = time.monotonic() + START_LIMIT_S
+        while "ready" not in self.server.last_line:
+            if self.server.wait(0.05) is not None or time.monotonic() > deadline:
+                raise SystemExit(f"the service ended {self.server.explain_end()}")
+
+    def start_device(self) -> None:
+        """Set the server on the device, and start its application."""
+        argv = [sys.executable, "-m", "edgekit_runtime.cli", "offload", "server", self.url]
+        argv += ["--token-file", str(self.folder / "token"), "--ca-file", str(self.folder / "server.pem")]
+        ended = run_program(argv, (), START_LIMIT_S, 1 << 16)
+        assert ended.exit_code == 0, ended
+        path = self.folder / "device.sock"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen(1)
+            listener.settimeout(START_LIMIT_S)
+            script = str(Path(__file__).with_name("offload_worker.py"))
+            self.testbed.spawn("device", [sys.executable, script, str(path)], output="log")
+            connection, _ = listener.accept()
+        self._lines = self._open.enter_context(connection).makefile("rw", encoding="ascii")
+
+    def begin(self, do: str, **what: Any) -> None:
+        """Give the device an order."""
+        self._lines.write(f"{json.dumps({'do': do, **what})}\n")
+        self._lines.flush()
+
+    def end(self) -> Any:
+        """Return what came of the order."""
+        line = self._lines.readline()
+        if not line:
+            raise SystemExit("the device ended")
+        return json.loads(line)
+
+    def order(self, do: str, **what: Any) -> Any:
+        """Give the device an order and return its answer."""
+        self.begin(do, **what)
+        return self.end()
+
+    def open(self, planned: Planned, names: Sequence[str]) -> None:
+        """Open sessions of a model on the device, instead of those that are open."""
+        packages = {name: str(planned.packages[name]) for name in names}
+        self.order("load", packages=packages, local=str(planned.packages[LOCAL]), rows=str(planned.rows))
+
+    def set_link(self, mbit_s: float, rtt_ms: float) -> None:
+        """Change the link."""
+        self.testbed.set_link(up_mbit_s=mbit_s, down_mbit_s=mbit_s, rtt_ms=rtt_ms)
+
+
+def use_folder(folder: Path) -> None:
+    """Make this process and its children keep keys, options and caches in a folder of their own."""
+    os.environ["EDGEKIT_HOME"], os.environ["EDGEKIT_CACHE"] = str(folder / "home"), str(folder / "cache")
+
+
+def describe_load() -> str:
+    """Return how loaded this machine is, which every figure depends on."""
+    one, five, _ = os.getloadavg()
+    return f"load average {one:.1f} (1 min), {five:.1f} (5 min) on {os.cpu_count()} cores"

@@ -1,0 +1,150 @@
+"""The application on the device of the offload evaluations: sessions of `open_session`, driven by orders.
+
+It connects to a Unix socket, which works from any network namespace, and reads orders, one line of JSON each.
+"""
+
+import telemetry_off  # noqa: F401
+
+import json
+import socket
+import ssl
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.remote.remote_session import RemoteSession
+from edgekit_runtime.sessions.session import Session, open_session
+from edgekit_runtime.system.paths import find_keys_folder
+from edgekit_runtime.tensors import Array
+from edgekit_runtime.trust.trust_store import TrustStore
+
+PROBE_LIMIT_S = 15.0
+TOLERANCE = 0.1  # of the greatest value of an output: what 8 bits may change; another row differs by more
+
+
+class SendClock:
+    """Time that this process spends in `sendall`, which is what some estimate bandwidth from."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        plain = ssl.SSLSocket.sendall
+
+        def timed(connection: ssl.SSLSocket, data: Any, flags: int = 0) -> None:
+            begin_s = time.perf_counter()
+            try:
+                plain(connection, data, flags)
+            finally:
+                self.seconds += time.perf_counter() - begin_s
+
+        ssl.SSLSocket.sendall = timed  # type: ignore[method-assign]
+
+
+class Application:
+    """Sessions, requests and right answers."""
+
+    def __init__(self) -> None:
+        self.send_clock = SendClock()
+        self.sessions: dict[str, Session] = {}
+        self.rows: list[dict[str, Array]] = []
+        self.expected: list[dict[str, Array]] = []
+        self.number = 0
+
+    def load(self, packages: dict[str, str], local: str, rows: str) -> dict[str, list[str]]:
+        """Open sessions, and compute what is right; return which are ready to use the server."""
+        for session in self.sessions.values():
+            session.close()
+        with np.load(rows) as found:
+            arrays = dict(found)
+        count = len(next(iter(arrays.values())))
+        self.rows = [{name: array[n : n + 1] for name, array in arrays.items()} for n in range(count)]
+        trust = TrustStore.from_folder(find_keys_folder())
+        whole = open_session(Path(local), trust=trust)
+        self.expected = [whole.run(row) for row in self.rows]
+        whole.close()
+        self.sessions = {name: open_session(Path(path), trust=trust) for name, path in packages.items()}
+        ready = []
+        for name, session in self.sessions.items():
+            if isinstance(session, RemoteSession) and session.wait_for_probe(PROBE_LIMIT_S):
+                ready.append(name)
+        return {"ready": ready}
+
+    def wait_for_server(self, name: str, seconds: float) -> bool:
+        """Ask until a session uses the server; return whether it does."""
+        session, until_s = self.sessions[name], time.monotonic() + seconds
+        assert isinstance(session, RemoteSession)
+        while session.decision().plan.tail is None and time.monotonic() < until_s:
+            session.run(self.rows[0])
+            time.sleep(0.05)
+        return session.decision().plan.tail is not None
+
+    def set_hedging(self, is_on: bool) -> None:
+        """Switch hedging off, which the product cannot: wait for a reply as long as its time limit."""
+        if is_on:
+            RemoteSession._allow_s = ALLOW_S  # type: ignore[method-assign]
+        else:
+            RemoteSession._allow_s = lambda *_: 3600.0  # type: ignore[method-assign]
+
+    def run(
+        self, name: str, count: int = 1, seconds: float = 1e9, pause_s: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """Run requests one after the other, so many or so long."""
+        found, until_s = [], time.monotonic() + seconds
+        while len(found) < count and time.monotonic() < until_s:
+            found.append(self._ask(self.sessions[name]))
+            if pause_s:
+                time.sleep(pause_s)
+        return found
+
+    def _ask(self, session: Session) -> dict[str, Any]:
+        self.number += 1
+        place = self.number % len(self.rows)
+        plan, hedged, predicted_s = "local", 0, 0.0
+        if isinstance(session, RemoteSession):
+            decision = session.decision()
+            plan, predicted_s, hedged = decision.plan.name, decision.predicted_s, session.counts.hedged
+        at_s, cpu_s = time.monotonic(), time.process_time()
+        self.send_clock.seconds = 0.0
+        record = {"plan": plan, "predicted_s": predicted_s, "at_s": at_s}
+        try:
+            outputs = session.run(self.rows[place])
+        except EdgekitError as cause:
+            return {**record, "s": time.monotonic() - at_s, "is_right": False, "error": str(cause)}
+        record |= {"s": time.monotonic() - at_s, "cpu_s": time.process_time() - cpu_s}
+        record["send_s"] = self.send_clock.seconds
+        if isinstance(session, RemoteSession):
+            record["is_hedged"] = session.counts.hedged > hedged
+        return {**record, "is_right": self._is_right(outputs, place)}
+
+    def _is_right(self, outputs: dict[str, Array], place: int) -> bool:
+        for name, right in self.expected[place].items():
+            if np.abs(outputs[name] - right).max() > TOLERANCE * np.abs(right).max():
+                return False
+        return True
+
+    def cpu_s(self) -> float:
+        """Return the processor time of this process so far."""
+        return time.process_time()
+
+
+ALLOW_S = RemoteSession._allow_s
+
+
+def main() -> None:
+    """Obey until the connection closes."""
+    application = Application()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(sys.argv[1])
+        lines = connection.makefile("rw", encoding="ascii")
+        for line in lines:
+            order = json.loads(line)
+            answer = getattr(application, order.pop("do"))(**order)
+            lines.write(f"{json.dumps(answer)}\n")
+            lines.flush()
+
+
+if __name__ == "__main__":
+    main()
