@@ -2,8 +2,8 @@
 
     load_generator.py CPU ORDER
 
-Prints latencies as JSON and ends. Each device is a connection with TLS; its requests arrive by a Poisson
-process. Latency counts from the moment at which a request was due.
+CPU may be `-`. Prints latencies as JSON and ends. Each device is a connection with TLS; its requests arrive
+by a Poisson process. Latency counts from the moment at which a request was due.
 """
 
 import telemetry_off  # noqa: F401
@@ -51,7 +51,8 @@ async def run(order: dict[str, Any]) -> list[Any]:
 
 def main() -> None:
     """Obey one order."""
-    os.sched_setaffinity(0, {int(sys.argv[1])})
+    if sys.argv[1] != "-":
+        os.sched_setaffinity(0, {int(sys.argv[1])})
     print(json.dumps(asyncio.run(run(json.loads(sys.argv[2])))), flush=True)
 
 

@@ -16,10 +16,13 @@ Ratio: median of the best whole-model way / median of the best split. All figure
 import telemetry_off  # noqa: F401
 
 import argparse
+import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,11 +34,15 @@ from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from offload_bench import Feeds, OffloadBench, print_table, write_json
+from offload_bench import PORT, Feeds, OffloadBench, print_table, write_json
+from offload_capacity import write_requests
 from planned_ways import PlannedWay, plan_ways
 
 LONGEST_MS = 4_000.0
 SLOW_MS = 1_000.0  # runs once
+OTHERS = 16  # clients that load a server
+BUSY_SLOWDOWN = 4.0  # of a tail on a loaded server, by which cuts are picked
+LOAD_START_S, LOAD_END_S = 3.0, 1.0
 CUTS = 3  # that are run, of those that were planned
 GOAL = 1.5
 LEAST_ROUNDS = 3
@@ -53,6 +60,8 @@ class Workload:
         rtt_ms: round trip.
         limits: further fields of `PlanInputs`.
         setting: what it stands for.
+        busy: requests of other clients, as a multiple of what the server carries of the best upload; they run
+            the way that is measured.
     """
 
     build: Callable[[], tuple[bytes, list[Feeds]]]
@@ -61,6 +70,7 @@ class Workload:
     rtt_ms: float
     setting: str
     limits: Mapping[str, Any] = field(default_factory=dict)
+    busy: float = 0.0
 
 
 WORKLOADS = {
@@ -78,6 +88,11 @@ WORKLOADS = {
         workload_models.efficientnet, 0.2, (0.25, 0.5, 2), 40,
         "a model of 18.6 MB, a device with 8 MB for weights; LTE-M and LTE upload",
         {"memory_bytes": 14.5e6},
+    ),
+    "loaded_server": Workload(
+        workload_models.efficientnet, 0.1, (100,), 5,
+        "photographs over Wi-Fi; other clients ask 1.2 times what the server carries of uploads",
+        busy=1.2,
     ),
     "many_heads": Workload(
         workload_models.many_heads, 0.1, (1, 2, 5), 20, "one backbone, eight heads, all outputs wanted",
@@ -122,7 +137,7 @@ def run_workload(name: str, workload: Workload, seconds: float) -> dict[str, Any
     content, feeds = workload.build()
     grid = Grid(workload.bandwidths_mbit_s, (workload.rtt_ms,))
     result, ways = plan_ways(name, content, feeds, share=workload.share, grid=grid, **workload.limits)
-    ways = few_ways(ways)
+    ways = few_ways(ways, BUSY_SLOWDOWN if workload.busy else 1.0)
     with tempfile.TemporaryDirectory() as folder, OffloadBench(Path(folder), workload.share) as bench:
         start(bench, ways, feeds)
         cells = []
@@ -134,7 +149,10 @@ def run_workload(name: str, workload: Workload, seconds: float) -> dict[str, Any
                 for way in ways
                 if way.predicted_ms[column] <= LONGEST_MS
             }
-            measured = bench.order("rounds", least=least, seconds=seconds)
+            if workload.busy:
+                measured = run_loaded(bench, ways, feeds, workload.busy, seconds)
+            else:
+                measured = bench.order("rounds", least=least, seconds=seconds)
             rows = [describe(way, column, measured.get(way.name, [])) for way in ways]
             cells.append({"mbit_s": mbit_s, "rtt_ms": workload.rtt_ms, "rows": rows, **compare(rows)})
         label = bench.testbed.label
@@ -146,11 +164,37 @@ def run_workload(name: str, workload: Workload, seconds: float) -> dict[str, Any
     }  # fmt: skip
 
 
-def few_ways(ways: Sequence[PlannedWay]) -> list[PlannedWay]:
+def run_loaded(
+    bench: OffloadBench, ways: Sequence[PlannedWay], feeds: Sequence[Feeds], busy: float, seconds: float
+) -> dict[str, Any]:
+    """Measure each way alone, while other clients send requests of the same way at random times."""
+    per_second = busy / min(way.server_s for way in ways if way.kind == "upload")
+    found = {}
+    for way in ways:
+        with ExitStack() as load:
+            if way.tail is not None:
+                order = {
+                    "host": bench.testbed.server_host, "port": PORT, "warm_s": 0, "seconds": 60,
+                    "ca_file": str(bench.folder / "server.pem"), "devices": OTHERS,
+                    "requests_per_s": per_second / OTHERS, "requests": write_requests(bench, way, feeds),
+                }  # fmt: skip
+                script = str(Path(__file__).with_name("load_generator.py"))
+                child = bench.testbed.spawn("server", [sys.executable, script, "-", json.dumps(order)])
+                load.callback(child.close)
+                time.sleep(LOAD_START_S)
+            found |= bench.order("rounds", least={way.name: LEAST_ROUNDS}, seconds=seconds)
+        time.sleep(LOAD_END_S)
+    return found
+
+
+def few_ways(ways: Sequence[PlannedWay], server_slowdown: float) -> list[PlannedWay]:
     """Return the whole-model ways that will run, and those cuts that are predicted best at some link."""
     ways = [way for way in ways if min(way.predicted_ms) <= LONGEST_MS]
     cuts = [way for way in ways if way.kind == "cut"]
-    table = np.array([way.predicted_ms for way in cuts]).reshape(len(cuts), -1)
+    more_ms = [[(server_slowdown - 1) * way.server_s * 1e3] for way in cuts]
+    table = np.array([way.predicted_ms for way in cuts]).reshape(len(cuts), -1) + np.array(more_ms).reshape(
+        -1, 1
+    )
     ranks = (table / table.min(axis=0)).min(axis=1) if cuts else []
     chosen = {cuts[int(n)].name for n in np.argsort(ranks, kind="stable")[:CUTS]}
     return [way for way in ways if way.kind != "cut" or way.name in chosen]
@@ -189,8 +233,8 @@ def describe(way: PlannedWay, column: int, found: Sequence[Mapping[str, Any]]) -
         "p50_ms": None, "spread": None, "rounds": len(found), "sent_bytes": None, "head_ms": None,
     }  # fmt: skip
     if errors := [one["error"] for one in found if "error" in one]:
-        raise SystemExit(f"{way.name}: {errors[0]}")
-    if found:
+        print(f"{way.name}: {len(errors)} of {len(found)} requests failed: {errors[0]}")
+    elif found:
         low, middle, high = np.quantile([one["s"] for one in found], (0.25, 0.5, 0.75))
         row |= {
             "p50_ms": float(middle) * 1e3, "spread": float((high - low) / middle),
