@@ -14,7 +14,6 @@ from typing import Final
 
 from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record, decode_json, encode_json
 from edgekit_runtime.errors import DataError, ManifestError, PackageError
-from edgekit_runtime.package.figures import SUBMODEL_BYTES_FIGURE
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest_entries import (
     MANIFEST_NAME,
@@ -207,7 +206,7 @@ class Manifest(Record):
             ),
             backend=chosen.backend,
             golden=chosen.golden,
-            figures={SUBMODEL_BYTES_FIGURE: chosen.count_bytes(artifacts)},
+            figures=chosen.list_figures(artifacts),
         )
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record
+from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE, SUBMODEL_BYTES_FIGURE
 from edgekit_runtime.package.golden import Golden
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice, require, require_token
 from edgekit_runtime.tensors import MAX_DIMENSION, TensorSpec
@@ -33,6 +34,7 @@ class Submodel(Record):
             whole model, which the graph then names as its external data.
         golden: inputs with the outputs that it must reproduce.
         weights_bytes: how much of the whole model's artifact it reads; 0 if that is not stated.
+        divides_integers: whether it divides integers by values of its inputs; None if that is not stated.
 
     Raises:
         ManifestError: a field has the wrong type or value.
@@ -44,6 +46,7 @@ class Submodel(Record):
     backend: BackendChoice
     golden: Golden
     weights_bytes: int = field(default=0, metadata=OPTIONAL)
+    divides_integers: bool | None = field(default=None, metadata=OPTIONAL)
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -57,8 +60,19 @@ class Submodel(Record):
             type(stated) is int and 0 <= stated <= MAX_DIMENSION,
             f"submodel '{self.name}': weights_bytes is {stated!r}, expected a size in bytes",
         )
+        require(
+            self.divides_integers is None or isinstance(self.divides_integers, bool),
+            f"submodel '{self.name}': divides_integers is {self.divides_integers!r}, expected true or false",
+        )
 
-    def count_bytes(self, artifacts: Mapping[str, Artifact]) -> int:
+    def list_figures(self, artifacts: Mapping[str, Artifact]) -> dict[str, JsonValue]:
+        """Return its figures as those of a model."""
+        figures: dict[str, JsonValue] = {SUBMODEL_BYTES_FIGURE: self._count_bytes(artifacts)}
+        if self.divides_integers is not None:
+            figures[INTEGER_DIVISION_FIGURE] = self.divides_integers
+        return figures
+
+    def _count_bytes(self, artifacts: Mapping[str, Artifact]) -> int:
         """Return the size of its graph and of the weights that it reads, or may read."""
         name = self.backend.options.get("weights")
         weights_bytes = artifacts[name].size_bytes if isinstance(name, str) else 0

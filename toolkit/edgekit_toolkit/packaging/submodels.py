@@ -26,6 +26,7 @@ from edgekit_runtime.remote.cut_table import CUT_TABLE_NAME, CUT_TABLE_ROLE, Cut
 from edgekit_runtime.sessions.options import DECODE, read_options
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.models.integer_division import onnx_divides_by_inputs
 from edgekit_toolkit.packaging.assemble import describe_artifacts
 from edgekit_toolkit.packaging.golden_tensors import golden_input, golden_outputs
 from edgekit_toolkit.samples.generated import Feeds
@@ -186,13 +187,15 @@ class _SubmodelWriter:
     ) -> tuple[Submodel, dict[str, bytes]]:
         graph = f"{_FOLDER}/{name}.onnx"
         golden, expected = _expected(outputs, part.content)
+        model, weights_bytes = _fill(part.content, self._weights)
         submodel = Submodel(
             name=name,
             inputs=part.inputs,
             outputs=part.outputs,
             backend=BackendChoice("ort", graph, self._options(part)),
             golden=Golden(inputs[0], golden),
-            weights_bytes=_count_weights(part.content) if part.reads_weights else 0,
+            weights_bytes=weights_bytes,
+            divides_integers=onnx_divides_by_inputs(model),
         )
         return submodel, {graph: part.content, **inputs[1], **expected}
 
@@ -215,13 +218,19 @@ class _SubmodelWriter:
         return made
 
 
-def _count_weights(content: bytes) -> int:
-    """Return how many bytes of the whole model's file a graph reads."""
-    graph = onnx.load_model_from_string(content).graph
-    places = {
-        tuple(sorted((entry.key, entry.value) for entry in one.external_data)) for one in graph.initializer
-    }
-    return sum(int(dict(place).get("length", 0)) for place in places)
+def _fill(content: bytes, weights: bytes) -> tuple[onnx.ModelProto, int]:
+    """Return a graph with its weights in place, and how many bytes it reads of the whole model's file."""
+    model = onnx.load_model_from_string(content)
+    places = set()
+    for tensor in model.graph.initializer:
+        if tensor.external_data:
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            start, size_bytes = int(place["offset"]), int(place["length"])
+            places.add((start, size_bytes))
+            tensor.raw_data = weights[start : start + size_bytes]
+            tensor.ClearField("external_data")
+            tensor.data_location = onnx.TensorProto.DEFAULT
+    return model, sum(size_bytes for _, size_bytes in places)
 
 
 def _as_file(value: NDArray[Any], codec: str) -> tuple[NDArray[np.uint8], NDArray[Any]]:
