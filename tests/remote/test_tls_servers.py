@@ -77,3 +77,23 @@ def test_redirect_is_not_followed(
     assert not asked
     server.close()
     stranger.close()
+
+
+def test_server_that_drops_connection_requests_leaves_all_local(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for waiting in (first, second):  # the queue of the listener is full: Linux drops each further SYN
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        set_server(tmp_path, monkeypatch, f"127.0.0.1:{listener.getsockname()[1]}")
+        with offloading(maker, path) as session:
+            np.testing.assert_allclose(session.run({"x": X})["y"], Y)  # while the probe tries to connect
+            assert session.wait_for_probe(20)
+            np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+            assert session.counts.local == 2
+            assert "timed out" in session.decision().reason
