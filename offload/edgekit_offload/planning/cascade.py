@@ -6,14 +6,24 @@ cascade is refused with the reason.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import onnx
+import onnx.compose
 from numpy.typing import ArrayLike, NDArray
 
+from edgekit_offload.partition.split import Part, SplitModels
+from edgekit_offload.planning.codings import Feeds, open_model, run_seconds
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.cut_table import Escalation
+from edgekit_runtime.remote.cut_table import Escalation, OffloadPlan
+from edgekit_runtime.remote.latency_model import Conditions, predict_s
+from edgekit_runtime.tensors import TensorSpec
+
+NAME: Final = "cascade"
+_PREFIX: Final = "small/"
 
 _BISECTIONS: Final = 60  # of a probability: below the precision of a float
 _SPARE_DEVIATIONS: Final = (
@@ -203,3 +213,110 @@ def _scores(array: ArrayLike, which: str) -> NDArray[np.float64]:
     if not np.isfinite(rows).all():
         raise CutError(f"cascade: the scores of the {which} model hold NaN or infinity; pass finite scores")
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeInputs:
+    """What a cascade is made of.
+
+    Attributes:
+        small: the ONNX model for the device, with the inputs and the one output of the large one.
+        agreement: share of the requests that must get the answer of the large model.
+        feeds: samples, one request each, to find and to confirm the threshold.
+    """
+
+    small: bytes
+    agreement: float
+    feeds: Sequence[Feeds]
+
+
+def plan_cascade(
+    large: bytes, inputs: CascadeInputs, upload: OffloadPlan, slowdown: float
+) -> OffloadPlan | CascadeRefusal:
+    """Return the cascade that escalates by an upload, or why there is none.
+
+    Args:
+        large: the model of the server.
+        inputs: the small model, and what is asked of it.
+        upload: how a request goes on.
+        slowdown: time of the device as a multiple of this machine's.
+    """
+    try:
+        cascade = _confirm(large, inputs)
+    except CutError as cause:
+        return CascadeRefusal(f"{cause}.")
+    if not isinstance(cascade, Cascade):
+        return cascade
+    small_s = run_seconds(inputs.small, inputs.feeds[0]) * slowdown
+    costs = replace(upload.costs, device_s=upload.costs.device_s + small_s, is_measured=False)
+    stem = f"{NAME}-{(upload.tail or '').removesuffix('.tail')}"
+    return replace(
+        upload, name=stem, costs=costs, head=f"{stem}.head", tail=f"{stem}.tail",
+        escalation=cascade.escalation, accuracy_change=cascade.agreement - 1,
+    )  # fmt: skip
+
+
+def _confirm(large: bytes, inputs: CascadeInputs) -> Cascade | CascadeRefusal:
+    """Run both models on the samples, and return the threshold."""
+    sessions = [open_model(inputs.small), open_model(large)]
+    outputs = [[one.name for one in session.get_outputs()] for session in sessions]
+    if any(len(names) != 1 for names in outputs):
+        raise CutError(f"both models need one output, they have {outputs[0]} and {outputs[1]}")
+    taken = [{one.name for one in session.get_inputs()} for session in sessions]
+    if taken[0] != taken[1]:
+        raise CutError(f"the small model takes {sorted(taken[0])}, the large one {sorted(taken[1])}")
+    small, scores = (
+        np.concatenate([session.run(None, dict(one))[0] for one in inputs.feeds]) for session in sessions
+    )
+    return choose_threshold(small, scores, outputs[1][0], least_agreement=inputs.agreement)
+
+
+def refuse_cascade(
+    plan: OffloadPlan, others: Sequence[OffloadPlan], conditions: Sequence[Conditions]
+) -> CascadeRefusal | None:
+    """Return why a cascade pays under no conditions, or None if it pays somewhere."""
+    escalation = plan.escalation
+    if escalation is None:
+        raise CutError(f"plan '{plan.name}' is no cascade")
+
+    def ratio(one: Conditions) -> float:
+        return predict_s(plan, one) / min(predict_s(other, one) for other in others)
+
+    nearest = min(conditions, key=ratio)
+    device_s = plan.costs.device_s * nearest.device_slowdown
+    remote_s = predict_s(replace(plan, escalation=None), nearest) - device_s
+    best_s = min(predict_s(other, nearest) for other in others)
+    found = Cascade(escalation, 1 + (plan.accuracy_change or 0.0), 0.0, 0.95, 0)
+    return refuse_slow(found, device_s, remote_s, best_s)
+
+
+def cascade_split(small: bytes, output: str, upload: SplitModels) -> SplitModels:
+    """Return the submodels of a cascade: the small model beside the head of an upload, and its tail.
+
+    Raises:
+        CutError: the small model and the coding cannot stand in one graph.
+    """
+    model = onnx.load_from_string(small)
+    inputs_of_small, made = [one.name for one in model.graph.input], model.graph.output[0].name
+    model = onnx.compose.add_prefix(model, _PREFIX)
+    renamed = {f"{_PREFIX}{name}": name for name in inputs_of_small} | {f"{_PREFIX}{made}": output}
+    for node in model.graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = renamed.get(value.name, value.name)
+    outputs: tuple[TensorSpec, ...] = (next(one for one in upload.tail.outputs if one.name == output),)
+    inputs = upload.head.inputs if upload.head is not None else upload.tail.inputs
+    if upload.head is not None:
+        coding = onnx.load_from_string(upload.head.content)
+        versions = [{one.domain: one.version for one in each.opset_import} for each in (model, coding)]
+        if versions[0].get("") != versions[1].get(""):
+            raise CutError(
+                f"cascade: the models have the opsets {versions[0]} and {versions[1]}; convert one"
+            )
+        model.graph.node.extend(coding.graph.node)
+        model.graph.initializer.extend(coding.graph.initializer)
+        model.graph.output.extend(coding.graph.output)
+        outputs += upload.head.outputs
+    head = Part(model.SerializeToString(), inputs, outputs, reads_weights=False)
+    return SplitModels(head, upload.tail, upload.sent, upload.coded)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_offload.planning.capacity import devices_per_server
+from edgekit_offload.planning.cascade import NAME, CascadeInputs, plan_cascade, refuse_cascade
 from edgekit_offload.planning.codings import Feeds, measure_codings, open_model, run_seconds
 from edgekit_offload.planning.costs import (
     INPUT,
@@ -123,6 +124,7 @@ class PlanInputs:
         realise: extracts and measures; None plans from sums over kernels alone.
         leakage_db: of the tensors that are sent, by name; None measures none.
         most_leakage_db: limit on it.
+        cascade: a small model for the device, and the agreement that is asked of it.
         is_server_modelled: whether the profile of the server is that of another machine, scaled.
         notes: what the user should know of profiles and samples before trusting the result.
     """
@@ -146,6 +148,7 @@ class PlanInputs:
     most_leakage_db: float | None = None
     notes: tuple[str, ...] = ()
     is_server_modelled: bool = False
+    cascade: CascadeInputs | None = None
 
 
 @dataclass(slots=True)
@@ -190,6 +193,9 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     drafts = _apply(drafts, realised, refusals)
     for draft in drafts:
         draft.plan = _add_request(draft.plan, inputs.device)
+    if inputs.cascade is not None:
+        progress("choosing the threshold of the cascade", None, None)
+        drafts += _cascade(inputs, inputs.cascade, drafts, whole.device_slowdown, refusals)
     if inputs.leakage_db is not None:
         progress("attacking what is sent", None, None)
     drafts = _limit_leakage(inputs, drafts, refusals)
@@ -371,6 +377,30 @@ def _add_request(plan: OffloadPlan, device: ModelProfile) -> OffloadPlan:
     share = plan.escalation.share if plan.escalation is not None else 1.0
     request_s = device.request.seconds(plan.costs.upload_bytes) * share
     return replace(plan, costs=replace(plan.costs, device_s=plan.costs.device_s + request_s))
+
+
+def _cascade(
+    inputs: PlanInputs,
+    cascade: CascadeInputs,
+    drafts: Sequence[_Draft],
+    slowdown: float,
+    refusals: list[Refusal],
+) -> list[_Draft]:
+    """Return the cascade on top of the best upload, where it pays somewhere."""
+    conditions = inputs.grid.conditions()
+    uploads = [draft for draft in drafts if draft.kind == "upload"]
+    if not uploads:
+        refusals.append(Refusal(NAME, "Nothing may be uploaded, so the large model cannot be asked."))
+        return []
+    upload = min(uploads, key=lambda one: sum(predict_s(one.plan, each) for each in conditions))
+    found = plan_cascade(inputs.content, cascade, upload.plan, slowdown)
+    if isinstance(found, OffloadPlan):
+        refusal = refuse_cascade(found, [draft.plan for draft in drafts], conditions)
+        if refusal is None:
+            return [_Draft("cascade", found, "modelled", upload.sent)]
+        found = refusal
+    refusals.append(Refusal(NAME, found.reason))
+    return []
 
 
 def _cut_draft(one: CutCandidate, costs: GraphCosts) -> _Draft:

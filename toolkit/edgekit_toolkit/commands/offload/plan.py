@@ -53,6 +53,10 @@ _ENDINGS: Final = (".json", ".html")
 )  # fmt: skip
 @click.option("--max-leak", type=float, metavar="DB",
               help="Refuse ways whose measured leakage (PSNR, a lower bound) is higher.")  # fmt: skip
+@click.option("--cascade", metavar="SMALL_MODEL", type=click.Path(path_type=Path),
+              help="A small model for the device: it answers where it is sure.")  # fmt: skip
+@click.option("--agreement", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95,
+              show_default=True, help="Share of answers of a cascade that must be MODEL's.")  # fmt: skip
 @click.option("--memory", metavar="SIZE", help="Weights and activations on the device, such as 64MB.")
 @click.option("--tiers", type=click.IntRange(2, 3), default=2, show_default=True,
               help="3: a machine at the edge between device and server.")  # fmt: skip
@@ -79,7 +83,7 @@ def command(model: Path, *, output: Path, as_json: bool, key: str, **options: An
     from edgekit_offload.planning.planner import plan
     from edgekit_offload.planning.realise import MeasuredCuts
     from edgekit_runtime.dataclass_json import to_plain
-    from edgekit_toolkit.commands.offload.plan_package import attach, with_warning
+    from edgekit_toolkit.commands.offload.plan_package import add_cascade, attach, with_warning
     from edgekit_toolkit.commands.offload.plan_request import read_inputs
     from edgekit_toolkit.commands.offload.plan_table import print_plan
     from edgekit_toolkit.commands.progress import ProgressBar
@@ -92,7 +96,7 @@ def command(model: Path, *, output: Path, as_json: bool, key: str, **options: An
         progress.show("writing")
         written = _write(result, output, model.name.removesuffix(model.suffix))
         if model.suffix == ".edgepkg" and isinstance(inputs.realise, MeasuredCuts):
-            splits = inputs.realise.splits
+            splits = add_cascade(result, inputs)
             written.append(attach(model, result, splits, output, key))
             left_out = [one.name for one in result.table.plans if one.tail and one.name not in splits]
             result = with_warning(result, left_out)

@@ -5,6 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgekit_offload.partition.split import SplitModels
+from edgekit_offload.planning.cascade import NAME, cascade_split
+from edgekit_offload.planning.planner import PlanInputs
+from edgekit_offload.planning.realise import MeasuredCuts
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.system.paths import find_keys_folder
@@ -39,6 +42,21 @@ def attach(
             used[stem], decode[stem] = splits[one.name], one.media
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         return attach_plans(package, used, table, folder=folder, sign=load_signer(key), decode=decode)
+
+
+def add_cascade(result: PlanningResult, inputs: PlanInputs) -> dict[str, SplitModels]:
+    """Return the splits that were measured, and that of a cascade which is best somewhere.
+
+    Raises:
+        CutError: the small model and the coding of the upload cannot stand in one graph.
+    """
+    splits = dict(inputs.realise.splits) if isinstance(inputs.realise, MeasuredCuts) else {}
+    stems = {(plan.tail or "").removesuffix(".tail"): plan.name for plan in (way.plan for way in result.ways)}
+    for plan in result.table.plans:
+        upload = splits.get(stems.get(plan.name.removeprefix(f"{NAME}-"), ""))
+        if plan.escalation is not None and inputs.cascade is not None and upload is not None:
+            splits[plan.name] = cascade_split(inputs.cascade.small, plan.escalation.output, upload)
+    return splits
 
 
 def with_warning(result: PlanningResult, left_out: Sequence[str]) -> PlanningResult:

@@ -10,6 +10,7 @@ import click
 import numpy as np
 import onnx
 
+from edgekit_offload.planning.cascade import CascadeInputs
 from edgekit_offload.planning.costs import PowerModel
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.planner import MAX_SAMPLES, PlanInputs
@@ -121,7 +122,13 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         options["requests_per_s"], memory, tuple(options["keep_on_device"]), edge, edge_link,
         realise=_measured_cuts(content, feeds, options), most_leakage_db=most_db,
         leakage_db=leakage_db, notes=notes, is_server_modelled=by_url,
+        cascade=_read_cascade(options, samples),
     )  # fmt: skip
+
+
+def _read_cascade(options: Mapping[str, Any], samples: list[dict[str, Array]]) -> CascadeInputs | None:
+    path: Path | None = options["cascade"]
+    return None if path is None else CascadeInputs(_read_model(path)[1], options["agreement"], samples)
 
 
 def _add_link(grid: Grid, link: LinkState) -> Grid:
