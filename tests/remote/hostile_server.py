@@ -18,6 +18,7 @@ class HostileServer:
     Attributes:
         port: of TCP on loopback.
         over: set when it shall end.
+        refused: compressed bodies, which it does not read.
     """
 
     def __init__(self) -> None:
@@ -25,6 +26,7 @@ class HostileServer:
         self.port: int = self._listener.getsockname()[1]
         self.misbehave: Misbehave | None = None
         self.over = threading.Event()
+        self.refused = 0
         self._clients: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -51,6 +53,10 @@ class HostileServer:
                 body, data = data[:size], data[size:]
                 if head.startswith(b"GET"):
                     client.sendall(http(b"{}"))
+                    continue
+                if "content-encoding" in fields:
+                    self.refused += 1
+                    client.sendall(http(b"{}", "415 Unsupported Media Type"))
                     continue
                 x = np.frombuffer(body[int(fields["inference-header-content-length"]) :], np.float32)
                 right = (x.reshape(-1, 4) @ WEIGHT).tobytes()

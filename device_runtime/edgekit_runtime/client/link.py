@@ -1,6 +1,7 @@
 """One connection to a service: a request out, its response in, and a new connection after one that closed."""
 
 import contextlib
+import select
 import socket
 import sys
 import time
@@ -120,6 +121,19 @@ class Link:
                 # What is not sent yet would be in the way of the next request on a slow link: drop it.
                 connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DROP_UNSENT)
                 connected.shutdown(socket.SHUT_RDWR)
+
+    def drop_leftovers(self) -> None:
+        """Disconnect if something came that nobody asked for: the next request would take it for its answer.
+
+        Between two requests only; an idle connection that the service has closed goes as well.
+        """
+        connected = self._socket
+        if connected is None:
+            return
+        watch = select.poll()
+        watch.register(connected, select.POLLIN)
+        if watch.poll(0) or (self.address.is_tls and connected.pending()):  # type: ignore[attr-defined]
+            self.close()
 
     def read_tcp_info(self) -> bytes | None:
         """Return the kernel's `tcp_info` of the connection, or None where there is none; from any thread."""

@@ -137,6 +137,7 @@ class WarmConnection:
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+            del work  # it holds the tensors of the request
         self.link.close()
 
 
@@ -148,13 +149,14 @@ class Pending:
         reply: the reply, or None until then.
     """
 
-    __slots__ = ("_acked", "_connection", "_request", "done", "is_aborted", "reply")
+    __slots__ = ("_acked", "_connection", "_is_over", "_lock", "_request", "done", "is_aborted", "reply")
 
     def __init__(self, connection: WarmConnection, request: TailRequest) -> None:
         self._connection, self._request = connection, request
         self.done = threading.Event()
         self.reply: Reply | None = None
-        self.is_aborted = False
+        self.is_aborted = self._is_over = False
+        self._lock = threading.Lock()
         self._acked = _read_acked(connection.link) or 0
 
     @property
@@ -170,9 +172,19 @@ class Pending:
         return sent is None or sent >= self._request.size_bytes
 
     def abort(self) -> None:
-        """End it; its reply will be an error."""
-        self.is_aborted = True
-        self._connection.link.abort()
+        """End it, and its reply will be an error; nothing once it has one: the connection serves another."""
+        with self._lock:
+            if not self._is_over:
+                self.is_aborted = True
+                self._connection.link.abort()
+
+    def run(self, timeout_s: float) -> Reply:
+        """Return the reply; on the thread of the connection, once."""
+        self._connection.link.drop_leftovers()
+        reply = _exchange(self._connection.link, self._request, timeout_s, self)
+        with self._lock:
+            self._is_over = True
+        return reply
 
 
 class OffloadServer:
@@ -200,7 +212,7 @@ class OffloadServer:
             self._pending.add(pending)
 
         def work() -> None:
-            reply = _exchange(connection.link, request, timeout_s, pending)
+            reply = pending.run(timeout_s)
             try:
                 finish(pending, reply)
             finally:
@@ -224,6 +236,7 @@ class OffloadServer:
         try:
             head = make_request_head("GET", _LIVE, self.fields)
             link, seconds = connection.link, []
+            link.drop_leftovers()
             for _ in range(3):  # the first may have to connect
                 began_s = time.monotonic()
                 found = link.ask((head,), len(head), timeout_s)

@@ -17,12 +17,20 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
+from edgekit_runtime.codecs.compression import IDENTITY, has_zstd
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
-from edgekit_runtime.errors import BackendError, DataError, EdgekitError, RequestError
+from edgekit_runtime.errors import (
+    BackendError,
+    CutError,
+    DataError,
+    EdgekitError,
+    RequestError,
+    TransportError,
+)
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.remote.choose import PlanChoice, Preference, choose
 from edgekit_runtime.remote.circuit_breaker import CircuitBreaker
-from edgekit_runtime.remote.cut_table import CutTable, Escalation, OffloadPlan
+from edgekit_runtime.remote.cut_table import Compression, CutTable, Escalation, OffloadPlan
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
 from edgekit_runtime.remote.link_estimate import LinkEstimate
 from edgekit_runtime.remote.offload_options import OffloadOptions
@@ -30,6 +38,7 @@ from edgekit_runtime.remote.offload_server import (
     OffloadServer,
     Pending,
     Reply,
+    ReplyError,
     ServerTimes,
     TailRequest,
     is_overload,
@@ -70,12 +79,18 @@ class _Way:
         plan: the plan.
         is_proved: whether the server has answered its golden inputs rightly.
         retry_s: when to ask a server again that does not have the tail.
+        compression: of the request's body, as this device and the server can.
+
+    Raises:
+        CutError: head and tail do not give all outputs of the model.
     """
 
     def __init__(self, plan: OffloadPlan, package: OpenedPackage, threads: int | None) -> None:
         self.plan, self._package, self._threads = plan, package, threads
         self.is_proved, self.retry_s = False, -math.inf
+        self.compression: Compression = plan.compression if has_zstd() else IDENTITY
         self._head: Session | None = None
+        self._is_open = True
         self._lock = threading.Lock()
         shown = package
         for submodel in package.manifest.submodels:
@@ -86,10 +101,13 @@ class _Way:
         self.outputs = shown.manifest.outputs
         self._shown = shown
         self._codecs = {name: MediaCodec.parse(codec) for name, codec in plan.media.items()}
+        self._check_outputs()
 
     def open_head(self) -> Session | None:
         """Return the head, loaded; None where the inputs are sent as they are."""
         with self._lock:
+            if not self._is_open:
+                raise BackendError("backend 'offload': the session is closed")
             if self._head is None and self.plan.head is not None:
                 view = self._package.select_submodel(self.plan.head)
                 self._head = open_choice(view, view.manifest.backend, self._threads)
@@ -98,7 +116,7 @@ class _Way:
     def run_head(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs of the head; none where the inputs are sent as they are."""
         head = self._head or self.open_head()
-        return {} if head is None else head.run(inputs)
+        return {} if head is None else head.run({spec.name: inputs[spec.name] for spec in head.inputs})
 
     def prepare(
         self,
@@ -127,7 +145,7 @@ class _Way:
             sent[spec.name] = array if codec is None else _encode(codec, array)
             spec.check(sent[spec.name])
         expected = _bind(outputs if self._shown is self._package else self.outputs, self.inputs, sent)
-        return make_tail_request(self.plan.tail or "", sent, expected, self.plan.compression, fields)
+        return make_tail_request(self.plan.tail or "", sent, expected, self.compression, fields)
 
     def read_golden(self) -> GoldenCase:
         """Return what the tail must compute."""
@@ -136,7 +154,7 @@ class _Way:
     def prepare_golden(self, golden: GoldenCase, fields: str) -> TailRequest:
         """Return the request that proves the server."""
         expected = _bind(self.outputs, self.inputs, golden.inputs)
-        return make_tail_request(self.plan.tail or "", golden.inputs, expected, self.plan.compression, fields)
+        return make_tail_request(self.plan.tail or "", golden.inputs, expected, self.compression, fields)
 
     def interrupt(self) -> None:
         """End the runs of the head."""
@@ -144,9 +162,23 @@ class _Way:
             interrupt()
 
     def close(self) -> None:
-        """Close the head."""
-        if self._head is not None:
-            self._head.close()
+        """Close the head; it is not opened again."""
+        with self._lock:
+            self._is_open = False
+            if self._head is not None:
+                self._head.close()
+
+    def _check_outputs(self) -> None:
+        manifest, plan = self._package.manifest, self.plan
+        parts = {one.name: {spec.name for spec in one.outputs} for one in manifest.submodels}
+        made = parts.get(plan.head or "", set())
+        if plan.escalation is None:
+            made = made | {spec.name for spec in self.outputs}
+        needed = {spec.name for spec in manifest.outputs}
+        if plan.escalation is not None:
+            needed.add(plan.escalation.output)
+        if missing := sorted(needed - made):
+            raise CutError(f"plan '{plan.name}' does not give {', '.join(missing)}; plan the model again")
 
 
 class _Replied:
@@ -240,7 +272,7 @@ class RemoteSession:
         """
         if not self._is_open:
             raise BackendError("backend 'offload': the session is closed")
-        rows = len(next(iter(inputs.values()))) if self._has_rows and inputs else 1
+        rows = self._count_rows(inputs)
         known = self._decisions.get(rows)
         decision = known[1] if known is not None and known[0] == self._epoch else self._decide(rows)
         self._running += 1
@@ -283,6 +315,12 @@ class RemoteSession:
         self._status.close()
         self._package.close()
 
+    def _count_rows(self, inputs: Mapping[str, Array]) -> int:
+        """Return how many rows a request has; 1 where that is no matter, or the inputs are wrong."""
+        first = next(iter(inputs.values()), None) if self._has_rows else None
+        shape = getattr(first, "shape", ())
+        return max(1, shape[0]) if shape else 1
+
     def _run_local(
         self, inputs: Mapping[str, Array], rows: int, session: Session | None = None
     ) -> dict[str, Array]:
@@ -302,8 +340,11 @@ class RemoteSession:
 
     def _run_split(self, decision: PlanChoice, inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
         way = self._ways[decision.plan.name]
+        if inputs.keys() != {spec.name for spec in self.inputs}:
+            names = [spec.name for spec in self.inputs]
+            raise DataError(f"got inputs {sorted(inputs)}, expected {sorted(names)}")
         for spec in self.inputs:
-            spec.check(inputs.get(spec.name))
+            spec.check(inputs[spec.name])
         began_s = time.monotonic()
         try:
             made = way.run_head(inputs)
@@ -314,8 +355,9 @@ class RemoteSession:
         except EdgekitError:
             if self.local is None:
                 raise
+            outputs = self._run_local(inputs, rows)  # which fails too if the inputs are to blame
             self._disprove(way)
-            return self._run_local(inputs, rows)
+            return outputs
         head_s = time.monotonic() - began_s
         if decision.plan.head is not None and decision.plan.costs.device_s > _SLACK_S / 4:
             request_s = self._estimate.overhead_s  # the costs hold what a request takes here
@@ -514,7 +556,7 @@ class RemoteSession:
             if self._is_due(now_s):
                 try:
                     self._probe()
-                except EdgekitError as cause:
+                except Exception as cause:  # whatever it is: without its thread the server is lost for good
                     wait_s = getattr(cause, "retry_after_s", None) or 0.0
                     self._fail(f"the server cannot be used: {cause}", wait_s)
                 self._plan_probe(now_s, time.monotonic() - now_s)
@@ -583,8 +625,16 @@ class RemoteSession:
         way = self._find_candidate(time.monotonic())
         if way is None:
             way = next((one for one in self._ways.values() if one.is_proved), None)
-        if way is not None:
+        if way is None:
+            return
+        try:
             self._prove(way)
+        except EdgekitError as cause:
+            if way.is_proved or _is_of_server(cause):
+                raise
+            self._disprove(way)  # so that the next probe tries another
+            if not any(one.is_proved for one in self._ways.values()):
+                raise
 
     def _prove(self, way: _Way) -> None:
         """Run the golden inputs of a tail on the server, and compare.
@@ -607,10 +657,13 @@ class RemoteSession:
                     self._estimate.note_cut_off(time.monotonic(), reply.exchange)
                     self._epoch += 1
                 return
-            if isinstance(reply.error, RequestError) and reply.error.status == 404:
+            status = reply.error.status if isinstance(reply.error, RequestError) else 0
+            if status in (400, 415) and way.compression != IDENTITY:
+                way.compression = IDENTITY  # not every server reads zstd
+                self._prove(way)
+                return
+            if status == 404:
                 self._disprove(way)
-                if any(one.is_proved for one in self._ways.values()):
-                    return
             raise reply.error or BackendError("the server did not answer")
         test = golden.check(_Replied(reply.outputs))
         if not test.passed:
@@ -623,7 +676,12 @@ class RemoteSession:
 
     def _write_status(self) -> None:
         decision = self.decision()
-        state = self._estimate
+        with self._lock:
+            state = self._estimate
+            up, down, rtt_s = state.up_bits_per_s, state.down_bits_per_s, state.rtt_s
+            switches = tuple(self._switches)
+        if not self._is_open:  # its file is gone
+            return
         table = self._tables[1]
         foreign = f"costs were measured on {table.device}; learned here: x{_ratio(self._device):.2f}"
         self._status.write(
@@ -633,14 +691,21 @@ class RemoteSession:
                 str(self._server),
                 decision.plan.name,
                 decision.reason,
-                state.up_bits_per_s,
-                state.rtt_s,
-                state.down_bits_per_s,
+                up,
+                rtt_s,
+                down,
                 foreign if table.device else "",
                 dataclasses.replace(self.counts),
-                tuple(self._switches),
+                switches,
             )
         )
+
+
+def _is_of_server(error: EdgekitError) -> bool:
+    """Return whether a probe failed for what no other plan can help: the way there, the token, the load."""
+    if isinstance(error, RequestError):
+        return is_overload(error) or error.status in (401, 403)
+    return isinstance(error, TransportError) and not isinstance(error, ReplyError)
 
 
 def _find_probe(ways: list[_Way], conditions: Conditions) -> _Way:

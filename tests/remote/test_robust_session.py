@@ -1,0 +1,170 @@
+"""What must not end, block or disturb a session that offloads."""
+
+import dataclasses
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.offload.onnx_models import model_of
+from tests.remote.hostile_server import HostileServer, tensor_reply
+from tests.remote.offload_parts import LOCAL, RAW, X, Y, offloading, set_server, wait_until, write_offloaded
+from tests.remote.planned_package import REMOTE, serving
+from tests.runtime.conftest import PackageMaker
+
+from edgekit_offload.partition.split import split_model
+from edgekit_runtime.client.link import Address
+from edgekit_runtime.errors import CutError, DataError
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.remote.cut_table import CutTable, Escalation, OffloadPlan
+from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
+from edgekit_runtime.remote.remote_session import RemoteSession
+from edgekit_runtime.sessions.session import open_session
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.packaging.plain_package import write_plain_package
+from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
+from edgekit_toolkit.packaging.submodels import attach_plans
+
+
+@pytest.fixture
+def server() -> Iterator[HostileServer]:
+    server = HostileServer()
+    yield server
+    server.close()
+
+
+def test_second_answer_to_one_request_is_not_the_answer_to_the_next(server: HostileServer) -> None:
+    def answer_twice(server: HostileServer, client: socket.socket, right: bytes) -> bytes:
+        client.sendall(tensor_reply(right))
+        time.sleep(0.05)  # the first has been read whole, so the second waits in the socket
+        return tensor_reply(right)
+
+    server.misbehave = answer_twice
+    remote = OffloadServer(Address(host="127.0.0.1", port=server.port))
+    for factor in range(1, 4):
+        x = X * np.float32(factor)
+        request = make_tail_request(
+            "linear", {"x": x}, (TensorSpec("y", "float32", (1, 2)),), "identity", remote.fields
+        )
+        pending = remote.send(request, 10.0, lambda *_: None)
+        assert pending.done.wait(20)
+        assert pending.reply is not None
+        assert pending.reply.outputs is not None
+        np.testing.assert_allclose(pending.reply.outputs["y"], Y * factor)
+        time.sleep(0.1)
+    remote.close()
+
+
+def test_abort_after_the_reply_spares_the_next_request_on_the_connection(server: HostileServer) -> None:
+    remote = OffloadServer(Address(host="127.0.0.1", port=server.port))
+    request = make_tail_request(
+        "linear", {"x": X}, (TensorSpec("y", "float32", (1, 2)),), "identity", remote.fields
+    )
+    first = remote.send(request, 10.0, lambda *_: None)
+    assert first.done.wait(20)
+    first.abort()
+    assert not first.is_aborted
+    second = remote.send(request, 10.0, lambda *_: first.abort())
+    assert second.done.wait(20)
+    assert second.reply is not None
+    assert second.reply.outputs is not None
+    remote.close()
+
+
+def test_server_that_reads_no_zstd_gets_plain_bodies(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, dataclasses.replace(RAW, compression="zstd"))
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    with offloading(maker, path) as session:
+        wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+        np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+        assert server.refused == 1
+
+
+def test_fault_of_a_probe_that_nobody_foresaw_does_not_end_probing(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    right, calls = OffloadServer.measure_round_trip, []
+
+    def fail_once(self: OffloadServer, timeout_s: float) -> tuple[float, float]:
+        calls.append(timeout_s)
+        if len(calls) == 1:
+            raise RuntimeError("a bug")
+        return right(self, timeout_s)
+
+    monkeypatch.setattr(OffloadServer, "measure_round_trip", fail_once)
+    with offloading(maker, path) as session:
+        wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+
+
+@pytest.mark.parametrize("inputs", [{"x": X, "more": X}, {"z": X}, {"x": np.float32(1)}, {"x": 3}, {}])
+def test_wrong_inputs_are_refused_and_leave_the_plan_alone(
+    maker: PackageMaker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    server: HostileServer,
+    inputs: dict[str, np.ndarray],
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    with offloading(maker, path) as session:
+        wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+        with pytest.raises(DataError):
+            session.run(inputs)
+        assert session.decision().plan.name == "raw"
+
+
+def write_two_inputs(folder: Path, *, escalation: Escalation | None = None) -> Path:
+    """Write a package of relu(x w) + z, whose head reads `x` alone."""
+    keys = folder / "keys"
+    generate_key("default", keys)
+    sign = load_signer(folder=keys)
+    nodes = [("MatMul", ["x", "w"], ["m"]), ("Relu", ["m"], ["r"]), ("Add", ["r", "z"], ["y"])]
+    weights = {"w": np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)}
+    model = model_of(nodes, {"x": ["N", 4], "z": ["N", 2]}, ["y"], weights=weights)
+    (folder / "model.onnx").write_bytes(model)
+    plain = write_plain_package(folder / "model.onnx", name="two", target="x86-64", folder=folder, sign=sign)
+    plan = OffloadPlan("cut", REMOTE, head="cut.head", tail="cut.tail", escalation=escalation)
+    made = folder / "made"
+    made.mkdir()
+    with read_package(plain, TrustStore.from_folder(keys)) as package:
+        table = CutTable((LOCAL, plan))
+        return attach_plans(package, {"cut": split_model(model, range(2))}, table, folder=made, sign=sign)
+
+
+def test_head_that_reads_some_of_the_inputs_gets_only_those(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_two_inputs(tmp_path)
+    trust = TrustStore.from_folder(tmp_path / "keys")
+    inputs = {"x": np.ones((3, 4), np.float32), "z": np.ones((3, 2), np.float32)}
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "none"))
+    local = open_session(path, trust=trust)
+    expected = local.run(inputs)["y"]
+    local.close()
+    with serving(tmp_path, tmp_path, "--tails", path) as server:
+        set_server(tmp_path, monkeypatch, server, plan="cut")
+        session = open_session(path, trust=trust)
+        assert isinstance(session, RemoteSession)
+        wait_until(lambda: session.decision(3).plan.name == "cut", "the server is not used")
+        np.testing.assert_allclose(session.run(inputs)["y"], expected, rtol=1e-6)
+        assert session.counts.remote == 1
+        session.close()
+
+
+def test_cascade_whose_head_lacks_an_output_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_two_inputs(tmp_path, escalation=Escalation("r", 0.5, 0.5))
+    set_server(tmp_path, monkeypatch, "127.0.0.1:9")
+    with pytest.raises(CutError, match="does not give y"):
+        open_session(path, trust=TrustStore.from_folder(tmp_path / "keys"))
