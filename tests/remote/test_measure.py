@@ -4,10 +4,11 @@ import io
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.measure import read_job
+from edgekit_runtime.remote.measure import Job, JobGraph, JobInput, TransferCoding, measure, read_job
 
 
 def stream(blobs: bytes = b"", **changes: Any) -> io.BytesIO:
@@ -28,6 +29,7 @@ def test_job_is_read_with_its_blobs() -> None:
         (stream(b"abcd", graphs=[{"model": 1}]), "names blob 1"),
         (stream(b"abcd", graphs=[]), "0 graphs"),
         (stream(blob_bytes=[1 << 40]), "expected at most"),
+        (stream(b"abcd", graphs=[{"model": None}]), "without a model"),
         (stream(kind="serve"), "one of profile, time"),
         (io.BytesIO(b"GET / HTTP/1.1\r\n"), "no JSON"),
     ],
@@ -35,3 +37,19 @@ def test_job_is_read_with_its_blobs() -> None:
 def test_malformed_job_is_refused(given: io.BytesIO, message: str) -> None:
     with pytest.raises(CutError, match=message):
         read_job(given)
+
+
+def test_coding_is_part_of_the_time() -> None:
+    pytest.importorskip("zstandard")
+    noise = memoryview(np.random.default_rng(0).integers(0, 256, 8 << 20, np.uint8)).cast("B")
+    inputs = (JobInput("x", "uint8", (8 << 20,), 0),)
+    codings = (TransferCoding(("x",), "encode"), TransferCoding(("x",), "encode", compression="zstd"))
+    graphs = [JobGraph(None, inputs=inputs, coding=coding) for coding in codings]
+    plain, packed = measure(Job("time", tuple(graphs), (len(noise),), 0.1), [noise]).timings
+    assert packed.seconds > 2 * plain.seconds
+
+
+def test_tensor_that_the_graph_has_not_is_refused() -> None:
+    graph = JobGraph(None, coding=TransferCoding(("x",), "encode"))
+    with pytest.raises(CutError, match="no tensor 'x'"):
+        measure(Job("time", (graph,), (), 0.1), [])

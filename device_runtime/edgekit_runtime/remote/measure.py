@@ -22,11 +22,14 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 import numpy as np
 
 from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.codecs.compression import compress, decompress
+from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
 from edgekit_runtime.dataclass_json import Range, from_plain
 from edgekit_runtime.errors import BackendError, CutError
+from edgekit_runtime.remote.cut_table import Compression
 from edgekit_runtime.remote.link_probe import RequestCost, measure_request
 from edgekit_runtime.sessions.options import read_options
-from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings
+from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings, with_weights
 from edgekit_runtime.tensors import DTYPES, Array
 
 if TYPE_CHECKING:
@@ -73,20 +76,39 @@ class JobInput:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferCoding:
+    """What a half of a model does with the tensors that cross the link, beside its graph.
+
+    Attributes:
+        tensors: those that are sent, outputs or inputs of a head, or inputs of a tail.
+        does: `encode` of a head, after its run; `decode` of a tail, before its run.
+        media: tensor -> codec of those that are sent as files.
+        compression: of the body.
+    """
+
+    tensors: tuple[str, ...]
+    does: Literal["encode", "decode"]
+    media: Mapping[str, str] = field(default_factory=dict)
+    compression: Compression = "identity"
+
+
+@dataclass(frozen=True, slots=True)
 class JobGraph:
     """A graph to run.
 
     Attributes:
-        model: number of the blob with the ONNX model.
+        model: number of the blob with the ONNX model; None for a head that only codes its inputs.
         options: `OrtOptions` that differ from their defaults.
         weights: location of external data -> number of the blob.
         inputs: what it runs on; where they are empty, values are made up, and free dimensions are 1.
+        coding: what is timed with it; None for the graph alone.
     """
 
-    model: int
+    model: int | None
     options: Mapping[str, JsonValue] = field(default_factory=dict)
     weights: Mapping[str, int] = field(default_factory=dict)
     inputs: tuple[JobInput, ...] = ()
+    coding: TransferCoding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +223,10 @@ def read_job(stream: IO[bytes]) -> tuple[Job, list[memoryview]]:
     if not job.graphs or (job.kind == "profile" and len(job.graphs) > 1):
         raise CutError(f"job: {len(job.graphs)} graphs, expected one, or some for 'time'")
     for graph in job.graphs:
-        for number in (graph.model, *graph.weights.values(), *(one.blob for one in graph.inputs)):
+        if graph.model is None and (job.kind == "profile" or graph.coding is None):
+            raise CutError("job: a graph without a model codes its inputs, and cannot be profiled")
+        models = () if graph.model is None else (graph.model,)
+        for number in (*models, *graph.weights.values(), *(one.blob for one in graph.inputs)):
             if number >= len(job.blob_bytes):
                 raise CutError(f"job: names blob {number}, there are {len(job.blob_bytes)}")
     blobs = []
@@ -232,7 +257,7 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
             measured = _profile(facts, job, blobs, Path(folder), average)
             request = measure_request(PAUSE_S, job.seconds * _REQUEST_SHARE, facts.quota or 1.0)
             return replace(measured, request=request)
-        runs = [_open(graph, blobs, Path(folder), number) for number, graph in enumerate(job.graphs)]
+        runs = [_open_half(graph, blobs, Path(folder), number) for number, graph in enumerate(job.graphs)]
         seconds: list[list[float]] = [[] for _ in runs]
         orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds
         for run in runs * _WARMUP_ROUNDS:
@@ -356,6 +381,66 @@ def _open(graph: JobGraph, blobs: Sequence[memoryview], folder: Path, number: in
     return _bind(_load(graph, blobs, folder / f"{number}.onnx", lambda _: None), graph, blobs)
 
 
+def _open_half(
+    graph: JobGraph, blobs: Sequence[memoryview], folder: Path, number: int
+) -> Callable[[], object]:
+    """Return a call that runs a graph and its coding once."""
+    coding = graph.coding
+    if coding is None:
+        return _open(graph, blobs, folder, number)
+    feeds = {one.name: _read_input(one, blobs[one.blob]) for one in graph.inputs}
+    run: Callable[[], object] = list
+    names: list[str] = []
+    if graph.model is not None:
+        session = _load(graph, blobs, folder / f"{number}.onnx", lambda _: None)
+        names = [node.name for node in session.get_outputs()]
+        run = _bind(session, graph, blobs)
+    absent = [name for name in coding.tensors if name not in feeds and name not in names]
+    if absent:
+        raise CutError(f"job: its graph has no tensor '{absent[0]}' to code")
+
+    def run_and_encode() -> object:
+        outputs: Any = run()
+        return _encode(coding, {**feeds, **dict(zip(names, outputs, strict=True))})
+
+    if coding.does == "encode":
+        return run_and_encode
+    arrived = {name: feeds[name] for name in coding.tensors}
+    encoded = _encode(coding, arrived)
+    return lambda: (_decode(coding, arrived, encoded), run())
+
+
+def _encode(coding: TransferCoding, tensors: Mapping[str, Array]) -> list[bytes | memoryview]:
+    """Return the parts of a body."""
+    parts: list[bytes | memoryview] = []
+    for name in coding.tensors:
+        array = np.ascontiguousarray(tensors[name])
+        codec = coding.media.get(name)
+        if codec is not None:
+            parts.append(encode_media(MediaCodec.parse(codec), array[0]))
+        else:
+            parts.append(memoryview(array.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]  # a buffer
+    return [compress(b"".join(parts))] if coding.compression == "zstd" else parts
+
+
+def _decode(
+    coding: TransferCoding, tensors: Mapping[str, Array], parts: Sequence[bytes | memoryview]
+) -> list[object]:
+    """Undo `_encode`; what arrives as it is costs nothing."""
+    if coding.compression == "zstd":
+        return [decompress(parts[0], "zstd", max_bytes=MAX_BLOBS_BYTES)]
+    files = {name: part for name, part in zip(coding.tensors, parts, strict=True) if name in coding.media}
+    return [
+        decode_media(
+            MediaCodec.parse(coding.media[name]),
+            file,
+            dtype=tensors[name].dtype.name,
+            channels=1 if tensors[name].shape[-1] == 1 else 3,
+        )
+        for name, file in files.items()
+    ]
+
+
 def _load(
     graph: JobGraph,
     blobs: Sequence[memoryview],
@@ -366,13 +451,13 @@ def _load(
     try:
         settings = make_settings(options)
         prepare(settings)
-        if graph.weights:
-            files = [blobs[number] for number in graph.weights.values()]
-            settings.add_external_initializers_from_files_in_memory(
-                list(graph.weights), files, [len(file) for file in files]
-            )
+        assert graph.model is not None  # noqa: S101  # for the type checker; `read_job` checks it
         path.write_bytes(blobs[graph.model])
-        session = create_session(str(path), settings, options.disabled_optimizers)
+        with contextlib.ExitStack() as stack:
+            opened = str(path)
+            for name, number in graph.weights.items():
+                opened = stack.enter_context(with_weights(opened, name, blobs[number], settings))
+            session = create_session(opened, settings, options.disabled_optimizers)
     except Exception as cause:  # its exceptions have no common base but this
         raise BackendError(f"backend 'ort': onnxruntime refused the model: {cause}") from cause
     path.unlink()

@@ -221,7 +221,7 @@ def _load(
         with ExitStack() as stack:
             path = stack.enter_context(_memory_file(model))
             if options.weights is not None:
-                path = stack.enter_context(_with_weights(path, options.weights, weights, settings))
+                path = stack.enter_context(with_weights(path, options.weights, weights, settings))
             return create_session(path, settings, options.disabled_optimizers)
     except Exception as cause:  # its exceptions have no common base but this
         check_lack(cause, "backend 'ort': the model cannot be given to onnxruntime")
@@ -242,7 +242,7 @@ def _memory_file(content: bytes | memoryview) -> Iterator[str]:
 
 
 @contextmanager
-def _with_weights(
+def with_weights(
     path: str, name: str, weights: bytes | memoryview, settings: "onnxruntime.SessionOptions"
 ) -> Iterator[str]:
     """Give the path of a graph that finds its external data under `name`, and no file of this machine.

@@ -1,8 +1,7 @@
 """Ways as they are: extracted as real submodels, run on the samples, and timed on both machines in turn.
 
 Sizes and changes of the answers come from real tensors and files, times from whole runs of head and tail.
-Compression and media codecs are timed on this machine, and scaled by the speed of the other one. It chooses
-nothing.
+Compression and media codecs are timed with them. It chooses nothing.
 """
 
 import math
@@ -23,7 +22,6 @@ from edgekit_offload.partition.split import WEIGHTS_PATH, Part, SplitModels, spl
 from edgekit_offload.planning.codings import (
     Feeds,
     compressed_bytes,
-    median_s,
     open_model,
     restore,
     run_seconds,
@@ -37,6 +35,7 @@ from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_model
 from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
 from edgekit_runtime.errors import CutError, EdgekitError
 from edgekit_runtime.remote.cut_table import LOCAL, Compression, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.measure import TransferCoding
 from edgekit_runtime.tensors import Array
 
 _LEAST_CLASSES: Final = 2
@@ -55,7 +54,6 @@ class _Sent:
         tensors: of the first sample, as the tail takes them.
         upload_bytes, download_bytes: bodies, the mean of the samples.
         compression: of the request.
-        encode_s, decode_s: median times of compressing, or of a media codec, on this machine.
         changed: share of the samples whose best class is another one; None for outputs that are no classes.
     """
 
@@ -63,8 +61,6 @@ class _Sent:
     upload_bytes: float
     download_bytes: float
     compression: Compression
-    encode_s: float
-    decode_s: float
     changed: float | None
 
 
@@ -104,20 +100,16 @@ class MeasuredCuts:
         extracted = self._extract(uploads, cuts, results)
         self.splits |= {one.plan.name: one.split for one in extracted}
         whole = RunnableGraph(self.content, inputs=dict(self.feeds[0]))
-        # Ways of one coding share their parts, which are measured once.
-        heads = {id(one.split.head): self._graph(one.split.head, self.feeds[0]) for one in extracted}
-        tails = {id(one.split.tail): self._graph(one.split.tail, one.sent.tensors) for one in extracted}
-        heads.pop(id(None), None)
-        device_s = _time(self.device, whole, heads, self.seconds)
+        heads = {one.plan.name: self._head(one) for one in extracted}
+        tails = {one.plan.name: self._tail(one) for one in extracted}
+        device_s = _time(self.device, whole, {name: one for name, one in heads.items() if one}, self.seconds)
         server_s = _time(self.server, whole, tails, self.seconds)
-        session = open_model(self.content)
-        here_s = median_s(lambda: session.run(None, dict(self.feeds[0])))
         label: Label = "emulated" if "emulated" in (self.device.label, self.server.label) else "measured"
         for one in extracted:
             found = one.sent
             costs = PlanCosts(
-                device_s.get(id(one.split.head), 0.0) + found.encode_s * device_s[0] / here_s,
-                server_s[id(one.split.tail)] + found.decode_s * server_s[0] / here_s,
+                device_s.get(one.plan.name, 0.0),
+                server_s[one.plan.name],
                 found.upload_bytes,
                 found.download_bytes,
                 is_measured=True,
@@ -125,12 +117,12 @@ class MeasuredCuts:
             change = None if found.changed is None else -found.changed
             plan = replace(one.plan, costs=costs, compression=found.compression, accuracy_change=change)
             results[plan.name] = Realised(plan, label)
-        local = PlanCosts(device_s[0], is_measured=True)
+        local = PlanCosts(device_s[LOCAL], is_measured=True)
         results[LOCAL] = Realised(OffloadPlan(LOCAL, local), self.device.label)
         for upload in uploads:  # of a model that only runs whole: coding of the input stays modelled
             if upload.plan.name not in results:
                 coded_s = upload.plan.costs.server_s - upload.whole_s
-                costs = replace(upload.plan.costs, server_s=max(coded_s + server_s[0], 0.0))
+                costs = replace(upload.plan.costs, server_s=max(coded_s + server_s[LOCAL], 0.0))
                 results[upload.plan.name] = Realised(replace(upload.plan, costs=costs), "modelled")
         return results
 
@@ -175,15 +167,10 @@ class MeasuredCuts:
         tail = self._session(split.tail)
         plain_bytes, packed_bytes, down_bytes, changed = [], [], [], []
         first: Feeds = {}
-        body = np.zeros(0, np.uint8)
-        encode_s = decode_s = 0.0
         for feeds, expected in zip(self.feeds, wanted, strict=True):
             made = dict(feeds) if head is None else {**feeds, **_run(head, feeds)}
             tensors = {spec.name: made[spec.name] for spec in split.sent}
             coded = _Media(plan.media, tensors)
-            if not first:
-                body = _join(coded.files)
-                encode_s, decode_s = coded.measure_s()
             first = first or coded.decoded
             plain_bytes.append(sum(one.nbytes for one in coded.files.values()))
             packed_bytes.append(plain_bytes[-1] if plan.media else compressed_bytes(_join(coded.files)))
@@ -191,8 +178,6 @@ class MeasuredCuts:
             down_bytes.append(sum(one.nbytes for one in outputs.values()))
             changed.append(_differs({**made, **outputs}, expected))
         is_packed = sum(packed_bytes) < sum(plain_bytes)
-        if is_packed:
-            encode_s = decode_s = median_s(lambda: compressed_bytes(body))
         known = [one for one in changed if one is not None]
         described_bytes = MESSAGE_BYTES + TENSOR_BYTES * len(first)
         return _Sent(
@@ -200,18 +185,28 @@ class MeasuredCuts:
             statistics.fmean(packed_bytes if is_packed else plain_bytes) + described_bytes,
             statistics.fmean(down_bytes) + MESSAGE_BYTES + TENSOR_BYTES * len(split.tail.outputs),
             "zstd" if is_packed else "identity",
-            encode_s,
-            decode_s,
             statistics.fmean(known) if known else None,
         )
 
-    def _graph(self, part: Part | None, inputs: Feeds) -> RunnableGraph:
-        if part is None:  # nothing runs on the device; the caller drops this
-            return RunnableGraph(b"")
+    def _head(self, way: _Extracted) -> RunnableGraph | None:
+        """Return what the device does for a way, or None if it sends its inputs as they are."""
+        names = tuple(spec.name for spec in way.split.sent)
+        coding = TransferCoding(names, "encode", way.plan.media, way.sent.compression)
+        if way.split.head is not None:
+            return self._graph(way.split.head, self.feeds[0], coding)
+        if not coding.media and coding.compression == "identity":
+            return None
+        return RunnableGraph(b"", inputs=dict(self.feeds[0]), coding=coding)
+
+    def _tail(self, way: _Extracted) -> RunnableGraph:
+        names = tuple(spec.name for spec in way.split.sent)
+        coding = TransferCoding(names, "decode", way.plan.media, way.sent.compression)
+        return self._graph(way.split.tail, way.sent.tensors, coding)
+
+    def _graph(self, part: Part, inputs: Feeds, coding: TransferCoding) -> RunnableGraph:
         weights = {WEIGHTS_PATH: self.content} if part.reads_weights else {}
-        return RunnableGraph(
-            part.content, weights=weights, inputs={i.name: inputs[i.name] for i in part.inputs}
-        )
+        taken = {one.name: inputs[one.name] for one in part.inputs}
+        return RunnableGraph(part.content, weights=weights, inputs=taken, coding=coding)
 
     def _session(self, part: Part) -> onnxruntime.InferenceSession:
         if not part.reads_weights:
@@ -241,13 +236,6 @@ class _Media:
         self.files = {**tensors, **{name: self._encode(name) for name in media}}
         self.decoded = {**tensors, **{name: self._decode(name) for name in media}}
 
-    def measure_s(self) -> tuple[float, float]:
-        """Return the times to encode and to decode, on this machine."""
-        return (
-            sum(median_s(partial(self._encode, name)) for name in self._codecs),
-            sum(median_s(partial(self._decode, name)) for name in self._codecs),
-        )
-
     def _encode(self, name: str) -> Array:
         if len(self._tensors[name]) != 1:
             raise CutError(f"a media file carries one sample, '{name}' has {len(self._tensors[name])}")
@@ -263,11 +251,11 @@ class _Media:
 
 
 def _time(
-    machine: Machine, whole: RunnableGraph, parts: Mapping[int, RunnableGraph], seconds: float
-) -> dict[int, float]:
-    """Return the times of parts in seconds, and of the whole model under 0."""
+    machine: Machine, whole: RunnableGraph, parts: Mapping[str, RunnableGraph], seconds: float
+) -> dict[str, float]:
+    """Return the times of parts in seconds, and of the whole model under `LOCAL`."""
     timings = time_models(machine, [whole, *parts.values()], seconds=seconds)
-    return dict(zip((0, *parts), (one.seconds for one in timings), strict=True))
+    return dict(zip((LOCAL, *parts), (one.seconds for one in timings), strict=True))
 
 
 def leakage_of(

@@ -21,7 +21,7 @@ from edgekit_offload.profiling.model_profile import KernelTime, Label, ModelProf
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError, CutError
-from edgekit_runtime.remote.measure import Job, JobGraph, JobInput, Measured, Timing
+from edgekit_runtime.remote.measure import Job, JobGraph, JobInput, Measured, Timing, TransferCoding
 from edgekit_runtime.system.child_process import describe_end, run_program
 from edgekit_runtime.tensors import Array
 
@@ -39,17 +39,19 @@ class RunnableGraph:
     """An ONNX graph with everything that it needs to run.
 
     Attributes:
-        content: the ONNX model.
+        content: the ONNX model; empty for a head that only codes its inputs.
         options: how onnxruntime runs it, `OrtOptions` that differ from their defaults.
         weights: location of external data -> content.
         inputs: name -> values to run it on; where they are empty, values are made up, and free dimensions
             are 1.
+        coding: what is timed with it; None for the graph alone.
     """
 
     content: bytes
     options: Mapping[str, JsonValue] = field(default_factory=dict)
     weights: Mapping[str, bytes | memoryview] = field(default_factory=dict)
     inputs: Mapping[str, Array] = field(default_factory=dict)
+    coding: TransferCoding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,7 @@ def _make_job(kind: str, graphs: Sequence[RunnableGraph], seconds: float) -> tup
             blobs.append(memoryview(content))  # type: ignore[arg-type]  # has the buffer protocol
             inputs.append(JobInput(name, array.dtype.name, array.shape, len(blobs) - 1))
         weights = {location: place(content) for location, content in graph.weights.items()}
-        made.append(JobGraph(place(graph.content), graph.options, weights, tuple(inputs)))
+        model = place(graph.content) if graph.content else None
+        made.append(JobGraph(model, graph.options, weights, tuple(inputs), graph.coding))
     job = Job("profile" if kind == "profile" else "time", tuple(made), tuple(map(len, blobs)), seconds)
     return job, blobs
