@@ -124,7 +124,7 @@ def test_wrong_inputs_are_refused_and_leave_the_plan_alone(
 
 
 def write_two_inputs(folder: Path, *, escalation: Escalation | None = None) -> Path:
-    """Write a package of relu(x w) + z, whose head reads `x` alone."""
+    """Write a package of relu(x w) + z, whose head only passes `z` on."""
     keys = folder / "keys"
     generate_key("default", keys)
     sign = load_signer(folder=keys)
@@ -141,7 +141,7 @@ def write_two_inputs(folder: Path, *, escalation: Escalation | None = None) -> P
         return attach_plans(package, {"cut": split_model(model, range(2))}, table, folder=made, sign=sign)
 
 
-def test_head_that_reads_some_of_the_inputs_gets_only_those(
+def test_input_that_only_the_tail_computes_with_gets_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_two_inputs(tmp_path)

@@ -11,6 +11,9 @@ from tests.runtime.conftest import PackageMaker
 from tests.service.serve_parts import TOKEN, write_certificate
 from tests.service.service_parts import running_linear
 
+from edgekit_runtime.cli import main
+from edgekit_runtime.remote.offload_options import OffloadOptions, read_offload_options
+
 
 def write_token(folder: Path, token: str = TOKEN) -> Path:
     path = folder / "token"
@@ -97,3 +100,19 @@ def test_server_that_drops_connection_requests_leaves_all_local(
             np.testing.assert_allclose(session.run({"x": X})["y"], Y)
             assert session.counts.local == 2
             assert "timed out" in session.decision().reason
+
+
+@pytest.mark.parametrize("server", ["http://192.0.2.1:8000", "edge-box:8000", "http://[2001:db8::1]:80"])
+def test_token_does_not_go_to_another_machine_without_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    command = ["offload", "server", server, "--token-file", str(write_token(tmp_path))]
+    assert main(command) != 0
+    assert read_offload_options() is None
+    assert main(["offload", "server", f"https://{server.removeprefix('http://')}", *command[3:]]) == 0
+
+
+def test_token_goes_over_loopback_without_tls(tmp_path: Path) -> None:
+    for server in ("127.0.0.1:8000", "localhost:8000", "http://[::1]:8000", "/run/edgekit.sock"):
+        assert OffloadOptions(server, token_file=str(write_token(tmp_path))).read_token() == TOKEN

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -30,7 +31,7 @@ class OffloadOptions:
         plan: name of the plan to run wherever the server can, for debugging; None to choose.
 
     Raises:
-        ValueError: the address is none.
+        ValueError: the address is none, or a token would go to another machine without TLS.
     """
 
     server: str
@@ -45,9 +46,14 @@ class OffloadOptions:
     def __post_init__(self) -> None:
         """Check the address."""
         try:
-            Address.parse(self.server)
+            address = Address.parse(self.server)
         except TransportError as cause:
             raise ValueError(str(cause)) from cause
+        if self.token_file is not None and not (address.is_tls or address.path or _is_loopback(address.host)):
+            raise ValueError(
+                f"server {self.server!r}: the token would go there readable for everyone on the way;"
+                " use https://, or no token"
+            )
 
     @property
     def address(self) -> Address:
@@ -68,6 +74,13 @@ class OffloadOptions:
             raise ConfigError(
                 f"{self.token_file}: the token of the server cannot be read: {cause}"
             ) from cause
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 def find_options_file() -> Path:
