@@ -6,12 +6,15 @@ photographs and sound where the configuration says so.
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import triton_python_backend_utils as pb_utils
+
+_MAX_BYTES = 64 << 20  # of a decoded file where the model takes any size
 
 
 class TritonPythonModel:
@@ -28,7 +31,8 @@ class TritonPythonModel:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self._inputs = [spec.name for spec in self._session.get_inputs()]
+        self._specs = {spec.name: spec for spec in self._session.get_inputs()}
+        self._inputs = list(self._specs)
         self._outputs = [spec.name for spec in self._session.get_outputs()]
         self._is_batched = int(config["max_batch_size"]) > 0
         decode = config.get("parameters", {}).get("decode", {}).get("string_value", "{}")
@@ -47,9 +51,10 @@ class TritonPythonModel:
         arrays = {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self._inputs}
         try:
             for name, codec in self._decode.items():
-                arrays[name] = _decode(codec.split(":")[0], arrays[name].tobytes())
-        except (ValueError, OSError, RuntimeError) as error:
-            return str(error)
+                spec = self._specs[name]
+                arrays[name] = _decode(codec.split(":")[0], arrays[name].tobytes(), spec.shape, spec.type)
+        except Exception as error:  # of libraries that read what strangers send
+            return f"{name}: {error}"
         return arrays
 
     def _run_together(self, feeds: list[dict[str, Any]]) -> list[Any] | None:
@@ -77,15 +82,55 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in named])
 
 
-def _decode(codec: str, data: bytes) -> Any:
-    """Return a photograph as uint8 [1, H, W, 3], or sound as int16 [1, T]."""
-    if codec == "opus":
+def _decode(codec: str, data: bytes, shape: list[Any], kind: str) -> Any:
+    """Return a photograph as uint8 [1, H, W, 3 or 1], or sound as int16 or float32 [1, T].
+
+    Args:
+        codec: `jpeg`, `webp` or `opus`.
+        data: a file, which may state any size: it is compared before the memory is taken.
+        shape: of the model's input; without the 1 in front where the model has none.
+        kind: element type of the model's input as onnxruntime names it.
+
+    Raises:
+        ValueError: the file holds more than the model takes.
+    """
+    rank = 1 if codec == "opus" else 3
+    sizes = shape[-rank:]
+    is_fixed = all(isinstance(size, int) for size in sizes)
+    dtype = "float32" if kind == "tensor(float)" else "int16" if rank == 1 else "uint8"
+    most = math.prod(sizes) if is_fixed else _MAX_BYTES // np.dtype(dtype).itemsize
+    if rank == 1:
         import soundfile
 
-        return soundfile.read(io.BytesIO(data), dtype="int16")[0][None]
-    from PIL import Image
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            _check_size(file.frames, most)
+            array = file.read(file.frames, dtype=dtype)
+    else:
+        from PIL import Image
 
-    return np.asarray(Image.open(io.BytesIO(data), formats=[codec.upper()]).convert("RGB"))[None]
+        channels = 1 if sizes[-1] == 1 else 3
+        if codec == "webp":  # its reader takes the memory for what the file states at once
+            _check_size(math.prod(_read_webp_size(data)) * channels, most)
+        image = Image.open(io.BytesIO(data), formats=[codec.upper()])
+        _check_size(image.width * image.height * channels, most)
+        array = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+        array = array[:, :, None] if channels == 1 else array
+    return array[None] if len(shape) > rank else array
+
+
+def _check_size(values: int, most: int) -> None:
+    if values > most:
+        raise ValueError(f"the file holds {values} values, the model takes {most}")
+
+
+def _read_webp_size(data: bytes) -> tuple[int, int]:
+    """Return width and height as a WebP states them (RFC 9649, sections 2.5 to 2.7)."""
+    if data[12:16] == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    bits = int.from_bytes(data[21:25], "little")
+    if data[12:16] == b"VP8L":
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
 
 
 def _refuse(message: str) -> Any:
