@@ -103,7 +103,7 @@ def test_photographs_need_the_python_backend(tmp_path: Path) -> None:
 
 
 def test_replica_that_is_no_address_is_refused(tmp_path: Path) -> None:
-    for replica in ("host", "ftp://host:1", "host:99999", "http://host:1/path"):
+    for replica in ("host", "ftp://host:1", "host:99999", "http://host:1/path", "h check:1", "${H}:1"):
         with pytest.raises(CutError, match="replica"):
             write_haproxy((make_tail(("N", 4)),), tmp_path, (replica,))
     with pytest.raises(CutError, match="no replicas"):

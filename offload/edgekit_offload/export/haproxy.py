@@ -7,6 +7,7 @@ dies in the middle of its answer cannot be hidden: the device sees a short answe
 Source: HAProxy 2.6 configuration manual, sections "retry-on", "option redispatch" and "http-check".
 """
 
+import re
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ _LARGEST_BUFFER_BYTES: Final = (
 )  # each connection that sends takes this; larger requests are not repeated
 _HEAD_BYTES: Final = 16 << 10
 _ROWS: Final = 4  # of a request that still fits
+_HOST: Final = re.compile(r"[A-Za-z0-9_.:-]+")  # nothing that ends a word of the configuration
 
 _TEMPLATE: Final = """\
 # Written by `edgekit offload export --format haproxy`. Check it: haproxy -c -f haproxy.cfg
@@ -103,7 +105,9 @@ def _parse(replica: str) -> tuple[str, bool]:
         port = url.port
     except ValueError:
         port = None
-    if url.scheme not in ("http", "https") or not url.hostname or port is None or url.path.strip("/"):
+    hostname = url.hostname or ""
+    is_address = url.scheme in ("http", "https") and port is not None and not url.path.strip("/")
+    if not is_address or _HOST.fullmatch(hostname) is None:
         raise CutError(f"haproxy: replica {replica!r} is no HOST:PORT and no https://HOST:PORT")
-    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    host = f"[{hostname}]" if ":" in hostname else hostname
     return f"{host}:{port}", url.scheme == "https"
