@@ -7,7 +7,6 @@ reads only submodels, whose weights lie in the whole model's artifact: the toolk
 import copy
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -264,6 +263,8 @@ def with_weights(
     # beside the file of the graph, also through links, which newer ones refuse.
     if find_name_problem(name) is not None:
         raise BackendError(f"backend 'ort': the option weights is {name!r}, expected the path of an artifact")
+    import tempfile  # the service imports nothing that it does not use
+
     with tempfile.TemporaryDirectory(prefix="edgekit-submodel-") as folder, _memory_file(weights) as content:
         place = Path(folder, "weights", name)
         place.parent.mkdir(parents=True)
