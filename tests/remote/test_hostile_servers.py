@@ -58,6 +58,7 @@ FAULTS: dict[str, Misbehave] = {
     "huge length": say(http(b"", length=1 << 50)),
     "redirect": say(http(b"", "307 Temporary Redirect", "Location: http://127.0.0.1:1/\r\n")),
     "overloaded": say(http(b"{}", "503 Busy", "Retry-After: 3600\r\n")),
+    "overloaded for ever": say(http(b"{}", "503 Busy", f"Retry-After: {'9' * 400}\r\n")),
     "other version": say(http(b'{"error":"no such model"}', "404 Not Found")),
     "lies about its time": lambda server, client, right: tensor_reply(
         right, "Server-Timing: compute;dur=1e308, queue;dur=nan\r\nEndpoint-Load-Metrics: TEXT x=,=\r\n"

@@ -18,6 +18,7 @@ from edgekit_offload.partition.split import split_model
 from edgekit_runtime.client.link import Address
 from edgekit_runtime.errors import CutError, DataError
 from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.remote.circuit_breaker import CircuitBreaker
 from edgekit_runtime.remote.cut_table import CutTable, Escalation, OffloadPlan
 from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
 from edgekit_runtime.remote.remote_session import RemoteSession
@@ -84,6 +85,13 @@ def test_server_that_reads_no_zstd_gets_plain_bodies(
         wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
         np.testing.assert_allclose(session.run({"x": X})["y"], Y)
         assert server.refused == 1
+
+
+def test_server_that_asks_for_endless_patience_is_tried_again_within_a_minute() -> None:
+    breaker = CircuitBreaker()
+    breaker.fail(0.0, "loaded", chance=0.5, at_least_s=10**400)
+    assert not breaker.may_probe(59.0)
+    assert breaker.may_probe(60.0)
 
 
 def test_fault_of_a_probe_that_nobody_foresaw_does_not_end_probing(

@@ -50,9 +50,9 @@ class CircuitBreaker:
             now_s: now.
             cause: what happened, in a sentence.
             chance: uniform in 0..1.
-            at_least_s: what the server asked to wait.
+            at_least_s: what the server asked to wait; of that at most a minute is granted.
         """
         wait_s = min(_MOST_S, _FIRST_S * 2.0 ** min(self._failures, _MOST_STEPS))
         self._failures += 1
         self.is_closed, self.cause = False, cause
-        self._retry_s = now_s + max(at_least_s, wait_s * (0.5 + chance / 2))
+        self._retry_s = now_s + max(min(at_least_s, _MOST_S), wait_s * (0.5 + chance / 2))

@@ -5,6 +5,7 @@ sends. It neither chooses plans nor runs models.
 """
 
 import contextlib
+import logging
 import math
 import queue
 import struct
@@ -32,6 +33,8 @@ _LIVE: Final = "/v2/health/live"
 _MS: Final = 1e-3
 _MOST_STATED_S: Final = 3600.0
 _MSS_AT, _RTT_AT, _CWND_AT, _ACKED_AT, _MIN_RTT_AT = 16, 68, 80, 120, 148  # of struct tcp_info in linux/tcp.h
+
+_logger = logging.getLogger(__name__)
 
 
 class ReplyError(TransportError):
@@ -215,12 +218,13 @@ class OffloadServer:
             reply = pending.run(timeout_s)
             try:
                 finish(pending, reply)
-            finally:
-                with self._lock:
-                    self._pending.discard(pending)
-                pending.reply = reply
-                pending.done.set()
-                self._put(connection)
+            except Exception:  # without its thread the connection would leave the next request waiting
+                _logger.exception("offload: a reply of %s could not be noted", self._address)
+            with self._lock:
+                self._pending.discard(pending)
+            pending.reply = reply
+            pending.done.set()
+            self._put(connection)
 
         connection.do(work)
         return pending

@@ -528,9 +528,7 @@ class RemoteSession:
             return
         with self._lock:
             self._note_times(plan, rows, reply.times)
-        wait_s = (
-            float(error.retry_after_s or 1) if isinstance(error, RequestError) and is_overload(error) else 0.0
-        )
+        wait_s = error.retry_after_s or 1 if isinstance(error, RequestError) and is_overload(error) else 0.0
         self._fail(
             f"the server failed: {error}" if not wait_s else "the server says that it is loaded", wait_s
         )
