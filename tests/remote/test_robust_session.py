@@ -20,9 +20,10 @@ from edgekit_runtime.errors import CutError, DataError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.circuit_breaker import CircuitBreaker
 from edgekit_runtime.remote.cut_table import CutTable, Escalation, OffloadPlan
+from edgekit_runtime.remote.offload_options import OffloadOptions
 from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
 from edgekit_runtime.remote.remote_session import RemoteSession
-from edgekit_runtime.sessions.session import open_session
+from edgekit_runtime.sessions.session import Session, open_session
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
@@ -129,6 +130,30 @@ def test_wrong_inputs_are_refused_and_leave_the_plan_alone(
         with pytest.raises(DataError):
             session.run(inputs)
         assert session.decision().plan.name == "raw"
+
+
+class OneAtATime:
+    """A session of an engine that several threads may not use at one time."""
+
+    def __init__(self, session: Session) -> None:
+        self.inputs, self.outputs = session.inputs, session.outputs
+        self.run, self.close = session.run, session.close
+
+
+@pytest.mark.parametrize("is_concurrent", [True, False])
+def test_session_is_concurrent_only_if_its_local_engine_is(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_concurrent: bool
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    package = read_package(path, maker.trust)
+    local = open_session(package.share())
+    engine = local if is_concurrent else OneAtATime(local)
+    session = RemoteSession(package, CutTable((LOCAL, RAW)), OffloadOptions("127.0.0.1:9"), engine, None)
+    assert session.is_concurrent == is_concurrent
+    session.close()
 
 
 def write_two_inputs(folder: Path, *, escalation: Escalation | None = None) -> Path:

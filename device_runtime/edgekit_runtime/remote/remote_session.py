@@ -205,10 +205,10 @@ class RemoteSession:
         inputs, outputs: of the model.
         local: the session that runs all of it here, or None where the device cannot; a self-test runs there.
         counts: how requests were answered.
+        is_concurrent: `run` may be called from several threads; so it is where the local engine can that.
         may_wait: `run` may wait for a server, so it has no place on an event loop.
     """
 
-    is_concurrent: ClassVar[bool] = True
     may_wait: ClassVar[bool] = True
 
     def __init__(
@@ -234,6 +234,7 @@ class RemoteSession:
         source = package.manifest if local is None else local
         self.inputs, self.outputs = source.inputs, source.outputs
         self.local, self.counts = local, Counts()
+        self.is_concurrent: bool = local is None or getattr(local, "is_concurrent", False)
         self._package, self._options = package, options
         self._ways = {plan.name: _Way(plan, package, threads) for plan in table.plans if plan.tail}
         self._tables = {1: table}
