@@ -9,8 +9,8 @@ bandwidths, one round trip. It needs root for the emulated device (20 % of a pro
 
 - Ways: all that `edgekit offload plan` extracts and measures: local, uploads, cuts. Each is run by the
   session of a package that has that plan alone; `all` is the session of the package with all, which chooses.
-- A way is measured by requests one after the other, without the first, which opens TCP's window. Ways that
-  are predicted to take over 1.5 s are left out, and counted.
+- A way is measured by requests with pauses of 20 ms, as planning measures, without the first, which opens
+  TCP's window. Ways that are predicted to take over 1.5 s are left out, and counted.
 - Predicted: `latency_model` with the costs in the package and the link as it is set. Error: |predicted -
   median measured| / median measured.
 - Regret: of the plan with the lowest prediction, and of the session that chooses, against the lowest median.
@@ -31,6 +31,7 @@ import numpy as np
 
 from edgekit_runtime.remote.cut_table import LOCAL
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.remote.measure import PAUSE_S
 from offload_bench import print_table, write_json
 from offload_product import ALL, MODELS, Planned, ProductBench, describe_load, plan_product, use_folder
 
@@ -87,7 +88,8 @@ def measure_cell(bench: ProductBench, planned: Planned, link: LinkState, seconds
     rows = []
     for name in [*names, ALL]:
         bench.order("run", name=name, count=2 if name == ALL else 1)
-        records = bench.order("run", name=name, count=MOST, seconds=seconds / (len(names) + 1))
+        limit_s = seconds / (len(names) + 1)
+        records = bench.order("run", name=name, count=MOST, seconds=limit_s, pause_s=PAUSE_S)
         low, median, high = np.quantile([one["s"] for one in records], (0.25, 0.5, 0.75))
         rows.append(
             {

@@ -150,6 +150,16 @@ def test_request_that_takes_long_on_the_device_makes_it_run_alone() -> None:
         assert way.plan.costs.device_s - before[way.name].device_s == pytest.approx(added_s)
 
 
+def test_request_costs_the_server_too() -> None:
+    content = narrowing_model(16, 64)
+    inputs = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
+    before = {way.name: way.plan.costs.server_s for way in plan(inputs).ways}
+    busy = replace(inputs.server, request=RequestCost(fixed_s=0.01, byte_s=1e-8))
+    for way in plan(replace(inputs, server=busy)).ways:
+        added_s = 0.0 if way.kind == "local" else 0.01 + 1e-8 * way.plan.costs.upload_bytes
+        assert way.plan.costs.server_s - before[way.name] == pytest.approx(added_s)
+
+
 def test_photo_is_sent_as_jpeg_rather_than_split() -> None:
     pytest.importorskip("PIL", reason="needs Pillow")
     content = narrowing_model(3, 256)

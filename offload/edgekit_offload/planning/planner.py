@@ -192,7 +192,7 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     drafts += [_cut_draft(one, costs) for one in cuts if costs is not None]
     drafts = _apply(drafts, realised, refusals)
     for draft in drafts:
-        draft.plan = _add_request(draft.plan, inputs.device)
+        draft.plan = _add_request(draft.plan, inputs.device, inputs.server)
     if inputs.cascade is not None:
         progress("choosing the threshold of the cascade", None, None)
         drafts += _cascade(inputs, inputs.cascade, drafts, whole.device_slowdown, refusals)
@@ -367,16 +367,22 @@ def _candidate(found: FoundCut, number: int, graph: PlanningGraph, costs: GraphC
     return CutCandidate(plan, found, tuple(sorted(nodes)), sent)
 
 
-def _add_request(plan: OffloadPlan, device: ModelProfile) -> OffloadPlan:
-    """Return a plan with what its request takes on the device beside kernels and coding.
+def _add_request(plan: OffloadPlan, device: ModelProfile, server: ModelProfile) -> OffloadPlan:
+    """Return a plan with what its request takes on both machines beside kernels and coding.
 
-    All plans that send something have that in common, so it changes no cut, only whether to send.
+    All plans that send something have that in common, so it changes no cut, only whether to send. What a
+    server takes to receive a request and to answer is taken to be what the same machine takes to send one.
     """
     if plan.tail is None:
         return plan
     share = plan.escalation.share if plan.escalation is not None else 1.0
-    request_s = device.request.seconds(plan.costs.upload_bytes) * share
-    return replace(plan, costs=replace(plan.costs, device_s=plan.costs.device_s + request_s))
+    size_bytes = plan.costs.upload_bytes
+    costs = replace(
+        plan.costs,
+        device_s=plan.costs.device_s + device.request.seconds(size_bytes) * share,
+        server_s=plan.costs.server_s + server.request.seconds(size_bytes),
+    )
+    return replace(plan, costs=costs)
 
 
 def _cascade(
