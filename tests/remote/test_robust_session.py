@@ -1,6 +1,7 @@
 """What must not end, block or disturb a session that offloads."""
 
 import dataclasses
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.offload.onnx_models import model_of
-from tests.remote.hostile_server import HostileServer, tensor_reply
+from tests.remote.hostile_server import HostileServer, http, tensor_reply
 from tests.remote.offload_parts import LOCAL, RAW, X, Y, offloading, set_server, wait_until, write_offloaded
 from tests.remote.planned_package import REMOTE, serving
 from tests.runtime.conftest import PackageMaker
@@ -22,6 +23,7 @@ from edgekit_runtime.remote.circuit_breaker import CircuitBreaker
 from edgekit_runtime.remote.cut_table import CutTable, Escalation, OffloadPlan
 from edgekit_runtime.remote.offload_options import OffloadOptions
 from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
+from edgekit_runtime.remote.offload_status import read_statuses
 from edgekit_runtime.remote.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import Session, open_session
 from edgekit_runtime.tensors import TensorSpec
@@ -93,6 +95,21 @@ def test_server_that_asks_for_endless_patience_is_tried_again_within_a_minute() 
     breaker.fail(0.0, "loaded", chance=0.5, at_least_s=10**400)
     assert not breaker.may_probe(59.0)
     assert breaker.may_probe(60.0)
+
+
+def test_words_of_a_server_are_shown_short_and_without_control_characters(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    said = json.dumps({"error": "\x1b]0;owned\x07\n" + "x" * 100_000}).encode()
+    server.misbehave = lambda *_: http(said, "500 Oh")
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    with offloading(maker, path) as session:
+        wait_until(lambda: "owned" in session.decision().reason, "the reason is not shown")
+        assert session.decision().reason.isprintable()
+        assert len(session.decision().reason) < 400
+        wait_until(lambda: any("owned" in one["reason"] for one in read_statuses()), "no status is written")
 
 
 def test_fault_of_a_probe_that_nobody_foresaw_does_not_end_probing(

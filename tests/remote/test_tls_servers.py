@@ -12,6 +12,8 @@ from tests.service.serve_parts import TOKEN, write_certificate
 from tests.service.service_parts import running_linear
 
 from edgekit_runtime.cli import main
+from edgekit_runtime.client.link import Address, open_connection
+from edgekit_runtime.errors import TransportError
 from edgekit_runtime.remote.offload_options import OffloadOptions, read_offload_options
 
 
@@ -116,3 +118,15 @@ def test_token_does_not_go_to_another_machine_without_tls(
 def test_token_goes_over_loopback_without_tls(tmp_path: Path) -> None:
     for server in ("127.0.0.1:8000", "localhost:8000", "http://[::1]:8000", "/run/edgekit.sock"):
         assert OffloadOptions(server, token_file=str(write_token(tmp_path))).read_token() == TOKEN
+
+
+def test_missing_file_of_the_authority_leaves_no_connection_open(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20)
+        port = listener.getsockname()[1]
+        with pytest.raises(TransportError, match="No such file"):
+            open_connection(Address.parse(f"https://127.0.0.1:{port}", str(tmp_path / "none.pem")), 5.0)
+        client, _ = listener.accept()
+        with client:
+            client.settimeout(20)
+            assert client.recv(1) == b""

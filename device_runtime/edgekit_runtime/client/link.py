@@ -260,14 +260,23 @@ def open_connection(address: Address, timeout_s: float) -> socket.socket:
         connected = socket.create_connection((address.host, address.port), timeout_s)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if address.is_tls:
-            import ssl
-
-            context = ssl.create_default_context(cafile=address.ca_file)
-            return context.wrap_socket(connected, server_hostname=address.host)
+            return _wrap(connected, address)
         connected.settimeout(None)
     except (OSError, UnicodeError) as cause:  # the latter of names that no host can have
         raise TransportError(f"cannot reach the service at {address}: {cause}; is it running?") from cause
     return connected
+
+
+def _wrap(connected: socket.socket, address: Address) -> socket.socket:
+    """Return a connection over TLS; `connected` is closed if that fails."""
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=address.ca_file)
+        return context.wrap_socket(connected, server_hostname=address.host)
+    except BaseException:
+        connected.close()
+        raise
 
 
 def limit_time(connected: socket.socket, timeout_s: float) -> None:

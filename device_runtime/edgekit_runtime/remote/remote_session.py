@@ -69,6 +69,7 @@ _TICK_S: Final = 0.1
 _REFUSED_S: Final = 30.0  # until a server without a tail is asked for it again
 _MANY_BITS_PER_S: Final = 1e10
 _MOST_TABLES: Final = 16
+_MOST_CAUSE: Final = 300  # characters of what a server says
 _SWITCHES: Final = 8
 
 
@@ -432,7 +433,9 @@ class RemoteSession:
         if reply is not None and reply.outputs is not None:
             return reply.outputs
         error = None if reply is None else reply.error
-        raise BackendError(f"backend 'offload': the server {self._server} failed: {error}") from error
+        raise BackendError(
+            f"backend 'offload': the server {self._server} failed: {_show(str(error))}"
+        ) from error
 
     # What is known
 
@@ -495,7 +498,7 @@ class RemoteSession:
 
     def _fail(self, cause: str, at_least_s: float = 0.0) -> None:
         with self._lock:
-            self._breaker.fail(time.monotonic(), cause, self._chance.random(), at_least_s)
+            self._breaker.fail(time.monotonic(), _show(cause), self._chance.random(), at_least_s)
             self._epoch += 1
         self._wake.set()
 
@@ -698,6 +701,11 @@ class RemoteSession:
                 switches,
             )
         )
+
+
+def _show(text: str) -> str:
+    """Return a text that holds a server's words, in a form that is fit for terminals, logs and files."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text[:_MOST_CAUSE])
 
 
 def _is_of_server(error: EdgekitError) -> bool:
