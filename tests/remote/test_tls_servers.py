@@ -1,6 +1,9 @@
 """Servers behind TLS and a token, and those that must not be trusted."""
 
+import contextlib
 import socket
+import ssl
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from edgekit_runtime.cli import main
 from edgekit_runtime.client.link import Address, open_connection
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.remote.offload_options import OffloadOptions, read_offload_options
+from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
 
 
 def write_token(folder: Path, token: str = TOKEN) -> Path:
@@ -118,6 +122,47 @@ def test_token_does_not_go_to_another_machine_without_tls(
 def test_token_goes_over_loopback_without_tls(tmp_path: Path) -> None:
     for server in ("127.0.0.1:8000", "localhost:8000", "http://[::1]:8000", "/run/edgekit.sock"):
         assert OffloadOptions(server, token_file=str(write_token(tmp_path))).read_token() == TOKEN
+
+
+def test_abort_over_tls_keeps_the_encryption_and_probes_keep_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = write_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    over, accepted = threading.Event(), []
+
+    def serve(listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        accepted.append(client)
+        with contextlib.suppress(OSError), context.wrap_socket(client, server_side=True) as secured:
+            while secured.recv(1 << 16).startswith(b"GET"):
+                secured.sendall(http(b"{}"))
+            over.wait(20)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("TLS was ended while another thread was sending")
+
+    monkeypatch.setattr(ssl.SSLSocket, "shutdown", refuse)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        server = OffloadServer(Address.parse(url, str(certificate)))
+        for _ in range(3):
+            server.measure_round_trip(20.0)
+        body = np.zeros(16 << 20, np.uint8)
+        request = make_tail_request("m", {"x": body}, (), "identity", server.fields)
+        pending = server.send(request, 20.0, lambda *_: None)
+        wait_until(lambda: bool(pending.sent_bytes), "nothing is sent")
+        pending.abort()
+        assert pending.done.wait(20)
+        assert pending.reply is not None
+        assert pending.reply.is_cut_off
+        assert len(accepted) == 1
+        over.set()
+        thread.join(20)
+        server.close()
 
 
 def test_missing_file_of_the_authority_leaves_no_connection_open(tmp_path: Path) -> None:

@@ -120,7 +120,8 @@ class Link:
             with contextlib.suppress(OSError):  # it has ended by itself
                 # What is not sent yet would be in the way of the next request on a slow link: drop it.
                 connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DROP_UNSENT)
-                connected.shutdown(socket.SHUT_RDWR)
+                # Not that of TLS: it ends encryption first, and a thread that sends goes on in the clear.
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
     def drop_leftovers(self) -> None:
         """Disconnect if something came that nobody asked for: the next request would take it for its answer.
