@@ -129,6 +129,15 @@ def test_served_name_changes_with_graph_and_weights() -> None:
     assert len(names) == 3
 
 
+def test_served_name_changes_with_what_the_server_decodes() -> None:
+    decoding = replace(TAIL.backend, options={**TAIL.backend.options, "decode": {"x": "jpeg"}})
+    names = {
+        manifest_with(one).select_submodel("cut1.tail").name
+        for one in (TAIL, replace(TAIL, backend=decoding))
+    }
+    assert len(names) == 2
+
+
 def test_submodel_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(PackageError, match=r"there are: cut1\.tail"):
         manifest_with(TAIL).select_submodel("cut2.tail")

@@ -83,7 +83,7 @@ def http(body: bytes, status: str = "200 OK", fields: str = "", length: int | No
     return f"HTTP/1.1 {status}\r\n{fields}Content-Length: {size}\r\n\r\n".encode() + body
 
 
-def tensor_reply(data: bytes, fields: str = "", **changes: object) -> bytes:
+def tensor_reply(data: bytes, fields: str = "", request_id: str | None = None, **changes: object) -> bytes:
     entry = {
         "name": "y",
         "datatype": "FP32",
@@ -91,6 +91,7 @@ def tensor_reply(data: bytes, fields: str = "", **changes: object) -> bytes:
         "parameters": {"binary_data_size": len(data)},
         **changes,
     }
-    text = json.dumps({"model_name": "linear", "outputs": [entry]}).encode()
+    repeated = {} if request_id is None else {"id": request_id}
+    text = json.dumps({"model_name": "linear", **repeated, "outputs": [entry]}).encode()
     fields += f"Inference-Header-Content-Length: {len(text)}\r\n"
     return http(text + data, fields=fields)

@@ -62,6 +62,19 @@ def test_second_answer_to_one_request_is_not_the_answer_to_the_next(server: Host
     remote.close()
 
 
+def test_reply_with_the_id_of_another_request_is_not_used(server: HostileServer) -> None:
+    server.misbehave = lambda _server, _client, right: tensor_reply(right, request_id="another")
+    remote = OffloadServer(Address(host="127.0.0.1", port=server.port))
+    request = make_tail_request(
+        "linear", {"x": X}, (TensorSpec("y", "float32", (1, 2)),), "identity", remote.fields
+    )
+    pending = remote.send(request, 10.0, lambda *_: None)
+    assert pending.done.wait(20)
+    assert pending.reply is not None
+    assert "another request" in str(pending.reply.error)
+    remote.close()
+
+
 def test_abort_after_the_reply_spares_the_next_request_on_the_connection(server: HostileServer) -> None:
     remote = OffloadServer(Address(host="127.0.0.1", port=server.port))
     request = make_tail_request(

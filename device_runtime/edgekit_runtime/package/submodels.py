@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record
+from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record, encode_json
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE, SUBMODEL_BYTES_FIGURE
 from edgekit_runtime.package.golden import Golden
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice, require, require_token
@@ -100,8 +100,11 @@ def served_name(model: str, submodel: Submodel, artifacts: Mapping[str, Artifact
     weights = submodel.backend.options.get("weights")
     if isinstance(weights, str):
         paths.append(weights)
-    digests = "\n".join(artifacts[path].sha256 for path in paths)
-    digest = hashlib.sha256(digests.encode()).hexdigest()[:_HASH_CHARS]
+    parts = [artifacts[path].sha256.encode() for path in paths]
+    parts += [
+        encode_json(dict(choice.options)) for choice in submodel.backend.chain
+    ]  # such as what it decodes
+    digest = hashlib.sha256(b"\n".join(parts)).hexdigest()[:_HASH_CHARS]
     return f"{model[:_MODEL_CHARS]}.{submodel.name[:20]}.{digest}"
 
 

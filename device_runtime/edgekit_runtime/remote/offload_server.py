@@ -5,6 +5,8 @@ sends. It neither chooses plans nor runs models.
 """
 
 import contextlib
+import itertools
+import json
 import logging
 import math
 import queue
@@ -33,6 +35,9 @@ _LIVE: Final = "/v2/health/live"
 _MS: Final = 1e-3
 _MOST_STATED_S: Final = 3600.0
 _MSS_AT, _RTT_AT, _CWND_AT, _ACKED_AT, _MIN_RTT_AT = 16, 68, 80, 120, 148  # of struct tcp_info in linux/tcp.h
+
+# So few that a server keeps what it knows of a request for the next one alike.
+_ids = itertools.cycle(f"{number:x}" for number in range(16))
 
 _logger = logging.getLogger(__name__)
 
@@ -64,12 +69,14 @@ class TailRequest:
         size_bytes: of all parts.
         body_bytes: of its body.
         expected: the outputs that a reply must have.
+        id: what a reply repeats; that of another request answers another request.
     """
 
     parts: Sequence[Any]
     size_bytes: int
     body_bytes: int
     expected: tuple[TensorSpec, ...]
+    id: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +112,8 @@ def make_tail_request(
         BackendError: zstd is not installed here.
     """
     entries = tuple(InferTensor(name, array.dtype, array.shape) for name, array in tensors.items())
-    text = encode_request(InferRequest(entries))
+    request_id = next(_ids)
+    text = encode_request(InferRequest(entries, id=request_id))
     arrays = [np.ascontiguousarray(array) for array in tensors.values() if array.size]
     lines = f"{fields}Content-Type: application/octet-stream\r\n{HEADER_LENGTH}: {len(text)}\r\n"
     body: list[Any] = [text, *arrays]
@@ -116,7 +124,7 @@ def make_tail_request(
             body, body_bytes = [packed], len(packed)
             lines += "Content-Encoding: zstd\r\n"
     head = make_request_head("POST", f"{model_path(model)}/infer", lines, body_bytes)
-    return TailRequest([head, *body], len(head) + body_bytes, body_bytes, expected)
+    return TailRequest([head, *body], len(head) + body_bytes, body_bytes, expected, request_id)
 
 
 class WarmConnection:
@@ -302,7 +310,7 @@ def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pendi
             first_s, first_bytes = link.first_read
             rest_bytes = max(0, len(found[0].data) + download_bytes - first_bytes)
             rest_s = began_s + elapsed_s - first_s if rest_bytes else 0.0
-            outputs = check_reply(found[0], found[1], request.expected)
+            outputs = check_reply(found[0], found[1], request)
             window = _read_window(link)
     except EdgekitError as cause:
         elapsed_s, error = time.monotonic() - began_s, cause
@@ -314,7 +322,7 @@ def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pendi
     return Reply(outputs, error, exchange, times, pending.is_aborted)
 
 
-def check_reply(head: ResponseHead, body: memoryview, expected: Sequence[TensorSpec]) -> dict[str, Array]:
+def check_reply(head: ResponseHead, body: memoryview, request: TailRequest) -> dict[str, Array]:
     """Return the outputs of a reply, all of which are as expected.
 
     Raises:
@@ -325,6 +333,10 @@ def check_reply(head: ResponseHead, body: memoryview, expected: Sequence[TensorS
     if head.status != 200:
         raise make_error(head, body)
     outputs, _ = read_response(head, body, None, bytearray())
+    stated_id = json.loads(bytes(body[: head.json_bytes])).get("id", request.id)  # some servers repeat none
+    if stated_id != request.id:
+        raise ReplyError("the server answered another request; its reply is not used")
+    expected = request.expected
     if outputs.keys() != {spec.name for spec in expected}:
         names = [spec.name for spec in expected]
         raise ReplyError(f"the server answered with outputs {sorted(outputs)}, expected {sorted(names)}")
