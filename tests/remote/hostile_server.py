@@ -27,6 +27,7 @@ class HostileServer:
         self.misbehave: Misbehave | None = None
         self.over = threading.Event()
         self.refused = 0
+        self.probes: list[bytes] = []
         self._clients: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -53,6 +54,10 @@ class HostileServer:
                 body, data = data[:size], data[size:]
                 if head.startswith(b"GET"):
                     client.sendall(http(b"{}"))
+                    continue
+                if b"/models/edgekit-link-probe/" in head:
+                    self.probes.append(body)
+                    client.sendall(http(b"{}", "404 Not Found"))
                     continue
                 if "content-encoding" in fields:
                     self.refused += 1

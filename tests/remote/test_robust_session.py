@@ -4,6 +4,7 @@ import dataclasses
 import json
 import socket
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +102,24 @@ def test_server_that_reads_no_zstd_gets_plain_bodies(
         wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
         np.testing.assert_allclose(session.run({"x": X})["y"], Y)
         assert server.refused == 1
+
+
+def test_link_is_probed_with_bytes_that_do_not_compress_while_all_runs_locally(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    heavy = dataclasses.replace(RAW, costs=dataclasses.replace(RAW.costs, upload_bytes=1e9))
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, heavy)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    with offloading(maker, path) as session:
+
+        def is_probed() -> bool:
+            session.run({"x": X})
+            return bool(server.probes)
+
+        wait_until(is_probed, "the link is not probed")
+        assert session.decision().plan.name == "local"
+    assert len(zlib.compress(server.probes[0])) > 0.9 * len(server.probes[0]) >= 0.9 * (16 << 10)
 
 
 def test_server_that_asks_for_endless_patience_is_tried_again_within_a_minute() -> None:

@@ -88,6 +88,11 @@ class LinkEstimate:
         """Bandwidth from the server: of the last long replies; None before the first."""
         return statistics.harmonic_mean(self._downs) if self._downs else None
 
+    @property
+    def is_rising(self) -> bool:
+        """Whether one sample was higher than the estimate, and waits for a second one."""
+        return self._pending is not None and self._pending > (self.up_bits_per_s or 0.0)
+
     def note_round_trip(self, now_s: float, rtt_s: float) -> None:
         """Take the time of a small exchange without the server's own time."""
         if rtt_s <= 0:

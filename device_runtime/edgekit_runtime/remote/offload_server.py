@@ -31,6 +31,7 @@ from edgekit_runtime.remote.link_estimate import Exchange
 from edgekit_runtime.tensors import Array, TensorSpec
 
 _MAX_REPLY_BYTES: Final = 256 << 20
+_NO_MODEL: Final = "edgekit-link-probe"
 _LIVE: Final = "/v2/health/live"
 _MS: Final = 1e-3
 _MOST_STATED_S: Final = 3600.0
@@ -125,6 +126,12 @@ def make_tail_request(
             lines += "Content-Encoding: zstd\r\n"
     head = make_request_head("POST", f"{model_path(model)}/infer", lines, body_bytes)
     return TailRequest([head, *body], len(head) + body_bytes, body_bytes, expected, request_id)
+
+
+def make_upload_probe(size_bytes: int, fields: str) -> TailRequest:
+    """Return a request with so many random bytes for a model that no server has; 404 is the answer."""
+    body = np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
+    return make_tail_request(_NO_MODEL, {"x": body}, (), "identity", fields)
 
 
 class WarmConnection:
@@ -310,8 +317,8 @@ def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pendi
             first_s, first_bytes = link.first_read
             rest_bytes = max(0, len(found[0].data) + download_bytes - first_bytes)
             rest_s = began_s + elapsed_s - first_s if rest_bytes else 0.0
-            outputs = check_reply(found[0], found[1], request)
             window = _read_window(link)
+            outputs = check_reply(found[0], found[1], request)
     except EdgekitError as cause:
         elapsed_s, error = time.monotonic() - began_s, cause
         sent = pending.sent_bytes

@@ -43,6 +43,7 @@ from edgekit_runtime.remote.offload_server import (
     TailRequest,
     is_overload,
     make_tail_request,
+    make_upload_probe,
 )
 from edgekit_runtime.remote.offload_status import Counts, OffloadStatus, StatusFile
 from edgekit_runtime.sessions.row_independence import has_free_rows
@@ -63,6 +64,9 @@ _LEAST_PROBE_S: Final = 0.25
 _MOST_PROBE_S: Final = 30.0
 _PROBE_TIMEOUT_S: Final = 2.0
 _PROBE_SEND_S: Final = 0.15  # a probe that is not sent by then has said how slow the link is
+_LEAST_UPLOAD: Final = 16 << 10  # bytes of a probe
+_MOST_UPLOAD: Final = 256 << 10
+_BITS: Final = 8
 _PROBE_LATE_S: Final = 0.5  # after which a probe is sent beside the requests of the application
 _MOST_QUIET: Final = 128  # how much rarer probes get while the application asks nothing
 _TICK_S: Final = 0.1
@@ -630,13 +634,47 @@ class RemoteSession:
         if way is None:
             return
         try:
-            self._prove(way)
+            if way.is_proved:
+                self._probe_link()
+            else:
+                self._prove(way)
         except EdgekitError as cause:
             if way.is_proved or _is_of_server(cause):
                 raise
             self._disprove(way)  # so that the next probe tries another
             if not any(one.is_proved for one in self._ways.values()):
                 raise
+
+    def _probe_link(self) -> None:
+        """Measure the upload by bytes that cannot be compressed; golden inputs mostly shrink to nothing.
+
+        A higher bandwidth counts when two probes agree, so the second one follows at once.
+
+        Raises:
+            TransportError: the server cannot be reached.
+        """
+        for _ in range(2):
+            with self._lock:
+                rate = self._estimate.up_bits_per_s or 0.0
+            wanted = int(rate * _PROBE_SEND_S / _BITS)
+            request = make_upload_probe(min(max(wanted, _LEAST_UPLOAD), _MOST_UPLOAD), self._server.fields)
+            pending = self._server.send(request, _PROBE_TIMEOUT_S, lambda *_: None)
+            if not pending.done.wait(_PROBE_SEND_S) and not pending.is_sent:
+                pending.abort()
+            pending.done.wait()
+            reply = pending.reply
+            if reply is None or not self._is_open:
+                return
+            with self._lock:
+                if reply.is_cut_off:
+                    self._estimate.note_cut_off(time.monotonic(), reply.exchange)
+                elif isinstance(reply.error, RequestError) and reply.error.status == 404:
+                    self._estimate.note(time.monotonic(), reply.exchange)
+                elif reply.error is not None:
+                    raise reply.error
+                self._epoch += 1
+                if not self._estimate.is_rising:
+                    return
 
     def _prove(self, way: _Way) -> None:
         """Run the golden inputs of a tail on the server, and compare.
