@@ -1,12 +1,10 @@
 """What the offload benchmarks share: an emulated device and server, the service, ways by hand, tables.
 
 The server is our service with TLS and a token, as anybody runs it beyond loopback. The device is a process
-under a CPU quota (`offload_device`). Figures are `emulated`, of this machine and this run: compare ratios.
+under a CPU quota (`workload_device`). Figures are `emulated`, of this machine and this run: compare ratios.
 """
 
-import datetime
 import hashlib
-import ipaddress
 import json
 import socket
 import sys
@@ -19,12 +17,8 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import onnx
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.x509.oid import NameOID
 from numpy.typing import NDArray
 from securesystemslib.signer import CryptoSigner
 
@@ -36,6 +30,7 @@ from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.sessions.media import MediaSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.session import Session
+from edgekit_toolkit.commands.offload.demo_package import write_certificate
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,7 +87,7 @@ class OffloadBench:
             )
         )
         self._signer = StatementSigner(CryptoSigner(key))
-        make_certificate(folder, self.testbed.server_host)
+        write_certificate(folder, self.testbed.server_host)
         self._lines: Any = None
         self._packages: list[Path] = []
 
@@ -138,14 +133,14 @@ class OffloadBench:
                 raise SystemExit(f"the service ended {child.explain_end()}")
         return child
 
-    def start_device(self, timeout_s: float = 60.0, script: str = "offload_device.py") -> None:
+    def start_device(self, timeout_s: float = 60.0) -> None:
         """Start the device's process and connect it to the service."""
         path = self.folder / "device.sock"
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
             listener.listen(1)
             listener.settimeout(START_LIMIT_S)
-            program = str(Path(__file__).with_name(script))
+            program = str(Path(__file__).with_name("workload_device.py"))
             self.testbed.spawn("device", [sys.executable, program, str(path)], output="log")
             connection, _ = listener.accept()
         self._lines = self._open.enter_context(connection).makefile("rw", encoding="ascii")
@@ -227,78 +222,6 @@ def write_tail(
         golden=Golden(tuple(given), tuple(expected)),
     )  # fmt: skip
     write_package(path, manifest, contents, signer)
-
-
-def make_certificate(folder: Path, host: str) -> None:
-    """Write a certificate of a server, signed by itself, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "edgekit benchmark")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), False)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "server.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "server.key").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    (folder / "server.key").chmod(0o600)
-
-
-def split_by_hand(
-    model: onnx.ModelProto,
-    sent: Sequence[str],
-    codes: Mapping[str, tuple[float, float]] | None,
-    parts: tuple[onnx.ModelProto, onnx.ModelProto] | None = None,
-) -> tuple[bytes, bytes]:
-    """Return head and tail, cut at tensors.
-
-    Args:
-        model: with shapes.
-        sent: the tensors that cross the link.
-        codes: tensor -> least and greatest value, to send it as uint8; None to send it as it is.
-        parts: head and tail without coding, where they are no cut of the graph.
-    """
-    head, tail = parts or extract_parts(model, sent)
-    for name, (low, high) in (codes or {}).items():
-        scale = max((high - low) / 255, 1e-12)
-        zero = int(np.clip(round(-low / scale), 0, 255))
-        for part, operator in ((head, "QuantizeLinear"), (tail, "DequantizeLinear")):
-            part.graph.initializer.extend(
-                [
-                    onnx.numpy_helper.from_array(np.float32(scale), f"{name}.scale"),
-                    onnx.numpy_helper.from_array(np.uint8(zero), f"{name}.zero"),
-                ]
-            )
-            ends = part.graph.output if operator == "QuantizeLinear" else part.graph.input
-            end = next(one for one in ends if one.name == name)
-            end.name, end.type.tensor_type.elem_type = f"{name}.u8", onnx.TensorProto.UINT8
-            names = [name, f"{name}.scale", f"{name}.zero"], [f"{name}.u8"]
-            if operator == "DequantizeLinear":
-                names = [f"{name}.u8", f"{name}.scale", f"{name}.zero"], [name]
-            node = onnx.helper.make_node(operator, *names)
-            part.graph.node.insert(len(part.graph.node) if operator == "QuantizeLinear" else 0, node)
-    return head.SerializeToString(), tail.SerializeToString()
-
-
-def extract_parts(model: onnx.ModelProto, sent: Sequence[str]) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    """Return what makes the tensors that are sent, and what is made of them."""
-    extractor = onnx.utils.Extractor(model)
-    weights = {one.name for one in model.graph.initializer}
-    inputs = [one.name for one in model.graph.input if one.name not in weights]
-    outputs = [one.name for one in model.graph.output]
-    return extractor.extract_model(inputs, list(sent)), extractor.extract_model(list(sent), outputs)
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

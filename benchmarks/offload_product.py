@@ -36,10 +36,11 @@ from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.commands.offload.demo_package import write_certificate
 from edgekit_toolkit.commands.offload.plan_package import attach
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.packaging.submodels import attach_plans
-from offload_bench import PORT, SHARED, TOKEN, make_certificate, write_tail
+from offload_bench import PORT, SHARED, TOKEN, write_tail
 
 ROWS = 8  # different requests, so that an answer to another one is seen
 CLASSES = 1000  # at most, in an answer
@@ -221,7 +222,7 @@ class ProductBench:
         self.folder = folder
         self._open = ExitStack()
         self.testbed = self._open.enter_context(Testbed(device_share=share))
-        make_certificate(folder, self.testbed.server_host)
+        write_certificate(folder, self.testbed.server_host)
         (folder / "token").write_text(f"{TOKEN}\n")
         (folder / "token").chmod(0o600)
         self._lines: Any = None
@@ -295,7 +296,7 @@ class ProductBench:
         return self.end()
 
     def open(self, planned: Planned, names: Sequence[str]) -> None:
-        """Open sessions of a model on the device, instead of those that are open."""
+        """Close the open sessions on the device and open those of a model."""
         packages = {name: str(planned.packages[name]) for name in names}
         self.order("load", packages=packages, local=str(planned.packages[LOCAL]), rows=str(planned.rows))
 

@@ -43,7 +43,7 @@ SLOW_MS = 1_000.0  # runs once
 OTHERS = 16  # clients that load a server
 BUSY_SLOWDOWN = 4.0  # of a tail on a loaded server, by which cuts are picked
 LOAD_START_S, LOAD_END_S = 3.0, 1.0
-CUTS = 3  # that are run, of those that were planned
+CUTS = 3  # planned cuts that the benchmark runs
 GOAL = 1.5
 LEAST_ROUNDS = 3
 FLIP_MBIT_S = np.geomspace(0.01, 200, 241)
@@ -219,7 +219,7 @@ def start(bench: OffloadBench, ways: Sequence[PlannedWay], feeds: Sequence[Feeds
             }
         )  # fmt: skip
     bench.serve()
-    bench.start_device(script="workload_device.py")
+    bench.start_device()
     samples = {f"{number}|{key}": one for number, each in enumerate(feeds) for key, one in each.items()}
     np.savez(bench.folder / "samples.npz", **samples)  # type: ignore[arg-type]  # names
     bench.order("load", ways=plain, samples=str(bench.folder / "samples.npz"))

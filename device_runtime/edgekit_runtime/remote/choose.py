@@ -66,7 +66,7 @@ class PlanChoice:
 
     @property
     def reason(self) -> str:
-        """Why, in one sentence for people."""
+        """One sentence that says why."""
         own = f"{self.plan.name} takes {self.predicted_s * _MS:.3g} ms"
         if self.is_forced:
             return f"{self.plan.name} was asked for by name"
@@ -179,7 +179,7 @@ def _cost(
         return (1.0, seconds)
     if objective == "capacity":
         share = plan.escalation.share if plan.escalation is not None else 1.0
-        return (0.0, plan.costs.server_s * share + seconds * 1e-6)  # the faster of those that are equal
+        return (0.0, plan.costs.server_s * share + seconds * 1e-6)  # latency breaks ties
     if plan.costs.device_j is None:
         return (0.0, seconds)
     return (0.0, plan.costs.device_j + preference.radio_w * _link_s(plan, conditions.link))

@@ -37,13 +37,12 @@ from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.protocol.rest import model_path
 from edgekit_runtime.remote.latency_model import LinkState
-from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
+from edgekit_runtime.remote.offload_server import NO_MODEL, OffloadServer, make_tail_request
 from edgekit_runtime.tensors import TensorSpec
 
 _BITS: Final = 8
 _LIVE: Final = "/v2/health/live"
 _PAGES: Final = ("/metrics", "/v2")
-_NO_MODEL: Final = "edgekit-link-probe"
 _PINGS: Final = 20
 _LEAST_BYTES: Final = 4 << 10
 _MOST_BYTES: Final = 8 << 20
@@ -188,7 +187,7 @@ class _Exchange:
         Raises:
             TransportError: it answers before it has read the body.
         """
-        path = f"{model_path(_NO_MODEL)}/infer"
+        path = f"{model_path(NO_MODEL)}/infer"
         fields = f"{self._fields}Content-Type: application/octet-stream\r\n"
         request = make_request_head("POST", path, fields, size_bytes) + bytes(size_bytes)
         begin = time.perf_counter()
@@ -345,7 +344,7 @@ class _Asked:
     def ask(self) -> _Took:
         began_s, cpu_s = time.monotonic(), time.process_time() - self._responder.cpu_s
         expected = (TensorSpec("y", "float32", (1,)),)
-        request = make_tail_request(_NO_MODEL, self._tensors, expected, "identity", self._server.fields)
+        request = make_tail_request(NO_MODEL, self._tensors, expected, "identity", self._server.fields)
         pending = self._server.send(request, _REQUEST_LIMIT_S, lambda _pending, _reply: None)
         pending.done.wait()
         elapsed_s = time.monotonic() - began_s

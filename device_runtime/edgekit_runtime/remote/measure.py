@@ -82,7 +82,7 @@ class TransferCoding:
     Attributes:
         tensors: those that are sent, outputs or inputs of a head, or inputs of a tail.
         does: `encode` of a head, after its run; `decode` of a tail, before its run.
-        media: tensor -> codec of those that are sent as files.
+        media: tensor that is sent as a file -> its codec.
         compression: of the body.
     """
 

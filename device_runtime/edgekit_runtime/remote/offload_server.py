@@ -31,13 +31,13 @@ from edgekit_runtime.remote.link_estimate import Exchange
 from edgekit_runtime.tensors import Array, TensorSpec
 
 _MAX_REPLY_BYTES: Final = 256 << 20
-_NO_MODEL: Final = "edgekit-link-probe"
+NO_MODEL: Final = "edgekit-link-probe"
 _LIVE: Final = "/v2/health/live"
 _MS: Final = 1e-3
 _MOST_STATED_S: Final = 3600.0
 _MSS_AT, _RTT_AT, _CWND_AT, _ACKED_AT, _MIN_RTT_AT = 16, 68, 80, 120, 148  # of struct tcp_info in linux/tcp.h
 
-# So few that a server keeps what it knows of a request for the next one alike.
+# Sixteen: our service caches parsed requests by their JSON, so few ids keep that cache useful.
 _ids = itertools.cycle(f"{number:x}" for number in range(16))
 
 _logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def make_tail_request(
 def make_upload_probe(size_bytes: int, fields: str) -> TailRequest:
     """Return a request with so many random bytes for a model that no server has; 404 is the answer."""
     body = np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
-    return make_tail_request(_NO_MODEL, {"x": body}, (), "identity", fields)
+    return make_tail_request(NO_MODEL, {"x": body}, (), "identity", fields)
 
 
 class WarmConnection:

@@ -3,7 +3,7 @@
 No recorded trace is part of this: none that may be passed on comes as a package. So these stand for a kind of
 link, not for a place: each state draws its bandwidth from a log-normal distribution around its median, once a
 second. Chains of this form are how measured mobile links are modelled for video streaming; the figures of the
-states here are chosen, not fitted, and whoever reports a result says `synthetic trace`.
+states here are chosen, not fitted. Label results on them `synthetic trace`.
 
 Source: Yin, Jindal, Sekar, Sinopoli, "A control-theoretic approach for dynamic adaptive video streaming over
 HTTP", SIGCOMM 2015, section 7.1.

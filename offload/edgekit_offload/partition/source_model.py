@@ -34,7 +34,7 @@ class SourceModel:
     Attributes:
         content: the model's file; submodels refer to the weights in it.
         proto: the same, parsed.
-        weights: names of initializers, also of those that are graph inputs with a default.
+        weights: names of all initializers, including graph inputs with a default.
         inputs: names of the inputs that an application gives.
         outputs: names of the graph's outputs.
         writer: tensor -> index of the node that writes it.

@@ -86,7 +86,7 @@ def describe_ranges(wins: Sequence[WinRange]) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes with its unit."""
     for unit, scale in (("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"

@@ -1,7 +1,7 @@
 """The planner: from the profiles of two machines to every way to run a model, and the few worth carrying.
 
 It reads profiles and samples, sweeps links and loads with the exact solver, and compares all ways by the
-latency model that the device uses too. Cuts are re-measured by whoever calls: see `PlanInputs.realise`.
+latency model that the device uses too. The caller re-measures cuts: see `PlanInputs.realise`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -109,7 +109,7 @@ class PlanInputs:
     """What is planned.
 
     Attributes:
-        name: of the model, for people.
+        name: display name of the model.
         content: the ONNX model.
         device, server: profiles of the model.
         grid: bandwidths and round trips.

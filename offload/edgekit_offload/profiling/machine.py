@@ -133,7 +133,7 @@ def profile_kernels(
     Args:
         machine: where to measure.
         graph: the model.
-        name: of the model, for people.
+        name: display name of the model.
         seconds: how long to measure.
 
     Raises:

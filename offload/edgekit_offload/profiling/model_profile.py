@@ -52,7 +52,7 @@ class ModelProfile:
     """What a model takes on one machine.
 
     Attributes:
-        model: its name, for people.
+        model: display name of the model.
         model_sha256: digest of the file that was run.
         measured_on: the machine as it was asked for, such as `local@20%` or `ssh:kitchen`.
         machine: what that machine is, and its state during the measurement.

@@ -1,1 +1,1 @@
-"""A plan for people: one HTML page without script, and a chart for the terminal."""
+"""Reports of a plan: one HTML page without script, and a chart for the terminal."""
