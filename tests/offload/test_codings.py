@@ -93,8 +93,8 @@ def test_codes_with_a_range_are_half_a_step_away_at_most(
         # The ends of a group lie on a grid of the sample, so its range is up to two of those steps wider.
         last = rows[:, count - (-count % 32) :]
         spans = np.ptp(np.concatenate([rows, last], axis=1).reshape(3, -1, 32), axis=2)
-        grid = np.ptp(rows, axis=1, keepdims=True) / 255
-        spans = np.maximum(spans + 2 * grid, 16 * grid)
+        grid = np.ptp(rows, axis=1, keepdims=True) / 65535
+        spans = np.maximum(spans + 2 * grid, 256 * grid)
         step = np.repeat(spans, 32, axis=1)[:, :count] / levels
     apart = np.abs(restored.reshape(3, -1) - rows)
     assert (apart <= step * 0.501 + 1e-6).all()  # the last bits of float32
@@ -113,8 +113,8 @@ def test_a_large_value_does_not_coarsen_its_far_neighbours() -> None:
     x[0, 0, 0, 0] = 100
     for kind, levels in (("int8", 255), ("int4", 15)):
         restored = send(upload_identity((4, 32, 32), Coding(kind)), x)[1]  # type: ignore[arg-type]
-        # A group is 16 steps of the sample's grid wide at least.
-        assert np.abs(restored - x)[0, 1:].max() <= 16 * 100 / 255 / levels / 2 * 1.001
+        # Half a step of a group's own span, which is at most two steps of the sample's grid wider.
+        assert np.abs(restored - x)[0, 1:].max() <= (1 + 2 * 100 / 65535) / levels / 2 * 1.001
         assert abs(restored[0, 0, 0, 0] - 100) < 1e-3
 
 

@@ -7,6 +7,7 @@ learn its size. Times are modelled until the cuts are measured as they are.
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -29,6 +30,55 @@ _WARMUP: Final = 2
 _ROUNDS: Final = 5
 
 Feeds: TypeAlias = Mapping[str, Array]
+_LEAST_CLASSES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerChange:
+    """What a coding does to the answers of a classifier.
+
+    Attributes:
+        changed: share of the answers that are another class.
+        loss: share of the answers that it is expected to make wrong, by the probabilities that the model
+            itself gives to its best class and to the one that took its place. So near ties cost little, as
+            they do in accuracy, and much less than one answer can be seen. It is right for a model whose
+            probabilities are (calibration); estimated.
+    """
+
+    changed: float
+    loss: float
+
+
+def compare_answers(answers: Feeds, expected: Feeds) -> AnswerChange | None:
+    """Return what became of the answers; None where there are no classes.
+
+    Of several outputs it is the one that changes most: some may come from the device, some from the server.
+
+    Args:
+        answers: outputs of the model with a coding.
+        expected: its outputs without.
+    """
+    found = [
+        _compare_scores(answers[name], right)
+        for name, right in expected.items()
+        if answers[name].shape == right.shape and min(right.ndim, *right.shape[-1:]) >= _LEAST_CLASSES
+    ]
+    return max(found, key=lambda one: (one.loss, one.changed), default=None)
+
+
+def _compare_scores(answers: Array, expected: Array) -> AnswerChange:
+    best, other = (one.argmax(axis=-1)[..., np.newaxis] for one in (expected, answers))
+    probabilities = _probabilities(expected.astype(np.float64))
+    lost = np.take_along_axis(probabilities, best, -1) - np.take_along_axis(probabilities, other, -1)
+    return AnswerChange(float((best != other).mean()), float(lost.mean()))
+
+
+def _probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return scores as probabilities; those that are none yet are logits."""
+    if (scores >= 0).all() and np.allclose(scores.sum(axis=-1), 1, atol=1e-2):
+        return scores
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
 
 def measure_codings(
