@@ -195,6 +195,23 @@ def test_model_too_large_for_the_device_is_never_planned_as_local() -> None:
     assert any(one.name == "local" and "limit" in one.reason for one in result.refusals)
 
 
+def test_limit_on_weights_counts_no_activations() -> None:
+    content = narrowing_model(3, 64)
+    made = inputs_of(content, [0.001, 0.001, 0.001], [0.001, 0.001, 0.001], noise(3, 64))
+    first, each = 4.0 * 3 * 4 * 64, 4.0 * 4 * 4  # weights of the first kernel, and of the other two
+    fits = plan(replace(made, weights_bytes=first + 2 * each))
+    assert fits.table.local is not None
+    result = plan(replace(made, weights_bytes=first + each))
+    assert result.table.local is None
+    (reason,) = [one.reason for one in result.refusals if one.name == "local"]
+    assert "MB of weights, the limit is" in reason
+    cuts = [way for way in result.ways if way.kind == "cut"]
+    assert {way.kernels_on_device for way in cuts} <= {1, 2}
+    assert any(way.kernels_on_device == 2 for way in cuts)
+    none = plan(replace(made, weights_bytes=first - 1))
+    assert {way.kind for way in none.ways} == {"upload"}
+
+
 def test_leakage_above_the_limit_refuses_a_way() -> None:
     content = narrowing_model(16, 64)
     made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64))

@@ -82,11 +82,11 @@ def test_bandwidths_are_a_range_in_equal_ratios_or_values() -> None:
 
 
 def test_sizes_and_watts_have_units_and_places() -> None:
-    assert parse_bytes("64MB") == 64e6
-    assert parse_bytes("1.5 MiB") == 1.5 * 2**20
+    assert parse_bytes("64MB", "--memory") == 64e6
+    assert parse_bytes("1.5 MiB", "--memory") == 1.5 * 2**20
     assert parse_watts("4,1") == (4.0, 1.0)
     with pytest.raises(click.BadParameter):
-        parse_bytes("64")
+        parse_bytes("64", "--memory")
     with pytest.raises(click.BadParameter):
         parse_watts("4")
 

@@ -256,6 +256,13 @@ def memory_limits(costs: GraphCosts, at_most_bytes: float) -> tuple[Limit, ...]:
     return tuple(limits)
 
 
+def weight_limit(costs: GraphCosts, at_most_bytes: float) -> Limit:
+    """Return the limit that keeps the weights on the device below a number of bytes."""
+    use, none = np.zeros((len(costs.weight_bytes), 2)), np.zeros((len(costs.raw_bytes), 1))
+    use[:, 0] = costs.weight_bytes
+    return Limit(Costs(use, none, none, np.zeros(1)), at_most_bytes, "weights on the device")
+
+
 def device_bytes(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
     """Return weights and the most live activations of the kernels on the device."""
     here = np.array(tiers) == 0

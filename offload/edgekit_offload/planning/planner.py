@@ -21,6 +21,7 @@ from edgekit_offload.planning.costs import (
     device_bytes,
     kept_tensors,
     memory_limits,
+    weight_limit,
 )
 from edgekit_offload.planning.envelope import (
     SIMPLICITY,
@@ -118,7 +119,8 @@ class PlanInputs:
         power: of the device; for energy.
         latency_limit_s: of 99 % of requests; for capacity.
         requests_per_s: of one device; for capacity.
-        memory_bytes: on the device.
+        memory_bytes: limit of weights and activations on the device.
+        weights_bytes: limit of the weights alone.
         keep_on_device: tensors, or `input`.
         edge: profile of the machine between device and server, and the link from there on; for three tiers.
         realise: extracts and measures; None plans from sums over kernels alone.
@@ -140,6 +142,7 @@ class PlanInputs:
     latency_limit_s: float | None = None
     requests_per_s: float = 1.0
     memory_bytes: float | None = None
+    weights_bytes: float | None = None
     keep_on_device: tuple[str, ...] = ()
     edge: ModelProfile | None = None
     edge_link: LinkState | None = None
@@ -262,19 +265,24 @@ def _graph_costs(inputs: PlanInputs, graph: PlanningGraph, whole: WholeModel) ->
 def _local(inputs: PlanInputs, costs: GraphCosts | None, refusals: list[Refusal]) -> _Draft | None:
     """Return the way that runs all on the device, where its memory is large enough."""
     needed = None if costs is None else device_bytes(costs, (0,) * len(costs.seconds))
-    if needed is None and inputs.memory_bytes is not None:
-        needed = float(len(inputs.content))
-    if inputs.memory_bytes is not None and needed is not None and needed > inputs.memory_bytes:
-        refusals.append(
-            Refusal(
-                LOCAL,
-                f"The whole model needs {needed / 1e6:.3g} MB of weights and activations, the limit is"
-                f" {inputs.memory_bytes / 1e6:.3g} MB.",
-            )
-        )
+    file_bytes = float(len(inputs.content))
+    weights_bytes = file_bytes if costs is None else float(costs.weight_bytes.sum())
+    if too_large := _over_limit(inputs, weights_bytes, file_bytes if needed is None else needed):
+        refusals.append(Refusal(LOCAL, f"The whole model {too_large}."))
         return None
     plan = OffloadPlan(LOCAL, PlanCosts(inputs.device.whole_s, is_measured=True))
     return _Draft("local", plan, inputs.device.label, device_bytes=needed)
+
+
+def _over_limit(inputs: PlanInputs, weights_bytes: float, needed_bytes: float) -> str:
+    """Return which limit of the device a model on it exceeds; empty if none."""
+    for limit, needed, what in (
+        (inputs.weights_bytes, weights_bytes, "weights"),
+        (inputs.memory_bytes, needed_bytes, "weights and activations"),
+    ):
+        if limit is not None and needed > limit:
+            return f"needs {needed / 1e6:.3g} MB of {what}, the limit is {limit / 1e6:.3g} MB"
+    return ""
 
 
 def _uploads(
@@ -305,6 +313,8 @@ def _candidates(
     two = replace(costs, seconds=costs.seconds[:, [0, -1]])
     kept = kept_tensors(costs.graph, inputs.keep_on_device)
     limits = () if inputs.memory_bytes is None else memory_limits(two, inputs.memory_bytes)
+    if inputs.weights_bytes is not None:
+        limits += (weight_limit(two, inputs.weights_bytes),)
     goal = Goal(inputs.objective, inputs.power, limits, _latency_limit_s(inputs))
     settings = tuple(
         replace(link, device_slowdown=device, server_slowdown=server)
@@ -394,6 +404,10 @@ def _cascade(
 ) -> list[_Draft]:
     """Return the cascade on top of the best upload, where it pays somewhere."""
     conditions = inputs.grid.conditions()
+    small_bytes = float(len(cascade.small))
+    if too_large := _over_limit(inputs, small_bytes, small_bytes):
+        refusals.append(Refusal(NAME, f"The small model {too_large}."))
+        return []
     uploads = [draft for draft in drafts if draft.kind == "upload"]
     if not uploads:
         refusals.append(Refusal(NAME, "Nothing may be uploaded, so the large model cannot be asked."))
@@ -528,7 +542,9 @@ def _compare(
     unit = _UNITS[inputs.objective]
     return PlanningResult(
         inputs.name, inputs.device.model_sha256, inputs.objective, unit,
-        PlannedMachine(inputs.device.description, inputs.device.label, inputs.memory_bytes),
+        PlannedMachine(
+            inputs.device.description, inputs.device.label, inputs.memory_bytes, inputs.weights_bytes
+        ),
         PlannedMachine(
             inputs.server.description, "modelled" if inputs.is_server_modelled else inputs.server.label
         ),
@@ -586,4 +602,4 @@ def _warn(inputs: PlanInputs, drafts: Sequence[_Draft]) -> list[str]:
         warnings.append("Energy is modelled from the power of the device, not measured.")
     if any(draft.label == "modelled" for draft in drafts if draft.kind == "cut"):
         warnings.append("Times of cuts are sums over kernels (modelled): the cuts were not run as they are.")
-    return warnings
+    return list(dict.fromkeys(warnings))  # of the same machine twice

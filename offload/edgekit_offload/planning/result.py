@@ -22,12 +22,20 @@ class PlannedMachine:
     Attributes:
         name: what it is, such as `Cortex-A76, 4 cores` or a URL.
         label: how its times were found.
-        memory_bytes: the limit that was given; None where there was none.
+        memory_bytes: the limit of weights and activations that was given; None where there was none.
+        weights_bytes: the limit of weights alone.
     """
 
     name: str
     label: Label
     memory_bytes: float | None = None
+    weights_bytes: float | None = None
+
+    @property
+    def limits(self) -> str:
+        """The limits as text, such as `8 MB of weights`; empty where there are none."""
+        given = ((self.weights_bytes, "weights"), (self.memory_bytes, "weights and activations"))
+        return ", ".join(f"{limit / 1e6:.3g} MB of {what}" for limit, what in given if limit is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -341,6 +341,7 @@ def _origin(result: PlanningResult) -> Markup:
     facts: list[tuple[str, str | None]] = [
         ("Model", join(el("b", result.model), " ", el("code", result.model_sha256))),
         ("Device", join(result.device.name, " ", badge(result.device.label))),
+        ("Limits of the device", result.device.limits or "none"),
         ("Server", join(result.server.name, " ", badge(result.server.label))),
         ("Minimised", f"{result.objective}, in {result.unit}"),
         ("Samples", f"{result.samples:,}"),

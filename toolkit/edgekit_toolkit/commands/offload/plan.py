@@ -57,7 +57,8 @@ _ENDINGS: Final = (".json", ".html")
               help="A small model for the device: it answers where it is sure.")  # fmt: skip
 @click.option("--agreement", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95,
               show_default=True, help="Share of answers of a cascade that must be MODEL's.")  # fmt: skip
-@click.option("--memory", metavar="SIZE", help="Weights and activations on the device, such as 64MB.")
+@click.option("--memory", metavar="SIZE", help="Limit of weights and activations on the device: 64MB.")
+@click.option("--weights", metavar="SIZE", help="Limit of the weights alone on the device: 8MB.")
 @click.option("--tiers", type=click.IntRange(2, 3), default=2, show_default=True,
               help="3: a machine at the edge between device and server.")  # fmt: skip
 @click.option("--edge", metavar="PROFILE|MACHINE", help="The machine at the edge, for --tiers 3.")

@@ -90,7 +90,10 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
     if options["power"] is not None:
         watts = parse_watts(options["power"])
         power = PowerModel(*watts)
-    memory = None if options["memory"] is None else parse_bytes(options["memory"])
+    memory, weights = (
+        None if options[limit] is None else parse_bytes(options[limit], f"--{limit}")
+        for limit in ("memory", "weights")
+    )
     edge, edge_link = None, None
     if options["tiers"] > 2:
         if options["edge"] is None:
@@ -119,7 +122,7 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
     return PlanInputs(
         name, content, device, server,
         grid, feeds, options["objective"], power, None if limit_ms is None else limit_ms / 1e3,
-        options["requests_per_s"], memory, tuple(options["keep_on_device"]), edge, edge_link,
+        options["requests_per_s"], memory, weights, tuple(options["keep_on_device"]), edge, edge_link,
         realise=_measured_cuts(content, feeds, options), most_leakage_db=most_db,
         leakage_db=leakage_db, notes=notes, is_server_modelled=by_url,
         cascade=_read_cascade(options, samples),
@@ -165,16 +168,16 @@ def parse_watts(text: str) -> tuple[float, float]:
     return parts[0], parts[1]
 
 
-def parse_bytes(text: str) -> float:
-    """Return the number of bytes that `--memory` names.
+def parse_bytes(text: str, option: str) -> float:
+    """Return the number of bytes that an option names.
 
     Raises:
         click.BadParameter: something else.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise click.BadParameter(f"{text!r}: expected a size such as 64MB", param_hint="--memory")
-    return _number(match[1], "--memory") * _BYTES[match[2]]
+        raise click.BadParameter(f"{text!r}: expected a size such as 64MB", param_hint=option)
+    return _number(match[1], option) * _BYTES[match[2]]
 
 
 def _read_model(path: Path) -> tuple[str, bytes]:
