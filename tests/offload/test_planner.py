@@ -204,7 +204,7 @@ def test_limit_on_weights_counts_no_activations() -> None:
     result = plan(replace(made, weights_bytes=first + each))
     assert result.table.local is None
     (reason,) = [one.reason for one in result.refusals if one.name == "local"]
-    assert "MB of weights, the limit is" in reason
+    assert "kB of weights, the limit is" in reason
     cuts = [way for way in result.ways if way.kind == "cut"]
     assert {way.kernels_on_device for way in cuts} <= {1, 2}
     assert any(way.kernels_on_device == 2 for way in cuts)

@@ -345,6 +345,6 @@ def _run(solver: highspy.Highs, limits: Sequence[Limit]) -> NDArray[np.float64]:
             ", ".join(limit.name for limit in limits) or "tensors and kernels that must stay where they are"
         )
         raise CutError(
-            f"no placement of the kernels keeps the limits ({names}): {solver.getModelStatus().name}"
+            f"no placement of the kernels keeps the limits ({names})"
         )
     return np.array(solver.getSolution().col_value)

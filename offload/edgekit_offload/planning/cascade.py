@@ -265,9 +265,13 @@ def _confirm(large: bytes, inputs: CascadeInputs) -> Cascade | CascadeRefusal:
     taken = [{one.name for one in session.get_inputs()} for session in sessions]
     if taken[0] != taken[1]:
         raise CutError(f"the small model takes {sorted(taken[0])}, the large one {sorted(taken[1])}")
-    small, scores = (
-        np.concatenate([session.run(None, dict(one))[0] for one in inputs.feeds]) for session in sessions
-    )
+    try:
+        small, scores = (
+            np.concatenate([session.run(None, dict(one))[0] for one in inputs.feeds]) for session in sessions
+        )
+    except Exception as cause:  # onnxruntime's errors have no common base of theirs
+        reason = str(cause).strip().splitlines()[0]
+        raise CutError(f"a sample does not run in both models, which need the same inputs: {reason}") from cause
     return choose_threshold(small, scores, outputs[1][0], least_agreement=inputs.agreement)
 
 

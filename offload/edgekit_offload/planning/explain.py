@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from edgekit_offload.planning.result import Way, WinRange
+from edgekit_offload.planning.result import PlannedMachine, Way, WinRange
 from edgekit_runtime.remote.cut_table import LOCAL
 
 _WORTH: Final = 1.02  # below, a gain is not worth a sentence
@@ -83,6 +83,12 @@ def describe_ranges(wins: Sequence[WinRange]) -> str:
         low, high = f"{win.from_mbit_s:.3g}", f"{win.to_mbit_s:.3g}"
         parts.append(f"{low if low == high else f'{low} to {high}'} Mbit/s (RTT {win.rtt_ms:g} ms)")
     return ", ".join(parts)
+
+
+def describe_limits(machine: PlannedMachine) -> str:
+    """Return the limits of a machine, such as `8 MB of weights`; empty where there are none."""
+    limits = ((machine.weights_bytes, "weights"), (machine.memory_bytes, "weights and activations"))
+    return ", ".join(f"{size(limit)} of {what}" for limit, what in limits if limit is not None)
 
 
 def size(count: float) -> str:

@@ -23,7 +23,7 @@ MAX_FEATURES: Final = (
     16_384  # of what is sent; more are added up in random groups, which weakens the attacker
 )
 MAX_DB: Final = 100.0  # what counts as rebuilt exactly
-_LEAST_SAMPLES: Final = 20
+LEAST_SAMPLES: Final = 20
 _MATCH_SAMPLES: Final = 256  # to find the sent value that is most like a wanted one; its fit takes all
 _STRENGTHS: Final = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the ridge, as shares of the mean variance
 _HELD_OUT_SHARE: Final = 0.2
@@ -76,10 +76,10 @@ def measure_leakage(
     source = _as_rows(inputs, "inputs")
     tensors = [_as_rows(tensor, f"tensor {number} that is sent") for number, tensor in enumerate(sent)]
     count = len(source)
-    if count < _LEAST_SAMPLES or not tensors or any(len(tensor) != count for tensor in tensors):
+    if count < LEAST_SAMPLES or not tensors or any(len(tensor) != count for tensor in tensors):
         found = ", ".join(str(len(tensor)) for tensor in tensors) or "no tensors"
         raise CutError(
-            f"leakage: got {count} inputs and of what is sent {found}; expected at least {_LEAST_SAMPLES}, "
+            f"leakage: got {count} inputs and of what is sent {found}; expected at least {LEAST_SAMPLES}, "
             "and the same number of each; pass more samples, and what the cut sends for each"
         )
     order = rng.permutation(count)[:MAX_SAMPLES]

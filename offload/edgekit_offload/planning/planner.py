@@ -32,7 +32,7 @@ from edgekit_offload.planning.envelope import (
     score_all,
     win_ranges,
 )
-from edgekit_offload.planning.explain import explain_plan, explain_way
+from edgekit_offload.planning.explain import explain_plan, explain_way, size
 from edgekit_offload.planning.result import (
     Certificate,
     Kind,
@@ -215,7 +215,7 @@ def _check(inputs: PlanInputs) -> None:
     if min(inputs.grid.bandwidths_mbit_s, default=0.0) <= 0:
         raise CutError("the link is down (bandwidth 0): nothing can be sent, so there is nothing to plan")
     if inputs.objective == "energy" and inputs.power is None:
-        raise CutError("the objective energy needs the power of the device: give --target or --power")
+        raise CutError("the objective energy needs the power of the device: give --power")
     if inputs.objective == "capacity" and inputs.latency_limit_s is None:
         raise CutError("the objective capacity needs a limit on latency: give --latency-limit")
     expected = set(inputs.feeds[0])
@@ -281,7 +281,7 @@ def _over_limit(inputs: PlanInputs, weights_bytes: float, needed_bytes: float) -
         (inputs.memory_bytes, needed_bytes, "weights and activations"),
     ):
         if limit is not None and needed > limit:
-            return f"needs {needed / 1e6:.3g} MB of {what}, the limit is {limit / 1e6:.3g} MB"
+            return f"needs {size(needed)} of {what}, the limit is {size(limit)}"
     return ""
 
 
@@ -519,7 +519,7 @@ def _compare(
     ranks = [SIMPLICITY[draft.kind] for draft in drafts]
     winners = find_winners(scores, ranks)
     if (winners < 0).all():
-        raise CutError("no way keeps the limits at any setting of the link")
+        raise CutError("no way keeps the limits at any setting of the link: raise --latency-limit")
     in_table = {int(number) for number in winners if number >= 0}
     in_table |= {number for number, draft in enumerate(drafts) if draft.kind == "local"}
     unloaded = [Conditions(link) for link in grid.links()]

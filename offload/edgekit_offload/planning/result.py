@@ -31,12 +31,6 @@ class PlannedMachine:
     memory_bytes: float | None = None
     weights_bytes: float | None = None
 
-    @property
-    def limits(self) -> str:
-        """The limits as text, such as `8 MB of weights`; empty where there are none."""
-        given = ((self.weights_bytes, "weights"), (self.memory_bytes, "weights and activations"))
-        return ", ".join(f"{limit / 1e6:.3g} MB of {what}" for limit, what in given if limit is not None)
-
 
 @dataclass(frozen=True, slots=True)
 class Certificate:

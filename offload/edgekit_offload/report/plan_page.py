@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Final
 
+from edgekit_offload.planning.explain import describe_limits
 from edgekit_offload.planning.result import Certificate, Label, PlanningResult, Way
 from edgekit_offload.report.decision import curves_of, decide, reaches_of
 from edgekit_offload.report.latency_chart import Curve, Reach, colors_of, latency_chart
@@ -341,7 +342,7 @@ def _origin(result: PlanningResult) -> Markup:
     facts: list[tuple[str, str | None]] = [
         ("Model", join(el("b", result.model), " ", el("code", result.model_sha256))),
         ("Device", join(result.device.name, " ", badge(result.device.label))),
-        ("Limits of the device", result.device.limits or "none"),
+        ("Limits of the device", describe_limits(result.device) or "none"),
         ("Server", join(result.server.name, " ", badge(result.server.label))),
         ("Minimised", f"{result.objective}, in {result.unit}"),
         ("Samples", f"{result.samples:,}"),

@@ -9,15 +9,17 @@ from typing import Any, Final
 import click
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from edgekit_offload.planning.cascade import CascadeInputs
 from edgekit_offload.planning.costs import PowerModel
 from edgekit_offload.planning.envelope import Grid
+from edgekit_offload.planning.leakage import LEAST_SAMPLES
 from edgekit_offload.planning.planner import MAX_SAMPLES, PlanInputs
 from edgekit_offload.planning.realise import MeasuredCuts, leakage_of
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile
-from edgekit_runtime.errors import ModelError, PackageError
+from edgekit_runtime.errors import CutError, ModelError, PackageError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.latency_model import LinkState
 from edgekit_runtime.sessions.selftest import read_golden
@@ -27,6 +29,7 @@ from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.commands.offload.plan_server import is_url, probe_server
 from edgekit_toolkit.commands.progress import ProgressBar
 from edgekit_toolkit.evaluation.batch_inference import package_decoding
+from edgekit_toolkit.importers.file_kind import describe_no_model
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.samples.generated import generate_feeds
 from edgekit_toolkit.samples.source import open_data
@@ -76,7 +79,8 @@ def _number(text: str, option: str) -> float:
     try:
         value = float(text)
     except ValueError as cause:
-        raise click.BadParameter(f"{text!r} is no number", param_hint=option) from cause
+        expected = "a range A..B or numbers such as 2,10,50" if option == "--bandwidth" else "a number"
+        raise click.BadParameter(f"{text!r}: expected {expected}", param_hint=option) from cause
     if not 0 <= value < 1e6:
         raise click.BadParameter(f"{text!r}: expected 0 to a million", param_hint=option)
     return value
@@ -95,6 +99,8 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         for limit in ("memory", "weights")
     )
     edge, edge_link = None, None
+    if options["edge"] is not None and options["tiers"] == 2:
+        raise click.UsageError("--edge needs --tiers 3")
     if options["tiers"] > 2:
         if options["edge"] is None:
             raise click.UsageError("--tiers 3 needs the machine between device and server: --edge")
@@ -107,6 +113,8 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
     samples, notes = _read_samples(model, content, options["samples"])
     feeds = samples[:MAX_SAMPLES]
     limit_ms, most_db = options["latency_limit"], options["max_leak"]
+    if most_db is not None and len(samples) < LEAST_SAMPLES:
+        raise CutError(f"--max-leak needs {LEAST_SAMPLES} samples, there are {len(samples)}: give --samples")
     leakage_db = None
     if most_db is not None:
         leakage_db = leakage_of(content, samples)
@@ -192,14 +200,32 @@ def _read_model(path: Path) -> tuple[str, bytes]:
         raise ModelError(f"{path}: plans are made of ONNX models; {hint}")
     if path.suffix != ".edgepkg":
         try:
-            return path.stem, path.read_bytes()
+            content = path.read_bytes()
         except OSError as cause:
-            raise ModelError(f"{path}: {cause.strerror}") from cause
+            raise ModelError(f"{path}: {cause.strerror}; check the path") from cause
+        return path.stem, _check_model(path, content)
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         backend = package.manifest.backend
         if not backend.artifact.endswith(".onnx"):
             raise PackageError(f"{path}: its model '{backend.artifact}' is not ONNX; {hint}")
         return package.manifest.name, bytes(package.read(backend.artifact))
+
+
+def _check_model(path: Path, content: bytes) -> bytes:
+    """Return the content of a model's file if it holds the whole model."""
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(content)
+    except DecodeError as cause:
+        raise ModelError(f"{path}: is {describe_no_model(path, content)}") from cause
+    if not model.graph.node:
+        raise ModelError(f"{path}: is {describe_no_model(path, content)}")
+    if any(one.external_data for one in model.graph.initializer):
+        raise ModelError(
+            f"{path}: its weights are in other files; `edgekit package MODEL --backend ort` makes one file of"
+            " them, and plans are made of such packages"
+        )
+    return content
 
 
 def _profile(text: str, name: str, content: bytes, seconds: float, progress: ProgressBar) -> ModelProfile:

@@ -6,7 +6,7 @@ from typing import Final
 
 from rich.console import Console
 
-from edgekit_offload.planning.explain import size
+from edgekit_offload.planning.explain import describe_limits, size
 from edgekit_offload.planning.leakage import MAX_DB
 from edgekit_offload.planning.planner import NEVER
 from edgekit_offload.planning.result import PlanningResult, Way
@@ -23,8 +23,10 @@ def print_plan(result: PlanningResult, console: Console, written: Sequence[Path]
     width = min(console.width, _CHART_WIDTH)
     console.print(render_terminal(result, rtt_ms=rtt_ms, width=width, ascii_only=is_ascii_only(console)))
     for machine, role in ((result.device, "device"), (result.server, "server")):
-        limits = f"; at most {machine.limits}" if machine.limits else ""
-        print_line(console, f"{role}:", machine.name, f"({machine.label}){limits}")
+        limits = describe_limits(machine)
+        print_line(
+            console, f"{role}:", machine.name, f"({machine.label}){limits and f'; at most {limits}'}"
+        )
     row = result.rtts_ms.index(rtt_ms)
     count = len(result.bandwidths_mbit_s)
     columns = sorted({round(n * (count - 1) / max(_SHOWN - 1, 1)) for n in range(_SHOWN)})
