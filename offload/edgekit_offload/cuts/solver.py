@@ -344,7 +344,5 @@ def _run(solver: highspy.Highs, limits: Sequence[Limit]) -> NDArray[np.float64]:
         names = (
             ", ".join(limit.name for limit in limits) or "tensors and kernels that must stay where they are"
         )
-        raise CutError(
-            f"no placement of the kernels keeps the limits ({names})"
-        )
+        raise CutError(f"no placement of the kernels keeps the limits ({names})")
     return np.array(solver.getSolution().col_value)

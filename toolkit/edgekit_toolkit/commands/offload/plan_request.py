@@ -9,7 +9,6 @@ from typing import Any, Final
 import click
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from edgekit_offload.planning.cascade import CascadeInputs
 from edgekit_offload.planning.costs import PowerModel
@@ -19,7 +18,7 @@ from edgekit_offload.planning.planner import MAX_SAMPLES, PlanInputs
 from edgekit_offload.planning.realise import MeasuredCuts, leakage_of
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile
-from edgekit_runtime.errors import CutError, ModelError, PackageError
+from edgekit_runtime.errors import CutError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.latency_model import LinkState
 from edgekit_runtime.sessions.selftest import read_golden
@@ -27,9 +26,9 @@ from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.commands.offload.plan_server import is_url, probe_server
+from edgekit_toolkit.commands.offload.source import read_whole_model
 from edgekit_toolkit.commands.progress import ProgressBar
 from edgekit_toolkit.evaluation.batch_inference import package_decoding
-from edgekit_toolkit.importers.file_kind import describe_no_model
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.samples.generated import generate_feeds
 from edgekit_toolkit.samples.source import open_data
@@ -88,7 +87,7 @@ def _number(text: str, option: str) -> float:
 
 def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) -> PlanInputs:
     """Return what is planned: profiles that are read or measured, and samples."""
-    name, content = _read_model(model)
+    name, content = read_whole_model(model)
     grid = Grid(parse_bandwidths(options["bandwidth"]), parse_numbers(options["rtt"], "--rtt"))
     power = None
     if options["power"] is not None:
@@ -139,7 +138,7 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
 
 def _read_cascade(options: Mapping[str, Any], samples: list[dict[str, Array]]) -> CascadeInputs | None:
     path: Path | None = options["cascade"]
-    return None if path is None else CascadeInputs(_read_model(path)[1], options["agreement"], samples)
+    return None if path is None else CascadeInputs(read_whole_model(path)[1], options["agreement"], samples)
 
 
 def _add_link(grid: Grid, link: LinkState) -> Grid:
@@ -186,46 +185,6 @@ def parse_bytes(text: str, option: str) -> float:
     if match is None:
         raise click.BadParameter(f"{text!r}: expected a size such as 64MB", param_hint=option)
     return _number(match[1], option) * _BYTES[match[2]]
-
-
-def _read_model(path: Path) -> tuple[str, bytes]:
-    """Return name and content of a model, or of the default model of a verified package.
-
-    Raises:
-        ModelError: there is no such file, or it is no ONNX model.
-        PackageError: the package cannot be trusted, or does not hold an ONNX model.
-    """
-    hint = "make an ONNX package of it by `edgekit package MODEL --backend ort`, and plan that"
-    if path.suffix == ".tflite":
-        raise ModelError(f"{path}: plans are made of ONNX models; {hint}")
-    if path.suffix != ".edgepkg":
-        try:
-            content = path.read_bytes()
-        except OSError as cause:
-            raise ModelError(f"{path}: {cause.strerror}; check the path") from cause
-        return path.stem, _check_model(path, content)
-    with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
-        backend = package.manifest.backend
-        if not backend.artifact.endswith(".onnx"):
-            raise PackageError(f"{path}: its model '{backend.artifact}' is not ONNX; {hint}")
-        return package.manifest.name, bytes(package.read(backend.artifact))
-
-
-def _check_model(path: Path, content: bytes) -> bytes:
-    """Return the content of a model's file if it holds the whole model."""
-    model = onnx.ModelProto()
-    try:
-        model.ParseFromString(content)
-    except DecodeError as cause:
-        raise ModelError(f"{path}: is {describe_no_model(path, content)}") from cause
-    if not model.graph.node:
-        raise ModelError(f"{path}: is {describe_no_model(path, content)}")
-    if any(one.external_data for one in model.graph.initializer):
-        raise ModelError(
-            f"{path}: its weights are in other files; `edgekit package MODEL --backend ort` makes one file of"
-            " them, and plans are made of such packages"
-        )
-    return content
 
 
 def _profile(text: str, name: str, content: bytes, seconds: float, progress: ProgressBar) -> ModelProfile:

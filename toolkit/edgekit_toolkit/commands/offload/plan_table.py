@@ -24,9 +24,7 @@ def print_plan(result: PlanningResult, console: Console, written: Sequence[Path]
     console.print(render_terminal(result, rtt_ms=rtt_ms, width=width, ascii_only=is_ascii_only(console)))
     for machine, role in ((result.device, "device"), (result.server, "server")):
         limits = describe_limits(machine)
-        print_line(
-            console, f"{role}:", machine.name, f"({machine.label}){limits and f'; at most {limits}'}"
-        )
+        print_line(console, f"{role}:", machine.name, f"({machine.label}){limits and f'; at most {limits}'}")
     row = result.rtts_ms.index(rtt_ms)
     count = len(result.bandwidths_mbit_s)
     columns = sorted({round(n * (count - 1) / max(_SHOWN - 1, 1)) for n in range(_SHOWN)})

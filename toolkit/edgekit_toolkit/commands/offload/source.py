@@ -7,7 +7,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from edgekit_offload.profiling.machine import RunnableGraph
-from edgekit_runtime.errors import CutError, ModelError
+from edgekit_runtime.errors import CutError, ModelError, PackageError
 from edgekit_runtime.package.archive import OpenedPackage, read_package
 from edgekit_runtime.sessions.selftest import read_golden_inputs
 from edgekit_runtime.system.paths import find_keys_folder
@@ -37,6 +37,35 @@ def read_named_model(path: Path) -> NamedModel:
     """
     if path.suffix == _PACKAGE_SUFFIX:
         return _read_packed(path)
+    model, content = _read_onnx(path)
+    files = external_files(model, path.parent)
+    weights = {location: file.read_bytes() for location, file in files.items()}
+    return NamedModel(path.stem, RunnableGraph(content, weights=weights))
+
+
+def read_whole_model(path: Path) -> tuple[str, bytes]:
+    """Return name and content of a model that one file holds, or of the default model of a package.
+
+    Raises:
+        ModelError: there is no such file, it is no ONNX model, or its weights are in other files.
+        PackageError: the package cannot be trusted, or does not hold an ONNX model.
+    """
+    hint = "make an ONNX package of it by `edgekit package MODEL --backend ort`, and plan that"
+    if path.suffix == ".tflite":
+        raise ModelError(f"{path}: plans are made of ONNX models; {hint}")
+    if path.suffix != _PACKAGE_SUFFIX:
+        model, content = _read_onnx(path)
+        if any(one.external_data for one in model.graph.initializer):
+            raise ModelError(f"{path}: its weights are in other files; {hint}")
+        return path.stem, content
+    with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
+        backend = package.manifest.backend
+        if not backend.artifact.endswith(".onnx"):
+            raise PackageError(f"{path}: its model '{backend.artifact}' is not ONNX; {hint}")
+        return package.manifest.name, bytes(package.read(backend.artifact))
+
+
+def _read_onnx(path: Path) -> tuple[onnx.ModelProto, bytes]:
     try:
         content = path.read_bytes()
     except OSError as cause:
@@ -48,9 +77,7 @@ def read_named_model(path: Path) -> NamedModel:
         raise ModelError(f"{path}: is {describe_no_model(path, content)}") from cause
     if not model.graph.node:
         raise ModelError(f"{path}: is {describe_no_model(path, content)}")
-    files = external_files(model, path.parent)
-    weights = {location: file.read_bytes() for location, file in files.items()}
-    return NamedModel(path.stem, RunnableGraph(content, weights=weights))
+    return model, content
 
 
 def _read_packed(path: Path) -> NamedModel:
