@@ -2,13 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import numpy as np
-import onnx
 
 from edgekit_offload.planning.cascade import CascadeInputs
 from edgekit_offload.planning.costs import PowerModel
@@ -19,24 +17,14 @@ from edgekit_offload.planning.realise import MeasuredCuts, leakage_of
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.latency_model import LinkState
-from edgekit_runtime.sessions.selftest import read_golden
-from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.tensors import Array
-from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.commands.offload.plan_server import is_url, probe_server
-from edgekit_toolkit.commands.offload.source import read_whole_model
+from edgekit_toolkit.commands.offload.source import read_samples, read_whole_model
 from edgekit_toolkit.commands.progress import ProgressBar
-from edgekit_toolkit.evaluation.batch_inference import package_decoding
-from edgekit_toolkit.onnx_graph.specs import tensor_specs
-from edgekit_toolkit.samples.generated import generate_feeds
-from edgekit_toolkit.samples.source import open_data
 
-_LEAKAGE_SAMPLES: Final = 400  # of which most are known to the attacker
 _LEAKAGE_LIMIT_S: Final = 8.0  # of all attacks, unless a limit on leakage was asked for
 _LEAST_ATTACKED: Final = 40  # samples, below which leakage is measured on request only
-_GENERATED: Final = 8  # samples, where none were given
 _POINTS: Final = 9  # of a range of bandwidths
 _MAX_POINTS: Final = 64
 _RANGE = re.compile(r"([0-9.]+)\.\.([0-9.]+)")
@@ -109,7 +97,7 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         bits_per_s, rtt_s = _number(match[1], "--edge-link") * 1e6, _number(match[2], "--edge-link") / 1e3
         edge_link = LinkState(bits_per_s, bits_per_s, rtt_s)
         edge = _profile(options["edge"], name, content, options["seconds"], progress)
-    samples, notes = _read_samples(model, content, options["samples"])
+    samples, notes = read_samples(model, content, options["samples"])
     feeds = samples[:MAX_SAMPLES]
     limit_ms, most_db = options["latency_limit"], options["max_leak"]
     if most_db is not None and len(samples) < LEAST_SAMPLES:
@@ -194,28 +182,3 @@ def _profile(text: str, name: str, content: bytes, seconds: float, progress: Pro
     machine = Machine.parse(text)
     progress.show(f"profiling on {text}")
     return profile_kernels(machine, RunnableGraph(content), name=name, seconds=seconds)
-
-
-def _read_samples(
-    model: Path, content: bytes, path: Path | None
-) -> tuple[list[dict[str, Array]], tuple[str, ...]]:
-    """Return samples, one request each, and what the user should know of them.
-
-    Without a path they are the golden inputs of the package, or made up.
-    """
-    specs, _ = tensor_specs(onnx.load_from_string(content))
-    decoding, golden = None, None
-    if model.suffix == ".edgepkg":
-        with read_package(model, TrustStore.from_folder(find_keys_folder())) as package:
-            decoding = package_decoding(package)
-            golden = dict(read_golden(package).inputs)
-    if path is None:
-        samples = [golden] if golden else generate_feeds(specs, _GENERATED, 0)
-        what = "the golden inputs of the package" if golden else "generated inputs"
-        note = (
-            f"Sizes were measured on {what}: bytes of compressed tensors are not those of real data, and"
-            " codecs that suit these may be missing. Give --samples."
-        )
-        return [dict(one) for one in samples], (note,)
-    source = open_data(path, specs, decoding=decoding)
-    return [dict(feeds) for feeds, _ in islice(source.stream(1), _LEAKAGE_SAMPLES)], source.warnings

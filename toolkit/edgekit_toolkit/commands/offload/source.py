@@ -1,5 +1,6 @@
-"""The model that a command of `edgekit offload` is about: an ONNX file, or the one in a package."""
+"""What a command of `edgekit offload` is about: the model in an ONNX file or a package, and samples of it."""
 
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,15 +10,21 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from edgekit_offload.profiling.machine import RunnableGraph
 from edgekit_runtime.errors import CutError, ModelError, PackageError
 from edgekit_runtime.package.archive import OpenedPackage, read_package
-from edgekit_runtime.sessions.selftest import read_golden_inputs
+from edgekit_runtime.sessions.selftest import read_golden, read_golden_inputs
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.evaluation.batch_inference import package_decoding
 from edgekit_toolkit.importers.external import external_files
 from edgekit_toolkit.importers.file_kind import describe_no_model
+from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.samples.generated import generate_feeds
+from edgekit_toolkit.samples.source import open_data
 
 _PACKAGE_SUFFIX = ".edgepkg"
 _BACKENDS = ("offload", "ort")
+_GENERATED = 8  # samples, where none were given
+_MAX_SAMPLES = 400  # most of them are known to the attacker who measures leakage
 
 
 class NamedModel(NamedTuple):
@@ -88,6 +95,31 @@ def _read_packed(path: Path) -> NamedModel:
                 graph = RunnableGraph(content, choice.options, inputs=_one_request(package))
                 return NamedModel(package.manifest.name, graph)
     raise CutError(f"{path}: no backend of it is onnxruntime, which alone can be split; package it for 'ort'")
+
+
+def read_samples(
+    model: Path, content: bytes, path: Path | None
+) -> tuple[list[dict[str, Array]], tuple[str, ...]]:
+    """Return samples, one request each, and what the user should know of them.
+
+    Without a path they are the golden inputs of the package, or made up.
+    """
+    specs, _ = tensor_specs(onnx.load_from_string(content))
+    decoding, golden = None, None
+    if model.suffix == ".edgepkg":
+        with read_package(model, TrustStore.from_folder(find_keys_folder())) as package:
+            decoding = package_decoding(package)
+            golden = dict(read_golden(package).inputs)
+    if path is None:
+        samples = [golden] if golden else generate_feeds(specs, _GENERATED, 0)
+        what = "the golden inputs of the package" if golden else "generated inputs"
+        note = (
+            f"Sizes were measured on {what}: bytes of compressed tensors are not those of real data, and"
+            " codecs that suit these may be missing. Give --samples."
+        )
+        return [dict(one) for one in samples], (note,)
+    source = open_data(path, specs, decoding=decoding)
+    return [dict(feeds) for feeds, _ in islice(source.stream(1), _MAX_SAMPLES)], source.warnings
 
 
 def _one_request(package: OpenedPackage) -> dict[str, Array]:
