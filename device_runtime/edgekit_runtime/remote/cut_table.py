@@ -37,6 +37,8 @@ class PlanCosts:
         upload_bytes, download_bytes: bodies of request and response, compressed, the mean of the samples.
         device_j: energy of the device while it computes, above idle; None where nothing measured it.
         is_measured: whether the plan was run as it is; otherwise its times are sums over kernels.
+        plain_bytes: body of the request without compression; None where it is not compressed, or unknown.
+        compress_s, decompress_s: what compression takes of `device_s` and of `server_s`.
     """
 
     device_s: _Seconds
@@ -45,6 +47,9 @@ class PlanCosts:
     download_bytes: _Bytes = 0.0
     device_j: _Joules | None = None
     is_measured: bool = False
+    plain_bytes: _Bytes | None = None
+    compress_s: _Seconds = 0.0
+    decompress_s: _Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class OffloadPlan:
         head: the submodel that runs on the device first; None where the inputs are sent as they are.
         tail: the name of the model on the server; None where nothing is sent.
         media: tensor that is sent -> codec and quality, such as `jpeg:90`. The tail takes its bytes.
-        compression: of the request's body.
+        compression: of the request's body, where it pays at the moment (`latency_model.as_sent`).
         escalation: of a cascade; then `head` answers by itself where it is sure.
         accuracy_change: against the whole model, as a share of the evaluation samples; None if unknown.
         leakage_db: lower bound of what an attacker recovers of the input from what is sent, as PSNR; None if

@@ -3,10 +3,10 @@
 The planner on the host and the choice on the device use the same model, so that they agree.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from edgekit_runtime.remote.cut_table import OffloadPlan
+from edgekit_runtime.remote.cut_table import OffloadPlan, PlanCosts
 
 _BITS: Final = 8
 _FIRST_WINDOW_BYTES: Final = 14_480  # ten segments of 1,448 bytes, with which TCP starts (RFC 6928)
@@ -49,7 +49,7 @@ class Conditions:
 
 def predict_s(plan: OffloadPlan, conditions: Conditions) -> float:
     """Return the latency of one request in seconds; infinity where the plan cannot run now."""
-    costs = plan.costs
+    costs = plan.costs if compression_pays(plan, conditions) else plain_costs(plan.costs)
     device_s = costs.device_s * conditions.device_slowdown
     if plan.tail is None:
         return device_s
@@ -64,6 +64,47 @@ def predict_s(plan: OffloadPlan, conditions: Conditions) -> float:
         + link.rtt_s
     )
     return device_s + remote_s * (plan.escalation.share if plan.escalation is not None else 1.0)
+
+
+def compression_pays(plan: OffloadPlan, conditions: Conditions) -> bool:
+    """Return whether the bytes that compression saves take longer on the link than to compress and restore.
+
+    It also holds where nothing is compressed, and where the link or the plain size is unknown.
+    """
+    costs, link = plan.costs, conditions.link
+    if plan.compression == "identity" or costs.plain_bytes is None or link is None:
+        return True
+    if link.up_bits_per_s <= 0:
+        return True
+    spent_s = costs.compress_s * conditions.device_slowdown + costs.decompress_s * conditions.server_slowdown
+    plain_s, packed_s = (
+        transfer_s(size, link.up_bits_per_s, link.rtt_s, link.window_bytes)
+        for size in (costs.plain_bytes, costs.upload_bytes)
+    )
+    return plain_s - packed_s > spent_s
+
+
+def plain_costs(costs: PlanCosts) -> PlanCosts:
+    """Return the costs of a request whose body is not compressed."""
+    return replace(
+        costs,
+        device_s=max(costs.device_s - costs.compress_s, 0.0),
+        server_s=max(costs.server_s - costs.decompress_s, 0.0),
+        upload_bytes=costs.upload_bytes if costs.plain_bytes is None else costs.plain_bytes,
+        plain_bytes=None,
+        compress_s=0.0,
+        decompress_s=0.0,
+    )
+
+
+def send_plain(plan: OffloadPlan) -> OffloadPlan:
+    """Return a plan whose body is not compressed."""
+    return replace(plan, costs=plain_costs(plan.costs), compression="identity")
+
+
+def as_sent(plan: OffloadPlan, conditions: Conditions) -> OffloadPlan:
+    """Return a plan as its next request is sent: compressed only where that pays."""
+    return plan if compression_pays(plan, conditions) else send_plain(plan)
 
 
 def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes: float) -> float:

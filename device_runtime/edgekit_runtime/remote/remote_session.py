@@ -31,7 +31,7 @@ from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.remote.choose import PlanChoice, Preference, choose
 from edgekit_runtime.remote.circuit_breaker import CircuitBreaker
 from edgekit_runtime.remote.cut_table import Compression, CutTable, Escalation, OffloadPlan
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.remote.latency_model import Conditions, LinkState, as_sent, predict_s, send_plain
 from edgekit_runtime.remote.link_estimate import LinkEstimate
 from edgekit_runtime.remote.offload_options import OffloadOptions
 from edgekit_runtime.remote.offload_server import (
@@ -81,10 +81,9 @@ class _Way:
     """A plan that needs the server, ready to run.
 
     Attributes:
-        plan: the plan.
+        plan: the plan, without compression where this device or the server cannot do it.
         is_proved: whether the server has answered its golden inputs rightly.
         retry_s: when to ask a server again that does not have the tail.
-        compression: of the request's body, as this device and the server can.
 
     Raises:
         CutError: head and tail do not give all outputs of the model.
@@ -93,7 +92,6 @@ class _Way:
     def __init__(self, plan: OffloadPlan, package: OpenedPackage, threads: int | None) -> None:
         self.plan, self._package, self._threads = plan, package, threads
         self.is_proved, self.retry_s = False, -math.inf
-        self.compression: Compression = plan.compression if has_zstd() else IDENTITY
         self._head: Session | None = None
         self._is_open = True
         self._lock = threading.Lock()
@@ -128,6 +126,8 @@ class _Way:
         inputs: Mapping[str, Array],
         made: Mapping[str, Array],
         outputs: tuple[TensorSpec, ...],
+        *,
+        compression: Compression,
         fields: str,
     ) -> TailRequest:
         """Return the request of the tail.
@@ -136,6 +136,7 @@ class _Way:
             inputs: of the model.
             made: outputs of the head.
             outputs: the outputs of the model.
+            compression: of the body.
             fields: header lines of the server.
 
         Raises:
@@ -150,7 +151,7 @@ class _Way:
             sent[spec.name] = array if codec is None else _encode(codec, array)
             spec.check(sent[spec.name])
         expected = _bind(outputs if self._shown is self._package else self.outputs, self.inputs, sent)
-        return make_tail_request(self.plan.tail or "", sent, expected, self.compression, fields)
+        return make_tail_request(self.plan.tail or "", sent, expected, compression, fields)
 
     def read_golden(self) -> GoldenCase:
         """Return what the tail must compute."""
@@ -159,7 +160,7 @@ class _Way:
     def prepare_golden(self, golden: GoldenCase, fields: str) -> TailRequest:
         """Return the request that proves the server."""
         expected = _bind(self.outputs, self.inputs, golden.inputs)
-        return make_tail_request(self.plan.tail or "", golden.inputs, expected, self.compression, fields)
+        return make_tail_request(self.plan.tail or "", golden.inputs, expected, self.plan.compression, fields)
 
     def interrupt(self) -> None:
         """End the runs of the head."""
@@ -236,6 +237,8 @@ class RemoteSession:
         Raises:
             ConfigError: the token cannot be read.
         """
+        if not has_zstd():
+            table = dataclasses.replace(table, plans=tuple(map(send_plain, table.plans)))
         source = package.manifest if local is None else local
         self.inputs, self.outputs = source.inputs, source.outputs
         self.local, self.counts = local, Counts()
@@ -357,7 +360,10 @@ class RemoteSession:
             if decision.plan.escalation is not None and _is_sure(made, decision.plan.escalation):
                 self.counts.local += 1
                 return {spec.name: made[spec.name] for spec in self.outputs}
-            request = way.prepare(inputs, made, self.outputs, self._server.fields)
+            compression = decision.plan.compression
+            request = way.prepare(
+                inputs, made, self.outputs, compression=compression, fields=self._server.fields
+            )
         except EdgekitError:
             if self.local is None:
                 raise
@@ -368,14 +374,14 @@ class RemoteSession:
         if decision.plan.head is not None and decision.plan.costs.device_s > _SLACK_S / 4:
             request_s = self._estimate.overhead_s  # the costs hold what a request takes here
             self._device.append((head_s + request_s, decision.plan.costs.device_s * rows))
-        outputs = self._fetch(way, decision, request, inputs, rows)
+        outputs = self._fetch(decision, request, inputs, rows)
         return {
             spec.name: outputs[spec.name] if spec.name in outputs else made[spec.name]
             for spec in self.outputs
         }
 
     def _fetch(
-        self, way: _Way, decision: PlanChoice, request: TailRequest, inputs: Mapping[str, Array], rows: int
+        self, decision: PlanChoice, request: TailRequest, inputs: Mapping[str, Array], rows: int
     ) -> dict[str, Array]:
         """Return the outputs of the tail, or those of the whole model from a local run."""
         local_s = self._local_s(rows)
@@ -383,7 +389,7 @@ class RemoteSession:
         backups: list[Any] = []
 
         def finish(_: Pending, reply: Reply) -> None:
-            self._note(way.plan, rows, reply, expected_s, is_late=bool(backups))
+            self._note(decision.plan, rows, reply, expected_s, is_late=bool(backups))
             if reply.outputs is not None:
                 for backup in backups:
                     backup.interrupt()
@@ -461,6 +467,7 @@ class RemoteSession:
                 server_load=self._load,
                 cause=self._breaker.cause,
             )
+            decision = dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
             if len(self._decisions) > _MOST_TABLES:
                 self._decisions.clear()
             self._decisions[rows] = (epoch, decision)
@@ -698,8 +705,8 @@ class RemoteSession:
                     self._epoch += 1
                 return
             status = reply.error.status if isinstance(reply.error, RequestError) else 0
-            if status in (400, 415) and way.compression != IDENTITY:
-                way.compression = IDENTITY  # not every server reads zstd
+            if status in (400, 415) and way.plan.compression != IDENTITY:
+                self._send_plain(way)
                 self._prove(way)
                 return
             if status == 404:
@@ -713,6 +720,15 @@ class RemoteSession:
         way.open_head()  # here, because a request of the application shall not wait for it
         way.is_proved = True
         self._note(way.plan, rows, reply, reply.exchange.elapsed_s, is_late=False)
+
+    def _send_plain(self, way: _Way) -> None:
+        """Predict and send a plan without compression from now on: not every server reads zstd."""
+        with self._lock:
+            table = self._tables[1]
+            plans = [send_plain(one) if one.name == way.plan.name else one for one in table.plans]
+            self._tables = {1: dataclasses.replace(table, plans=tuple(plans))}
+            way.plan = send_plain(way.plan)
+            self._epoch += 1
 
     def _write_status(self) -> None:
         decision = self.decision()
@@ -787,6 +803,9 @@ def _scale(table: CutTable, rows: int) -> CutTable:
             server_s=costs.server_s * rows,
             upload_bytes=costs.upload_bytes * rows,
             download_bytes=costs.download_bytes * rows,
+            plain_bytes=None if costs.plain_bytes is None else costs.plain_bytes * rows,
+            compress_s=costs.compress_s * rows,
+            decompress_s=costs.decompress_s * rows,
             device_j=None if costs.device_j is None else costs.device_j * rows,
         )
         plans.append(dataclasses.replace(plan, costs=scaled))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgekit_offload.planning.capacity import devices_per_server
 from edgekit_offload.planning.cascade import NAME, CascadeInputs, plan_cascade, refuse_cascade
-from edgekit_offload.planning.codings import Feeds, measure_codings, open_model, run_seconds
+from edgekit_offload.planning.codings import AnswerChange, Feeds, measure_codings, open_model, run_seconds
 from edgekit_offload.planning.costs import (
     INPUT,
     GraphCosts,
@@ -89,10 +89,12 @@ class Realised:
     Attributes:
         plan: with measured costs, or modelled ones where nothing measured it.
         label: how its times were found.
+        change: of the answers to the samples; None where there are no classes, or nothing ran.
     """
 
     plan: OffloadPlan
     label: Label
+    change: AnswerChange | None = None
 
 
 class Realise(Protocol):
@@ -165,6 +167,7 @@ class _Draft:
     certificate: Certificate | None = None
     kernels_on_device: int = 0
     device_bytes: float | None = None
+    expected_loss: float | None = None
 
 
 def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: None) -> PlanningResult:
@@ -447,6 +450,7 @@ def _apply(
             continue
         if came is not None:
             draft.plan, draft.label = came.plan, came.label
+            draft.expected_loss = None if came.change is None else max(came.change.loss, 0.0)
         kept.append(draft)
     return kept
 
@@ -531,6 +535,7 @@ def _compare(
             _rows(scores[number][: len(unloaded)], grid), win_ranges(winners, number, grid),
             number in in_table,
             draft.kernels_on_device, draft.device_bytes, _capacity(inputs, draft), draft.certificate,
+            expected_loss=draft.expected_loss,
         )  # fmt: skip
         ways.append(replace(way, explanation=explain_way(way, kernels)))
     table = CutTable(

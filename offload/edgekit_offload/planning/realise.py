@@ -8,7 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from typing import Final, Literal
 
@@ -20,7 +20,9 @@ from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.source_model import SourceModel
 from edgekit_offload.partition.split import WEIGHTS_PATH, Part, SplitModels, split_model, whole_upload
 from edgekit_offload.planning.codings import (
+    AnswerChange,
     Feeds,
+    compare_answers,
     compressed_bytes,
     open_model,
     restore,
@@ -38,11 +40,13 @@ from edgekit_runtime.remote.cut_table import LOCAL, Compression, OffloadPlan, Pl
 from edgekit_runtime.remote.measure import TransferCoding
 from edgekit_runtime.tensors import Array
 
-_LEAST_CLASSES: Final = 2
+_ZSTD: Final = " zstd"  # behind the name of a plan: its compression alone
+_DIRECTIONS: Final[tuple[Literal["encode", "decode"], ...]] = ("encode", "decode")
 _RUNS_S: Final = 0.5  # of the model for one attack, where time is limited
 _LEAST_ATTACKED: Final = 40  # samples
 _FEW_VALUES: Final = 256  # of an input that an attack rebuilds, where time is limited
 _MOST_CHANGED: Final = 0.25  # of the answers, from which on a way is refused
+MOST_INT8_LOSS: Final = 1e-3  # of accuracy, expected
 _LEAST_ANSWERS: Final = 10  # fewer say too little to refuse a way
 
 
@@ -53,15 +57,17 @@ class _Sent:
     Attributes:
         tensors: of the first sample, as the tail takes them.
         upload_bytes, download_bytes: bodies, the mean of the samples.
+        plain_bytes: the upload without compression.
         compression: of the request.
-        changed: share of the samples whose best class is another one; None for outputs that are no classes.
+        change: of the answers; None for outputs that are no classes.
     """
 
     tensors: Feeds
     upload_bytes: float
+    plain_bytes: float
     download_bytes: float
     compression: Compression
-    changed: float | None
+    change: AnswerChange | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,11 @@ class _Extracted:
     plan: OffloadPlan
     split: SplitModels
     sent: _Sent
+
+    def compress(self, does: Literal["encode", "decode"]) -> RunnableGraph:
+        """Return compression alone, of what is sent."""
+        inputs = dict(self.sent.tensors)
+        return RunnableGraph(b"", inputs=inputs, coding=TransferCoding(tuple(inputs), does, {}, "zstd"))
 
 
 @dataclass(slots=True)
@@ -101,7 +112,10 @@ class MeasuredCuts:
         self.splits |= {one.plan.name: one.split for one in extracted}
         whole = RunnableGraph(self.content, inputs=dict(self.feeds[0]))
         heads = {one.plan.name: self._head(one) for one in extracted}
-        tails = {one.plan.name: self._tail(one) for one in extracted}
+        tails: dict[str, RunnableGraph] = {one.plan.name: self._tail(one) for one in extracted}
+        for one in extracted:
+            if one.sent.compression == "zstd":
+                heads[one.plan.name + _ZSTD], tails[one.plan.name + _ZSTD] = map(one.compress, _DIRECTIONS)
         device_s = _time(self.device, whole, {name: one for name, one in heads.items() if one}, self.seconds)
         server_s = _time(self.server, whole, tails, self.seconds)
         label: Label = "emulated" if "emulated" in (self.device.label, self.server.label) else "measured"
@@ -113,10 +127,13 @@ class MeasuredCuts:
                 found.upload_bytes,
                 found.download_bytes,
                 is_measured=True,
+                plain_bytes=found.plain_bytes if found.compression == "zstd" else None,
+                compress_s=device_s.get(one.plan.name + _ZSTD, 0.0),
+                decompress_s=server_s.get(one.plan.name + _ZSTD, 0.0),
             )
-            change = None if found.changed is None else -found.changed
+            change = None if found.change is None else -found.change.changed
             plan = replace(one.plan, costs=costs, compression=found.compression, accuracy_change=change)
-            results[plan.name] = Realised(plan, label)
+            results[plan.name] = Realised(plan, label, found.change)
         local = PlanCosts(device_s[LOCAL], is_measured=True)
         results[LOCAL] = Realised(OffloadPlan(LOCAL, local), self.device.label)
         for upload in uploads:  # of a model that only runs whole: coding of the input stays modelled
@@ -157,15 +174,28 @@ class MeasuredCuts:
             sent = self._send(plan, parts, wanted)
         except EdgekitError as cause:
             return Refusal(plan.name, f"It cannot be extracted: {cause}.")
-        if (sent.changed or 0.0) > _MOST_CHANGED and len(self.feeds) >= _LEAST_ANSWERS:
-            return Refusal(plan.name, f"Its coding changes the answer to {sent.changed:.0%} of the samples.")
+        if why := self._refuse(plan, sent.change):
+            return Refusal(plan.name, why)
         return _Extracted(plan, parts, sent)
+
+    def _refuse(self, plan: OffloadPlan, change: AnswerChange | None) -> str:
+        """Return why a coding is not offered: it changes too many answers, or 8 bits lose accuracy."""
+        if change is None or len(self.feeds) < _LEAST_ANSWERS:
+            return ""
+        if change.changed > _MOST_CHANGED:
+            return f"Its coding changes the answer to {change.changed:.0%} of the samples."
+        if plan.name.endswith("-int8") and change.loss > MOST_INT8_LOSS:
+            return (
+                f"Its 8 bits are expected to cost {change.loss:.2%} of accuracy ({change.changed:.1%} of the"
+                f" answers differ), the limit is {MOST_INT8_LOSS:.1%}."
+            )
+        return ""
 
     def _send(self, plan: OffloadPlan, split: SplitModels, wanted: Sequence[Feeds]) -> _Sent:
         """Run head and tail on the samples."""
         head = None if split.head is None else self._session(split.head)
         tail = self._session(split.tail)
-        plain_bytes, packed_bytes, down_bytes, changed = [], [], [], []
+        plain_bytes, packed_bytes, down_bytes, changes = [], [], [], []
         first: Feeds = {}
         for feeds, expected in zip(self.feeds, wanted, strict=True):
             made = dict(feeds) if head is None else {**feeds, **_run(head, feeds)}
@@ -176,16 +206,19 @@ class MeasuredCuts:
             packed_bytes.append(plain_bytes[-1] if plan.media else compressed_bytes(_join(coded.files)))
             outputs = _run(tail, coded.decoded)
             down_bytes.append(sum(one.nbytes for one in outputs.values()))
-            changed.append(_differs({**made, **outputs}, expected))
+            changes.append(compare_answers({**made, **outputs}, expected))
         is_packed = sum(packed_bytes) < sum(plain_bytes)
-        known = [one for one in changed if one is not None]
+        known = [one for one in changes if one is not None]
         described_bytes = MESSAGE_BYTES + TENSOR_BYTES * len(first)
         return _Sent(
             first,
             statistics.fmean(packed_bytes if is_packed else plain_bytes) + described_bytes,
+            statistics.fmean(plain_bytes) + described_bytes,
             statistics.fmean(down_bytes) + MESSAGE_BYTES + TENSOR_BYTES * len(split.tail.outputs),
             "zstd" if is_packed else "identity",
-            statistics.fmean(known) if known else None,
+            AnswerChange(*(statistics.fmean(each) for each in zip(*map(astuple, known), strict=True)))
+            if known
+            else None,
         )
 
     def _head(self, way: _Extracted) -> RunnableGraph | None:
@@ -316,16 +349,3 @@ def _run(session: onnxruntime.InferenceSession, feeds: Feeds) -> dict[str, Array
 
 def _join(tensors: Feeds) -> Array:
     return np.frombuffer(b"".join(np.ascontiguousarray(one).tobytes() for one in tensors.values()), np.uint8)
-
-
-def _differs(answers: Feeds, expected: Feeds) -> float | None:
-    """Return the share of rows whose best class is another one; None where there are no classes.
-
-    Of several outputs it is the one that changes most: some may come from the device, some from the server.
-    """
-    shares = [
-        float((answers[name].argmax(axis=-1) != right.argmax(axis=-1)).mean())
-        for name, right in expected.items()
-        if answers[name].shape == right.shape and min(right.ndim, *right.shape[-1:]) >= _LEAST_CLASSES
-    ]
-    return max(shares, default=None)

@@ -109,6 +109,8 @@ class Way:
         devices_per_server: how many devices a server carries at the latency limit, simulated; capacity only.
         certificate: of a cut.
         explanation: one sentence.
+        expected_loss: share of the answers that its coding is expected to make wrong, by the probabilities
+            that the model gives to its answers (estimated); None if unknown.
     """
 
     kind: Kind
@@ -124,6 +126,7 @@ class Way:
     devices_per_server: int | None = None
     certificate: Certificate | None = None
     explanation: str = ""
+    expected_loss: Annotated[float, Range(0, 1)] | None = None
 
     @property
     def name(self) -> str:

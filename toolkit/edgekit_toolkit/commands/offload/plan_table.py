@@ -60,6 +60,8 @@ def _row(way: Way, row: int, columns: Sequence[int]) -> tuple[str, ...]:
 def _effects(way: Way) -> tuple[str, str]:
     change, leakage_db = way.plan.accuracy_change, way.plan.leakage_db
     changed = "" if change is None else f"{abs(change):.1%} changed"
+    if way.expected_loss is not None:
+        changed += f", {way.expected_loss:.2%} expected to be wrong by it"
     if leakage_db is None:
         return changed, ""
     return changed, "the input itself" if leakage_db >= MAX_DB else f"{leakage_db:.1f} dB"
