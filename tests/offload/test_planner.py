@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tests.offload.onnx_models import model_of
 
 from edgekit_offload.planning import planner
 from edgekit_offload.planning.capacity import MAX_DEVICES, devices_per_server
@@ -15,7 +16,7 @@ from edgekit_offload.planning.costs import PowerModel
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.leakage import MAX_DB
 from edgekit_offload.planning.planner import PlanInputs, plan
-from edgekit_offload.planning.realise import MeasuredCuts, leakage_of
+from edgekit_offload.planning.realise import MOST_INT8_LOSS, MeasuredCuts, leakage_of
 from edgekit_offload.planning.result import PlanningResult, Refusal, SentTensor
 from edgekit_offload.profiling.machine import Machine
 from edgekit_offload.profiling.model_profile import KernelTime, ModelProfile, digest_model
@@ -359,3 +360,32 @@ def test_leakage_of_the_input_itself_is_total_and_that_of_a_cut_is_measured() ->
     assert over([SentTensor("t1", "int8", 1.0, 1.0)]) is None
     with pytest.raises(CutError, match="at least 20"):
         leakage_of(content, noise(16, 64, count=3))([SentTensor("t1", "int8", 1.0, 1.0)])
+
+
+@pytest.mark.parametrize(("amplitude", "is_offered"), [(0.0, True), (25.0, False)])
+def test_cut_whose_8_bits_lose_accuracy_is_not_offered(amplitude: float, is_offered: bool) -> None:
+    """A pattern that the tail cancels spreads the range, so that its codes hide what decides."""
+    rng = np.random.default_rng(7)
+    pattern = rng.normal(size=4096)
+    weights = rng.normal(size=(4096, 10)) / 64
+    weights -= np.outer(pattern, pattern @ weights) / (pattern @ pattern)
+    made = {"zero": np.zeros((1, 4096), np.float32), "w": weights.astype(np.float32)}
+    nodes = [("Add", ["x", "zero"], ["m"]), ("MatMul", ["m", "w"], ["y"])]
+    content = model_of(nodes, {"x": (1, 4096)}, ["y"], weights=made)
+    x = amplitude * pattern + rng.normal(size=(64, 1, 4096))
+    feeds = [{"x": one.astype(np.float32)} for one in x]
+    machine = Machine.parse("local")
+    inputs = replace(
+        inputs_of(content, [1e-5, 10.0], [1e-5, 1e-5], feeds),
+        keep_on_device=("input",),
+        realise=MeasuredCuts(content, feeds, machine, machine, 0.1),
+    )
+    result = plan(inputs)
+    offered = [way for way in result.ways if way.name.endswith("-int8")]
+    refused = [one.reason for one in result.refusals if one.name.endswith("-int8")]
+    assert (len(offered), len(refused)) == ((1, 0) if is_offered else (0, 1))
+    if is_offered:
+        assert offered[0].expected_loss is not None
+        assert offered[0].expected_loss <= MOST_INT8_LOSS
+    else:
+        assert "8 bits" in refused[0]

@@ -10,7 +10,7 @@ from edgekit_runtime.cli import main
 from edgekit_runtime.remote.choose import Preference, choose
 from edgekit_runtime.remote.circuit_breaker import CircuitBreaker
 from edgekit_runtime.remote.cut_table import CutTable, Objective, OffloadPlan, PlanCosts
-from edgekit_runtime.remote.latency_model import Conditions, LinkState
+from edgekit_runtime.remote.latency_model import Conditions, LinkState, as_sent, predict_s, send_plain
 from edgekit_runtime.remote.link_estimate import Exchange, LinkEstimate
 
 LOCAL = OffloadPlan("local", PlanCosts(0.055))
@@ -197,3 +197,34 @@ def test_plan_that_was_asked_for_runs_only_where_it_can() -> None:
     assert unproved.plan.name == "local"
     assert "not proved" in unproved.reason
     assert choose(TABLE, Conditions(None), None, asked, cause="it failed").reason.startswith("it failed")
+
+
+PACKED = OffloadPlan(
+    "packed",
+    PlanCosts(0.012, 0.021, 50_000.0, 100.0, plain_bytes=100_000.0, compress_s=0.002, decompress_s=0.001),
+    tail="t",
+    compression="zstd",
+)
+
+
+@pytest.mark.parametrize(("mbit_s", "compression"), [(1, "zstd"), (50, "zstd"), (1000, "identity")])
+def test_body_is_compressed_only_where_that_takes_less_time_than_it_saves(
+    mbit_s: float, compression: str
+) -> None:
+    conditions = link(mbit_s, rtt_s=0.0)
+    unknown = dataclasses.replace(PACKED.costs, plain_bytes=None)
+    plain, always = send_plain(PACKED), dataclasses.replace(PACKED, costs=unknown)
+    assert as_sent(PACKED, conditions).compression == compression
+    assert predict_s(PACKED, conditions) == min(predict_s(plain, conditions), predict_s(always, conditions))
+
+
+def test_busy_device_sends_plain_what_it_compresses_at_rest() -> None:
+    rest = link(50, rtt_s=0.0)
+    assert as_sent(PACKED, rest).compression == "zstd"
+    assert as_sent(PACKED, dataclasses.replace(rest, device_slowdown=8.0)).compression == "identity"
+
+
+def test_plan_without_compression_costs_its_plain_bytes_and_no_time_for_it() -> None:
+    costs = send_plain(PACKED).costs
+    assert (costs.device_s, costs.server_s) == (pytest.approx(0.010), pytest.approx(0.020))
+    assert (costs.upload_bytes, costs.compress_s, costs.plain_bytes) == (100_000.0, 0.0, None)

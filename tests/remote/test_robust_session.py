@@ -96,12 +96,15 @@ def test_server_that_reads_no_zstd_gets_plain_bodies(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
 ) -> None:
     path = tmp_path / "offloaded.edgepkg"
-    write_offloaded(maker, path, LOCAL, dataclasses.replace(RAW, compression="zstd"))
+    costs = dataclasses.replace(RAW.costs, upload_bytes=8.0, plain_bytes=16.0)
+    write_offloaded(maker, path, LOCAL, dataclasses.replace(RAW, compression="zstd", costs=costs))
     set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
     with offloading(maker, path) as session:
         wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
         np.testing.assert_allclose(session.run({"x": X})["y"], Y)
         assert server.refused == 1
+        assert session.decision().plan.compression == "identity"
+        assert session.decision().plan.costs.upload_bytes == 16.0
 
 
 def test_link_is_probed_with_bytes_that_do_not_compress_while_all_runs_locally(

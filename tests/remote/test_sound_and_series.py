@@ -1,0 +1,132 @@
+"""Sound as Opus and a series of sensors as differences, from `open_session` to a real service and back."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from tests.offload.onnx_models import model_of
+from tests.remote.offload_parts import LOCAL, set_server, wait_until
+from tests.remote.planned_package import REMOTE, Array, serving
+
+from edgekit_offload.partition.calibrate import SOUND, find_series
+from edgekit_offload.partition.coding import Coding
+from edgekit_offload.partition.split import whole_upload
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan
+from edgekit_runtime.remote.remote_session import RemoteSession
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.session import open_session
+from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.packaging.plain_package import write_plain_package
+from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
+from edgekit_toolkit.packaging.submodels import attach_plans
+
+TINY = Path(__file__).resolve().parents[2] / "models" / "tiny"
+PITCHES_HZ = (200, 330, 470, 620, 800, 1100, 1500, 2100)
+SAMPLES = 8000
+
+
+def make_sound(count: int) -> Array:
+    """Return tones on the grid of 16-bit samples: float32 [count, SAMPLES], each of one of the pitches."""
+    t = np.arange(SAMPLES) / 16_000
+    tones = [
+        np.rint(9000 * np.sin(2 * np.pi * PITCHES_HZ[n % len(PITCHES_HZ)] * t + n)) for n in range(count)
+    ]
+    return np.array(tones, np.float32) / np.float32(32768)
+
+
+def make_listener() -> bytes:
+    """Return a model of sound: the energy at each of the pitches, as logits [N, 8]."""
+    t = np.arange(SAMPLES) / 16_000
+    waves = [[f(2 * np.pi * pitch * t) for f in (np.sin, np.cos)] for pitch in PITCHES_HZ]
+    weights = {
+        "w": np.array(waves, np.float32).reshape(-1, SAMPLES).T / np.float32(1000),
+        "pairs": np.repeat(np.eye(len(PITCHES_HZ), dtype=np.float32), 2, axis=0),
+    }
+    nodes = [
+        ("MatMul", ["x", "w"], ["parts"]),
+        ("Mul", ["parts", "parts"], ["squares"]),
+        ("MatMul", ["squares", "pairs"], ["logits"]),
+    ]
+    return model_of(nodes, {"x": ["N", SAMPLES]}, ["logits"], weights=weights)
+
+
+def write_package(folder: Path, model: bytes, name: str, coding: Coding) -> Path:
+    """Write a package with a plan of a name that uploads the input in a coding."""
+    generate_key("default", folder / "keys")
+    sign = load_signer(folder=folder / "keys")
+    (folder / "model.onnx").write_bytes(model)
+    plain = write_plain_package(
+        folder / "model.onnx", name="whole", target="x86-64", folder=folder, sign=sign
+    )
+    split = whole_upload(model, coding)
+    codec = {one.name: "opus:24" for one in split.sent} if name == "opus" else {}
+    compression = "identity" if codec else "zstd"
+    plan = OffloadPlan(
+        name, REMOTE, head=f"{name}.head", tail=f"{name}.tail", media=codec, compression=compression
+    )
+    (folder / "planned").mkdir()
+    with read_package(plain, TrustStore.from_folder(folder / "keys")) as package:
+        return attach_plans(
+            package,
+            {name: split},
+            CutTable((LOCAL, plan)),
+            folder=folder / "planned",
+            sign=sign,
+            decode={name: dict.fromkeys(codec, "opus")} if codec else {},
+        )
+
+
+@contextlib.contextmanager
+def offloading(folder: Path, package: Path, plan: str, home: Path) -> Iterator[RemoteSession]:
+    """Open a session that runs one plan on a service of this machine."""
+    with serving(folder, folder, "--tails", package) as server, pytest.MonkeyPatch.context() as patch:
+        set_server(home, patch, server, plan=plan)
+        session = open_session(package, trust=TrustStore.from_folder(folder / "keys"))
+        assert isinstance(session, RemoteSession)
+        try:
+            wait_until(lambda: session.decision().plan.name == plan, f"{plan} is not used")
+            yield session
+        finally:
+            session.close()
+
+
+def test_sound_goes_as_opus_and_keeps_the_answers(tmp_path: Path) -> None:
+    pytest.importorskip("soundfile", reason="soundfile is not installed")
+    model, x = make_listener(), make_sound(16)
+    package = write_package(tmp_path, model, "opus", Coding("samples", {"x": SOUND}))
+    expected = OrtSession(model, OrtOptions(threads=1)).run({"x": x})["logits"]
+    home = tmp_path / "device"
+    home.mkdir()
+    with offloading(tmp_path, package, "opus", home) as session:
+        found = np.concatenate([session.run({"x": row[None]})["logits"] for row in x])
+        assert session.counts.remote == len(x)
+        assert session.counts.failed + session.counts.hedged == 0
+    # Opus at 24 kbit/s keeps the energy of a tone within a few percent; the other pitches are a thousandth.
+    np.testing.assert_array_equal(found.argmax(1), np.arange(16) % len(PITCHES_HZ))
+    np.testing.assert_allclose(found.max(1), expected.max(1), rtol=0.2)
+    assert np.abs(found - expected).max() > 0  # it is lossy, so this did not run here
+
+
+def test_series_goes_as_differences_and_keeps_the_answers(tmp_path: Path) -> None:
+    pytest.importorskip("zstandard", reason="zstandard is not installed")
+    model = (TINY / "japanese_vowels_tcn.onnx").read_bytes()
+    (name,) = (one.name for one in onnx.load_from_string(model).graph.input)
+    calibration = np.load(TINY / "japanese_vowels_tcn.calib.npz")[name].astype(np.float32)
+    x = np.load(TINY / "japanese_vowels_tcn.eval.npz")[name].astype(np.float32)[:64]
+    package = write_package(tmp_path, model, "delta", Coding("delta", {name: find_series(calibration)}))
+    whole = OrtSession(model, OrtOptions(threads=1))
+    (output,) = (one.name for one in whole.outputs)
+    expected = np.concatenate([whole.run({name: row[None]})[output] for row in x])
+    home = tmp_path / "device"
+    home.mkdir()
+    with offloading(tmp_path, package, "delta", home) as session:
+        found = np.concatenate([session.run({name: row[None]})[output] for row in x])
+        assert session.counts.remote == len(x)
+        assert session.counts.failed + session.counts.hedged == 0
+    # Values off a grid are rounded to a 30,000th of their range.
+    np.testing.assert_array_equal(found.argmax(1), expected.argmax(1))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.ptp(expected))
