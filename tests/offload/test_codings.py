@@ -10,6 +10,7 @@ from tests.offload.onnx_models import model_of
 from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import SplitModels, whole_upload
+from edgekit_offload.planning.codings import TensorCodec, compare_answers
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 
@@ -141,3 +142,39 @@ def test_sound_goes_as_16_bit_samples() -> None:
     assert sent["x.samples"].dtype == np.int16
     assert sent["x.samples"].shape == (2, 400)
     np.testing.assert_array_equal(restored, x)
+
+
+@pytest.mark.parametrize("kind", ["raw", "int8", "int4"])
+@pytest.mark.parametrize("shape", [(48, 8, 8), (5,), (2500,)])
+def test_planner_codes_as_submodels_do(kind: str, shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(9).normal(size=(2, *shape)).astype(np.float32)
+    codec = TensorCodec({"x": x}, kind)
+    parts, restored = codec.encode({"x": x})["x"], codec.restore({"x": x})["x"]
+    if kind == "raw":
+        assert parts[0] is restored is x
+        return
+    sent, expected = send(upload_identity(shape, Coding(kind)), x)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(restored, expected)
+    for part, wanted in zip(parts, sent.values(), strict=True):
+        np.testing.assert_array_equal(part, wanted)
+
+
+def test_changed_answers_cost_what_the_model_gives_for_them() -> None:
+    before = np.log(np.float32([[0.50, 0.49, 0.01], [0.90, 0.05, 0.05]]))
+    near, far = before.copy(), before.copy()
+    near[0, 1], far[1, 2] = 0.0, 1.0
+    found = [compare_answers({"y": one}, {"y": before}) for one in (before, near, far)]
+    assert [None if one is None else one.changed for one in found] == [0.0, 0.5, 0.5]
+    losses = [np.nan if one is None else one.loss for one in found]
+    np.testing.assert_allclose(losses, [0.0, 0.01 / 2, 0.85 / 2], atol=1e-6)
+
+
+def test_probabilities_and_logits_cost_the_same() -> None:
+    logits = np.float32([[1.0, 0.9, -2.0]])
+    powers = np.exp(logits)
+    other = logits[:, [1, 0, 2]]
+    first = compare_answers({"y": other}, {"y": logits})
+    second = compare_answers({"y": other}, {"y": powers / powers.sum()})
+    assert first is not None
+    assert second is not None
+    assert first.loss == pytest.approx(second.loss, rel=1e-5)

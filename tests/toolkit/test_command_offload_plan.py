@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner, Result
 
@@ -23,6 +24,7 @@ from edgekit_toolkit.commands.offload.plan_request import (
     parse_numbers,
     parse_watts,
 )
+from edgekit_toolkit.commands.offload.source import read_samples
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 MODEL, SAMPLES = TINY / "digits_cnn.onnx", TINY / "digits_cnn.calib.npz"
@@ -122,3 +124,20 @@ def test_samples_are_made_up_where_none_are_given_and_the_plan_says_so(tmp_path:
 def test_tflite_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="--backend ort"):
         invoke(tmp_path / "model.tflite", "--device", "local", "--server", "local")
+
+
+def test_samples_are_spread_over_all_that_are_there(tmp_path: Path) -> None:
+    """Sorted samples: the first few would show one class alone."""
+    data = np.repeat(np.arange(1000, dtype=np.float32)[:, None], 24, axis=1)
+    model = TINY / "italy_power_mlp.onnx"
+    content = model.read_bytes()
+    given = onnx.load_from_string(content).graph.input[0]
+    name, sizes = given.name, [one.dim_value for one in given.type.tensor_type.shape.dim]
+    np.savez(tmp_path / "x.npz", **{name: data.reshape(1000, *sizes[1:])})  # type: ignore[arg-type]
+    samples, _ = read_samples(model, content, tmp_path / "x.npz")
+    again, _ = read_samples(model, content, tmp_path / "x.npz")
+    seen = [float(one[name].flat[0]) for one in samples]
+    assert len(set(seen)) == len(seen) == 400
+    assert min(seen[:16]) < 250
+    assert max(seen[:16]) > 750
+    assert seen == [float(one[name].flat[0]) for one in again]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 CodingKind: TypeAlias = Literal["raw", "int8", "int4", "uint8", "delta", "pixels", "samples"]
 
@@ -36,6 +36,7 @@ _LEAST_STEP: Final = 1e-30  # a constant tensor has no range to divide by
 _REDUCE_BY_INPUT: Final = 18  # opset from which on the axes of a reduction are an input
 _SLICE_BY_INPUT: Final = 10
 _CUMSUM: Final = 11
+_IR: Final = 8  # of opset 17 and below
 _IMAGE_CHANNELS: Final = (1, 3)
 
 
@@ -145,6 +146,26 @@ class CodedTensor:
     encode: Nodes
     decode: Nodes
     restored: str
+
+
+def build_model(parts: Sequence[Nodes], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bytes:
+    """Return a model of coding alone."""
+    graph = helper.make_graph(
+        [node for part in parts for node in part.nodes],
+        "coding",
+        [describe(one) for one in inputs],
+        [describe(one) for one in outputs],
+        [constant for part in parts for constant in part.constants],
+    )
+    opset = helper.make_opsetid("", parts[0].opset)
+    return bytes(helper.make_model(graph, opset_imports=[opset], ir_version=_IR).SerializeToString())
+
+
+def describe(spec: TensorSpec) -> onnx.ValueInfoProto:
+    """Return a tensor as an input or output of a graph."""
+    return helper.make_tensor_value_info(
+        spec.name, helper.np_dtype_to_tensor_dtype(DTYPES[spec.dtype]), list(spec.shape)
+    )
 
 
 def code_tensor(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | None:

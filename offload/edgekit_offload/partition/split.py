@@ -14,10 +14,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgekit_offload.partition.coding import RAW, CodedTensor, Coding, Nodes, code_tensor
+from edgekit_offload.partition.coding import RAW, CodedTensor, Coding, Nodes, code_tensor, describe
 from edgekit_offload.partition.source_model import BATCH, WHOLE_ONLY, SourceModel
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.tensors import DTYPES, TensorSpec
+from edgekit_runtime.tensors import TensorSpec
 
 WEIGHTS_PATH: Final = "model.onnx"  # what the toolkit calls the model in a package
 _SMALL_BYTES: Final = 1024  # weights up to this stay in the submodel; a reference takes about 100 bytes
@@ -249,8 +249,8 @@ class _Builder:
             part.graph.node.extend(nodes.nodes)
             part.graph.initializer.extend(nodes.constants)
         reads_weights = self._add_weights(part, read)
-        part.graph.input.extend(map(_value, inputs))
-        part.graph.output.extend(map(_value, outputs))
+        part.graph.input.extend(map(describe, inputs))
+        part.graph.output.extend(map(describe, outputs))
         self._drop_unused(part)
         content = part.SerializeToString(deterministic=True)
         return Part(content, tuple(inputs), tuple(outputs), reads_weights)
@@ -366,9 +366,3 @@ def _without_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
         else:
             setattr(result, descriptor.name, value)
     return result
-
-
-def _value(spec: TensorSpec) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(
-        spec.name, helper.np_dtype_to_tensor_dtype(DTYPES[spec.dtype]), list(spec.shape)
-    )

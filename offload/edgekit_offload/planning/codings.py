@@ -1,7 +1,7 @@
-"""What tensors take on the link in each coding: sizes of real tensors, recorded on samples.
+"""What tensors take on the link in each coding, and what it does to answers: measured on samples.
 
-The coding itself is part of the submodels (`edgekit_offload.partition`); here it is repeated in numpy to
-learn its size. Times are modelled until the cuts are measured as they are.
+Tensors are coded by the nodes that submodels get (`edgekit_offload.partition.coding`), all of a model in one
+graph. Times are of this machine, scaled, until the cuts are measured as they are.
 """
 
 import statistics
@@ -16,15 +16,15 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from edgekit_offload.cuts.kernel_graph import KernelGraph
-from edgekit_offload.planning.costs import CodedTensors
+from edgekit_offload.partition.coding import Coding, CodingKind, build_model, code_tensor
+from edgekit_offload.planning.costs import TENSOR_BYTES, CodedTensors
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.measure import PAUSE_S
-from edgekit_runtime.tensors import Array
+from edgekit_runtime.tensors import Array, TensorSpec
 
 FAMILIES: Final = ("raw", "int8", "int4")
 COMPRESSION_PAYS: Final = 0.95  # of the size without it; above, it is left out
-_LEAST_VALUES: Final = 64  # a smaller tensor is sent raw: its scale and description weigh as much
-_CODING_BYTES_PER_S: Final = 1e9  # quantisation in the graph, of this machine; estimated
+_OPSET: Final = 17  # codings are the same in all
 _ZSTD_LEVEL: Final = 1
 _WARMUP: Final = 2
 _ROUNDS: Final = 5
@@ -103,59 +103,88 @@ def measure_codings(
     """
     sizes = {family: np.zeros((len(feeds), len(graph.tensors))) for family in FAMILIES}
     raw_bytes = np.zeros(len(graph.tensors))
-    names = {family: ["raw"] * len(graph.tensors) for family in FAMILIES}
     spent_s = dict.fromkeys(FAMILIES, 0.0)
+    codecs: dict[str, TensorCodec] = {}
     compressed_bytes(np.zeros(1))  # the first call may import
     for number, one in enumerate(feeds):
-        for row, array in enumerate(_record(model, graph, one)):
-            raw_bytes[row] += array.nbytes / len(feeds)
-            for family in FAMILIES:
-                coded = encode(array, family)
-                if coded.dtype != array.dtype:
-                    names[family][row] = family
-                begin_s = time.perf_counter()
-                sizes[family][number, row] = compressed_bytes(coded)
-                spent_s[family] += time.perf_counter() - begin_s
+        arrays = dict(zip(graph.tensors, _record(model, graph, one), strict=True))
+        raw_bytes += np.array([array.nbytes / len(feeds) for array in arrays.values()])
+        for family in FAMILIES:
+            codec = codecs.setdefault(family, TensorCodec(arrays, family))
+            begin_s = time.perf_counter()
+            for row, parts in enumerate(codec.encode(arrays).values()):
+                body = np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
+                sizes[family][number, row] = compressed_bytes(body) + TENSOR_BYTES * (len(parts) - 1)
+            spent_s[family] += time.perf_counter() - begin_s
     codings = {}
-    for family in FAMILIES:
-        sent = sizes[family].mean(axis=0)
-        packed = raw_bytes / {"raw": 1, "int8": 4, "int4": 8}[family]
-        zstd_s = packed * spent_s[family] / max(float(packed.sum()) * len(feeds), 1.0)
-        coded_s = raw_bytes / _CODING_BYTES_PER_S if family != "raw" else np.zeros_like(raw_bytes)
+    for family, codec in codecs.items():
+        coded_s = raw_bytes * (spent_s[family] / max(float(raw_bytes.sum()) * len(feeds), 1.0))
+        names = tuple(family if tensor in codec.coded else "raw" for tensor in graph.tensors)
+        sent_bytes = sizes[family].mean(axis=0)
         codings[family] = CodedTensors(
-            tuple(names[family]),
-            sent,
-            (coded_s + zstd_s) * device_slowdown,
-            (coded_s + zstd_s) * server_slowdown,
+            names, sent_bytes, coded_s * device_slowdown, coded_s * server_slowdown
         )
     return codings
 
 
-def encode(array: Array, family: str) -> Array:
-    """Return a tensor as it is sent: int8 or packed 4-bit codes with one scale a sample, or as it is."""
-    if not _is_coded(array, family):
-        return array
-    codes = np.rint(array / _scale(array, family)).astype(np.int8)
-    if family == "int8":
-        return codes
-    flat = np.append(codes.ravel(), np.zeros(codes.size % 2, np.int8)) & 0xF
-    return np.asarray(flat[0::2] | flat[1::2] << 4, np.uint8)
+class TensorCodec:
+    """Codes tensors by the nodes of heads, and restores them by those of tails.
 
+    Attributes:
+        coded: names of the tensors that the coding changes; others stay as they are.
 
-def restore(array: Array, family: str) -> Array:
-    """Return a tensor as the server has it after decoding."""
-    if not _is_coded(array, family):
-        return array
-    scale = _scale(array, family)
-    return np.asarray(np.rint(array / scale) * scale, array.dtype)
+    Raises:
+        CutError: onnxruntime refuses the nodes.
+    """
 
+    def __init__(self, arrays: Feeds, family: str) -> None:
+        kind: CodingKind = "int8" if family == "int8" else "int4" if family == "int4" else "raw"
+        specs = {
+            name: TensorSpec(name, array.dtype.name, ("N", *array.shape[1:]))
+            for name, array in arrays.items()
+            if array.ndim > 1 and array.dtype == np.float32
+        }
+        found = {name: code_tensor(spec, Coding(kind), _OPSET) for name, spec in specs.items()}
+        self.coded = {name: one for name, one in found.items() if one is not None}
+        sent = [spec for one in self.coded.values() for spec in one.sent]
+        taken = [specs[name] for name in self.coded]
+        restored = [
+            TensorSpec(one.restored, "float32", specs[name].shape) for name, one in self.coded.items()
+        ]
+        self._encoder, self._decoder = (
+            open_model(build_model([getattr(one, half) for one in self.coded.values()], inputs, outputs))
+            if self.coded
+            else None
+            for half, inputs, outputs in (("encode", taken, sent), ("decode", sent, restored))
+        )
 
-def _is_coded(array: Array, family: str) -> bool:
-    return family in ("int8", "int4") and array.dtype.kind == "f" and array.size >= _LEAST_VALUES
+    def encode(self, arrays: Feeds) -> dict[str, tuple[Array, ...]]:
+        """Return what is sent of each tensor."""
+        made: dict[str, Array] = {}
+        if self._encoder is not None:
+            names = [one.name for one in self._encoder.get_outputs()]
+            feeds = {name: arrays[name] for name in self.coded}
+            made = dict(zip(names, self._encoder.run(names, feeds), strict=True))
+        return {
+            name: tuple(made[spec.name] for spec in self.coded[name].sent)
+            if name in self.coded
+            else (np.ascontiguousarray(array),)
+            for name, array in arrays.items()
+        }
 
-
-def _scale(array: Array, family: str) -> float:
-    return float(np.abs(array).max()) / (127 if family == "int8" else 7) or 1.0
+    def restore(self, arrays: Feeds) -> dict[str, Array]:
+        """Return the tensors as the server has them after decoding."""
+        if self._decoder is None:
+            return dict(arrays)
+        sent = self.encode(arrays)
+        feeds = {
+            spec.name: part
+            for name, one in self.coded.items()
+            for spec, part in zip(one.sent, sent[name], strict=True)
+        }
+        names = [one.restored for one in self.coded.values()]
+        made = dict(zip(self.coded, self._decoder.run(names, feeds), strict=True))
+        return {name: made.get(name, array) for name, array in arrays.items()}
 
 
 def compressed_bytes(array: Array) -> int:

@@ -53,7 +53,7 @@ from edgekit_runtime.remote.cut_table import LOCAL, CutTable, Objective, Offload
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
 
 MAX_CUTS: Final = 8
-MAX_SAMPLES: Final = 16  # on which sizes are measured
+MAX_SAMPLES: Final = 16  # on which the sizes of all tensors are measured
 NEVER: Final = 1e15  # a score that stands for infinity in JSON
 _UNITS: Final[dict[Objective, str]] = {
     "latency": "ms", "energy": "mJ", "throughput": "ms a request", "capacity": "server ms a request",
@@ -257,7 +257,7 @@ def _graph_costs(inputs: PlanInputs, graph: PlanningGraph, whole: WholeModel) ->
     codings = measure_codings(
         inputs.content,
         graph.graph,
-        inputs.feeds,
+        inputs.feeds[:MAX_SAMPLES],
         device_slowdown=whole.device_slowdown,
         server_slowdown=whole.server_slowdown,
     )

@@ -22,10 +22,10 @@ from edgekit_offload.partition.split import WEIGHTS_PATH, Part, SplitModels, spl
 from edgekit_offload.planning.codings import (
     AnswerChange,
     Feeds,
+    TensorCodec,
     compare_answers,
     compressed_bytes,
     open_model,
-    restore,
     run_seconds,
 )
 from edgekit_offload.planning.costs import MESSAGE_BYTES, TENSOR_BYTES
@@ -321,9 +321,12 @@ def leakage_of(
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
         session = open_model(proto.SerializeToString())
         rows = [session.run(names, dict(one)) for one in used]
+        made = {
+            name: np.concatenate(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)
+        }
         tensors = [
-            np.concatenate([restore(row[place], one.coding) for row in rows])
-            for place, one in enumerate(sent)
+            TensorCodec({one.name: made[one.name]}, one.coding).restore({one.name: made[one.name]})[one.name]
+            for one in sent
         ]
         first = next(iter(feeds[0]))
         inputs = np.concatenate([one[first] for one in used])

@@ -9,6 +9,7 @@ import click
 import numpy as np
 
 from edgekit_offload.planning.cascade import CascadeInputs
+from edgekit_offload.planning.codings import run_seconds
 from edgekit_offload.planning.costs import PowerModel
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.leakage import LEAST_SAMPLES
@@ -25,6 +26,7 @@ from edgekit_toolkit.commands.progress import ProgressBar
 
 _LEAKAGE_LIMIT_S: Final = 8.0  # of all attacks, unless a limit on leakage was asked for
 _LEAST_ATTACKED: Final = 40  # samples, below which leakage is measured on request only
+_ANSWERS_S: Final = 1.0  # of whole-model runs, for which each way answers samples
 _POINTS: Final = 9  # of a range of bandwidths
 _MAX_POINTS: Final = 64
 _RANGE = re.compile(r"([0-9.]+)\.\.([0-9.]+)")
@@ -98,7 +100,7 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         edge_link = LinkState(bits_per_s, bits_per_s, rtt_s)
         edge = _profile(options["edge"], name, content, options["seconds"], progress)
     samples, notes = read_samples(model, content, options["samples"])
-    feeds = samples[:MAX_SAMPLES]
+    feeds = samples[: _count_answers(content, samples)]
     limit_ms, most_db = options["latency_limit"], options["max_leak"]
     if most_db is not None and len(samples) < LEAST_SAMPLES:
         raise CutError(f"--max-leak needs {LEAST_SAMPLES} samples, there are {len(samples)}: give --samples")
@@ -122,6 +124,11 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         leakage_db=leakage_db, notes=notes, is_server_modelled=by_url,
         cascade=_read_cascade(options, samples),
     )  # fmt: skip
+
+
+def _count_answers(content: bytes, samples: list[dict[str, Array]]) -> int:
+    """Return how many samples each way answers, so that a slow model does not take minutes."""
+    return max(MAX_SAMPLES, int(_ANSWERS_S / max(run_seconds(content, samples[0]), 1e-6)))
 
 
 def _read_cascade(options: Mapping[str, Any], samples: list[dict[str, Array]]) -> CascadeInputs | None:

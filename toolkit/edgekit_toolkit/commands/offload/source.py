@@ -1,9 +1,9 @@
 """What a command of `edgekit offload` is about: the model in an ONNX file or a package, and samples of it."""
 
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
@@ -19,7 +19,7 @@ from edgekit_toolkit.importers.external import external_files
 from edgekit_toolkit.importers.file_kind import describe_no_model
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.samples.generated import generate_feeds
-from edgekit_toolkit.samples.source import open_data
+from edgekit_toolkit.samples.source import draw_mask, open_data
 
 _PACKAGE_SUFFIX = ".edgepkg"
 _BACKENDS = ("offload", "ort")
@@ -119,7 +119,11 @@ def read_samples(
         )
         return [dict(one) for one in samples], (note,)
     source = open_data(path, specs, decoding=decoding)
-    return [dict(feeds) for feeds, _ in islice(source.stream(1), _MAX_SAMPLES)], source.warnings
+    if len(source) > _MAX_SAMPLES:  # spread over all: files are often sorted by class
+        source = source.selected(draw_mask(len(source), _MAX_SAMPLES / len(source), seed=0))
+    samples = [dict(feeds) for feeds, _ in source.stream(1)]
+    order = np.random.default_rng(0).permutation(len(samples))  # the first few stand for all
+    return [samples[place] for place in order], source.warnings
 
 
 def _one_request(package: OpenedPackage) -> dict[str, Array]:
