@@ -1,18 +1,20 @@
 """How well the latency of every way to run a model is predicted, and what the choice costs beside the best.
 
     PYTHONPATH=device_runtime:toolkit:offload .venv/bin/python benchmarks/offload_prediction.py
-        [--quick] [--models resnet8 ...] [--seconds 6] [--json FILE]
+        [--quick] [--models resnet8 ...] [--seconds 6] [--json FILE] [--merge FILE ...]
 
-At most 12 minutes at rest: 4 models x 6 bandwidths x 3 round trips; with `--quick` 2 minutes: one model, two
-bandwidths, one round trip. It needs root for the emulated device (20 % of a processor) and link, and
-../shared/models.
+At most 4 minutes a model at rest, so 16 in all: 4 models x 6 bandwidths x 3 round trips; with `--quick` 1
+minute: one model, two bandwidths, one round trip. With `--merge` it measures nothing and prints one table of
+what earlier calls wrote by `--json`. It needs root for the emulated device (20 % of a processor) and link,
+and ../shared/models.
 
-- Ways: all that `edgekit offload plan` extracts and measures: local, uploads, cuts. Each is run by the
-  session of a package that has that plan alone; `all` is the session of the package with all, which chooses.
-- A way is measured by requests with pauses of 20 ms, as planning measures, without the first, which opens
-  TCP's window. Ways that are predicted to take over 1.5 s are left out, and counted.
-- Predicted: `latency_model` with the costs in the package and the link as it is set. Error: |predicted -
-  median measured| / median measured.
+- Ways: all that `edgekit offload plan` extracts and measures: local, uploads, cuts. One session is told which
+  to run, as by the option `plan` of a device; a second one chooses (`session`). All take turns in a random
+  order, with the same inputs in a round, so that a processor that changes its speed changes it for all.
+- A request comes 20 ms after the reply to the last one, which is the rhythm in which planning measures too.
+  Ways that are predicted to take over 1.5 s are left out, and counted.
+- Predicted: `latency_model` with the costs in the package, and the link that the device measures first, as
+  `edgekit offload plan --server URL` does. Error: |predicted - median measured| / median measured.
 - Regret: of the plan with the lowest prediction, and of the session that chooses, against the lowest median.
   "Worse than the ends": against the better of local and the best upload.
 """
@@ -21,26 +23,32 @@ import telemetry_off  # noqa: F401
 
 import argparse
 import itertools
+import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from edgekit_runtime.remote.cut_table import LOCAL
+from edgekit_runtime.remote.cut_table import LOCAL, OffloadPlan
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
 from edgekit_runtime.remote.measure import PAUSE_S
-from offload_bench import print_table, write_json
-from offload_product import ALL, MODELS, Planned, ProductBench, describe_load, plan_product, use_folder
+from offload_bench import TOKEN, print_table, write_json
+from offload_product import ALL, MODELS, ProductBench, describe_load, plan_product, use_folder
 
 SHARE: Final = 0.2
 BANDWIDTHS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 RTTS: Final = (5.0, 20.0, 60.0)
 WINDOW_BYTES: Final = 1e9  # of a connection in use: larger than any of these links holds
 LONGEST_S: Final = 1.5
-MOST: Final = 6  # requests of a way at one setting
+MOST: Final = 8  # requests of a way at one setting, one for each input
+SESSION: Final = "session"
+PROVE_S: Final = 60.0
+SETTLING: Final = 12  # requests in which a session finds out about another link
+SETTLING_S: Final = 2.0
 CUT: Final = "cut"
 
 
@@ -53,10 +61,26 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seconds", type=float, default=6.0, help="at each setting")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--merge", nargs="+", type=Path, help="JSON of earlier calls")
     arguments = parser.parse_args()
-    models, bandwidths, rtts = arguments.models, BANDWIDTHS, RTTS
-    if arguments.quick:
-        models, bandwidths, rtts = models[:1], (2.0, 20.0), (20.0,)
+    if arguments.merge:
+        parts = [json.loads(path.read_text()) for path in arguments.merge]
+        found = {"cells": [cell for one in parts for cell in one["cells"]]}
+        found |= {"label": parts[0]["label"], "load": "; ".join(one["load"] for one in parts)}
+        found["seconds"] = sum(one["seconds"] for one in parts)
+    elif arguments.quick:
+        found = measure(arguments.models[:1], (2.0, 20.0), (20.0,), arguments.seconds)
+    else:
+        found = measure(arguments.models, BANDWIDTHS, RTTS, arguments.seconds)
+    found["summary"] = summarise(found["cells"])
+    show(found)
+    write_json(arguments.json, found)
+
+
+def measure(
+    models: Sequence[str], bandwidths: Sequence[float], rtts: Sequence[float], seconds: float
+) -> dict[str, Any]:
+    """Plan models and measure all ways at all settings."""
     began_s, load = time.monotonic(), describe_load()
     cells: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
@@ -68,28 +92,49 @@ def main() -> None:
             bench.start_device()
             for one in planned:
                 bench.set_link(bandwidths[-1], rtts[0])
-                bench.open(one, [ALL, *one.plans])
+                bench.open(
+                    replace(one, packages={**one.packages, SESSION: one.packages[ALL]}), [ALL, SESSION]
+                )
+                usable = bench.order("prove", name=ALL, plans=list(one.plans), seconds=PROVE_S)
+                bench.order("prove", name=SESSION, plans=usable, seconds=PROVE_S)
                 for bandwidth, rtt in itertools.product(reversed(bandwidths), rtts):
                     bench.set_link(bandwidth, rtt)
-                    link = LinkState(bandwidth * 1e6, bandwidth * 1e6, rtt / 1e3, WINDOW_BYTES)
-                    cells.append(measure_cell(bench, one, link, arguments.seconds))
+                    plans = {name: one.plans[name] for name in usable}
+                    cells.append(
+                        {
+                            "model": one.name,
+                            "bandwidth_mbit_s": bandwidth,
+                            "rtt_ms": rtt,
+                            **measure_cell(bench, plans, probe_link(bench), seconds),
+                        }
+                    )
             label = bench.testbed.label
-    summary = summarise(cells)
-    summary |= {"label": label, "load": load, "seconds": time.monotonic() - began_s}
-    show(cells, summary)
     plans = {one.name: {name: str(plan.costs) for name, plan in one.plans.items()} for one in planned}
-    write_json(arguments.json, {"summary": summary, "cells": cells, "plans": plans})
+    spent_s = time.monotonic() - began_s
+    return {"cells": cells, "plans": plans, "label": label, "load": load, "seconds": spent_s}
 
 
-def measure_cell(bench: ProductBench, planned: Planned, link: LinkState, seconds: float) -> dict[str, Any]:
+def probe_link(bench: ProductBench) -> LinkState:
+    """Return the link as the device measures it."""
+    certificate = str(bench.folder / "server.pem")
+    found = bench.order("probe", server=bench.url, token=TOKEN, ca_file=certificate)
+    up, down = found["up_bits_per_s"], found["down_bits_per_s"]
+    return LinkState(up, down or up, found["rtt_s"], WINDOW_BYTES)
+
+
+def measure_cell(
+    bench: ProductBench, plans: Mapping[str, OffloadPlan], link: LinkState, seconds: float
+) -> dict[str, Any]:
     """Measure all ways at one setting of the link."""
-    predicted = {name: predict_s(plan, Conditions(link)) for name, plan in planned.plans.items()}
+    predicted = {name: predict_s(plan, Conditions(link)) for name, plan in plans.items()}
     names = [name for name, one in predicted.items() if one <= LONGEST_S]
+    bench.order("run", name=SESSION, count=SETTLING, seconds=SETTLING_S, pause_s=PAUSE_S)
+    found = bench.order(
+        "take_turns", forced=ALL, free=SESSION, plans=names, count=MOST, seconds=seconds, pause_s=PAUSE_S
+    )
     rows = []
-    for name in [*names, ALL]:
-        bench.order("run", name=name, count=2 if name == ALL else 1)
-        limit_s = seconds / (len(names) + 1)
-        records = bench.order("run", name=name, count=MOST, seconds=limit_s, pause_s=PAUSE_S)
+    for name in [*names, SESSION]:
+        records = found[name]
         low, median, high = np.quantile([one["s"] for one in records], (0.25, 0.5, 0.75))
         rows.append(
             {
@@ -103,9 +148,8 @@ def measure_cell(bench: ProductBench, planned: Planned, link: LinkState, seconds
                 "failed": sum("error" in one for one in records),
             }
         )
-    setting = {"bandwidth_mbit_s": link.up_bits_per_s / 1e6, "rtt_ms": link.rtt_s * 1e3}
-    left_out = len(predicted) - len(names)
-    return {"model": planned.name, **setting, "ways": rows, "left_out": left_out, **judge(rows)}
+    probed = {"up_mbit_s": link.up_bits_per_s / 1e6, "rtt_ms": link.rtt_s * 1e3}
+    return {"probed": probed, "ways": rows, "left_out": len(predicted) - len(names), **judge(rows)}
 
 
 def judge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -167,9 +211,10 @@ def summarise(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def show(cells: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
+def show(found: Mapping[str, Any]) -> None:
     """Print the tables."""
-    print(f"{summary['label']}; before: {summary['load']}; after: {describe_load()}")
+    cells, summary = found["cells"], found["summary"]
+    print(f"{found['label']}; before: {found['load']}; after: {describe_load()}")
     print_table(
         ["model", "Mbit/s", "RTT, ms", "way", "predicted, ms", "measured, ms", "error, %", "spread, %"],
         [
@@ -198,7 +243,7 @@ def show(cells: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None
             ],
             ["median spread of a way (quartiles), %", "", summary["spread"] * 100],
             ["ways left out", "", summary["left_out"]],
-            ["seconds", "<= 720", summary["seconds"]],
+            ["seconds", "<= 960", found["seconds"]],
         ],
     )
 

@@ -24,7 +24,7 @@ from edgekit_offload.emulation.testbed import Testbed
 from edgekit_offload.partition.calibrate import find_bytes
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import WEIGHTS_PATH, SplitModels, whole_upload
-from edgekit_offload.planning.costs import MESSAGE_BYTES, TENSOR_BYTES
+from edgekit_offload.planning.costs import reply_bytes, request_bytes
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.planner import PlanInputs, plan
 from edgekit_offload.planning.realise import MeasuredCuts
@@ -48,6 +48,7 @@ PLAN_S = 3.0
 START_LIMIT_S = 180.0  # every tail proves itself first, on one processor
 UINT8 = "uint8"
 ALL = "all"
+SESSION = {"threads": 1}  # what `write_tail` signs, so what every session runs
 DATA = SHARED.parent / "data"
 MODELS = {
     "resnet8": "resnet8_cifar10_fp32.onnx",
@@ -108,7 +109,6 @@ def plan_product(
     """Plan a model for the emulated machines, and sign packages with what came of it."""
     began_s = time.monotonic()
     content, rows = (SHARED / MODELS[name]).read_bytes(), read_rows(name)
-    session = RunnableGraph(content)
     given = first_input(content)
     feeds = [{given: rows[n : n + 1]} for n in range(ROWS)]
     folder = folder / name
@@ -118,8 +118,11 @@ def plan_product(
     np.savez(folder / "rows.npz", **{given: rows})
     device = Machine.parse(f"local@{share:.0%}")
     server = server_machine()
-    profiles = [profile_kernels(one, session, name=name, seconds=PLAN_S) for one in (device, server)]
-    realise = MeasuredCuts(content, feeds, device, server, PLAN_S)
+    profiles = [
+        profile_kernels(one, RunnableGraph(content, SESSION, inputs=feeds[0]), name=name, seconds=PLAN_S)
+        for one in (device, server)
+    ]
+    realise = MeasuredCuts(content, feeds, device, server, PLAN_S, SESSION)
     result = plan(
         PlanInputs(name, content, *profiles, Grid(tuple(bandwidths), tuple(rtts)), feeds, realise=realise)
     )
@@ -144,7 +147,7 @@ def plan_whole(name: str, content: bytes, rows: Array, folder: Path, share: floa
     np.savez(folder / "rows.npz", **{given: rows})
     device, server = Machine.parse(f"local@{share:.0%}"), server_machine()
     profile = profile_kernels(
-        device, RunnableGraph(content, inputs={given: rows[:1]}), name=name, seconds=PLAN_S
+        device, RunnableGraph(content, SESSION, inputs={given: rows[:1]}), name=name, seconds=PLAN_S
     )
     local = OffloadPlan(LOCAL, PlanCosts(profile.whole_s, is_measured=True))
     upload, split = measure_upload(content, given, rows, profile, (device, server))
@@ -195,17 +198,19 @@ def measure_upload(
     shapes = {one.name: [size if isinstance(size, int) else 1 for size in one.shape] for one in split.sent}
     sent = {one.name: np.zeros(shapes[one.name], one.dtype) for one in split.sent}
     weights = {WEIGHTS_PATH: content} if split.tail.reads_weights else {}
-    tail = RunnableGraph(split.tail.content, weights=weights, inputs=sent)
+    tail = RunnableGraph(split.tail.content, SESSION, weights, sent)
     device, server = machines
     device_s = 0.0
     if split.head is not None:
-        head = RunnableGraph(split.head.content, inputs={given: rows[:1]})
+        head = RunnableGraph(split.head.content, SESSION, inputs={given: rows[:1]})
         device_s = time_models(device, [head], seconds=PLAN_S / 2)[0].seconds
     (on_server,) = time_models(server, [tail], seconds=PLAN_S / 2)
-    up_bytes = sum(one.nbytes for one in sent.values()) + MESSAGE_BYTES + TENSOR_BYTES
-    down_bytes = 4 * CLASSES + MESSAGE_BYTES + TENSOR_BYTES
-    device_s += profile.request.seconds(up_bytes)
-    costs = PlanCosts(device_s, on_server.seconds, up_bytes, down_bytes, is_measured=True)
+    up_bytes = request_bytes(sent)
+    down_bytes = reply_bytes({"classes": np.zeros((1, CLASSES), np.float32)})
+    request_s = profile.request.seconds(up_bytes)
+    costs = PlanCosts(
+        device_s + request_s, on_server.seconds, up_bytes, down_bytes, request_s, is_measured=True
+    )
     head_name = None if split.head is None else f"{UINT8}.head"
     return OffloadPlan(UINT8, costs, head=head_name, tail=f"{UINT8}.tail"), split
 

@@ -10,12 +10,15 @@ import socket
 import ssl
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.remote.link_probe import probe_link
 from edgekit_runtime.remote.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import Session, open_session
 from edgekit_runtime.system.paths import find_keys_folder
@@ -23,6 +26,7 @@ from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
 
 PROBE_LIMIT_S = 15.0
+LEAST_ROUNDS = 3
 TOLERANCE = 0.1  # of the greatest value of an output: what 8 bits may change; another row differs by more
 
 
@@ -88,20 +92,76 @@ class Application:
         else:
             RemoteSession._allow_s = lambda *_: 3600.0  # type: ignore[method-assign]
 
+    def probe(self, server: str, token: str, ca_file: str) -> dict[str, Any]:
+        """Measure the link as `edgekit offload plan --server URL` does."""
+        return to_plain(probe_link(server, token=token, ca_file=ca_file, seconds=PROBE_LIMIT_S))
+
+    def use(self, name: str, plan: str | None) -> bool:
+        """Make a session run a plan, as the option `plan` of a device does; return whether it does.
+
+        None leaves the choice to the session.
+        """
+        session = self.sessions[name]
+        assert isinstance(session, RemoteSession)
+        session._preference = replace(session._preference, plan=plan)
+        session._epoch += 1  # decisions made before do not count
+        return plan is None or session.decision().plan.name == plan
+
+    def prove(self, name: str, plans: list[str], seconds: float) -> list[str]:
+        """Ask until a session can run each plan; return those that it can."""
+        proved, until_s = [], time.monotonic() + seconds
+        for plan in plans:
+            while not (is_usable := self.use(name, plan)) and time.monotonic() < until_s:
+                self.sessions[name].run(self.rows[0])
+                time.sleep(0.05)
+            if is_usable:
+                proved.append(plan)
+        self.use(name, None)
+        return proved
+
+    def take_turns(
+        self, forced: str, free: str, plans: list[str], *, count: int, seconds: float, pause_s: float
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Run requests with each plan, and with the one that a session chooses, in turn.
+
+        In a round all have the same inputs.
+
+        Args:
+            forced: session that is told its plan.
+            free: session that chooses; its records are under its name.
+            plans: names.
+            count: requests of each.
+            seconds: time limit, kept to within a round; there are at least three.
+            pause_s: before each request.
+        """
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in (*plans, free)}
+        until_s, orders = time.monotonic() + seconds, np.random.default_rng(0)
+        names = list(found)
+        for number in range(count):
+            if number >= LEAST_ROUNDS and time.monotonic() > until_s:
+                break
+            for at in orders.permutation(len(names)):
+                name = names[at]
+                if name != free and not self.use(forced, name):
+                    continue
+                time.sleep(pause_s)
+                found[name].append(self._ask(self.sessions[free if name == free else forced], number))
+        return found
+
     def run(
         self, name: str, count: int = 1, seconds: float = 1e9, pause_s: float = 0.0
     ) -> list[dict[str, Any]]:
         """Run requests one after the other, so many or so long."""
         found, until_s = [], time.monotonic() + seconds
         while len(found) < count and time.monotonic() < until_s:
-            found.append(self._ask(self.sessions[name]))
+            self.number += 1
+            found.append(self._ask(self.sessions[name], self.number))
             if pause_s:
                 time.sleep(pause_s)
         return found
 
-    def _ask(self, session: Session) -> dict[str, Any]:
-        self.number += 1
-        place = self.number % len(self.rows)
+    def _ask(self, session: Session, number: int) -> dict[str, Any]:
+        place = number % len(self.rows)
         plan, hedged, predicted_s = "local", 0, 0.0
         if isinstance(session, RemoteSession):
             decision = session.decision()

@@ -10,7 +10,14 @@ from edgekit_runtime.cli import main
 from edgekit_runtime.remote.choose import Preference, choose
 from edgekit_runtime.remote.circuit_breaker import CircuitBreaker
 from edgekit_runtime.remote.cut_table import CutTable, Objective, OffloadPlan, PlanCosts
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, as_sent, predict_s, send_plain
+from edgekit_runtime.remote.latency_model import (
+    Conditions,
+    LinkState,
+    as_sent,
+    predict_s,
+    send_plain,
+    wire_bytes,
+)
 from edgekit_runtime.remote.link_estimate import Exchange, LinkEstimate
 
 LOCAL = OffloadPlan("local", PlanCosts(0.055))
@@ -228,3 +235,20 @@ def test_plan_without_compression_costs_its_plain_bytes_and_no_time_for_it() -> 
     costs = send_plain(PACKED).costs
     assert (costs.device_s, costs.server_s) == (pytest.approx(0.010), pytest.approx(0.020))
     assert (costs.upload_bytes, costs.compress_s, costs.plain_bytes) == (100_000.0, 0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("message_bytes", "is_tls", "taken_bytes"),
+    [
+        (1448, False, 1448),  # one full segment
+        (144_800, False, 144_800),
+        (500, False, 552 * 1448 / 1500),  # the headers of a packet for less
+        (500, True, 574 * 1448 / 1500),
+        (1448, True, (1470 + 2 * 52) * 1448 / 1500),  # the record of TLS begins another segment
+        (0, True, 0),
+    ],
+)
+def test_message_takes_the_link_with_the_headers_around_it(
+    message_bytes: float, is_tls: bool, taken_bytes: float
+) -> None:
+    assert wire_bytes(message_bytes, is_tls=is_tls) == pytest.approx(taken_bytes)

@@ -175,3 +175,31 @@ def test_missing_file_of_the_authority_leaves_no_connection_open(tmp_path: Path)
         with client:
             client.settimeout(20)
             assert client.recv(1) == b""
+
+
+def test_short_parts_of_a_request_go_over_tls_in_one_record(tmp_path: Path) -> None:
+    certificate, key = write_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    tensor = np.arange(50_000, dtype=np.uint8)
+    request = make_tail_request("m", {"x": tensor[:100], "y": tensor}, (), "identity", "Host: a\r\n")
+    received: list[bytes] = []
+
+    def serve(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            plain, _ = listener.accept()
+            with context.wrap_socket(plain, server_side=True) as connection:
+                while sum(map(len, received)) < request.size_bytes:
+                    received.append(connection.recv(1 << 16))  # one record at most
+                connection.sendall(http(b"{}"))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        port = listener.getsockname()[1]
+        server = OffloadServer(Address(host="127.0.0.1", port=port, is_tls=True, ca_file=str(certificate)))
+        server.send(request, 20, lambda *_: None).done.wait(20)
+        thread.join(20)
+        server.close()
+    assert b"".join(received) == b"".join(map(bytes, request.parts))
+    assert received[0] == b"".join(map(bytes, request.parts[:3]))

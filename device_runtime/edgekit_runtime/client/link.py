@@ -22,6 +22,7 @@ _CONTINUE: Final = 100
 _TIMEVAL: Final = np.dtype([("seconds", np.int64), ("microseconds", np.int64)])
 _MAX_PORT: Final = 65_535
 _TCP_INFO_BYTES: Final = 192
+_RECORD_BYTES: Final = 16_384  # of a record of TLS, at most
 _DROP_UNSENT: Final = np.array((1, 0), np.intc).tobytes()  # struct linger
 
 
@@ -180,8 +181,9 @@ class Link:
         memory, count = self.memory, 0
         try:
             try:
-                sent = 0 if self.address.is_tls else connected.sendmsg(parts, ancillary)
-                if sent < size_bytes:
+                if self.address.is_tls:
+                    _send_rest(connected, _join_small(parts), 0, until_s)
+                elif (sent := connected.sendmsg(parts, ancillary)) < size_bytes:
                     _send_rest(connected, parts, sent, until_s)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # a service that refuses a large request answers and closes before it has read all of it
@@ -285,6 +287,18 @@ def limit_time(connected: socket.socket, timeout_s: float) -> None:
     value = np.array((int(timeout_s), int(timeout_s % 1 * 1e6) or 1), _TIMEVAL).tobytes()
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+
+def _join_small(parts: Sequence[Any]) -> list[Any]:
+    """Return parts of which short ones in a row are one: TLS makes a record and a packet of each."""
+    joined: list[Any] = []
+    for part in parts:
+        content = part if type(part) is bytes else part.reshape(-1).view(np.uint8)
+        if joined and len(joined[-1]) + len(content) <= _RECORD_BYTES:
+            joined[-1] = b"".join((joined[-1], content))
+        else:
+            joined.append(content)
+    return joined
 
 
 def _send_rest(connected: Any, parts: Sequence[Any], sent: int, until_s: float) -> None:

@@ -34,10 +34,12 @@ class PlanCosts:
     Attributes:
         device_s: time on the device: kernels, and coding of what is sent and received.
         server_s: time on the server: kernels and decoding.
-        upload_bytes, download_bytes: bodies of request and response, compressed, the mean of the samples.
+        upload_bytes, download_bytes: what request and response take of the link, with heads, TLS and the
+            headers of packets (`wire_bytes`); the mean of the samples.
+        request_s: of the time on the device, what a request takes beside kernels and coding.
         device_j: energy of the device while it computes, above idle; None where nothing measured it.
         is_measured: whether the plan was run as it is; otherwise its times are sums over kernels.
-        plain_bytes: body of the request without compression; None where it is not compressed, or unknown.
+        plain_bytes: the request without compression; None where it is not compressed, or unknown.
         compress_s, decompress_s: what compression takes of `device_s` and of `server_s`.
     """
 
@@ -45,6 +47,7 @@ class PlanCosts:
     server_s: _Seconds = 0.0
     upload_bytes: _Bytes = 0.0
     download_bytes: _Bytes = 0.0
+    request_s: _Seconds = 0.0
     device_j: _Joules | None = None
     is_measured: bool = False
     plain_bytes: _Bytes | None = None

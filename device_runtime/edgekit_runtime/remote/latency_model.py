@@ -3,6 +3,7 @@
 The planner on the host and the choice on the device use the same model, so that they agree.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -11,6 +12,10 @@ from edgekit_runtime.remote.cut_table import OffloadPlan, PlanCosts
 _BITS: Final = 8
 _FIRST_WINDOW_BYTES: Final = 14_480  # ten segments of 1,448 bytes, with which TCP starts (RFC 6928)
 _MAX_ROUNDS: Final = 30
+_SEGMENT_BYTES: Final = 1448  # of the payload of TCP in a packet of 1,500 bytes, with time stamps
+_PACKET_BYTES: Final = 52  # what IPv4 and TCP add to each segment
+_RECORD_BYTES: Final = 16_384  # of a record of TLS, at most
+_SEAL_BYTES: Final = 22  # what TLS 1.3 adds to each record
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +23,8 @@ class LinkState:
     """A connection to a server as it is now.
 
     Attributes:
-        up_bits_per_s, down_bits_per_s: bandwidth to and from the server; 0 is a link that is down.
+        up_bits_per_s, down_bits_per_s: bandwidth to and from the server, as a large transfer over TCP shows
+            it; 0 is a link that is down.
         rtt_s: round trip of a small message.
         window_bytes: what TCP may send before the first acknowledgement; that of a connection that has been
             in use is larger than at its start.
@@ -124,3 +130,19 @@ def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes:
         rest -= window
         window *= 2
     return elapsed_s + rest / bytes_per_s
+
+
+def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:
+    """Return what a message takes of the link, in bytes of a large transfer over TCP.
+
+    The bandwidth of a link counts what full segments carry. A segment that is not full, such as the last one
+    of a message, carries the same headers with less in it, and so takes more than its bytes.
+
+    Args:
+        message_bytes: head and body.
+        is_tls: whether it is encrypted.
+    """
+    if is_tls:
+        message_bytes += _SEAL_BYTES * math.ceil(message_bytes / _RECORD_BYTES)
+    segments = math.ceil(message_bytes / _SEGMENT_BYTES)
+    return (message_bytes + _PACKET_BYTES * segments) * _SEGMENT_BYTES / (_SEGMENT_BYTES + _PACKET_BYTES)

@@ -35,7 +35,8 @@ class Exchange:
     """One request with its reply.
 
     Attributes:
-        upload_bytes, download_bytes: sizes of both bodies; of an unfinished request what was acknowledged.
+        upload_bytes, download_bytes: what request and reply took of the link (`wire_bytes`); of an unfinished
+            request what was acknowledged.
         elapsed_s: from the first byte sent to the last received.
         server_s: the server's own time.
         window_bytes: TCP's window after it, or None where there is no TCP.
@@ -195,6 +196,9 @@ def _solve(moving_s: float, rtt_s: float, window_bytes: float, sizes_bytes: tupl
         window_bytes: TCP's window at the start.
         sizes_bytes: the bodies.
     """
+    direct = min(max(sum(sizes_bytes) * _BITS / moving_s, _LEAST_BITS_PER_S), _MOST_BITS_PER_S)
+    if direct / _BITS * rtt_s <= window_bytes:  # TCP waits for nobody
+        return direct
     low, high = _LEAST_BITS_PER_S, _MOST_BITS_PER_S
     for _ in range(_STEPS):
         middle = (low * high) ** 0.5

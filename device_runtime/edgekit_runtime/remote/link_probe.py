@@ -2,7 +2,8 @@
 
 Nothing but ordinary requests over one connection, so any such server will do:
 
-- Round trip: the median of `GET /v2/health/live`, which has next to no body.
+- Round trip: the least that TCP saw, which is of the network alone; what both machines do for a request is in
+  the costs of a plan. Where the system does not say, the median of `GET /v2/health/live`.
 - Upload: inference requests with a large body for a model that no server has. The server must read the body
   before it answers 404. Two sizes take turns; bandwidth is the difference of their bytes by the difference of
   their times until the reply, so that round trip and work of the server drop out. When a call to send
@@ -18,17 +19,27 @@ checks on this machine.
 """
 
 import contextlib
+import datetime
 import fcntl
+import ipaddress
 import socket
+import ssl
 import statistics
 import struct
+import tempfile
 import termios
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Annotated, Any, Final
 
 import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from edgekit_runtime.client.link import Address, open_connection
 from edgekit_runtime.client.requests import make_request_head, token_line
@@ -59,10 +70,12 @@ _TOO_LARGE: Final = 413
 _LEAST_REQUESTS: Final = 3
 _MOST_REQUESTS: Final = 50
 _LARGE_BYTES: Final = 1 << 20
+_TCP_INFO_BYTES: Final = 192
+_MIN_RTT_AT: Final = 148  # of struct tcp_info in linux/tcp.h, in microseconds
 _READ_BYTES: Final = 256 << 10
 _REQUEST_LIMIT_S: Final = 10.0
 _OUTPUTS: Final = b'{"model_name":"m","outputs":[{"name":"y","datatype":"FP32","shape":[1],"data":[0.0]}]}'
-_LIVE_REPLY: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+_LOOPBACK: Final = "127.0.0.1"
 _INFER_REPLY: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
     len(_OUTPUTS),
     _OUTPUTS,
@@ -76,8 +89,8 @@ class RequestCost:
     """What a request takes on the device beside kernels, coding and link.
 
     Attributes:
-        fixed_s: of every request, beyond the round trip of a small message; after a pause.
-        byte_s: of every byte of the body: processor time without TLS.
+        fixed_s: of every request, over TLS, after a pause.
+        byte_s: of every byte of the body: processor time.
     """
 
     fixed_s: Annotated[float, Range(0, 3600)] = 0.0
@@ -94,8 +107,8 @@ class LinkProbe:
 
     Attributes:
         server: address of the server.
-        rtt_s, rtt_spread: round trip of a small request, the median, and the distance of the quartiles as a
-            share of it.
+        rtt_s: round trip of the network.
+        rtt_spread: of small requests, the distance of the quartiles as a share of the median.
         up_bits_per_s: bandwidth to the server.
         down_bits_per_s: bandwidth from the server, a lower bound; None where the server does not take
             requests in a row.
@@ -139,14 +152,17 @@ def probe_link(
     try:
         with _Exchange(address, token, seconds) as exchange:
             pings = [exchange.time_pages(_LIVE, 1) for _ in range(_PINGS)]
-            lower, rtt_s, upper = statistics.quantiles(pings, n=4)
+            lower, ping_s, upper = statistics.quantiles(pings, n=4)
+            rtt_s = exchange.read_round_trip() or ping_s
             sent_bytes, up_bits_per_s = _probe_upload(exchange, begin_s + seconds / 2)
             down_bits_per_s = None
             with contextlib.suppress(OSError, ValueError):  # no requests in a row, or no length of its pages
                 down_bits_per_s = _probe_download(exchange, begin_s + seconds)
     except (OSError, ValueError) as cause:
         raise TransportError(f"{address}: {cause}; is this an inference server?") from cause
-    return LinkProbe(str(address), rtt_s, (upper - lower) / rtt_s, up_bits_per_s, down_bits_per_s, sent_bytes)
+    return LinkProbe(
+        str(address), rtt_s, (upper - lower) / ping_s, up_bits_per_s, down_bits_per_s, sent_bytes
+    )
 
 
 class _Exchange:
@@ -174,6 +190,16 @@ class _Exchange:
         for _ in range(count):
             self._read_reply()
         return time.perf_counter() - begin
+
+    def read_round_trip(self) -> float | None:
+        """Return the least round trip that TCP saw on this connection; None where the system does not say."""
+        try:
+            data = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        except (OSError, AttributeError):
+            return None
+        if len(data) < _MIN_RTT_AT + 4:
+            return None
+        return float(struct.unpack_from("=I", data, _MIN_RTT_AT)[0] * 1e-6)
 
     def count_page(self, path: str) -> int:
         """Return the size of a page with its head in bytes."""
@@ -296,8 +322,11 @@ def _count_unacknowledged(connected: Any) -> int:
 def measure_request(pause_s: float, seconds: float, share: float = 1.0) -> RequestCost:
     """Return what a request takes on this machine, asked of a responder of its own that computes nothing.
 
+    It goes over TLS, and the reply comes `pause_s` later: while a device waits for a server, others use its
+    caches, and its processor may sleep.
+
     Args:
-        pause_s: before each request; the device idles between requests.
+        pause_s: before each request, and before its reply.
         seconds: time limit, kept to within a few requests.
         share: of a processor that this process gets.
 
@@ -307,31 +336,64 @@ def measure_request(pause_s: float, seconds: float, share: float = 1.0) -> Reque
     until_s = time.monotonic() + seconds
     fixed_s: list[float] = []
     spent_s: list[float] = []
-    with _Responder() as responder:
-        server = OffloadServer(Address(host="127.0.0.1", port=responder.port))
-        try:
-            small, large = (_Asked(server, responder, size) for size in (_LEAST_BYTES, _LARGE_BYTES))
-            while len(fixed_s) < _LEAST_REQUESTS or (
-                len(fixed_s) < _MOST_REQUESTS and time.monotonic() < until_s
-            ):
-                time.sleep(pause_s)
-                rtt_s, _ = server.measure_round_trip(_REQUEST_LIMIT_S)
-                time.sleep(pause_s)
-                took = small.ask()
-                fixed_s.append(took.elapsed_s - rtt_s)
-                spent_s.append((large.ask().cpu_s - took.cpu_s) / share)
-        finally:
-            server.close()
+    with tempfile.TemporaryDirectory(prefix="edgekit-request-") as folder:
+        certificate = _write_certificate(Path(folder))
+        with _Responder(certificate, pause_s) as responder:
+            address = Address(host=_LOOPBACK, port=responder.port, is_tls=True, ca_file=str(certificate))
+            server = OffloadServer(address)
+            try:
+                small, large = (_Asked(server, responder, size) for size in (_LEAST_BYTES, _LARGE_BYTES))
+                small.ask()  # it connects
+                while len(fixed_s) < _LEAST_REQUESTS or (
+                    len(fixed_s) < _MOST_REQUESTS and time.monotonic() < until_s
+                ):
+                    time.sleep(pause_s)
+                    took = small.ask()
+                    fixed_s.append(took.elapsed_s - took.responder_s / share)
+                    spent_s.append((large.ask().cpu_s - took.cpu_s) / share)
+            finally:
+                server.close()
     byte_s = statistics.median(spent_s) / (_LARGE_BYTES - _LEAST_BYTES)
     return RequestCost(max(statistics.median(fixed_s), 0.0), max(byte_s, 0.0))
 
 
+def _write_certificate(folder: Path) -> Path:
+    """Write a key and a certificate of it for loopback, and return the path of the one file."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "edgekit responder")])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.IPv4Address(_LOOPBACK))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path = folder / "responder.pem"
+    path.write_bytes(secret + made.public_bytes(Encoding.PEM))
+    return path
+
+
 @dataclass(frozen=True, slots=True)
 class _Took:
-    """What a request took: until its reply, and of the processor without the responder."""
+    """What a request took.
+
+    Attributes:
+        elapsed_s: until its reply, without the pause before that.
+        cpu_s: of the processor, without the responder.
+        responder_s: of the processor, the responder.
+    """
 
     elapsed_s: float
     cpu_s: float
+    responder_s: float
 
 
 class _Asked:
@@ -342,24 +404,35 @@ class _Asked:
         self._tensors = {"x": np.zeros(size_bytes, np.uint8)}
 
     def ask(self) -> _Took:
-        began_s, cpu_s = time.monotonic(), time.process_time() - self._responder.cpu_s
+        began_s, cpu_s = time.monotonic(), time.process_time()
+        responder_s = self._responder.cpu_s
         expected = (TensorSpec("y", "float32", (1,)),)
         request = make_tail_request(NO_MODEL, self._tensors, expected, "identity", self._server.fields)
         pending = self._server.send(request, _REQUEST_LIMIT_S, lambda _pending, _reply: None)
         pending.done.wait()
-        elapsed_s = time.monotonic() - began_s
+        elapsed_s = time.monotonic() - began_s - self._responder.paused_s
         if pending.reply is None or pending.reply.error is not None:
             raise TransportError(f"this machine cannot ask itself: {pending.reply and pending.reply.error}")
-        return _Took(elapsed_s, time.process_time() - self._responder.cpu_s - cpu_s)
+        responder_s = self._responder.cpu_s - responder_s
+        return _Took(elapsed_s, time.process_time() - cpu_s - responder_s, responder_s)
 
 
 class _Responder:
-    """A thread that takes requests on loopback, and answers each the same."""
+    """A thread that takes requests on loopback over TLS, and answers each the same after a pause.
 
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    Attributes:
+        port: where it listens.
+        cpu_s: processor time that it took until the last reply.
+        paused_s: how long the last pause was.
+    """
+
+    def __init__(self, certificate: Path, pause_s: float) -> None:
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate)
+        self._listener = socket.create_server((_LOOPBACK, 0))
+        self._pause_s = pause_s
         self.port: int = self._listener.getsockname()[1]
-        self.cpu_s = 0.0
+        self.cpu_s = self.paused_s = 0.0
         self._thread = threading.Thread(target=self._serve, name="edgekit-responder", daemon=True)
 
     def __enter__(self) -> "_Responder":
@@ -372,13 +445,17 @@ class _Responder:
 
     def _serve(self) -> None:
         memory = memoryview(bytearray(_READ_BYTES))
-        connection, _ = self._listener.accept()
-        with connection, contextlib.suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while count := connection.recv_into(memory):
-                head, _, rest = bytes(memory[:count]).partition(b"\r\n\r\n")
-                missing = int(head.rpartition(b"Content-Length: ")[2] or 0) - len(rest)
-                while missing > 0:
-                    missing -= connection.recv_into(memory)
-                self.cpu_s = time.thread_time()
-                connection.sendall(_LIVE_REPLY if head.startswith(b"GET") else _INFER_REPLY)
+        with contextlib.suppress(OSError):
+            plain, _ = self._listener.accept()
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._context.wrap_socket(plain, server_side=True) as connection:
+                while count := connection.recv_into(memory):
+                    head, _, rest = bytes(memory[:count]).partition(b"\r\n\r\n")
+                    missing = int(head.rpartition(b"Content-Length: ")[2] or 0) - len(rest)
+                    while missing > 0:
+                        missing -= connection.recv_into(memory)
+                    began_s = time.monotonic()
+                    time.sleep(self._pause_s)
+                    self.paused_s = time.monotonic() - began_s
+                    self.cpu_s = time.thread_time()
+                    connection.sendall(_INFER_REPLY)

@@ -27,6 +27,7 @@ from edgekit_runtime.errors import EdgekitError, RequestError, TransportError
 from edgekit_runtime.protocol.infer_request import InferRequest, InferTensor, encode_request
 from edgekit_runtime.protocol.rest import HEADER_LENGTH, model_path
 from edgekit_runtime.remote.cut_table import Compression
+from edgekit_runtime.remote.latency_model import wire_bytes
 from edgekit_runtime.remote.link_estimate import Exchange
 from edgekit_runtime.tensors import Array, TensorSpec
 
@@ -68,14 +69,12 @@ class TailRequest:
     Attributes:
         parts: it as bytes and arrays.
         size_bytes: of all parts.
-        body_bytes: of its body.
         expected: the outputs that a reply must have.
         id: what a reply repeats; that of another request answers another request.
     """
 
     parts: Sequence[Any]
     size_bytes: int
-    body_bytes: int
     expected: tuple[TensorSpec, ...]
     id: str
 
@@ -125,7 +124,7 @@ def make_tail_request(
             body, body_bytes = [packed], len(packed)
             lines += "Content-Encoding: zstd\r\n"
     head = make_request_head("POST", f"{model_path(model)}/infer", lines, body_bytes)
-    return TailRequest([head, *body], len(head) + body_bytes, body_bytes, expected, request_id)
+    return TailRequest([head, *body], len(head) + body_bytes, expected, request_id)
 
 
 def make_upload_probe(size_bytes: int, fields: str) -> TailRequest:
@@ -297,12 +296,13 @@ class OffloadServer:
 
 
 def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pending) -> Reply:
-    began_s, download_bytes, times = time.monotonic(), 0, ServerTimes()
+    began_s, download_bytes, times = time.monotonic(), 0.0, ServerTimes()
     outputs: dict[str, Array] | None = None
     error: EdgekitError | None = None
     window: float | None = None
     rest_bytes, rest_s = 0, 0.0
-    sent: int | None = request.body_bytes
+    is_tls = link.address.is_tls
+    sent: float | None = wire_bytes(request.size_bytes, is_tls=is_tls)
     try:
         found = None
         for _ in range(2):  # the server may have closed an idle connection
@@ -313,9 +313,10 @@ def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pendi
         if found is None:
             error = TransportError(f"{link.address}: closes every connection before it answers")
         else:
-            download_bytes, times = len(found[1]), read_times(found[0])
+            reply_bytes, times = len(found[0].data) + len(found[1]), read_times(found[0])
+            download_bytes = wire_bytes(reply_bytes, is_tls=is_tls)
             first_s, first_bytes = link.first_read
-            rest_bytes = max(0, len(found[0].data) + download_bytes - first_bytes)
+            rest_bytes = max(0, reply_bytes - first_bytes)
             rest_s = began_s + elapsed_s - first_s if rest_bytes else 0.0
             window = _read_window(link)
             outputs = check_reply(found[0], found[1], request)

@@ -370,10 +370,9 @@ class RemoteSession:
             outputs = self._run_local(inputs, rows)  # which fails too if the inputs are to blame
             self._disprove(way)
             return outputs
-        head_s = time.monotonic() - began_s
-        if decision.plan.head is not None and decision.plan.costs.device_s > _SLACK_S / 4:
-            request_s = self._estimate.overhead_s  # the costs hold what a request takes here
-            self._device.append((head_s + request_s, decision.plan.costs.device_s * rows))
+        head_s, costs = time.monotonic() - began_s, decision.plan.costs
+        if decision.plan.head is not None and costs.device_s - costs.request_s > _SLACK_S / 4:
+            self._device.append((head_s, (costs.device_s - costs.request_s) * rows))
         outputs = self._fetch(decision, request, inputs, rows)
         return {
             spec.name: outputs[spec.name] if spec.name in outputs else made[spec.name]
@@ -495,8 +494,9 @@ class RemoteSession:
         """Return how long the server's part is expected to take, once the request is ready."""
         plan = decision.plan
         whole = dataclasses.replace(plan, escalation=None) if plan.escalation is not None else plan
-        device_s = plan.costs.device_s * decision.conditions.device_slowdown
-        return max(0.0, predict_s(whole, decision.conditions) - device_s) + self._estimate.overhead_s
+        slowdown = decision.conditions.device_slowdown
+        remote_s = max(0.0, predict_s(whole, decision.conditions) - plan.costs.device_s * slowdown)
+        return remote_s + max(plan.costs.request_s * slowdown, self._estimate.overhead_s)
 
     def _allow_s(self, expected_s: float, local_s: float) -> float:
         """Return how long to wait for a reply before the local run begins."""

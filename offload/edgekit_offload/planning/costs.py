@@ -15,14 +15,55 @@ from numpy.typing import NDArray
 from edgekit_offload.cuts.costs import Costs
 from edgekit_offload.cuts.kernel_graph import KernelGraph
 from edgekit_offload.cuts.solver import Limit
+from edgekit_runtime.client.requests import token_line
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.cut_table import OffloadPlan, PlanCosts
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.protocol.infer_request import InferRequest, RequestedOutput
+from edgekit_runtime.protocol.infer_response import encode_response
+from edgekit_runtime.protocol.json_tensors import finish
+from edgekit_runtime.remote.cut_table import Compression, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s, wire_bytes
+from edgekit_runtime.remote.offload_server import make_tail_request
+from edgekit_runtime.tensors import Array
 
 BITS: Final = 8
-MESSAGE_BYTES: Final = 300  # head of an HTTP request or response, estimated
-TENSOR_BYTES: Final = 100  # JSON that describes a tensor, estimated
+# A tail's name and a server's, and a token, as long as they usually are; what a request takes is counted on
+# one with these, as the device makes it. It goes over TLS.
+_TAIL: Final = "image_classifier.cut12-int8.tail.0123456789abcdef"
+_FIELDS: Final = f"Host: cloud.example.com\r\n{token_line('0123456789abcdef' * 3)}"
+_REPLY_HEAD_BYTES: Final = len(  # as our service writes it
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nInference-Header-Content-Length: 200\r\n"
+    b"Endpoint-Load-Metrics: TEXT application_utilization=0.123\r\n"
+    b"Server-Timing: queue;dur=0.123, compute;dur=12.345\r\nContent-Length: 1234\r\n\r\n"
+)
+_MOST_JSON_BYTES: Final = 1 << 20
 INPUT: Final = "input"  # of `keep_on_device`: all inputs of the model
+
+
+def request_bytes(tensors: Mapping[str, Array], compression: Compression = "identity") -> float:
+    """Return what a request with these tensors takes of the link.
+
+    Raises:
+        DataError: the protocol has no such dtype.
+        BackendError: zstd is not installed here.
+    """
+    return wire_bytes(make_tail_request(_TAIL, tensors, (), compression, _FIELDS).size_bytes)
+
+
+def reply_bytes(outputs: Mapping[str, Array]) -> float:
+    """Return what a reply with these outputs takes of the link."""
+    names = {"model_name": _TAIL, "model_version": "1"}
+    request = InferRequest((), tuple(RequestedOutput(name, True) for name in outputs), id="0")
+    text, binary_bytes = finish(encode_response(names, request, list(outputs.values()), _MOST_JSON_BYTES))
+    return wire_bytes(_REPLY_HEAD_BYTES + len(text) + binary_bytes)
+
+
+def _described_bytes(count: int) -> float:
+    return request_bytes({f"tensor_{number}": np.zeros((1, 0), np.float32) for number in range(count)})
+
+
+# In sums over kernels: what a message takes without tensors, and what describes a tensor.
+TENSOR_BYTES: Final = _described_bytes(2) - _described_bytes(1)
+MESSAGE_BYTES: Final = _described_bytes(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -390,9 +390,11 @@ def _add_request(plan: OffloadPlan, device: ModelProfile, server: ModelProfile) 
         return plan
     share = plan.escalation.share if plan.escalation is not None else 1.0
     size_bytes = plan.costs.upload_bytes
+    request_s = device.request.seconds(size_bytes) * share
     costs = replace(
         plan.costs,
-        device_s=plan.costs.device_s + device.request.seconds(size_bytes) * share,
+        device_s=plan.costs.device_s + request_s,
+        request_s=request_s,
         server_s=plan.costs.server_s + server.request.seconds(size_bytes),
     )
     return replace(plan, costs=costs)

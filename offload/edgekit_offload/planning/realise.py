@@ -20,20 +20,22 @@ from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.source_model import SourceModel
 from edgekit_offload.partition.split import WEIGHTS_PATH, Part, SplitModels, split_model, whole_upload
 from edgekit_offload.planning.codings import (
+    COMPRESSION_PAYS,
     AnswerChange,
     Feeds,
     TensorCodec,
     compare_answers,
-    compressed_bytes,
     open_model,
     run_seconds,
 )
-from edgekit_offload.planning.costs import MESSAGE_BYTES, TENSOR_BYTES
+from edgekit_offload.planning.costs import reply_bytes, request_bytes
 from edgekit_offload.planning.leakage import MAX_DB, MAX_VALUES, measure_leakage
 from edgekit_offload.planning.planner import CutCandidate, Realised
 from edgekit_offload.planning.result import Label, Refusal, SentTensor
 from edgekit_offload.planning.ways import UploadWay
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_models
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.codecs.compression import has_zstd
 from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
 from edgekit_runtime.errors import CutError, EdgekitError
 from edgekit_runtime.remote.cut_table import LOCAL, Compression, OffloadPlan, PlanCosts
@@ -56,7 +58,7 @@ class _Sent:
 
     Attributes:
         tensors: of the first sample, as the tail takes them.
-        upload_bytes, download_bytes: bodies, the mean of the samples.
+        upload_bytes, download_bytes: what request and reply take of the link, the mean of the samples.
         plain_bytes: the upload without compression.
         compression: of the request.
         change: of the answers; None for outputs that are no classes.
@@ -93,6 +95,7 @@ class MeasuredCuts:
         feeds: samples, one request each.
         device, server: machines to measure on.
         seconds: how long each machine measures.
+        options: of the sessions that run model and parts, `OrtOptions` that differ from their defaults.
         splits: name of the plan -> its submodels, once it was called.
     """
 
@@ -101,6 +104,7 @@ class MeasuredCuts:
     device: Machine
     server: Machine
     seconds: float
+    options: Mapping[str, JsonValue] = field(default_factory=dict)
     splits: dict[str, SplitModels] = field(default_factory=dict)
 
     def __call__(
@@ -110,7 +114,7 @@ class MeasuredCuts:
         results: dict[str, Realised | Refusal] = {}
         extracted = self._extract(uploads, cuts, results)
         self.splits |= {one.plan.name: one.split for one in extracted}
-        whole = RunnableGraph(self.content, inputs=dict(self.feeds[0]))
+        whole = RunnableGraph(self.content, self.options, inputs=dict(self.feeds[0]))
         heads = {one.plan.name: self._head(one) for one in extracted}
         tails: dict[str, RunnableGraph] = {one.plan.name: self._tail(one) for one in extracted}
         for one in extracted:
@@ -197,24 +201,24 @@ class MeasuredCuts:
         tail = self._session(split.tail)
         plain_bytes, packed_bytes, down_bytes, changes = [], [], [], []
         first: Feeds = {}
+        may_pack = has_zstd() and not plan.media
         for feeds, expected in zip(self.feeds, wanted, strict=True):
             made = dict(feeds) if head is None else {**feeds, **_run(head, feeds)}
             tensors = {spec.name: made[spec.name] for spec in split.sent}
             coded = _Media(plan.media, tensors)
             first = first or coded.decoded
-            plain_bytes.append(sum(one.nbytes for one in coded.files.values()))
-            packed_bytes.append(plain_bytes[-1] if plan.media else compressed_bytes(_join(coded.files)))
+            plain_bytes.append(request_bytes(coded.files))
+            packed_bytes.append(request_bytes(coded.files, "zstd") if may_pack else plain_bytes[-1])
             outputs = _run(tail, coded.decoded)
-            down_bytes.append(sum(one.nbytes for one in outputs.values()))
+            down_bytes.append(reply_bytes(outputs))
             changes.append(compare_answers({**made, **outputs}, expected))
-        is_packed = sum(packed_bytes) < sum(plain_bytes)
+        is_packed = sum(packed_bytes) < COMPRESSION_PAYS * sum(plain_bytes)
         known = [one for one in changes if one is not None]
-        described_bytes = MESSAGE_BYTES + TENSOR_BYTES * len(first)
         return _Sent(
             first,
-            statistics.fmean(packed_bytes if is_packed else plain_bytes) + described_bytes,
-            statistics.fmean(plain_bytes) + described_bytes,
-            statistics.fmean(down_bytes) + MESSAGE_BYTES + TENSOR_BYTES * len(split.tail.outputs),
+            statistics.fmean(packed_bytes if is_packed else plain_bytes),
+            statistics.fmean(plain_bytes),
+            statistics.fmean(down_bytes),
             "zstd" if is_packed else "identity",
             AnswerChange(*(statistics.fmean(each) for each in zip(*map(astuple, known), strict=True)))
             if known
@@ -239,7 +243,7 @@ class MeasuredCuts:
     def _graph(self, part: Part, inputs: Feeds, coding: TransferCoding) -> RunnableGraph:
         weights = {WEIGHTS_PATH: self.content} if part.reads_weights else {}
         taken = {one.name: inputs[one.name] for one in part.inputs}
-        return RunnableGraph(part.content, weights=weights, inputs=taken, coding=coding)
+        return RunnableGraph(part.content, self.options, weights, taken, coding)
 
     def _session(self, part: Part) -> onnxruntime.InferenceSession:
         if not part.reads_weights:
@@ -348,7 +352,3 @@ def _run(session: onnxruntime.InferenceSession, feeds: Feeds) -> dict[str, Array
     names = [one.name for one in session.get_outputs()]
     taken = {one.name: feeds[one.name] for one in session.get_inputs()}
     return dict(zip(names, session.run(names, taken), strict=True))
-
-
-def _join(tensors: Feeds) -> Array:
-    return np.frombuffer(b"".join(np.ascontiguousarray(one).tobytes() for one in tensors.values()), np.uint8)

@@ -77,7 +77,8 @@ def _number(text: str, option: str) -> float:
 
 def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) -> PlanInputs:
     """Return what is planned: profiles that are read or measured, and samples."""
-    name, content = read_whole_model(model)
+    name, graph = read_whole_model(model)
+    content = graph.content
     grid = Grid(parse_bandwidths(options["bandwidth"]), parse_numbers(options["rtt"], "--rtt"))
     power = None
     if options["power"] is not None:
@@ -98,7 +99,7 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
             raise click.BadParameter("expected MBIT/S@MS, such as 100@10", param_hint="--edge-link")
         bits_per_s, rtt_s = _number(match[1], "--edge-link") * 1e6, _number(match[2], "--edge-link") / 1e3
         edge_link = LinkState(bits_per_s, bits_per_s, rtt_s)
-        edge = _profile(options["edge"], name, content, options["seconds"], progress)
+        edge = _profile(options["edge"], name, graph, options["seconds"], progress)
     samples, notes = read_samples(model, content, options["samples"])
     feeds = samples[: _count_answers(content, samples)]
     limit_ms, most_db = options["latency_limit"], options["max_leak"]
@@ -109,9 +110,9 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         leakage_db = leakage_of(content, samples)
     elif len(samples) >= _LEAST_ATTACKED:
         leakage_db = leakage_of(content, samples, limit_s=_LEAKAGE_LIMIT_S)
-    device = _profile(options["device"], name, content, options["seconds"], progress)
+    device = _profile(options["device"], name, graph, options["seconds"], progress)
     by_url = is_url(options["server"])
-    server = _profile("local" if by_url else options["server"], name, content, options["seconds"], progress)
+    server = _profile("local" if by_url else options["server"], name, graph, options["seconds"], progress)
     if by_url:
         progress.show(f"measuring {options['server']}")
         probed = probe_server(server, feeds[0], options)
@@ -120,7 +121,7 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         name, content, device, server,
         grid, feeds, options["objective"], power, None if limit_ms is None else limit_ms / 1e3,
         options["requests_per_s"], memory, weights, tuple(options["keep_on_device"]), edge, edge_link,
-        realise=_measured_cuts(content, feeds, options), most_leakage_db=most_db,
+        realise=_measured_cuts(graph, feeds, options), most_leakage_db=most_db,
         leakage_db=leakage_db, notes=notes, is_server_modelled=by_url,
         cascade=_read_cascade(options, samples),
     )  # fmt: skip
@@ -133,7 +134,9 @@ def _count_answers(content: bytes, samples: list[dict[str, Array]]) -> int:
 
 def _read_cascade(options: Mapping[str, Any], samples: list[dict[str, Array]]) -> CascadeInputs | None:
     path: Path | None = options["cascade"]
-    return None if path is None else CascadeInputs(read_whole_model(path)[1], options["agreement"], samples)
+    if path is None:
+        return None
+    return CascadeInputs(read_whole_model(path).graph.content, options["agreement"], samples)
 
 
 def _add_link(grid: Grid, link: LinkState) -> Grid:
@@ -143,13 +146,14 @@ def _add_link(grid: Grid, link: LinkState) -> Grid:
 
 
 def _measured_cuts(
-    content: bytes, feeds: list[dict[str, Array]], options: Mapping[str, Any]
+    graph: RunnableGraph, feeds: list[dict[str, Array]], options: Mapping[str, Any]
 ) -> MeasuredCuts | None:
     """Return what measures cuts as they are, where both machines are at hand and not only their profiles."""
     device, server = options["device"], options["server"]
     if _is_profile(device) or _is_profile(server) or is_url(server):
         return None
-    return MeasuredCuts(content, feeds, Machine.parse(device), Machine.parse(server), options["seconds"])
+    machines = Machine.parse(device), Machine.parse(server)
+    return MeasuredCuts(graph.content, feeds, *machines, options["seconds"], graph.options)
 
 
 def _is_profile(text: str) -> bool:
@@ -182,10 +186,12 @@ def parse_bytes(text: str, option: str) -> float:
     return _number(match[1], option) * _BYTES[match[2]]
 
 
-def _profile(text: str, name: str, content: bytes, seconds: float, progress: ProgressBar) -> ModelProfile:
+def _profile(
+    text: str, name: str, graph: RunnableGraph, seconds: float, progress: ProgressBar
+) -> ModelProfile:
     """Return the profile in a file, or measure one on a machine."""
     if _is_profile(text):
         return read_profile(Path(text))
     machine = Machine.parse(text)
     progress.show(f"profiling on {text}")
-    return profile_kernels(machine, RunnableGraph(content), name=name, seconds=seconds)
+    return profile_kernels(machine, graph, name=name, seconds=seconds)

@@ -50,8 +50,8 @@ def read_named_model(path: Path) -> NamedModel:
     return NamedModel(path.stem, RunnableGraph(content, weights=weights))
 
 
-def read_whole_model(path: Path) -> tuple[str, bytes]:
-    """Return name and content of a model that one file holds, or of the default model of a package.
+def read_whole_model(path: Path) -> NamedModel:
+    """Return a model that one file holds, or a package's default one with the options of its sessions.
 
     Raises:
         ModelError: there is no such file, it is no ONNX model, or its weights are in other files.
@@ -64,12 +64,14 @@ def read_whole_model(path: Path) -> tuple[str, bytes]:
         model, content = _read_onnx(path)
         if any(one.external_data for one in model.graph.initializer):
             raise ModelError(f"{path}: its weights are in other files; {hint}")
-        return path.stem, content
+        return NamedModel(path.stem, RunnableGraph(content))
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         backend = package.manifest.backend
         if not backend.artifact.endswith(".onnx"):
             raise PackageError(f"{path}: its model '{backend.artifact}' is not ONNX; {hint}")
-        return package.manifest.name, bytes(package.read(backend.artifact))
+        options = next((one.options for one in backend.chain if one.name in _BACKENDS), {})
+        graph = RunnableGraph(bytes(package.read(backend.artifact)), options)
+        return NamedModel(package.manifest.name, graph)
 
 
 def _read_onnx(path: Path) -> tuple[onnx.ModelProto, bytes]:
