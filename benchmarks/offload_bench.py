@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +30,7 @@ from edgekit_runtime.sessions.media import MediaSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.session import Session
 from edgekit_toolkit.commands.offload.demo_package import write_certificate
+from edgekit_toolkit.commands.offload.serve import MAX_BATCH, MAX_WAITING
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,31 +40,6 @@ PORT = 8443
 START_LIMIT_S = 180.0
 
 Feeds = dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True)
-class HandWay:
-    """One way to run a model.
-
-    Attributes:
-        name: of the row.
-        kind: local, upload or cut.
-        head: runs on the device; None where the inputs are sent as they are.
-        tail: runs on the server; None where nothing is sent.
-        sent_bytes, received_bytes: of one request, tensors without heads.
-    """
-
-    name: str
-    kind: str
-    head: bytes | None
-    tail: bytes | None
-    sent_bytes: float = 0.0
-    received_bytes: float = 0.0
-
-    @property
-    def tail_name(self) -> str | None:
-        """The name of the tail on the server."""
-        return None if self.tail is None else f"tail-{hashlib.sha256(self.tail).hexdigest()[:16]}"
 
 
 class OffloadBench:
@@ -109,14 +84,18 @@ class OffloadBench:
             self._packages.append(path)
 
     def serve(self) -> Any:
-        """Start the service with all tails, wait until it is ready, and return its process."""
+        """Start the service as `edgekit offload serve` does, wait until it is ready, return its process."""
         config = self.folder / "service.toml"
         (self.folder / "token").write_text(f"{TOKEN}\n")
         (self.folder / "token").chmod(0o600)
         config.write_text(
             f'[listen]\nunix_socket = ""\nhost = "{self.testbed.server_host}"\nport = {PORT}\n'
             f'tls_certificate = "{self.folder}/server.pem"\ntls_key = "{self.folder}/server.key"\n'
-            f'token_file = "{self.folder}/token"\n[http]\nmax_tls_connections = 1024\n'
+            f'token_file = "{self.folder}/token"\n[http]\nserver_timing = true\nmax_tls_connections = 1024\n'
+            + "".join(
+                f'[models."{path.stem}".scheduling]\nmax_batch = {MAX_BATCH}\nmax_waiting = {MAX_WAITING}\n'
+                for path in self._packages
+            )
         )
         packages = [word for path in self._packages for word in ("--package", str(path))]
         child = self.testbed.spawn(
@@ -161,25 +140,6 @@ class OffloadBench:
         if not line:
             raise SystemExit("the device ended")
         return json.loads(line)
-
-    def load(self, whole: bytes, ways: Sequence[HandWay], feeds: Feeds, tolerance: float) -> None:
-        """Make the device open the ways of a model."""
-        np.savez(self.folder / "feeds.npz", **feeds)  # type: ignore[arg-type]  # names of inputs
-        (self.folder / "whole.onnx").write_bytes(whole)
-        plain = []
-        for number, way in enumerate(ways):
-            path = None
-            if way.head is not None:
-                path = str(self.folder / f"head{number}.onnx")
-                Path(path).write_bytes(way.head)
-            plain.append({"name": way.name, "head": path, "tail": way.tail_name})
-        self.order(
-            "load",
-            ways=plain,
-            feeds=str(self.folder / "feeds.npz"),
-            local=str(self.folder / "whole.onnx"),
-            tolerance=tolerance,
-        )
 
 
 def write_tail(

@@ -1,14 +1,18 @@
 """Where splitting a model between device and server pays: workloads and photographs, planned and measured.
 
     PYTHONPATH=device_runtime:toolkit:offload .venv/bin/python benchmarks/offload_workloads.py
-        [--only sensor_tcn ...] [--seconds 6] [--json FILE]
+        --only sensor_tcn [--seconds 3] [--json FILE]
+    ... benchmarks/offload_workloads.py --merge FILE... [--json FILE]
 
-At most 8 minutes as it is. It needs root for the emulated device and link, and ../shared/models.
+At most 4 minutes for one workload; `--merge` makes one table of the files. It needs root for the emulated
+device and link, and ../shared/models.
 
 Each workload is planned by the product's planner for a device with a share of one processor, and the ways
 then run in the testbed: heads and codecs on the device, tails in our service on the other processor, behind
 TLS. Whole-model ways are: local, and the input raw, uint8, JPEG, WebP, differences + zstd, Opus, where they
-suit. Ways take turns. A way whose prediction is over 1 s runs once, one over 4 s does not run.
+suit. Published methods choose their cuts from the same profile, and these run too. Ways take turns. A way
+whose prediction is over 1 s runs once, one over 4 s does not run. Devices under a tenth of a processor are
+emulated by waiting (`workload_device`), and predicted as slowed down.
 
 Ratio: median of the best whole-model way / median of the best split. All figures are emulated.
 """
@@ -23,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,36 +40,36 @@ from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from offload_bench import PORT, Feeds, OffloadBench, print_table, write_json
 from offload_capacity import write_requests
-from planned_ways import PlannedWay, plan_ways
+from planned_ways import Planned, PlannedWay
 
 LONGEST_MS = 4_000.0
 SLOW_MS = 1_000.0  # runs once
 OTHERS = 16  # clients that load a server
-BUSY_SLOWDOWN = 4.0  # of a tail on a loaded server, by which cuts are picked
 LOAD_START_S, LOAD_END_S = 3.0, 1.0
-CUTS = 3  # planned cuts that the benchmark runs
+CUTS = 4  # planned cuts that the benchmark runs
 GOAL = 1.5
 LEAST_ROUNDS = 3
+FEW_CHANGED = 0.0625  # of the answers, up to which a way counts as faithful: one of 16 samples
 FLIP_MBIT_S = np.geomspace(0.01, 200, 241)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, a device and links.
+    """A model, devices and links.
 
     Attributes:
         build: returns the model and samples.
-        share: of a processor that the device has.
+        shares: of a processor that the devices have; the first one is planned for.
         bandwidths_mbit_s: each way.
         rtt_ms: round trip.
-        limits: further fields of `PlanInputs`.
         setting: what it stands for.
+        limits: further fields of `PlanInputs`.
         busy: requests of other clients, as a multiple of what the server carries of the best upload; they run
-            the way that is measured.
+            the way that is measured. 0 without others.
     """
 
     build: Callable[[], tuple[bytes, list[Feeds]]]
-    share: float
+    shares: tuple[float, ...]
     bandwidths_mbit_s: tuple[float, ...]
     rtt_ms: float
     setting: str
@@ -73,134 +77,218 @@ class Workload:
     busy: float = 0.0
 
 
+# One core does as many float32 multiply-adds a second as this machine's, by its data sheet: Cortex-A76 at
+# 2.4 GHz 20 %, A72 at 1.5 GHz 7 %, A53 at 1 GHz 5 %, A7 at 1 GHz 2 %, microcontrollers under 1 %.
 WORKLOADS = {
     "sensor_tcn": Workload(
-        workload_models.sensor_tcn, 0.1, (0.05, 0.1, 0.25), 20,
+        workload_models.sensor_tcn, (0.1, 0.05, 0.02), (0.05, 0.1, 0.25), 20,
         "16 channels of a sensor, 16 s at 256 Hz; radio of 50 to 250 kbit/s (IEEE 802.15.4)",
     ),
     "tiny_tcn": Workload(
-        workload_models.tiny_tcn, 0.2, (0.05, 0.25), 20, "a spoken vowel, 12 cepstra x 29; the same radio",
+        workload_models.tiny_tcn, (0.1, 0.02), (0.05, 0.25), 20,
+        "a spoken vowel, 12 cepstra x 29; the same radio",
     ),
     "keyword_spotting": Workload(
-        workload_models.keyword_spotting, 0.2, (0.1, 1), 30, "1 s of sound at 16 kHz; MFCC in the graph",
+        workload_models.keyword_spotting, (0.1, 0.02), (0.1, 1), 30,
+        "1 s of sound at 16 kHz; MFCC in the graph, DS-CNN of 2.7 million multiply-adds",
+    ),
+    "keyword_res15": Workload(
+        workload_models.keyword_res15, (0.1, 0.05, 0.02), (0.25, 1), 30,
+        "the same sound; MFCC and res15 of 890 million multiply-adds",
     ),
     "small_memory": Workload(
-        workload_models.efficientnet, 0.2, (0.25, 0.5, 2), 40,
+        workload_models.efficientnet, (0.2, 0.05), (0.25, 0.5, 2), 40,
         "a model of 18.6 MB, a device with 8 MB for weights; LTE-M and LTE upload",
         {"memory_bytes": 14.5e6},
     ),
     "loaded_server": Workload(
-        workload_models.efficientnet, 0.1, (100,), 5,
+        workload_models.efficientnet, (0.1, 0.05, 0.02), (100,), 5,
         "photographs over Wi-Fi; other clients ask 1.2 times what the server carries of uploads",
         busy=1.2,
     ),
     "many_heads": Workload(
-        workload_models.many_heads, 0.1, (1, 2, 5), 20, "one backbone, eight heads, all outputs wanted",
+        workload_models.many_heads, (0.1, 0.05), (1, 2, 5), 20,
+        "one backbone, eight heads, all outputs wanted",
     ),
     "photos": Workload(
-        workload_models.mobilenet, 0.2, (1, 5, 20), 20, "photographs of 224 x 224, MobileNet v1 0.25",
+        workload_models.mobilenet, (0.2, 0.05), (1, 5, 20), 20,
+        "photographs of 224 x 224, MobileNet v1 0.25",
     ),
     "photos_large": Workload(
-        workload_models.efficientnet, 0.2, (5, 20), 20, "photographs of 224 x 224, EfficientNet-Lite0",
+        workload_models.efficientnet, (0.2, 0.05), (1, 5, 20), 20,
+        "photographs of 224 x 224, EfficientNet-Lite0",
     ),
 }  # fmt: skip
 
 
 def main() -> None:
-    """Plan, measure, print and write."""
+    """Plan, measure, print and write; or merge what was written."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each link")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each setting")
+    parser.add_argument("--merge", nargs="+", type=Path, help="files of `--json`")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     found, began_s = [], time.monotonic()
-    for name in arguments.only:
-        found.append(run_workload(name, WORKLOADS[name], arguments.seconds))
-        show(found[-1])
+    if arguments.merge:
+        found = [one for path in arguments.merge for one in json.loads(path.read_text())["workloads"]]
         write_json(arguments.json, {"workloads": found})
-    print_table(
-        ["workload", "best ratio", "at Mbit/s", "split pays, Mbit/s (predicted)"],
-        [
-            [one["workload"], *max((cell["ratio"] or 0.0, cell["mbit_s"]) for cell in one["cells"]),
-             one["pays"]]
-            for one in found
-        ],
-    )  # fmt: skip
+    else:
+        for name in arguments.only:
+            found.append(run_workload(name, WORKLOADS[name], arguments.seconds))
+            show(found[-1])
+            write_json(arguments.json, {"workloads": found})
+    summarise(found)
     print(f"{time.monotonic() - began_s:.0f} s; load of this machine {os.getloadavg()[0]:.1f}")
 
 
 def run_workload(name: str, workload: Workload, seconds: float) -> dict[str, Any]:
-    """Plan a workload and measure it at all its links."""
+    """Plan a workload and measure it on all its devices at all its links."""
     began_s = time.monotonic()
     content, feeds = workload.build()
-    grid = Grid(workload.bandwidths_mbit_s, (workload.rtt_ms,))
-    result, ways = plan_ways(name, content, feeds, share=workload.share, grid=grid, **workload.limits)
-    ways = few_ways(ways, BUSY_SLOWDOWN if workload.busy else 1.0)
-    with tempfile.TemporaryDirectory() as folder, OffloadBench(Path(folder), workload.share) as bench:
-        start(bench, ways, feeds)
-        cells = []
-        for column, mbit_s in enumerate(workload.bandwidths_mbit_s):
-            bench.testbed.set_link(up_mbit_s=mbit_s, down_mbit_s=mbit_s, rtt_ms=workload.rtt_ms)
-            bench.order("reconnect")
-            least = {
-                way.name: LEAST_ROUNDS if way.predicted_ms[column] < SLOW_MS else 1
-                for way in ways
-                if way.predicted_ms[column] <= LONGEST_MS
-            }
-            if workload.busy:
-                measured = run_loaded(bench, ways, feeds, workload.busy, seconds)
-            else:
-                measured = bench.order("rounds", least=least, seconds=seconds)
-            rows = [describe(way, column, measured.get(way.name, [])) for way in ways]
-            cells.append({"mbit_s": mbit_s, "rtt_ms": workload.rtt_ms, "rows": rows, **compare(rows)})
+    grid, base = Grid(workload.bandwidths_mbit_s, (workload.rtt_ms,)), workload.shares[0]
+    planned = Planned(name, content, feeds, base, grid, **workload.limits)
+    settings = [
+        (
+            mbit_s,
+            share,
+            Conditions(LinkState(mbit_s * 1e6, mbit_s * 1e6, workload.rtt_ms / 1e3), base / share),
+        )
+        for mbit_s in workload.bandwidths_mbit_s
+        for share in workload.shares
+    ]
+    peers = [planned.find_peers(conditions) for *_, conditions in settings]
+    per_s = 0.0
+    if workload.busy:
+        per_s = workload.busy / min(way.plan.costs.server_s for way in planned.ways if way.kind == "upload")
+    ways = few_ways(planned.ways, [one for *_, one in settings], per_s)
+    planned_s, cells = time.monotonic() - began_s, []
+    with tempfile.TemporaryDirectory() as folder, OffloadBench(Path(folder), base) as bench:
+        start(bench, ways, feeds, base)
+        measured = (
+            measure(bench, workload, ways, settings, seconds)
+            if not workload.busy
+            else (measure_loaded(bench, ways, feeds, per_s, settings, seconds))
+        )
+        for (mbit_s, share, conditions), one, chosen in zip(settings, measured, peers, strict=True):
+            rows = [describe(way, predict_ms(way, conditions, per_s), one.get(way.name, [])) for way in ways]
+            cells.append(
+                {"mbit_s": mbit_s, "share": share, "rtt_ms": workload.rtt_ms, "rows": rows,
+                 "peers": [vars(peer) for peer in chosen], **compare(rows)}
+            )  # fmt: skip
         label = bench.testbed.label
+    kernels = planned.costs.seconds
     return {
         "workload": name, "setting": workload.setting, "label": label, "cells": cells,
-        "pays": pays_range(result, workload.rtt_ms),
-        "refusals": [f"{one.name}: {one.reason}" for one in result.refusals],
-        "load": os.getloadavg()[0], "seconds": time.monotonic() - began_s,
+        "pays": {f"{share:.0%}": pays_range(planned.result, workload.rtt_ms, base / share)
+                 for share in workload.shares},
+        "kernels": len(kernels), "server_ms": float(kernels[:, 1].sum()) * 1e3,
+        "refusals": [f"{one.name}: {one.reason}" for one in planned.result.refusals],
+        "load": os.getloadavg()[0], "planned_s": planned_s, "seconds": time.monotonic() - began_s,
     }  # fmt: skip
 
 
-def run_loaded(
-    bench: OffloadBench, ways: Sequence[PlannedWay], feeds: Sequence[Feeds], busy: float, seconds: float
-) -> dict[str, Any]:
-    """Measure each way alone, while other clients send requests of the same way at random times."""
-    per_second = busy / min(way.server_s for way in ways if way.kind == "upload")
-    found = {}
+Setting = tuple[float, float, Conditions]
+Measured = dict[str, list[dict[str, Any]]]
+
+
+def measure(
+    bench: OffloadBench,
+    workload: Workload,
+    ways: Sequence[PlannedWay],
+    settings: Sequence[Setting],
+    seconds: float,
+) -> list[Measured]:
+    """Return for each setting what each way gave."""
+    found = []
+    for mbit_s, _, conditions in settings:
+        bench.testbed.set_link(up_mbit_s=mbit_s, down_mbit_s=mbit_s, rtt_ms=workload.rtt_ms)
+        bench.order("reconnect")
+        expected = {way.name: predict_ms(way, conditions) for way in ways}
+        order = [
+            (name, conditions.device_slowdown, LEAST_ROUNDS if one < SLOW_MS else 1)
+            for name, one in expected.items()
+            if one <= LONGEST_MS
+        ]
+        rows = bench.order("rounds", ways=order, seconds=seconds)
+        found.append({one[0]: row for one, row in zip(order, rows, strict=True)})
+    return found
+
+
+def measure_loaded(
+    bench: OffloadBench,
+    ways: Sequence[PlannedWay],
+    feeds: Sequence[Feeds],
+    per_s: float,
+    settings: Sequence[Setting],
+    seconds: float,
+) -> list[Measured]:
+    """Return the same of one link, each way alone, while others send requests of that way at random times."""
+    mbit_s, _, conditions = settings[0]
+    assert conditions.link is not None
+    bench.testbed.set_link(up_mbit_s=mbit_s, down_mbit_s=mbit_s, rtt_ms=conditions.link.rtt_s * 1e3)
+    bench.order("reconnect")
+    found: list[Measured] = [{} for _ in settings]
     for way in ways:
         with ExitStack() as load:
             if way.tail is not None:
                 order = {
                     "host": bench.testbed.server_host, "port": PORT, "warm_s": 0, "seconds": 60,
                     "ca_file": str(bench.folder / "server.pem"), "devices": OTHERS,
-                    "requests_per_s": per_second / OTHERS, "requests": write_requests(bench, way, feeds),
+                    "requests_per_s": per_s / OTHERS, "requests": write_requests(bench, way, feeds),
                 }  # fmt: skip
                 script = str(Path(__file__).with_name("load_generator.py"))
                 child = bench.testbed.spawn("server", [sys.executable, script, "-", json.dumps(order)])
                 load.callback(child.close)
                 time.sleep(LOAD_START_S)
-            found |= bench.order("rounds", least={way.name: LEAST_ROUNDS}, seconds=seconds)
+            runs = [(way.name, one.device_slowdown, LEAST_ROUNDS) for *_, one in settings]
+            for cell, rows in zip(found, bench.order("rounds", ways=runs, seconds=seconds), strict=True):
+                cell[way.name] = rows
         time.sleep(LOAD_END_S)
     return found
 
 
-def few_ways(ways: Sequence[PlannedWay], server_slowdown: float) -> list[PlannedWay]:
-    """Return the whole-model ways that will run, and those cuts that are predicted best at some link."""
-    ways = [way for way in ways if min(way.predicted_ms) <= LONGEST_MS]
+def predict_ms(way: PlannedWay, conditions: Conditions, per_s: float = 0.0) -> float:
+    """Return the latency of a way; on a server that gets `per_s` requests of it, with the mean wait there."""
+    wait_s = mean_wait_s(way.plan.costs.server_s, per_s) if per_s and way.tail is not None else 0.0
+    return predict_s(way.plan, replace(conditions, server_wait_s=wait_s)) * 1e3
+
+
+def mean_wait_s(service_s: float, per_s: float) -> float:
+    """Return the mean wait where requests come at random times and each takes the same.
+
+    Source: Pollaczek and Khinchine, M/D/1.
+    """
+    busy = service_s * per_s
+    return float("inf") if busy >= 1 else busy * service_s / (2 * (1 - busy))
+
+
+def few_ways(ways: Sequence[PlannedWay], settings: Sequence[Conditions], per_s: float) -> list[PlannedWay]:
+    """Return the whole-model ways and peers that will run, and the cuts that are predicted best somewhere.
+
+    Of each kind of cuts, all and those that keep the answers, the best somewhere come first.
+    """
+    table = {way.name: np.array([predict_ms(way, one, per_s) for one in settings]) for way in ways}
+    ways = [way for way in ways if way.kind == "upload" or table[way.name].min() <= LONGEST_MS]
     cuts = [way for way in ways if way.kind == "cut"]
-    more_ms = [[(server_slowdown - 1) * way.server_s * 1e3] for way in cuts]
-    table = np.array([way.predicted_ms for way in cuts]).reshape(len(cuts), -1) + np.array(more_ms).reshape(
-        -1, 1
-    )
-    ranks = (table / table.min(axis=0)).min(axis=1) if cuts else []
-    chosen = {cuts[int(n)].name for n in np.argsort(ranks, kind="stable")[:CUTS]}
-    return [way for way in ways if way.kind != "cut" or way.name in chosen]
+    chosen: list[str] = []
+    for pool in ([way for way in cuts if is_faithful(way.plan.accuracy_change)], cuts):
+        if pool:
+            each = np.array([table[way.name] for way in pool])
+            ranks = (each / np.maximum(each.min(axis=0), 1e-9)).min(axis=1)
+            chosen += [pool[int(n)].name for n in np.argsort(ranks, kind="stable")[: CUTS // 2]]
+    rest = [way.name for way in cuts if way.name not in chosen]
+    return [way for way in ways if way.kind != "cut" or way.name in [*chosen, *rest][:CUTS]]
 
 
-def start(bench: OffloadBench, ways: Sequence[PlannedWay], feeds: Sequence[Feeds]) -> None:
+def is_faithful(accuracy_change: float | None) -> bool:
+    """Return whether a way changes few answers."""
+    return accuracy_change is None or accuracy_change >= -FEW_CHANGED
+
+
+def start(bench: OffloadBench, ways: Sequence[PlannedWay], feeds: Sequence[Feeds], share: float) -> None:
     """Serve the tails, and make the device open the heads."""
     plain = []
     for number, way in enumerate(ways):
@@ -209,31 +297,35 @@ def start(bench: OffloadBench, ways: Sequence[PlannedWay], feeds: Sequence[Feeds
             path = str(bench.folder / f"head{number}.onnx")
             Path(path).write_bytes(way.head)
         if way.tail is not None:
-            bench.add_tail(way.tail_name or "", way.tail, way.feeds, way.media)
+            bench.add_tail(way.tail_name or "", way.tail, way.feeds, way.plan.media)
             session = OrtSession(way.tail, OrtOptions(threads=1))
             outputs = [[one.name, one.dtype, list(one.shape)] for one in session.outputs]
         plain.append(
             {
                 "name": way.name, "head": path, "tail": way.tail_name, "sent": list(way.sent),
-                "media": dict(way.media), "compression": way.compression, "outputs": outputs,
+                "media": dict(way.plan.media), "compression": way.plan.compression, "outputs": outputs,
             }
         )  # fmt: skip
     bench.serve()
     bench.start_device()
     samples = {f"{number}|{key}": one for number, each in enumerate(feeds) for key, one in each.items()}
     np.savez(bench.folder / "samples.npz", **samples)  # type: ignore[arg-type]  # names
-    bench.order("load", ways=plain, samples=str(bench.folder / "samples.npz"))
+    bench.order("load", ways=plain, samples=str(bench.folder / "samples.npz"), share=share)
 
 
-def describe(way: PlannedWay, column: int, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the row of a way at a link."""
+def describe(way: PlannedWay, predicted_ms: float, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the row of a way at a setting."""
+    costs = way.plan.costs
     row: dict[str, Any] = {
-        "way": way.name, "kind": way.kind, "predicted_ms": way.predicted_ms[column],
-        "server_ms": way.server_s * 1e3, "accuracy_change": way.accuracy_change,
+        "way": way.name, "kind": way.kind, "predicted_ms": predicted_ms if predicted_ms < 1e9 else None,
+        "device_ms": costs.device_s * 1e3, "server_ms": costs.server_s * 1e3,
+        "accuracy_change": way.plan.accuracy_change,
         "p50_ms": None, "spread": None, "rounds": len(found), "sent_bytes": None, "head_ms": None,
+        "failed": sum("error" in one for one in found),
     }  # fmt: skip
-    if errors := [one["error"] for one in found if "error" in one]:
-        print(f"{way.name}: {len(errors)} of {len(found)} requests failed: {errors[0]}")
+    if row["failed"]:
+        error = next(one["error"] for one in found if "error" in one)
+        print(f"{way.name}: {row['failed']} of {len(found)} requests failed: {error}")
     elif found:
         low, middle, high = np.quantile([one["s"] for one in found], (0.25, 0.5, 0.75))
         row |= {
@@ -245,27 +337,33 @@ def describe(way: PlannedWay, column: int, found: Sequence[Mapping[str, Any]]) -
 
 
 def compare(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the best whole-model way beside the best split."""
+    """Return the best whole-model way beside the best split, of all and of those that keep the answers."""
     run = [row for row in rows if row["p50_ms"] is not None]
-    whole = min((row for row in run if row["kind"] != "cut"), key=lambda row: float(row["p50_ms"]))
-    cut = min(
-        (row for row in run if row["kind"] == "cut"), key=lambda row: float(row["p50_ms"]), default=None
-    )
-    return {
-        "best_whole": whole["way"],
-        "best_whole_ms": whole["p50_ms"],
-        "best_split": cut and cut["way"],
-        "best_split_ms": cut and cut["p50_ms"],
-        "ratio": cut and whole["p50_ms"] / cut["p50_ms"],
-    }
+    found: dict[str, Any] = {}
+    for suffix, pool in (
+        ("", run),
+        ("_faithful", [row for row in run if is_faithful(row["accuracy_change"])]),
+    ):
+        for kind, kinds in (("whole", ("local", "upload")), ("split", ("cut",))):
+            best = min((row for row in pool if row["kind"] in kinds), key=by_p50, default=None)
+            found[f"best_{kind}{suffix}"] = best and best["way"]
+            found[f"best_{kind}{suffix}_ms"] = best and best["p50_ms"]
+        whole_ms, split_ms = found[f"best_whole{suffix}_ms"], found[f"best_split{suffix}_ms"]
+        found[f"ratio{suffix}"] = whole_ms / split_ms if whole_ms and split_ms else None
+    return found
 
 
-def pays_range(result: PlanningResult, rtt_ms: float) -> str:
+def by_p50(row: Mapping[str, Any]) -> float:
+    """Return the median of a row that was measured."""
+    return float(row["p50_ms"])
+
+
+def pays_range(result: PlanningResult, rtt_ms: float, slowdown: float) -> str:
     """Return between which bandwidths a split is predicted to be the fastest way."""
     wins = []
     for mbit_s in FLIP_MBIT_S:
-        link = Conditions(LinkState(mbit_s * 1e6, mbit_s * 1e6, rtt_ms / 1e3))
-        best = min(result.ways, key=lambda way: predict_s(way.plan, link))
+        conditions = Conditions(LinkState(mbit_s * 1e6, mbit_s * 1e6, rtt_ms / 1e3), slowdown)
+        best = min(result.ways, key=lambda way: predict_s(way.plan, conditions))
         wins.append(best.kind == "cut")
     if not any(wins):
         return "nowhere"
@@ -278,11 +376,11 @@ def show(found: Mapping[str, Any]) -> None:
     """Print the tables of one workload."""
     print(f"\n## {found['workload']}: {found['setting']}\n{found['label']}; load {found['load']:.1f}\n")
     print_table(
-        ["Mbit/s", "way", "sends, B", "on device, ms", "on server, ms", "predicted, ms", "p50, ms",
+        ["device", "Mbit/s", "way", "sends, B", "on device, ms", "on server, ms", "predicted, ms", "p50, ms",
          "spread, %", "requests", "accuracy"],
         [
             [
-                cell["mbit_s"], row["way"], *(format_figure(row[key]) for key in
+                f"{cell['share']:.0%}", cell["mbit_s"], row["way"], *(format_figure(row[key]) for key in
                 ("sent_bytes", "head_ms", "server_ms", "predicted_ms", "p50_ms")),
                 format_figure(row["spread"] and row["spread"] * 100), row["rounds"],
                 format_figure(row["accuracy_change"]),
@@ -292,20 +390,53 @@ def show(found: Mapping[str, Any]) -> None:
         ],
     )  # fmt: skip
     print()
-    for cell in found["cells"]:
-        if cell["ratio"] is not None:
-            print(
-                f"{cell['mbit_s']:g} Mbit/s: {cell['best_whole']} {cell['best_whole_ms']:.0f} ms / "
-                f"{cell['best_split']} {cell['best_split_ms']:.0f} ms = {cell['ratio']:.2f} (goal >= {GOAL})"
-            )
-    print(f"A split is predicted to be best at {found['pays']} Mbit/s; {found['seconds']:.0f} s.")
+    print_peers(found)
+    for share, pays in found["pays"].items():
+        print(f"A split is predicted to be best on a device of {share} at Mbit/s: {pays}.")
+    print(f"{found['kernels']} kernels, {found['server_ms']:.3g} ms on the server; planned in "
+          f"{found['planned_s']:.0f} s, {found['seconds']:.0f} s in all.")  # fmt: skip
     for one in found["refusals"]:
         print(f"- {one}")
     print(flush=True)
 
 
+def print_peers(found: Mapping[str, Any]) -> None:
+    """Print what published methods and our planner chose, and what that gave."""
+    rows = []
+    for cell in found["cells"]:
+        by_name = {row["way"]: row for row in cell["rows"]}
+        predicted = [row for row in cell["rows"] if row["kind"] != "peer" and row["predicted_ms"] is not None]
+        ours = min(predicted, key=lambda row: float(row["predicted_ms"]))["way"]
+        for peer in [*cell["peers"], {"method": "edgekit", "way": ours, "obstacle": ""}]:
+            p50_ms = by_name.get(peer["way"], {}).get("p50_ms")
+            way = peer["way"] or peer["obstacle"]
+            rows.append([f"{cell['share']:.0%}", cell["mbit_s"], peer["method"], way, format_figure(p50_ms)])
+    print_table(["device", "Mbit/s", "method", "chooses", "p50, ms"], rows)
+    print()
+
+
+def summarise(found: Sequence[Mapping[str, Any]]) -> None:
+    """Print one row for each setting of each workload."""
+    print_table(
+        ["workload", "device", "Mbit/s", "best whole-model way", "ms", "best split", "ms", "ratio",
+         "ratio where answers stay"],
+        [
+            [
+                one["workload"], f"{cell['share']:.0%}", cell["mbit_s"],
+                str(cell["best_whole"]), format_figure(cell["best_whole_ms"]),
+                str(cell["best_split"]), format_figure(cell["best_split_ms"]),
+                *(format_figure(cell[key]) for key in ("ratio", "ratio_faithful")),
+            ]
+            for one in found
+            for cell in one["cells"]
+        ],
+    )  # fmt: skip
+    won = sum(max(cell["ratio"] or 0.0 for cell in one["cells"]) >= GOAL for one in found)
+    print(f"\n{won} of {len(found)} workloads have a setting with a ratio of {GOAL:g} or more")
+
+
 def format_figure(value: float | None) -> str:
-    """Return a figure with three digits, or a dash."""
+    """Return a figure with four digits, or a dash."""
     return "-" if value is None else f"{value:.4g}"
 
 

@@ -1,10 +1,10 @@
-"""Every way that the planner found for a model, ready to run: heads and tails, each a whole ONNX model."""
+"""Every way that the planner and published methods found for a model, ready to run as whole ONNX models."""
 
 import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,20 @@ import onnx
 
 from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
 from edgekit_offload.partition.coding import Coding
-from edgekit_offload.partition.split import Part, SplitModels, whole_upload
+from edgekit_offload.partition.split import Part, SplitModels, split_model, whole_upload
+from edgekit_offload.planning.costs import CodedTensors, GraphCosts, device_bytes, latency_costs
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.planner import PlanInputs, plan
 from edgekit_offload.planning.realise import MeasuredCuts
-from edgekit_offload.planning.result import PlanningResult, Way
+from edgekit_offload.planning.result import Way
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
+from edgekit_offload.profiling.planning_graph import join_profiles
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
+from edgekit_runtime.remote.cut_table import OffloadPlan
+from edgekit_runtime.remote.latency_model import Conditions
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from offload_bench import Feeds
+from peers.published_cuts import place_by_dads, place_linearly
 
 PROFILE_S, REALISE_S = 1.5, 1.0
 GRAPH = {"threads": 1}
@@ -31,41 +36,129 @@ class PlannedWay:
     """One way to run a model.
 
     Attributes:
-        name, kind: as the planner says: local, upload or cut.
+        plan: its name and costs, as planned.
+        kind: as the planner says: local, upload or cut; or peer, a cut that a published method chose.
         head: runs on the device; None where the inputs are sent as they are.
         tail: runs on the server; None where nothing is sent.
         sent: the tail's inputs.
-        media: tensor that is sent as a file -> codec.
-        compression: of the request.
-        predicted_ms: [bandwidths] at the first round trip.
-        device_s, server_s: as measured for the plan.
-        upload_bytes, download_bytes: bodies of request and response, as planned.
-        accuracy_change: share of the samples with another best class, negative; None if unknown.
         feeds: what the tail gets of the first sample.
+        devices: how many the server carries, simulated; for capacity only.
     """
 
-    name: str
+    plan: OffloadPlan
     kind: str
     head: bytes | None
     tail: bytes | None
-    sent: tuple[str, ...]
-    media: Mapping[str, str]
-    compression: str
-    predicted_ms: tuple[float, ...]
-    device_s: float
-    server_s: float
-    upload_bytes: float
-    download_bytes: float
-    accuracy_change: float | None = None
+    sent: tuple[str, ...] = ()
     feeds: Feeds = field(default_factory=dict)
+    devices: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its plan."""
+        return self.plan.name
 
     @property
     def tail_name(self) -> str | None:
         """The name of the tail on the server."""
         if self.tail is None:
             return None
-        content = self.tail + repr(sorted(self.media.items())).encode()
+        content = self.tail + repr(sorted(self.plan.media.items())).encode()
         return f"tail-{hashlib.sha256(content).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What a published method chose at one setting.
+
+    Attributes:
+        method: its name.
+        way: the name of a way; empty where its choice cannot run.
+        obstacle: why it cannot.
+    """
+
+    method: str
+    way: str
+    obstacle: str = ""
+
+
+class Planned:
+    """A model, planned between a device and a server.
+
+    Attributes:
+        result: of the planner.
+        ways: all ways, ready to run; those that peers chose are added by `find_peers`.
+        costs: the kernels, for peers: tensors are sent raw.
+    """
+
+    def __init__(
+        self, name: str, content: bytes, feeds: Sequence[Feeds], share: float, grid: Grid, **limits: Any
+    ) -> None:
+        """Profile a model on both machines and plan it.
+
+        Args:
+            name: of the model.
+            content: the ONNX model.
+            feeds: samples.
+            share: of a processor that the device has.
+            grid: links.
+            limits: further fields of `PlanInputs`.
+        """
+        device, server = Machine.parse(f"local@{share:.0%}"), one_core()
+        profiles = [
+            profile_kernels(one, RunnableGraph(content, GRAPH, inputs=feeds[0]), name=name, seconds=PROFILE_S)
+            for one in (device, server)
+        ]
+        cuts = MeasuredCuts(content, feeds, device, server, REALISE_S)
+        self.result = plan(PlanInputs(name, content, *profiles, grid, feeds, realise=cuts, **limits))
+        self.ways = [open_way(way, content, feeds, cuts.splits) for way in self.result.ways]
+        self._content, self._feeds = content, feeds
+        self._memory_bytes: float | None = limits.get("memory_bytes")
+        joined = join_profiles(content, profiles)
+        self._nodes = joined.nodes
+        raw = np.array([joined.tensor_bytes[tensor] for tensor in joined.graph.tensors], np.float64)
+        free = np.zeros(len(raw))
+        coded = CodedTensors(("raw",) * len(raw), raw, free, free)
+        weights = joined.weight_bytes.astype(np.float64)
+        self.costs = GraphCosts(joined.graph, joined.seconds, raw, weights, {"raw": coded})
+        self._request = profiles[0].request, profiles[1].request
+        self._chosen: dict[bytes, str] = {}
+
+    def find_peers(self, conditions: Conditions) -> list[Peer]:
+        """Return what published methods choose; their cuts become ways."""
+        graph, costs = self.costs.graph, latency_costs(self.costs, "raw", conditions)
+        placed = {
+            "linear split (Neurosurgeon)": place_linearly(graph, costs),
+            "DADS as printed": place_by_dads(graph, costs, is_corrected=False),
+            "DADS corrected": place_by_dads(graph, costs, is_corrected=True),
+        }
+        found = []
+        for method, tiers in placed.items():
+            here = tuple(map(int, tiers))
+            needed = device_bytes(self.costs, here)
+            if not np.isfinite(costs.of(graph, tiers[np.newaxis])[0]):
+                found.append(Peer(method, "", "its cut cannot run"))
+            elif self._memory_bytes is not None and needed > self._memory_bytes:
+                found.append(Peer(method, "", f"its cut needs {needed / 1e6:.3g} MB on the device"))
+            else:
+                found.append(Peer(method, self._open_peer(here)))
+        return found
+
+    def _open_peer(self, tiers: tuple[int, ...]) -> str:
+        """Return the name of the way that runs a placement."""
+        if len(set(tiers)) == 1:
+            return "raw" if tiers[0] else "local"
+        key = bytes(tiers)
+        if key not in self._chosen:
+            name = self._chosen[key] = f"peer{len(self._chosen) + 1}"
+            nodes = [node for kernel, one in enumerate(tiers) if not one for node in self._nodes[kernel]]
+            split = split_model(self._content, nodes)
+            costs, (device, server) = self.costs.plan_costs(tiers, "raw"), self._request
+            added = (device.seconds(costs.upload_bytes), server.seconds(costs.upload_bytes))
+            costs = replace(costs, device_s=costs.device_s + added[0], server_s=costs.server_s + added[1])
+            planned = OffloadPlan(name, costs, head=f"{name}.head", tail=f"{name}.tail", accuracy_change=0.0)
+            self.ways.append(open_split(planned, "peer", split, self._content, self._feeds))
+        return self._chosen[key]
 
 
 def one_core() -> Machine:
@@ -74,55 +167,28 @@ def one_core() -> Machine:
     return Machine("local, one core", ("taskset", "-c", core, sys.executable, "-m", "edgekit_runtime.cli"))
 
 
-def plan_ways(
-    name: str,
-    content: bytes,
-    feeds: Sequence[Feeds],
-    *,
-    share: float,
-    grid: Grid,
-    **limits: Any,
-) -> tuple[PlanningResult, list[PlannedWay]]:
-    """Profile a model on both machines, plan it, and return all ways with their parts.
-
-    Args:
-        name: of the model.
-        content: the ONNX model.
-        feeds: samples.
-        share: of a processor that the device has.
-        grid: links.
-        limits: further fields of `PlanInputs`.
-    """
-    device, server = Machine.parse(f"local@{share:.0%}"), one_core()
-    profiles = [
-        profile_kernels(one, RunnableGraph(content, GRAPH, inputs=feeds[0]), name=name, seconds=PROFILE_S)
-        for one in (device, server)
-    ]
-    cuts = MeasuredCuts(content, feeds, device, server, REALISE_S)
-    result = plan(PlanInputs(name, content, *profiles, grid, feeds, realise=cuts, **limits))
-    return result, [open_way(way, content, feeds, cuts.splits) for way in result.ways]
-
-
 def open_way(
     way: Way, content: bytes, feeds: Sequence[Feeds], splits: Mapping[str, SplitModels]
 ) -> PlannedWay:
     """Return a way with its parts."""
-    costs, latency = way.plan.costs, way.latency_ms[0]
-    sizes = (costs.upload_bytes, costs.download_bytes)
-    figures = (latency, costs.device_s, costs.server_s, *sizes, way.plan.accuracy_change)
     if way.plan.tail is None:
-        return PlannedWay(way.name, way.kind, content, None, (), {}, "identity", *figures)
+        return PlannedWay(way.plan, way.kind, content, None)
     split = splits.get(way.name) or code_upload(way, content, feeds)
+    return replace(open_split(way.plan, way.kind, split, content, feeds), devices=way.devices_per_server)
+
+
+def open_split(
+    planned: OffloadPlan, kind: str, split: SplitModels, content: bytes, feeds: Sequence[Feeds]
+) -> PlannedWay:
+    """Return a way with its parts as whole models."""
     head = None if split.head is None else embed_weights(split.head, content)
-    media = {spec.name: codec for spec, codec in zip(split.sent, way.plan.media.values(), strict=False)}
+    media = {spec.name: codec for spec, codec in zip(split.sent, planned.media.values(), strict=False)}
     made = feeds[0] if head is None else {**feeds[0], **OrtSession(head, OrtOptions(threads=1)).run(feeds[0])}
     sent = {spec.name: made[spec.name] for spec in split.sent}
     for tensor, codec in media.items():
         sent[tensor] = np.frombuffer(encode_media(MediaCodec.parse(codec), sent[tensor][0]), np.uint8)
-    return PlannedWay(
-        way.name, way.kind, head, embed_weights(split.tail, content), tuple(sent), media,
-        way.plan.compression, *figures, sent,
-    )  # fmt: skip
+    planned = replace(planned, media=media)
+    return PlannedWay(planned, kind, head, embed_weights(split.tail, content), tuple(sent), sent)
 
 
 def code_upload(way: Way, content: bytes, feeds: Sequence[Feeds]) -> SplitModels:

@@ -115,20 +115,7 @@ def keyword_spotting() -> tuple[bytes, list[Feeds]]:
     The Fourier transform is a convolution with 2 x 257 windowed waves, as exporters write it.
     """
     build = GraphBuilder()
-    times = np.arange(WINDOW) / WINDOW
-    waves = 2 * np.pi * np.arange(FREQUENCIES)[:, np.newaxis] * times
-    waves = np.stack([np.cos(waves), np.sin(waves)]) * np.hanning(WINDOW)
-    kernel = waves.reshape(2 * FREQUENCIES, 1, WINDOW).astype(np.float32)
-    x = build.add("Conv", ["audio", build.weight(kernel)], strides=[HOP])
-    parts = build.add("Mul", [x, x])
-    parts = build.add("Reshape", [parts, build.weight(np.array([1, 2, FREQUENCIES, -1]))])
-    power = build.add("ReduceSum", [parts, build.weight(np.array([1]))], keepdims=0)
-    power = build.add("Transpose", [power], perm=[0, 2, 1])
-    mel = build.add("MatMul", [power, build.weight(_mel_filters())])
-    log = build.add("Log", [build.add("Add", [mel, build.weight(np.float32(1e-6))])])
-    angles = np.pi / MELS * np.outer(np.arange(MELS) + 0.5, np.arange(CEPSTRA))
-    cepstra = build.add("MatMul", [log, build.weight((np.cos(angles) / 4).astype(np.float32))])
-    frames = 1 + (AUDIO_SAMPLES - WINDOW) // HOP
+    cepstra, frames = _add_mfcc(build, hop=HOP, kept=CEPSTRA)
     shaped = build.add("Reshape", [cepstra, build.weight(np.array([1, frames, CEPSTRA, 1]))])
     model = onnx.load_from_string(fix_batch(onnx.load(SHARED / "dscnn_kws_fp32.onnx")))
     for node in model.graph.node:
@@ -140,8 +127,52 @@ def keyword_spotting() -> tuple[bytes, list[Feeds]]:
     nodes = [*build.nodes, *model.graph.node]
     del model.graph.node[:], model.graph.value_info[:]
     model.graph.node.extend(nodes)
+    return model.SerializeToString(), _record_sounds()
+
+
+def keyword_res15() -> tuple[bytes, list[Feeds]]:
+    """Return the same in front of res15, with random weights: 45 maps, 13 dilated convolutions.
+
+    Source: Tang, Lin, "Deep residual learning for small-footprint keyword spotting", ICASSP 2018, table 1.
+    """
+    build, maps = GraphBuilder(4), 45
+    cepstra, frames = _add_mfcc(build, hop=HOP // 2, kept=MELS)
+    x = build.add("Reshape", [cepstra, build.weight(np.array([1, 1, frames, MELS]))])
+    x = build.add("Relu", [build.add("Conv", [x, build.random(maps, 1, 3, 3)], pads=[1, 1, 1, 1])])
+    earlier = x
+    for layer in range(13):
+        wide = 2 ** (layer // 3)
+        options = {"pads": [wide] * 4, "dilations": [wide] * 2}
+        x = build.add("Relu", [build.add("Conv", [x, build.random(maps, maps, 3, 3)], **options)])
+        if layer % 2:
+            earlier = x = build.add("Mul", [build.add("Add", [x, earlier]), build.weight(np.float32(0.5))])
+    x = build.add("Flatten", [build.add("GlobalAveragePool", [x])])
+    y = build.add("MatMul", [x, build.random(maps, 12)])
+    model = build.model({"audio": [1, 1, AUDIO_SAMPLES]}, {y: [1, 12]})
+    return model.SerializeToString(), _record_sounds()
+
+
+def _add_mfcc(build: GraphBuilder, *, hop: int, kept: int) -> tuple[str, int]:
+    """Add the MFCC of `audio` [1, 1, samples]; return their name, [1, frames, kept], and the frames."""
+    times = np.arange(WINDOW) / WINDOW
+    waves = 2 * np.pi * np.arange(FREQUENCIES)[:, np.newaxis] * times
+    waves = np.stack([np.cos(waves), np.sin(waves)]) * np.hanning(WINDOW)
+    kernel = waves.reshape(2 * FREQUENCIES, 1, WINDOW).astype(np.float32)
+    x = build.add("Conv", ["audio", build.weight(kernel)], strides=[hop])
+    parts = build.add("Mul", [x, x])
+    parts = build.add("Reshape", [parts, build.weight(np.array([1, 2, FREQUENCIES, -1]))])
+    power = build.add("ReduceSum", [parts, build.weight(np.array([1]))], keepdims=0)
+    power = build.add("Transpose", [power], perm=[0, 2, 1])
+    mel = build.add("MatMul", [power, build.weight(_mel_filters())])
+    log = build.add("Log", [build.add("Add", [mel, build.weight(np.float32(1e-6))])])
+    angles = np.pi / MELS * np.outer(np.arange(MELS) + 0.5, np.arange(kept))
+    cepstra = build.add("MatMul", [log, build.weight((np.cos(angles) / 4).astype(np.float32))])
+    return cepstra, 1 + (AUDIO_SAMPLES - WINDOW) // hop
+
+
+def _record_sounds() -> list[Feeds]:
     draws = np.random.default_rng(2)
-    return model.SerializeToString(), [{"audio": _record_sound(draws)} for _ in range(SAMPLES)]
+    return [{"audio": _record_sound(draws)} for _ in range(SAMPLES)]
 
 
 def _mel_filters() -> NDArray[np.float32]:

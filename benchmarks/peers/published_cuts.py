@@ -13,19 +13,34 @@ import numpy as np
 from edgekit_offload.cuts.costs import Costs
 from edgekit_offload.cuts.kernel_graph import KernelGraph
 
+Placement = np.ndarray[tuple[int], np.dtype[np.int8]]
 
-def cut_linearly(graph: KernelGraph, costs: Costs) -> float:
-    """Return the cost of the best cut of the order of kernels: the first ones on the device.
+
+def place_linearly(graph: KernelGraph, costs: Costs) -> Placement:
+    """Return the tier of each kernel in the best cut of their order: the first ones on the device.
 
     More than Neurosurgeon did: its cost is exact also where several tensors cross.
     """
     count = len(graph.kernels)
     placements = (np.arange(count) >= np.arange(count + 1)[:, None]).astype(np.int8)
-    return float(costs.of(graph, placements).min())
+    best: Placement = placements[int(costs.of(graph, placements).argmin())]
+    return best
+
+
+def cut_linearly(graph: KernelGraph, costs: Costs) -> float:
+    """Return the cost of the best cut of the order of kernels."""
+    return float(costs.of(graph, place_linearly(graph, costs)[np.newaxis]).min())
 
 
 def cut_by_dads(graph: KernelGraph, costs: Costs, *, is_corrected: bool) -> tuple[float, bool]:
-    """Return the cost of the minimum cut, and whether it can run.
+    """Return the cost of the minimum cut, and whether it can run; see `place_by_dads`."""
+    tiers = place_by_dads(graph, costs, is_corrected=is_corrected)
+    cost = float(costs.of(graph, tiers[np.newaxis]).min())
+    return cost, bool(np.isfinite(cost))
+
+
+def place_by_dads(graph: KernelGraph, costs: Costs, *, is_corrected: bool) -> Placement:
+    """Return the tier of each kernel in the minimum cut, which cannot run where its cost is infinite.
 
     DADS knows no set-up cost and no way back. Corrected, a download counts for the server's kernel, and the
     cut with the set-up cost is compared with everything on the device.
@@ -42,8 +57,8 @@ def cut_by_dads(graph: KernelGraph, costs: Costs, *, is_corrected: bool) -> tupl
                 server[graph.producer[tensor]] += costs.download[row, 0]
     tiers = _minimum_cut(graph, costs.compute[:, 0], server, costs.upload[:, 0], is_closed=is_corrected)
     candidates = np.array([tiers, np.zeros_like(tiers)] if is_corrected else [tiers], np.int8)
-    cost = float(costs.of(graph, candidates).min())
-    return cost, bool(np.isfinite(cost))
+    best: Placement = candidates[int(costs.of(graph, candidates).argmin())]
+    return best
 
 
 def _minimum_cut(

@@ -3,6 +3,7 @@ import os
 import shlex
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -29,7 +30,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(folder: Path, *arguments: object) -> "subprocess.Popen[str]":
+def start(folder: Path, *arguments: object, descriptors: int | None = None) -> "subprocess.Popen[str]":
     sources = [Path(module.__file__ or "").parents[1] for module in (edgekit_runtime, edgekit_toolkit)]
     environment = {
         **os.environ,
@@ -37,8 +38,9 @@ def start(folder: Path, *arguments: object) -> "subprocess.Popen[str]":
         "EDGEKIT_STATE": str(folder / "state"),
         "PYTHONPATH": ":".join(map(str, sources)),
     }
+    limited = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"]
     return subprocess.Popen(
-        [sys.executable, "-m", "edgekit_toolkit", "offload", "serve", *map(str, arguments)],
+        [*limited, sys.executable, "-m", "edgekit_toolkit", "offload", "serve", *map(str, arguments)],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -47,8 +49,10 @@ def start(folder: Path, *arguments: object) -> "subprocess.Popen[str]":
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *arguments: object) -> Iterator["subprocess.Popen[str]"]:
-    with bounded(start(folder, *arguments)) as process:
+def serving(
+    folder: Path, *arguments: object, descriptors: int | None = None
+) -> Iterator["subprocess.Popen[str]"]:
+    with bounded(start(folder, *arguments, descriptors=descriptors)) as process:
         yield process
 
 
@@ -150,6 +154,65 @@ def test_no_answer_is_lost_or_cut_when_the_service_ends_under_load(split: tuple[
             one.join(60)
         assert process.wait(60) == 0
     assert [one.cut for one in asking] == [b""] * 4
+
+
+def secured(folder: Path) -> tuple[object, ...]:
+    certificate, key = write_certificate(folder)
+    token_file = folder / "token"
+    token_file.write_text(TOKEN)
+    token_file.chmod(0o600)
+    return ("--tls-cert", certificate, "--tls-key", key, "--token-file", token_file)
+
+
+def connect(folder: Path, port: int) -> ssl.SSLSocket:
+    """Return a connection that has sent a request with the token, and got its reply."""
+    context = ssl.create_default_context(cafile=folder / "cert.pem")
+    plain = socket.create_connection(("127.0.0.1", port), 20)
+    connected = context.wrap_socket(plain, server_hostname="127.0.0.1")
+    ask_live(connected)
+    return connected
+
+
+def ask_live(connected: ssl.SSLSocket) -> None:
+    fields = f"Host: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+    connected.sendall(f"GET /v2/health/live HTTP/1.1\r\n{fields}".encode())
+    assert connected.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+def test_three_hundred_devices_stay_connected_at_one_time(split: tuple[Path, str]) -> None:
+    path, _ = split
+    folder, port = path.parent, free_port()
+    with serving(folder, path, "--port", port, *secured(folder)) as process, contextlib.ExitStack() as stack:
+        wait_ready(process)
+        devices = [stack.enter_context(connect(folder, port)) for _ in range(300)]
+        for device in devices:
+            ask_live(device)
+
+
+def test_device_beyond_the_limit_is_dropped_and_the_others_go_on(split: tuple[Path, str]) -> None:
+    path, _ = split
+    folder, port = path.parent, free_port()
+    options = ("--port", port, "--max-devices", 2, *secured(folder))
+    with serving(folder, path, *options) as process, contextlib.ExitStack() as stack:
+        wait_ready(process)
+        devices = [stack.enter_context(connect(folder, port)) for _ in range(2)]
+        with pytest.raises(OSError):  # reset or ended, as it comes
+            connect(folder, port)
+        for device in devices:
+            ask_live(device)
+
+
+def test_devices_are_bounded_by_the_limit_of_descriptors(split: tuple[Path, str]) -> None:
+    path, _ = split
+    folder, options = path.parent, ("--port", free_port(), *secured(path.parent))
+    with serving(folder, path, *options, descriptors=556) as process:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "On each device: " in line)
+    assert "for at most 100 devices" in said
+    with serving(folder, path, *options, "--max-devices", 101, descriptors=556) as process:
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 17
+    assert "expected at most 100" in error
 
 
 def test_address_beyond_this_machine_needs_tls_and_a_token(split: tuple[Path, str]) -> None:

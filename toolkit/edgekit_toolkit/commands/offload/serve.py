@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MAX_BATCH = 8
+MAX_BATCH: Final = 8
 # Further calls are refused with 503: a device answers by itself sooner than after two full batches.
-_MAX_WAITING = 2 * _MAX_BATCH
+MAX_WAITING: Final = 2 * MAX_BATCH
+_MAX_DEVICES: Final = 4096  # 256 KiB each at most
+_MOST_DEVICES: Final = 16_384  # connections of the service
+_DESCRIPTORS: Final = 3  # of one TLS connection
+_RESERVED_DESCRIPTORS: Final = 256  # for models, libraries and handshakes
 _SUFFIX = ".edgepkg"
 
 
@@ -30,6 +35,11 @@ _SUFFIX = ".edgepkg"
 @click.option(
     "--threads", type=click.IntRange(min=1), help="Threads of one inference.  [default: as packaged]"
 )
+@click.option(
+    "--max-devices",
+    type=click.IntRange(1, _MOST_DEVICES),
+    help=f"TLS connections at one time.  [default: {_MAX_DEVICES}, or what the limit of descriptors allows]",
+)
 @click.option("--keys", type=click.Path(path_type=Path), help="Folder of trusted keys.  [default: your own]")
 def command(
     packages: tuple[Path, ...],
@@ -40,6 +50,7 @@ def command(
     tls_key: Path | None,
     token_file: Path | None,
     threads: int | None,
+    max_devices: int | None,
     keys: Path | None,
 ) -> None:
     """Serve the server's halves of PACKAGES (files or folders) until SIGTERM or Ctrl-C.
@@ -47,7 +58,7 @@ def command(
     It becomes `edgekit-device serve`, which answers 503 early, so that devices stay local, and states its
     times and load in each response. Another address than 127.0.0.1 needs a certificate and a token.
     """
-    scheduling = {"max_batch": _MAX_BATCH, "max_waiting": _MAX_WAITING}
+    scheduling = {"max_batch": MAX_BATCH, "max_waiting": MAX_WAITING}
     options: dict[str, Any] = {"scheduling": scheduling}
     if threads is not None:
         options["threads"] = threads
@@ -56,17 +67,39 @@ def command(
         if path is not None:
             listen[name] = str(path.absolute())
     names = _list_tails(packages)
-    text = _write_toml(
-        {"listen": listen, "http": {"server_timing": True}, "models": dict.fromkeys(names, options)}
-    )
+    devices = _count_devices(max_devices)
+    http = {"server_timing": True, "max_tls_connections": devices}
+    text = _write_toml({"listen": listen, "http": http, "models": dict.fromkeys(names, options)})
     url = f"{'http' if tls_cert is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
     for name in names:
         click.echo(f"  {name}", err=True)
-    click.echo(f"Tails: {len(names)}. On each device: {_device_command(url, tls_cert, token_file)}", err=True)
+    how_many = "" if tls_cert is None else f" for at most {devices} devices"
+    said = f"Tails: {len(names)}{how_many}. On each device: {_device_command(url, tls_cert, token_file)}"
+    click.echo(said, err=True)
     arguments = [word for path in packages for word in ("--tails", str(path))]
     if keys is not None:
         arguments += ["--keys", str(keys)]
     _become_service(text, arguments)
+
+
+def _count_devices(asked: int | None) -> int:
+    """Return how many devices may be connected at one time.
+
+    Raises:
+        ConfigError: more were asked for than this process may have descriptors for.
+    """
+    from edgekit_runtime.errors import ConfigError
+
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # the service raises its own to this one
+    if limit == resource.RLIM_INFINITY:
+        return asked or _MAX_DEVICES
+    possible = max((limit - _RESERVED_DESCRIPTORS) // _DESCRIPTORS, 1)
+    if asked is not None and asked > possible:
+        raise ConfigError(
+            f"--max-devices {asked}: a device takes {_DESCRIPTORS} descriptors, a process may have {limit}"
+            f" here; expected at most {possible}, or raise the limit (`ulimit -n`, LimitNOFILE of systemd)"
+        )
+    return asked or min(_MAX_DEVICES, possible)
 
 
 def _device_command(url: str, tls_cert: Path | None, token_file: Path | None) -> str:
