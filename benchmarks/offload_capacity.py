@@ -42,7 +42,7 @@ from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from offload_bench import PORT, TOKEN, Feeds, OffloadBench, print_table, write_json
 from planned_ways import Planned, PlannedWay
 
-LINK = LinkState(50e6, 50e6, 0.01, 1e9)  # an office: connections are warm
+LINK = LinkState(50e6, 50e6, 0.01)  # an office; a connection that idles for 0.5 s starts slowly again
 GENERATED = 8  # different requests
 WARM_S = 1.0
 MOST_TRIALS = 6
@@ -50,8 +50,6 @@ PRECISION = 0.06  # of the number of devices
 MOST_DEVICES = 400  # that the generator carries on its processor
 GOAL = 2.0
 MULTIPLES = (0.8, 1.5, 2.0, 3.0)  # of the server's capacity
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-USER, SYSTEM = 11, 12  # ticks of a process behind its name, proc(5)
 
 
 @dataclass(frozen=True)
@@ -193,20 +191,20 @@ class Server:
             raise SystemExit(f"the load generator ended {child.explain_end()}")
         found, took_s = json.loads(child.output), time.monotonic() - began_s
         good = [one + fixed_s(self._way) for one in found["remote"]] + found["local"]
-        p50, p99 = np.quantile(good, (0.5, 0.99)) if good else (np.inf, np.inf)
+        every = np.sort([*good, *(float("inf") for _ in found["errors"])] or [float("inf")])
+        p50, p99 = every[len(every) // 2], every[int(np.ceil(0.99 * len(every))) - 1]  # refused is late
         share = order["seconds"] / (order["seconds"] + WARM_S)  # the warm-up is not among the requests
         return {
             "devices": devices, "requests": len(good) + len(found["errors"]), "errors": len(found["errors"]),
             "local": len(found["local"]), "p50_ms": float(p50) * 1e3, "p99_ms": float(p99) * 1e3,
             "cpu_ms": (cpu_s(self._pid) - before_s) * share / max(len(found["remote"]), 1) * 1e3,
-            "seconds": took_s, "is_kept": not found["errors"] and bool(p99 <= limit_s),
+            "seconds": took_s, "is_kept": bool(p99 <= limit_s),
         }  # fmt: skip
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[USER]) + int(fields[SYSTEM])) / TICKS_PER_S
+    """Return the processor time of a process, with that of threads that have ended."""
+    return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid(3) makes it
 
 
 def write_requests(bench: OffloadBench, way: PlannedWay, feeds: Sequence[Feeds]) -> list[str]:

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 import workload_models
+from edgekit_offload.planning.capacity import served_s
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
@@ -162,7 +163,7 @@ def run_workload(name: str, workload: Workload, seconds: float) -> dict[str, Any
     peers = [planned.find_peers(conditions) for *_, conditions in settings]
     per_s = 0.0
     if workload.busy:
-        per_s = workload.busy / min(way.plan.costs.server_s for way in planned.ways if way.kind == "upload")
+        per_s = workload.busy / min(served_s(way.plan.costs) for way in planned.ways if way.kind == "upload")
     ways = few_ways(planned.ways, [one for *_, one in settings], per_s)
     planned_s, cells = time.monotonic() - began_s, []
     with tempfile.TemporaryDirectory() as folder, OffloadBench(Path(folder), base) as bench:
@@ -252,7 +253,7 @@ def measure_loaded(
 
 def predict_ms(way: PlannedWay, conditions: Conditions, per_s: float = 0.0) -> float:
     """Return the latency of a way; on a server that gets `per_s` requests of it, with the mean wait there."""
-    wait_s = mean_wait_s(way.plan.costs.server_s, per_s) if per_s and way.tail is not None else 0.0
+    wait_s = mean_wait_s(served_s(way.plan.costs), per_s) if per_s and way.tail is not None else 0.0
     return predict_s(way.plan, replace(conditions, server_wait_s=wait_s)) * 1e3
 
 

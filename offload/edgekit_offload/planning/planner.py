@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_offload.planning.capacity import devices_per_server
+from edgekit_offload.planning.capacity import devices_per_server, served_s
 from edgekit_offload.planning.cascade import NAME, CascadeInputs, plan_cascade, refuse_cascade
 from edgekit_offload.planning.codings import AnswerChange, Feeds, measure_codings, open_model, run_seconds
 from edgekit_offload.planning.costs import (
@@ -578,7 +578,7 @@ def _capacity(inputs: PlanInputs, draft: _Draft) -> int | None:
     middle = Conditions(links[len(inputs.grid.bandwidths_mbit_s) // 2])
     rest_s = predict_s(draft.plan, middle) - draft.plan.costs.server_s
     return devices_per_server(
-        draft.plan.costs.server_s, rest_s, limit_s=limit_s, requests_per_s=inputs.requests_per_s
+        served_s(draft.plan.costs), rest_s, limit_s=limit_s, requests_per_s=inputs.requests_per_s
     )
 
 
