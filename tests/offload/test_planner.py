@@ -162,7 +162,7 @@ def test_request_costs_the_server_too() -> None:
     for way in plan(replace(inputs, server=busy)).ways:
         added_s = 0.0 if way.kind == "local" else 0.01 + 1e-8 * way.plan.costs.upload_bytes
         # Decoding is timed anew by each plan: microseconds.
-            assert way.plan.costs.server_s - before[way.name] == pytest.approx(added_s, abs=1e-4)
+        assert way.plan.costs.server_s - before[way.name] == pytest.approx(added_s, abs=1e-4)
 
 
 def test_photo_is_sent_as_jpeg_rather_than_split() -> None:
