@@ -3,12 +3,13 @@
 The output reads the same without colour and in a narrow window: what does not fit is folded, not cut.
 """
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
+
+from edgekit_offload.report.markup import clean
 
 # What stands for a sign on a console that may not have it.
 _ASCII = str.maketrans({"…": "~", "→": "->", "±": "+-"})
@@ -25,22 +26,6 @@ class _Console(Console):
 def open_console(*, stderr: bool = False) -> Console:
     """Return the console of the standard output (or error), which takes nothing for markup."""
     return _Console(stderr=stderr, markup=False, highlight=False, emoji=False)
-
-
-def clean(text: str) -> str:
-    """Return the text without characters that act instead of being shown.
-
-    Control characters would reach the terminal as commands, bidirectional overrides would reorder what the
-    reader sees, and lone surrogates (undecodable file names) cannot be written as UTF-8.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join("\ufffd" if _acts(char) else char for char in text)
-
-
-def _acts(char: str) -> bool:
-    # The two joiners of U+200C and U+200D are part of words and of emoji.
-    return unicodedata.category(char) in {"Cc", "Cf", "Cs"} and char not in "\n\t\u200c\u200d"
 
 
 def is_ascii_only(console: Console) -> bool:

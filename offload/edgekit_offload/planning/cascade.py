@@ -88,13 +88,8 @@ def choose_threshold(
             f"cascade: asked for an agreement of {least_agreement:g} with a confidence of {confidence:g}; "
             "expected both above 0 and below 1"
         )
-    scores, reference = _scores(small, "small"), _scores(large, "large")
-    if scores.shape != reference.shape:
-        raise CutError(
-            f"cascade: the small model has scores {list(scores.shape)}, the large one "
-            f"{list(reference.shape)}; pass the same samples and the same classes of both"
-        )
-    order = np.random.default_rng(seed).permutation(len(scores))
+    margins, is_wrong = _compare(small, large)
+    order = np.random.default_rng(seed).permutation(len(margins))
     half = len(order) // 2
     largest_error = 1 - least_agreement
     allowed = _allowed(half, largest_error, confidence)
@@ -104,9 +99,6 @@ def choose_threshold(
             f"{len(order)} samples cannot confirm an agreement of {least_agreement:.1%} at a confidence of "
             f"{confidence:.0%}: at least {needed} are needed, and more where the models differ."
         )
-    top = np.partition(scores, -2, axis=1)
-    margins = top[:, -1] - top[:, -2]
-    is_wrong = scores.argmax(axis=1) != reference.argmax(axis=1)
     spare = _SPARE_DEVIATIONS * math.sqrt(allowed)
     chosen = _threshold(margins[order[:half]], is_wrong[order[:half]], int(max(allowed - spare, 0)))
     if chosen is None:
@@ -121,6 +113,12 @@ def choose_threshold(
             f"The threshold did not stand its test on {count} other samples: the cascade agrees with the "
             f"large model on {1 - errors / count:.1%} of them, which does not confirm {least_agreement:.1%}."
         )
+    sure = int((margins >= chosen).sum())
+    if 2 * errors > sure:
+        return CascadeRefusal(
+            f"The small model is too weak: of {count} samples it is sure of {sure}, and {errors} of these"
+            " answers are not those of the large model."
+        )
     return Cascade(
         escalation=Escalation(output, chosen, float((margins < chosen).mean())),
         agreement=1 - errors / count,
@@ -128,6 +126,18 @@ def choose_threshold(
         confidence=confidence,
         samples=count,
     )
+
+
+def _compare(small: ArrayLike, large: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return for each sample how sure the small model is, and whether the large one says something else."""
+    scores, reference = _scores(small, "small"), _scores(large, "large")
+    if scores.shape != reference.shape:
+        raise CutError(
+            f"cascade: the small model has scores {list(scores.shape)}, the large one "
+            f"{list(reference.shape)}; pass the same samples and the same classes of both"
+        )
+    top = np.partition(scores, -2, axis=1)
+    return top[:, -1] - top[:, -2], scores.argmax(axis=1) != reference.argmax(axis=1)
 
 
 def refuse_slow(cascade: Cascade, small_s: float, remote_s: float, best_s: float) -> CascadeRefusal | None:

@@ -16,6 +16,7 @@ from edgekit_offload.planning.cascade import NAME, CascadeInputs, plan_cascade, 
 from edgekit_offload.planning.codings import AnswerChange, Feeds, measure_codings, open_model, run_seconds
 from edgekit_offload.planning.costs import (
     INPUT,
+    MESSAGE_BYTES,
     GraphCosts,
     PowerModel,
     device_bytes,
@@ -53,6 +54,7 @@ from edgekit_runtime.remote.cut_table import LOCAL, CutTable, Objective, Offload
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
 
 MAX_CUTS: Final = 8
+MAX_FIRST_CUTS: Final = 2  # of placements on three tiers
 MAX_SAMPLES: Final = 16  # on which the sizes of all tensors are measured
 NEVER: Final = 1e15  # a score that stands for infinity in JSON
 _UNITS: Final[dict[Objective, str]] = {
@@ -74,12 +76,14 @@ class CutCandidate:
         found: placement, coding and certificate.
         device_nodes: nodes of the model that run on the device.
         sent: what crosses the link.
+        goes_on: whether the best placement on three tiers cuts its tail once more.
     """
 
     plan: OffloadPlan
     found: FoundCut
     device_nodes: tuple[int, ...]
     sent: tuple[SentTensor, ...]
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,9 @@ class PlanInputs:
         memory_bytes: limit of weights and activations on the device.
         weights_bytes: limit of the weights alone.
         keep_on_device: tensors, or `input`.
-        edge: profile of the machine between device and server, and the link from there on; for three tiers.
+        edge: profile of the machine between device and server, for three tiers: what the device sends goes
+            there.
+        edge_link: from there on to the server.
         realise: extracts and measures; None plans from sums over kernels alone.
         leakage_db: of the tensors that are sent, by name; None measures none.
         most_leakage_db: limit on it.
@@ -154,6 +160,11 @@ class PlanInputs:
     notes: tuple[str, ...] = ()
     is_server_modelled: bool = False
     cascade: CascadeInputs | None = None
+
+    @property
+    def peer(self) -> ModelProfile:
+        """The machine to which the device sends."""
+        return self.edge or self.server
 
 
 @dataclass(slots=True)
@@ -186,9 +197,13 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     local = _local(inputs, costs, refusals)
     uploads = _uploads(inputs, whole, costs, refusals)
     cuts: list[CutCandidate] = []
+    tiers = _tiers(inputs, costs)
     if graph is not None and costs is not None:
         base = [one.plan for one in ([local] if local else [])] + [one.plan for one in uploads]
-        cuts = _candidates(inputs, graph, costs, base, refusals, progress)
+        cuts = _first_cuts(inputs, graph, costs, tiers)
+        first = {one.found.tiers: one.found.coding for one in cuts}
+        others = _candidates(inputs, graph, costs, base, refusals, progress)
+        cuts += [one for one in others if first.get(one.found.tiers) != one.found.coding]
     realised: Mapping[str, Realised | Refusal] = {}
     if inputs.realise is not None:
         progress("extracting and measuring", None, None)
@@ -198,7 +213,7 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     drafts += [_cut_draft(one, costs) for one in cuts if costs is not None]
     drafts = _apply(drafts, realised, refusals)
     for draft in drafts:
-        draft.plan = _add_request(draft.plan, inputs.device, inputs.server)
+        draft.plan = _add_request(draft.plan, inputs.device, inputs.peer)
     if inputs.cascade is not None:
         progress("choosing the threshold of the cascade", None, None)
         drafts += _cascade(inputs, inputs.cascade, drafts, whole.device_slowdown, refusals)
@@ -207,9 +222,7 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     drafts = _limit_leakage(inputs, drafts, refusals)
     if not drafts:
         raise CutError("no way is left that keeps the limits: " + " ".join(one.reason for one in refusals))
-    return _compare(
-        inputs, drafts, refusals, _tiers(inputs, costs), kernels=0 if costs is None else len(costs.seconds)
-    )
+    return _compare(inputs, drafts, refusals, tiers, kernels=0 if costs is None else len(costs.seconds))
 
 
 def _check(inputs: PlanInputs) -> None:
@@ -233,11 +246,11 @@ def _whole_model(inputs: PlanInputs, here_s: float) -> WholeModel:
     outputs = open_model(inputs.content).run(None, dict(inputs.feeds[0]))
     return WholeModel(
         inputs.device.whole_s,
-        inputs.server.whole_s,
+        inputs.peer.whole_s,
         float(sum(one.nbytes for one in outputs)),
         len(outputs),
         inputs.device.whole_s / here_s,
-        inputs.server.whole_s / here_s,
+        inputs.peer.whole_s / here_s,
     )
 
 
@@ -313,7 +326,7 @@ def _candidates(
     progress: Progress,
 ) -> list[CutCandidate]:
     """Return the few cuts that lower the best score most, and the best one of each coding to be shown."""
-    two = replace(costs, seconds=costs.seconds[:, [0, -1]])
+    two = replace(costs, seconds=costs.seconds[:, :2])
     kept = kept_tensors(costs.graph, inputs.keep_on_device)
     limits = () if inputs.memory_bytes is None else memory_limits(two, inputs.memory_bytes)
     if inputs.weights_bytes is not None:
@@ -331,7 +344,11 @@ def _candidates(
     except CutError as cause:
         refusals.append(Refusal("cuts", f"No cut keeps the limits: {cause}."))
         return []
-    candidates = [_candidate(one, number, graph, two) for number, one in enumerate(found) if one.is_split]
+    candidates = [
+        _candidate(one, f"cut{number + 1}-{one.coding}", graph, two)
+        for number, one in enumerate(found)
+        if one.is_split
+    ]
     if not candidates:
         return []
     conditions = inputs.grid.conditions()
@@ -348,13 +365,39 @@ def _candidates(
     return [candidates[number] for number in sorted(set(chosen))]
 
 
+def _first_cuts(
+    inputs: PlanInputs, graph: PlanningGraph, costs: GraphCosts, tiers: Sequence[TierPlan]
+) -> list[CutCandidate]:
+    """Return the cuts behind the device of placements on three tiers, most frequent first.
+
+    What is behind them takes the time of the edge machine alone, or of edge, link and server if that is less.
+    """
+    two = replace(costs, seconds=costs.seconds[:, :2])
+    cuts: dict[tuple[str, tuple[int, ...]], CutCandidate] = {}
+    split = [one for one in tiers if one.kernels[0] and one.kernels[2] and inputs.edge_link is not None]
+    keys = [(one.coding, tuple(min(tier, 1) for tier in one.tiers)) for one in split]
+    for (coding, placed), found in sorted(zip(keys, split, strict=True), key=lambda one: -keys.count(one[0])):
+        if (coding, placed) in cuts or len(cuts) == MAX_FIRST_CUTS:
+            continue
+        edge, server = (ms / 1e3 for ms in found.compute_ms[1:])
+        up = sum(one.sent_bytes for one in found.sent[1]) + MESSAGE_BYTES
+        down = float(costs.raw_bytes[list(costs.returned(found.tiers, 1))].sum()) + MESSAGE_BYTES
+        rest = OffloadPlan("rest", PlanCosts(edge, server, up, down), tail="rest")
+        name = f"tier{len(cuts) + 1}-{coding}"
+        made = _candidate(FoundCut(coding, placed, found.certificate), name, graph, two)
+        rest_s = min(made.plan.costs.server_s, predict_s(rest, Conditions(inputs.edge_link)))
+        plan = replace(made.plan, costs=replace(made.plan.costs, server_s=rest_s))
+        cuts[coding, placed] = replace(made, plan=plan, goes_on=True)
+    return list(cuts.values())
+
+
 def _sweep_links(grid: Grid) -> tuple[LinkState, ...]:
     low = grid.bandwidths_mbit_s[0]
     slower = tuple(low * share for share in _SLOW_START)
     return Grid((*slower, *grid.bandwidths_mbit_s), grid.rtts_ms).links()
 
 
-def _candidate(found: FoundCut, number: int, graph: PlanningGraph, costs: GraphCosts) -> CutCandidate:
+def _candidate(found: FoundCut, name: str, graph: PlanningGraph, costs: GraphCosts) -> CutCandidate:
     coded = costs.codings[found.coding]
     rows = costs.sent(found.tiers)
     sent = tuple(
@@ -366,7 +409,6 @@ def _candidate(found: FoundCut, number: int, graph: PlanningGraph, costs: GraphC
         )
         for row in rows
     )
-    name = f"cut{number + 1}-{found.coding}"
     plain = {"raw": 1, "int8": 4, "int4": 8}[found.coding]
     has_zstd = any(one.sent_bytes < 0.99 * one.raw_bytes / plain for one in sent)
     plan = OffloadPlan(
@@ -544,7 +586,7 @@ def _compare(
         tuple(draft.plan for number, draft in enumerate(drafts) if number in in_table),
         inputs.objective,
         inputs.device.description,
-        inputs.server.description,
+        inputs.peer.description,
     )
     unit = _UNITS[inputs.objective]
     return PlanningResult(
@@ -553,7 +595,7 @@ def _compare(
             inputs.device.description, inputs.device.label, inputs.memory_bytes, inputs.weights_bytes
         ),
         PlannedMachine(
-            inputs.server.description, "modelled" if inputs.is_server_modelled else inputs.server.label
+            inputs.peer.description, "modelled" if inputs.is_server_modelled else inputs.peer.label
         ),
         grid.bandwidths_mbit_s, grid.rtts_ms, tuple(ways), table, tuple(refusals),
         tuple(_warn(inputs, drafts)),

@@ -158,6 +158,8 @@ class TierPlan:
         compute_ms: on each tier.
         total_ms: with both links.
         certificate: of the placement.
+        coding: family of codings in which tensors are sent.
+        tiers: the tier of each kernel.
     """
 
     bandwidths_mbit_s: tuple[float, ...]
@@ -167,6 +169,8 @@ class TierPlan:
     compute_ms: tuple[float, ...]
     total_ms: float
     certificate: Certificate
+    coding: str = "raw"
+    tiers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,6 +163,8 @@ def place_on_tiers(
             tried if placement.proof == "enumerated" else 0,
             links[0].up_bits_per_s / 1e6, links[0].rtt_s * 1e3,
         ),
+        coding=coding,
+        tiers=placement.tiers,
     )  # fmt: skip
 
 

@@ -27,6 +27,8 @@ from edgekit_runtime.tensors import Array
 
 _MEASURE: Final = ("offload", "measure")
 _LOADING_LIMIT_S: Final = 300.0  # for sending, loading and warming up; a job states its own time beside it
+_SSH_FAILED: Final = 255
+_NOT_FOUND: Final = 127  # of a shell
 _MAX_RESULT_BYTES: Final = 256 << 20
 _QUOTA: Final = re.compile(r"local@([0-9]{1,4})%")
 # Puts itself into the group of the quota before anything is computed, and then becomes the program.
@@ -111,16 +113,35 @@ class Machine:
         if ended.exit_code is None:
             raise CutError(f"machine {self.text}: no result after {limit_s:.0f} s; measure a smaller model")
         if ended.exit_code != 0:
-            raise CutError(
-                f"machine {self.text}: measuring ended {describe_end(ended.exit_code)}:"
-                f" {ended.last_line or 'it printed no message'}"
-            )
+            raise CutError(f"machine {self.text}: {self._explain(ended.exit_code, ended.last_line)}")
         try:
             return from_plain(Measured, json.loads(ended.output), f"result of {self.text}", CutError)
         except (ValueError, RecursionError) as cause:
             raise CutError(
                 f"machine {self.text}: its result is no JSON: {cause}; install the same release there"
             ) from cause
+
+    def _explain(self, exit_code: int, last_line: str) -> str:
+        """Return why there is no result, and what to do about it."""
+        said = (last_line or "it printed no message").rstrip(".")
+        host = self.text.removeprefix("ssh:")
+        if host == self.text:
+            return f"measuring ended {describe_end(exit_code)}: {said}"
+        if exit_code == _SSH_FAILED:
+            return f"ssh failed: {said}; connect once by `ssh {host}`: it must work without a question"
+        if (
+            exit_code == _NOT_FOUND
+            and "edgekit-device" in said
+            and "/" not in said.partition("edgekit-device")[0]
+        ):
+            return (
+                f"{said}; install edgekit there, and put `edgekit-device` into a folder of the PATH that"
+                f" `ssh {host} env` shows"
+            )
+        return (
+            f"measuring ended {describe_end(exit_code)}: {said}; see whether `ssh {host} edgekit-device"
+            " --version` works there, with Python 3.10 or later and the same release"
+        )
 
 
 def profile_kernels(

@@ -33,6 +33,7 @@ from edgekit_toolkit.samples.generated import Feeds
 
 OFFLOAD: Final = "offload"
 _FOLDER: Final = "submodels"
+_MODEL: Final = "model.onnx"
 # Where another processor rounds otherwise, the end of a group's range moves, and its codes by 16 and one
 # more: see `coding.py`. One is 17 for two codes of 4 bits in a byte.
 _GROUP_ATOL: Final = 17.0
@@ -106,6 +107,43 @@ def attach_plans(
         # A runtime without this backend takes the fallback: it runs the whole model, as before.
         backend=BackendChoice(OFFLOAD, whole.artifact, whole.options, plain.backend),
         submodels=tuple(submodels),
+    )
+    path = folder / manifest.file_name
+    write_package(path, manifest, contents, sign)
+    return path
+
+
+def write_tail_package(tail: OpenedPackage, content: bytes, *, folder: Path, sign: Sign) -> Path:
+    """Write a tail as a package of its own, under the name that devices ask for, and return its path.
+
+    Args:
+        tail: a package that shows the tail as its model.
+        content: the graph of the tail with its weights.
+        folder: where the new package goes, under its usual file name.
+        sign: makes the envelope.
+
+    Raises:
+        OutputError: the package cannot be written.
+    """
+    shown = tail.manifest
+    contents, roles = {_MODEL: content}, {_MODEL: "model"}
+
+    def move(path: str) -> str:
+        moved = f"golden/{Path(path).name}"
+        contents[moved], roles[moved] = bytes(tail.read(path)), "golden"
+        return moved
+
+    golden = Golden(
+        tuple(replace(one, path=move(one.path)) for one in shown.golden.inputs),
+        tuple(replace(one, path=move(one.path)) for one in shown.golden.outputs),
+    )
+    options = {name: value for name, value in shown.backend.options.items() if name != "weights"}
+    manifest = replace(
+        shown,
+        artifacts=describe_artifacts(contents, roles),
+        backend=BackendChoice("ort", _MODEL, options),
+        golden=golden,
+        figures={},
     )
     path = folder / manifest.file_name
     write_package(path, manifest, contents, sign)
@@ -187,7 +225,7 @@ class _SubmodelWriter:
     ) -> tuple[Submodel, dict[str, bytes]]:
         graph = f"{_FOLDER}/{name}.onnx"
         golden, expected = _expected(outputs, part.content)
-        model, weights_bytes = _fill(part.content, self._weights)
+        model, weights_bytes = fill_weights(part.content, self._weights)
         submodel = Submodel(
             name=name,
             inputs=part.inputs,
@@ -218,7 +256,7 @@ class _SubmodelWriter:
         return made
 
 
-def _fill(content: bytes, weights: bytes) -> tuple[onnx.ModelProto, int]:
+def fill_weights(content: bytes, weights: bytes) -> tuple[onnx.ModelProto, int]:
     """Return a graph with its weights in place, and how many bytes it reads of the whole model's file."""
     model = onnx.load_model_from_string(content)
     places = set()

@@ -82,9 +82,15 @@ def command(model: Path, *, output: Path, as_json: bool, key: str, **options: An
     import json
 
     from edgekit_offload.planning.planner import plan
-    from edgekit_offload.planning.realise import MeasuredCuts
     from edgekit_runtime.dataclass_json import to_plain
-    from edgekit_toolkit.commands.offload.plan_package import add_cascade, attach, with_warning
+    from edgekit_toolkit.commands.offload.plan_package import (
+        EDGE_FOLDER,
+        TieredCuts,
+        add_cascade,
+        attach,
+        attach_tails,
+        with_warning,
+    )
     from edgekit_toolkit.commands.offload.plan_request import read_inputs
     from edgekit_toolkit.commands.offload.plan_table import print_plan
     from edgekit_toolkit.commands.progress import ProgressBar
@@ -96,9 +102,11 @@ def command(model: Path, *, output: Path, as_json: bool, key: str, **options: An
         result = plan(inputs, progress.show)
         progress.show("writing")
         written = _write(result, output, model.name.removesuffix(model.suffix))
-        if model.suffix == ".edgepkg" and isinstance(inputs.realise, MeasuredCuts):
+        if model.suffix == ".edgepkg" and inputs.realise is not None:
             splits = add_cascade(result, inputs)
             written.append(attach(model, result, splits, output, key))
+            if isinstance(inputs.realise, TieredCuts):
+                written += attach_tails(written[-1], result, inputs.realise.tails, output / EDGE_FOLDER, key)
             left_out = [one.name for one in result.table.plans if one.tail and one.name not in splits]
             result = with_warning(result, left_out)
     if as_json:

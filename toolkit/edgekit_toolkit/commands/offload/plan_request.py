@@ -20,6 +20,7 @@ from edgekit_offload.profiling.model_profile import ModelProfile, read_profile
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.latency_model import LinkState
 from edgekit_runtime.tensors import Array
+from edgekit_toolkit.commands.offload.plan_package import TieredCuts
 from edgekit_toolkit.commands.offload.plan_server import is_url, probe_server
 from edgekit_toolkit.commands.offload.source import read_samples, read_whole_model
 from edgekit_toolkit.commands.progress import ProgressBar
@@ -121,7 +122,7 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         name, content, device, server,
         grid, feeds, options["objective"], power, None if limit_ms is None else limit_ms / 1e3,
         options["requests_per_s"], memory, weights, tuple(options["keep_on_device"]), edge, edge_link,
-        realise=_measured_cuts(graph, feeds, options), most_leakage_db=most_db,
+        realise=_measured_cuts(graph, feeds, options, edge_link), most_leakage_db=most_db,
         leakage_db=leakage_db, notes=notes, is_server_modelled=by_url,
         cascade=_read_cascade(options, samples),
     )  # fmt: skip
@@ -146,14 +147,18 @@ def _add_link(grid: Grid, link: LinkState) -> Grid:
 
 
 def _measured_cuts(
-    graph: RunnableGraph, feeds: list[dict[str, Array]], options: Mapping[str, Any]
-) -> MeasuredCuts | None:
-    """Return what measures cuts as they are, where both machines are at hand and not only their profiles."""
-    device, server = options["device"], options["server"]
-    if _is_profile(device) or _is_profile(server) or is_url(server):
+    graph: RunnableGraph,
+    feeds: list[dict[str, Array]],
+    options: Mapping[str, Any],
+    edge_link: LinkState | None,
+) -> MeasuredCuts | TieredCuts | None:
+    """Return what measures cuts as they are, where all machines are at hand and not only their profiles."""
+    device, server, edge = options["device"], options["server"], options["edge"]
+    if is_url(server) or any(_is_profile(one) for one in (device, server, edge) if one is not None):
         return None
-    machines = Machine.parse(device), Machine.parse(server)
-    return MeasuredCuts(graph.content, feeds, *machines, options["seconds"], graph.options)
+    device_machine, peer = Machine.parse(device), Machine.parse(edge or server)
+    first = MeasuredCuts(graph.content, feeds, device_machine, peer, options["seconds"], graph.options)
+    return first if edge_link is None else TieredCuts(first, Machine.parse(server), edge_link)
 
 
 def _is_profile(text: str) -> bool:

@@ -27,6 +27,11 @@ _SUFFIX = ".edgepkg"
 
 @click.command("serve")
 @click.argument("packages", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--whole", multiple=True, metavar="PACKAGE", type=click.Path(path_type=Path),
+    help="Of a machine in the middle: a package to serve whole, in the place of a tail of the same name. Its"
+    " session goes on to the server that `edgekit-device offload server` set here.",
+)  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="TCP port.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate, a PEM file.")
@@ -44,6 +49,7 @@ _SUFFIX = ".edgepkg"
 def command(
     packages: tuple[Path, ...],
     *,
+    whole: tuple[Path, ...],
     host: str,
     port: int,
     tls_cert: Path | None,
@@ -77,6 +83,7 @@ def command(
     said = f"Tails: {len(names)}{how_many}. On each device: {_device_command(url, tls_cert, token_file)}"
     click.echo(said, err=True)
     arguments = [word for path in packages for word in ("--tails", str(path))]
+    arguments += [word for path in whole for word in ("--package", str(path))]
     if keys is not None:
         arguments += ["--keys", str(keys)]
     _become_service(text, arguments)

@@ -1,5 +1,6 @@
 """The candidates: two Pareto plots and the table of all figures."""
 
+from edgekit_offload.report.markup import Markup, el, join
 from edgekit_toolkit.report.document import Report, ReportedCandidate, ReportedStanding
 from edgekit_toolkit.report.figures import (
     FIGURES,
@@ -11,7 +12,6 @@ from edgekit_toolkit.report.figures import (
     show,
     show_drop,
 )
-from edgekit_toolkit.report.page.markup import Markup, el, join
 from edgekit_toolkit.report.page.pieces import badge, badged_heading, figure_cell, section, table
 from edgekit_toolkit.report.page.variants import variant_table
 from edgekit_toolkit.report.plots.axes import Quantity

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from edgekit_offload.report.markup import Markup, el, join
 from edgekit_toolkit.report.document import Layer, Load, Report, ReportedStep, ReportedTensor
 from edgekit_toolkit.report.figures import show, show_macs, show_number
-from edgekit_toolkit.report.page.markup import Markup, el, join
 from edgekit_toolkit.report.page.pieces import (
     COUNTED,
     MEASURED,

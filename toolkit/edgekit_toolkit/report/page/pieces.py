@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from edgekit_offload.report.markup import Markup, el, join
 from edgekit_toolkit.report.document import Drop, Label, ReportedFigure
 from edgekit_toolkit.report.figures import common_origin, exact, shorten, show
-from edgekit_toolkit.report.page.markup import Markup, el, join
 
 MEASURED: ReportedFigure = {"value": 0, "label": "measured", "on": "host"}
 """Origin of what the toolkit counts and measures itself: file sizes, parity, scores."""

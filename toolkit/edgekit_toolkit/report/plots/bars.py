@@ -1,6 +1,6 @@
 """The bars beside the numbers of the tables and tiles, as inline SVG."""
 
-from edgekit_toolkit.report.page.markup import Markup, el
+from edgekit_offload.report.markup import Markup, el
 
 
 def bar(share: float, style: str, *, back: float | None = None) -> Markup:

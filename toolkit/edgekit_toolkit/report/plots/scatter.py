@@ -6,7 +6,7 @@ Colours, line styles and fonts are in `report.css` by class, so that dark mode a
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgekit_toolkit.report.page.markup import Markup, el, join
+from edgekit_offload.report.markup import Markup, el, join
 from edgekit_toolkit.report.plots.axes import Axis, Quantity, focus_axis, scale_axis
 from edgekit_toolkit.report.plots.bars import rect
 from edgekit_toolkit.report.plots.placement import Room
