@@ -42,7 +42,7 @@ from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.packaging.submodels import attach_plans
 from offload_bench import PORT, SHARED, TOKEN, write_tail
 
-ROWS = 8  # different requests, so that an answer to another one is seen
+ROWS = 4  # different requests, so that an answer to another one is seen
 CLASSES = 1000  # at most, in an answer
 PLAN_S = 3.0
 START_LIMIT_S = 180.0  # every tail proves itself first, on one processor

@@ -26,7 +26,7 @@ from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
 
 PROBE_LIMIT_S = 15.0
-LEAST_ROUNDS = 3
+LINK_S = 4.0  # of measuring the link
 TOLERANCE = 0.1  # of the greatest value of an output: what 8 bits may change; another row differs by more
 
 
@@ -94,7 +94,7 @@ class Application:
 
     def probe(self, server: str, token: str, ca_file: str) -> dict[str, Any]:
         """Measure the link as `edgekit offload plan --server URL` does."""
-        return to_plain(probe_link(server, token=token, ca_file=ca_file, seconds=PROBE_LIMIT_S))
+        return to_plain(probe_link(server, token=token, ca_file=ca_file, seconds=LINK_S))
 
     def use(self, name: str, plan: str | None) -> bool:
         """Make a session run a plan, as the option `plan` of a device does; return whether it does.
@@ -124,24 +124,25 @@ class Application:
     ) -> dict[str, list[dict[str, Any]]]:
         """Run requests with each plan, and with the one that a session chooses, in turn.
 
-        In a round all have the same inputs.
+        In a round all have the same inputs. A plan that has used its share of the time is left out, once it
+        has had all inputs.
 
         Args:
             forced: session that is told its plan.
             free: session that chooses; its records are under its name.
             plans: names.
-            count: requests of each.
-            seconds: time limit, kept to within a round; there are at least three.
+            count: rounds.
+            seconds: time limit of all together, beyond the first rounds.
             pause_s: before each request.
         """
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in (*plans, free)}
-        until_s, orders = time.monotonic() + seconds, np.random.default_rng(0)
-        names = list(found)
+        names, orders = list(found), np.random.default_rng(0)
         for number in range(count):
-            if number >= LEAST_ROUNDS and time.monotonic() > until_s:
-                break
             for at in orders.permutation(len(names)):
                 name = names[at]
+                spent_s = sum(one["s"] + pause_s for one in found[name])
+                if number >= len(self.rows) and spent_s > seconds / len(names):
+                    continue
                 if name != free and not self.use(forced, name):
                     continue
                 time.sleep(pause_s)
