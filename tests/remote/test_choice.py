@@ -8,7 +8,6 @@ import pytest
 
 from edgekit_runtime.cli import main
 from edgekit_runtime.remote.choose import Preference, choose
-from edgekit_runtime.remote.circuit_breaker import CircuitBreaker
 from edgekit_runtime.remote.cut_table import CutTable, Objective, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.latency_model import (
     Conditions,
@@ -19,6 +18,7 @@ from edgekit_runtime.remote.latency_model import (
     wire_bytes,
 )
 from edgekit_runtime.remote.link_estimate import Exchange, LinkEstimate
+from edgekit_runtime.remote.probe_schedule import CircuitBreaker
 
 LOCAL = OffloadPlan("local", PlanCosts(0.055))
 RAW = OffloadPlan("raw", PlanCosts(0.0, 0.002, 150_000, 100), tail="raw")

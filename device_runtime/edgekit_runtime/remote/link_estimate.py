@@ -1,8 +1,9 @@
 """Estimates the link to a server from the requests that are sent anyway. A state machine without a clock.
 
 Bandwidth is what remains of a reply's time without the server's own time and the round trip. It falls at
-once, or after two small replies, and rises when a second sample agrees. It sends nothing, and never looks at
-how fast `send` returned: that only filled the buffers of this machine.
+once, or after two small replies, and rises when a second sample agrees; what a probe claims counts until a
+request has measured it. It sends nothing, and never looks at how fast `send` returned: that only filled the
+buffers of this machine.
 
 Source: docs/explanation/offload.md.
 """
@@ -41,6 +42,7 @@ class Exchange:
         server_s: the server's own time.
         window_bytes: TCP's window after it, or None where there is no TCP.
         rest_bytes, rest_s: what of the reply came after its first part, and how long that took.
+        acked_s: until all that was sent was acknowledged, by the kernel's clock; None where it has none.
     """
 
     upload_bytes: float
@@ -50,6 +52,7 @@ class Exchange:
     window_bytes: float | None = None
     rest_bytes: float = 0.0
     rest_s: float = 0.0
+    acked_s: float | None = None
 
 
 class LinkEstimate:
@@ -59,13 +62,14 @@ class LinkEstimate:
         up_bits_per_s: estimate of the bandwidth to the server, None before the first sample.
         down_bits_per_s: the same from the server; None until a reply was long enough to tell.
         is_bound: whether the bandwidth to the server is only known to be at least that.
+        is_claimed: whether it rose by a probe, and no request has measured it since.
         overhead_s: what a small exchange takes beyond the round trip of the network: both machines' work.
         updated_s: time of the last sample.
     """
 
     __slots__ = (
         *("_downs", "_pending", "_rates", "_rtts", "_used_s", "_window"),
-        *("is_bound", "overhead_s", "up_bits_per_s", "updated_s"),
+        *("is_bound", "is_claimed", "overhead_s", "up_bits_per_s", "updated_s"),
     )
 
     def __init__(self) -> None:
@@ -75,7 +79,7 @@ class LinkEstimate:
         self._pending: float | None = None
         self._window: float | None = None
         self._used_s = float("-inf")
-        self.is_bound, self.overhead_s = False, 0.0
+        self.is_bound, self.is_claimed, self.overhead_s = False, False, 0.0
         self.up_bits_per_s: float | None = None
         self.updated_s = float("-inf")
 
@@ -89,11 +93,6 @@ class LinkEstimate:
         """Bandwidth from the server: of the last long replies; None before the first."""
         return statistics.harmonic_mean(self._downs) if self._downs else None
 
-    @property
-    def is_rising(self) -> bool:
-        """Whether one sample was higher than the estimate, and waits for a second one."""
-        return self._pending is not None and self._pending > (self.up_bits_per_s or 0.0)
-
     def note_round_trip(self, now_s: float, rtt_s: float) -> None:
         """Take the time of a small exchange without the server's own time."""
         if rtt_s <= 0:
@@ -104,6 +103,21 @@ class LinkEstimate:
 
     def note(self, now_s: float, exchange: Exchange) -> None:
         """Take a request whose bodies may say something about the bandwidth."""
+        self.is_claimed = False
+        self._note_exchange(now_s, exchange)
+
+    def note_probe(self, now_s: float, exchange: Exchange) -> None:
+        """Take a probe; a higher bandwidth counts at once, as a claim."""
+        before = self.up_bits_per_s
+        if exchange.acked_s is not None:  # a device that computes notices a reply late, its kernel does not
+            exchange = replace(exchange, elapsed_s=min(exchange.elapsed_s, exchange.acked_s))
+        self._note_exchange(now_s, exchange)
+        if self._pending is not None and self._pending > (self.up_bits_per_s or 0.0):
+            self._replace(now_s, (self._pending,))
+        if before is not None and (self.up_bits_per_s or 0.0) > before * _RISE:
+            self.is_claimed = True
+
+    def _note_exchange(self, now_s: float, exchange: Exchange) -> None:
         self._used_s, self._window = now_s, exchange.window_bytes
         rtt_s = self.rtt_s or 0.0
         self._note_download(exchange, rtt_s)
@@ -129,6 +143,7 @@ class LinkEstimate:
 
     def note_cut_off(self, now_s: float, exchange: Exchange) -> None:
         """Take a request that was given up while it was sent; its `upload_bytes` have arrived."""
+        self.is_claimed = False
         moving_s = max(exchange.elapsed_s - (self.rtt_s or 0.0), exchange.elapsed_s / 2, 1e-6)
         bits_per_s = max(exchange.upload_bytes * _BITS / moving_s, _LEAST_BITS_PER_S)
         if self.up_bits_per_s is None or bits_per_s < self.up_bits_per_s:

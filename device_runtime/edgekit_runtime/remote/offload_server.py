@@ -36,7 +36,9 @@ NO_MODEL: Final = "edgekit-link-probe"
 _LIVE: Final = "/v2/health/live"
 _MS: Final = 1e-3
 _MOST_STATED_S: Final = 3600.0
-_MSS_AT, _RTT_AT, _CWND_AT, _ACKED_AT, _MIN_RTT_AT = 16, 68, 80, 120, 148  # of struct tcp_info in linux/tcp.h
+# Of struct tcp_info in linux/tcp.h.
+_MSS_AT, _RECEIVED_AT, _RTT_AT, _CWND_AT, _ACKED_AT, _MIN_RTT_AT, _BUSY_AT = 16, 52, 68, 80, 120, 148, 168
+_CLOCK_MS: Final = 4  # steps of the kernel's clock for these times, at most
 
 # Sixteen: our service caches parsed requests by their JSON, so few ids keep that cache useful.
 _ids = itertools.cycle(f"{number:x}" for number in range(16))
@@ -124,7 +126,8 @@ def make_tail_request(
             body, body_bytes = [packed], len(packed)
             lines += "Content-Encoding: zstd\r\n"
     head = make_request_head("POST", f"{model_path(model)}/infer", lines, body_bytes)
-    return TailRequest([head, *body], len(head) + body_bytes, expected, request_id)
+    first = head + body[0]  # one packet less over TLS
+    return TailRequest([first, *body[1:]], len(head) + body_bytes, expected, request_id)
 
 
 def make_upload_probe(size_bytes: int, fields: str) -> TailRequest:
@@ -166,7 +169,10 @@ class Pending:
         reply: the reply, or None until then.
     """
 
-    __slots__ = ("_acked", "_connection", "_is_over", "_lock", "_request", "done", "is_aborted", "reply")
+    __slots__ = (
+        *("_acked", "_busy_us", "_connection", "_is_over", "_lock", "_request", "_sent_bytes"),
+        *("done", "is_aborted", "reply"),
+    )
 
     def __init__(self, connection: WarmConnection, request: TailRequest) -> None:
         self._connection, self._request = connection, request
@@ -174,12 +180,16 @@ class Pending:
         self.reply: Reply | None = None
         self.is_aborted = self._is_over = False
         self._lock = threading.Lock()
-        self._acked = _read_acked(connection.link) or 0
+        self._acked = _read_counter(connection.link, _ACKED_AT) or 0
+        self._busy_us = _read_counter(connection.link, _BUSY_AT)
+        self._sent_bytes: int | None = None  # when it was aborted
 
     @property
     def sent_bytes(self) -> int | None:
         """How much of the request the server's machine has acknowledged; None where that is not known."""
-        acked = _read_acked(self._connection.link)
+        if self._sent_bytes is not None:
+            return self._sent_bytes
+        acked = _read_counter(self._connection.link, _ACKED_AT)
         return None if acked is None else max(0, acked - self._acked)
 
     @property
@@ -188,11 +198,19 @@ class Pending:
         sent = self.sent_bytes
         return sent is None or sent >= self._request.size_bytes
 
+    @property
+    def acked_s(self) -> float | None:
+        """How long some of it was not acknowledged; None on a new connection, or without TCP."""
+        busy_us = _read_counter(self._connection.link, _BUSY_AT)
+        if not self._acked or busy_us is None or self._busy_us is None or busy_us <= self._busy_us:
+            return None
+        return (busy_us - self._busy_us) * 1e-6
+
     def abort(self) -> None:
         """End it, and its reply will be an error; nothing once it has one: the connection serves another."""
         with self._lock:
             if not self._is_over:
-                self.is_aborted = True
+                self.is_aborted, self._sent_bytes = True, self.sent_bytes
                 self._connection.link.abort()
 
     def run(self, timeout_s: float) -> Reply:
@@ -213,6 +231,7 @@ class OffloadServer:
         self.fields = f"Host: {address.host or 'localhost'}\r\n{token_line(token)}"
         self._idle: list[WarmConnection] = []
         self._pending: set[Pending] = set()
+        self._taken: set[WarmConnection] = set()
         self._lock = threading.Lock()
         self._is_open = True
 
@@ -258,7 +277,7 @@ class OffloadServer:
             for _ in range(3):  # the first may have to connect
                 began_s = time.monotonic()
                 found = link.ask((head,), len(head), timeout_s)
-                seconds.append(time.monotonic() - began_s)
+                seconds.append(time.monotonic() - began_s - _read_delay(link))
                 if found is not None and found[0].status >= 300:
                     raise make_error(*found)
             return _read_round_trip(link, min(seconds)), min(seconds)
@@ -278,17 +297,20 @@ class OffloadServer:
         self.interrupt()
         with self._lock:
             idle, self._idle = self._idle, []
+            for connection in self._taken:
+                connection.link.abort()
         for connection in idle:
             connection.do(None)
 
     def _take(self) -> WarmConnection:
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return WarmConnection(self._address)
+            connection = self._idle.pop() if self._idle else WarmConnection(self._address)
+            self._taken.add(connection)
+            return connection
 
     def _put(self, connection: WarmConnection) -> None:
         with self._lock:
+            self._taken.discard(connection)
             if self._is_open:
                 self._idle.append(connection)
                 return
@@ -296,7 +318,7 @@ class OffloadServer:
 
 
 def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pending) -> Reply:
-    began_s, download_bytes, times = time.monotonic(), 0.0, ServerTimes()
+    began_s, elapsed_s, download_bytes, times = time.monotonic(), 0.0, 0.0, ServerTimes()
     outputs: dict[str, Array] | None = None
     error: EdgekitError | None = None
     window: float | None = None
@@ -309,9 +331,10 @@ def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pendi
             found = link.ask(request.parts, request.size_bytes, timeout_s)
             if found is not None or pending.is_aborted:
                 break
-        elapsed_s = time.monotonic() - began_s
+        elapsed_s = time.monotonic() - began_s - _read_delay(link)
         if found is None:
             error = TransportError(f"{link.address}: closes every connection before it answers")
+            sent = pending.sent_bytes
         else:
             reply_bytes, times = len(found[0].data) + len(found[1]), read_times(found[0])
             download_bytes = wire_bytes(reply_bytes, is_tls=is_tls)
@@ -321,12 +344,13 @@ def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pendi
             window = _read_window(link)
             outputs = check_reply(found[0], found[1], request)
     except EdgekitError as cause:
-        elapsed_s, error = time.monotonic() - began_s, cause
+        elapsed_s, error = elapsed_s or time.monotonic() - began_s, cause
         sent = pending.sent_bytes
     except Exception as cause:  # of parsing what a hostile server sends
-        elapsed_s = time.monotonic() - began_s
+        elapsed_s = elapsed_s or time.monotonic() - began_s
         error = ReplyError(f"{link.address}: the answer cannot be read: {cause!r}")
-    exchange = Exchange(sent or 0, download_bytes, elapsed_s, 0.0, window, rest_bytes, rest_s)
+    acked_s = pending.acked_s if error is None or download_bytes else None
+    exchange = Exchange(sent or 0, download_bytes, elapsed_s, 0.0, window, rest_bytes, rest_s, acked_s)
     return Reply(outputs, error, exchange, times, pending.is_aborted)
 
 
@@ -413,12 +437,21 @@ def _read_number(text: str) -> float | None:
     return None
 
 
-def _read_acked(link: Link) -> int | None:
+def _read_counter(link: Link, at: int) -> int | None:
     data = link.read_tcp_info()
-    if data is None or len(data) < _ACKED_AT + 8:
+    if data is None or len(data) < at + 8:
         return None
-    acked: int = struct.unpack_from("=Q", data, _ACKED_AT)[0]
-    return acked
+    count: int = struct.unpack_from("=Q", data, at)[0]
+    return count
+
+
+def _read_delay(link: Link) -> float:
+    """Return how long ago the last bytes came: that a busy device notices them late is not the link's."""
+    data = link.read_tcp_info()
+    if data is None or len(data) < _RECEIVED_AT + 4:
+        return 0.0
+    (received_ms,) = struct.unpack_from("=I", data, _RECEIVED_AT)
+    return float(max(0, received_ms - _CLOCK_MS) * _MS)
 
 
 def _read_round_trip(link: Link, small_s: float) -> float:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,7 @@ from edgekit_runtime.system.paths import find_cache_folder
 
 _MAX_FILES: Final = 256
 _MAX_BYTES: Final = 64 << 10
+_PAUSE_S: Final = 1.0  # between two writes, which cost a slow device milliseconds
 
 
 @dataclass(slots=True)
@@ -69,13 +71,14 @@ class StatusFile:
         """Name the file; `key` tells sessions of one process apart."""
         self._path = _find_folder() / f"{os.getpid()}-{key:x}.json"
         self._last: dict[str, Any] | None = None
+        self._next_s = float("-inf")
 
     def write(self, status: OffloadStatus) -> None:
-        """Write it if it changed; a folder that cannot be written is no reason to fail."""
-        document = to_plain(status)
-        if document == self._last:
+        """Write it if it changed, but not too often; a folder that cannot be written is no reason to fail."""
+        now_s = time.monotonic()
+        if now_s < self._next_s or (document := to_plain(status)) == self._last:
             return
-        self._last = document
+        self._last, self._next_s = document, now_s + _PAUSE_S
         with contextlib.suppress(OSError, OutputError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with write_atomically(self._path, mode=0o600) as file:

@@ -28,8 +28,7 @@ from edgekit_runtime.errors import (
     TransportError,
 )
 from edgekit_runtime.package.archive import OpenedPackage
-from edgekit_runtime.remote.choose import PlanChoice, Preference, choose
-from edgekit_runtime.remote.circuit_breaker import CircuitBreaker
+from edgekit_runtime.remote.choose import HYSTERESIS, PlanChoice, Preference, choose
 from edgekit_runtime.remote.cut_table import Compression, CutTable, Escalation, OffloadPlan
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, as_sent, predict_s, send_plain
 from edgekit_runtime.remote.link_estimate import LinkEstimate
@@ -46,6 +45,7 @@ from edgekit_runtime.remote.offload_server import (
     make_upload_probe,
 )
 from edgekit_runtime.remote.offload_status import Counts, OffloadStatus, StatusFile
+from edgekit_runtime.remote.probe_schedule import CircuitBreaker, ProbeSchedule
 from edgekit_runtime.sessions.row_independence import has_free_rows
 from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
 from edgekit_runtime.sessions.session import Session, open_choice
@@ -58,18 +58,17 @@ _SLACK: Final = 0.25  # of what a reply may be late, as a share of its predictio
 _EARLY_WAIT: Final = 0.1  # a hedge sooner than this share of the local run gains little
 _MOST_WAIT: Final = 0.3  # what a reply may be late at most, as a share of the local run
 _MOST_WAIT_S: Final = 15e-3
+_MOST_LATE_S: Final = 1.0
 _LEAST_BYTES: Final = 1500  # acknowledged: less is a link that carries nothing
-_PROBE_SHARE: Final = 20  # time between two probes, as a multiple of what one took
-_LEAST_PROBE_S: Final = 0.25
-_MOST_PROBE_S: Final = 30.0
 _PROBE_TIMEOUT_S: Final = 2.0
-_PROBE_SEND_S: Final = 0.15  # a probe that is not sent by then has said how slow the link is
-_LEAST_UPLOAD: Final = 16 << 10  # bytes of a probe
-_MOST_UPLOAD: Final = 256 << 10
+_PROBE_SEND_S: Final = 0.04  # on the link as it seems to be
+_LEAST_UPLOAD: Final = 12 << 10  # bytes of a probe: what TCP sends at once
+_MOST_UPLOAD: Final = 64 << 10
 _BITS: Final = 8
-_PROBE_LATE_S: Final = 0.5  # after which a probe is sent beside the requests of the application
-_MOST_QUIET: Final = 128  # how much rarer probes get while the application asks nothing
-_TICK_S: Final = 0.1
+_ROUND_TRIP_AGE_S: Final = 10.0
+_CLOSE_S: Final = 0.2  # for a probe to end
+_TICK_S: Final = 0.25
+_BUSY_TICK_S: Final = 0.1
 _REFUSED_S: Final = 30.0  # until a server without a tail is asked for it again
 _MANY_BITS_PER_S: Final = 1e10
 _MOST_TABLES: Final = 16
@@ -257,13 +256,15 @@ class RemoteSession:
         self._wait_s = self._load = self._spread_s = 0.0
         self._credit_s = 3 * table.local.costs.device_s if table.local else 0.0
         self._decisions: dict[int, tuple[int, PlanChoice]] = {}
-        self._epoch = self._since = self._running = 0
+        self._epoch = self._since = self._running = self._hedging = 0
         self._switches: deque[str] = deque(maxlen=_SWITCHES)
         self._lock = threading.Lock()
         self._is_open, self._wake = True, threading.Event()
         self._probed = threading.Event()
-        self._next_probe_s = -math.inf
-        self._quiet, self._asked_before = 1, 0
+        self._schedule = ProbeSchedule(time.monotonic())
+        self._round_trip_s = -math.inf  # when it was last measured
+        self._asked = -1  # requests before the last probe
+        self._answered = ""  # the plan with which the server last answered
         self._chance = random.Random()  # noqa: S311  # spreads devices over time; guards nothing
         self._status = StatusFile(id(self))
         self._prober = threading.Thread(target=self._probe_loop, name="edgekit-prober", daemon=True)
@@ -292,6 +293,8 @@ class RemoteSession:
             return self._run_split(decision, inputs, rows)
         finally:
             self._running -= 1
+            if time.monotonic() >= self._schedule.due_s:
+                self._wake.set()  # for a probe between two requests
 
     def decision(self, rows: int = 1) -> PlanChoice:
         """Return what the next request of so many rows runs, and why."""
@@ -316,7 +319,7 @@ class RemoteSession:
         self._is_open = False
         self._wake.set()
         self._server.close()
-        self._prober.join(_PROBE_TIMEOUT_S)
+        self._prober.join(_CLOSE_S)  # it may connect to nobody, and ends by itself when that fails
         for way in self._ways.values():
             way.close()
         if self.local is not None:
@@ -384,7 +387,7 @@ class RemoteSession:
     ) -> dict[str, Array]:
         """Return the outputs of the tail, or those of the whole model from a local run."""
         local_s = self._local_s(rows)
-        expected_s = self._reply_s(decision)
+        expected_s, is_claimed = self._reply_s(decision), self._estimate.is_claimed
         backups: list[Any] = []
 
         def finish(_: Pending, reply: Reply) -> None:
@@ -397,30 +400,39 @@ class RemoteSession:
             pending = self._server.send(request, self._options.timeout_s, finish)
             pending.done.wait()
             return self._take(pending)
-        timeout_s = self._options.timeout_s if decision.is_forced else max(1.0, 4 * expected_s)
+        patience_s = max(1.0, 4 * (expected_s + local_s))  # only a hedge ends it sooner
+        timeout_s = self._options.timeout_s if decision.is_forced else patience_s
         pending = self._server.send(request, timeout_s, finish)
         self._credit_s = min(self._credit_s + self._options.hedge_share * local_s, 3 * local_s)
-        allowed_s = timeout_s if decision.is_forced else self._allow_s(expected_s, local_s)
+        if decision.is_forced:
+            allowed_s = timeout_s
+        elif is_claimed:
+            allowed_s = 0.0  # this request is the test of what a probe claims: both ways at once
+        else:
+            allowed_s = self._allow_s(expected_s, local_s)
         if not pending.done.wait(allowed_s):
-            return self._hedge(pending, inputs, rows, backups)
+            if not is_claimed:
+                self._fail("the reply was late", way)
+            return self._hedge(pending, way, inputs, rows, backups)
         reply = pending.reply
         if reply is not None and reply.outputs is not None:
             self.counts.remote += 1
+            self._answered = way.plan.name
             return reply.outputs
         self.counts.failed += 1
         return self._run_local(inputs, rows)
 
     def _hedge(
-        self, pending: Pending, inputs: Mapping[str, Array], rows: int, backups: list[Any]
+        self, pending: Pending, way: _Way, inputs: Mapping[str, Array], rows: int, backups: list[Any]
     ) -> dict[str, Array]:
         """Run locally beside a late request, and return whichever answers first."""
         self.counts.hedged += 1
-        self._fail("the reply was late")
         share = getattr(self.local, "share", None)
         session = share() if share is not None else self.local
         if share is not None:
             backups.append(session)
         began_s = time.monotonic()
+        self._hedging += 1
         try:
             if not (
                 pending.done.is_set() and pending.reply is not None and pending.reply.outputs is not None
@@ -433,8 +445,11 @@ class RemoteSession:
             pending.done.wait()
             if pending.reply is None or pending.reply.outputs is None:
                 raise
+        finally:
+            self._hedging -= 1
         self._credit_s -= time.monotonic() - began_s
         self.counts.remote += 1
+        self._answered = way.plan.name
         return self._take(pending)
 
     def _take(self, pending: Pending) -> dict[str, Array]:
@@ -471,6 +486,9 @@ class RemoteSession:
                 self._decisions.clear()
             self._decisions[rows] = (epoch, decision)
             if known is None or known[1].plan.name != decision.plan.name:
+                if known is not None and known[1].plan.name == self._answered:
+                    self._schedule.restart(now_s)
+                    self._answered = ""
                 self._switches.append(f"{decision.plan.name}: {decision.reason}")
                 self._wake.set()
             return decision
@@ -499,16 +517,19 @@ class RemoteSession:
         return remote_s + max(plan.costs.request_s * slowdown, self._estimate.overhead_s)
 
     def _allow_s(self, expected_s: float, local_s: float) -> float:
-        """Return how long to wait for a reply before the local run begins."""
+        """Return how long to wait for a reply before the local run begins; at most a local run longer."""
         late_s = max(_SLACK * expected_s, _SLACK_S, _EARLY_WAIT * local_s, 4 * self._spread_s)
         if self._credit_s >= local_s:
-            late_s = min(late_s, max(_SLACK_S, _MOST_WAIT * local_s + _MOST_WAIT_S))
+            late_s = min(late_s, max(_SLACK_S, _MOST_WAIT * local_s + _MOST_WAIT_S), _MOST_LATE_S)
         else:
-            late_s += expected_s
+            late_s = min(late_s + expected_s, local_s)
         return expected_s + late_s
 
-    def _fail(self, cause: str, at_least_s: float = 0.0) -> None:
+    def _fail(self, cause: str, way: _Way | None = None, at_least_s: float = 0.0) -> None:
+        """Leave the server until it has answered golden inputs: those of `way`, where it is to blame."""
         with self._lock:
+            if way is not None:
+                way.is_proved = False
             self._breaker.fail(time.monotonic(), _show(cause), self._chance.random(), at_least_s)
             self._epoch += 1
         self._wake.set()
@@ -520,9 +541,10 @@ class RemoteSession:
 
     def _note(self, plan: OffloadPlan, rows: int, reply: Reply, expected_s: float, *, is_late: bool) -> None:
         """Learn from a reply; on the thread of its connection."""
-        now_s, error = time.monotonic(), reply.error
+        now_s, error, way = time.monotonic(), reply.error, self._ways[plan.name]
         if reply.outputs is not None:
             with self._lock:
+                way.is_proved = True
                 self._note_times(plan, rows, reply.times)
                 server_s = self._server_s(plan, rows, reply)
                 self._estimate.note(now_s, dataclasses.replace(reply.exchange, server_s=server_s))
@@ -534,19 +556,20 @@ class RemoteSession:
         if reply.is_cut_off and is_late:
             with self._lock:
                 self._estimate.note_cut_off(now_s, reply.exchange)
-                if reply.exchange.upload_bytes > _LEAST_BYTES:
-                    self._breaker.succeed()  # it moves, slowly: a matter of the link
+                if reply.exchange.upload_bytes > _LEAST_BYTES:  # it moves, slowly: a matter of the link
+                    way.is_proved = True
+                    self._breaker.succeed()
                 self._epoch += 1
             return
         if isinstance(error, RequestError) and error.status == 404:
-            self._disprove(self._ways[plan.name])
+            self._disprove(way)
             return
         with self._lock:
             self._note_times(plan, rows, reply.times)
-        wait_s = error.retry_after_s or 1 if isinstance(error, RequestError) and is_overload(error) else 0.0
-        self._fail(
-            f"the server failed: {error}" if not wait_s else "the server says that it is loaded", wait_s
-        )
+        if isinstance(error, RequestError) and is_overload(error):
+            self._fail("the server says that it is loaded", at_least_s=error.retry_after_s or 1)
+        else:
+            self._fail(f"the server failed: {error}", way)
 
     def _note_times(self, plan: OffloadPlan, rows: int, times: ServerTimes) -> None:
         self._load = 0.0 if times.load is None else times.load
@@ -567,124 +590,114 @@ class RemoteSession:
         while self._is_open:
             now_s = time.monotonic()
             if self._is_due(now_s):
+                self._asked, took_s = self._count_requests(), 0.0
                 try:
-                    self._probe()
+                    took_s = self._probe()
                 except Exception as cause:  # whatever it is: without its thread the server is lost for good
                     wait_s = getattr(cause, "retry_after_s", None) or 0.0
-                    self._fail(f"the server cannot be used: {cause}", wait_s)
-                self._plan_probe(now_s, time.monotonic() - now_s)
+                    self._fail(f"the server cannot be used: {cause}", at_least_s=wait_s)
+                now_s = time.monotonic()
+                self._schedule.note_probe(now_s, took_s)
                 self._probed.set()
             self._write_status()
-            self._wake.wait(_TICK_S if not self._breaker.is_closed else _LEAST_PROBE_S)
+            tick_s = _BUSY_TICK_S if self._running or not self._breaker.is_closed else _TICK_S
+            due_s = self._schedule.due_s - now_s
+            self._wake.wait(due_s if 0 < due_s < tick_s else tick_s)
             self._wake.clear()
-
-    def _plan_probe(self, now_s: float, took_s: float) -> None:
-        """Set when the next probe is due: later if this one took long, or nothing was asked."""
-        asked = self._count_requests()
-        is_quiet = asked == self._asked_before and all(way.is_proved for way in self._ways.values())
-        self._quiet = min(2 * self._quiet, _MOST_QUIET) if is_quiet else 1
-        self._asked_before = asked
-        self._next_probe_s = now_s + min(max(_PROBE_SHARE * took_s, _LEAST_PROBE_S), _MOST_PROBE_S)
 
     def _count_requests(self) -> int:
         counts = self.counts
         return counts.local + counts.remote + counts.hedged + counts.failed
 
     def _is_due(self, now_s: float) -> bool:
-        """Return whether a probe is worth its cost now; rather between requests than beside them."""
+        """Return whether a probe is worth its cost now; the link is not probed while nothing is asked."""
         if not self._breaker.is_closed:
-            return self._breaker.may_probe(now_s)
-        late_s = now_s - self._next_probe_s
-        if late_s < 0 or (self._running and late_s < _PROBE_LATE_S):
+            return not self._hedging and self._breaker.may_probe(now_s)  # what is under way says more
+        if not self._schedule.is_due(now_s, is_busy=self._running > 0):
             return False
-        is_quiet = self._quiet > 1 and self._count_requests() == self._asked_before
-        if is_quiet and late_s < self._quiet * _LEAST_PROBE_S:
-            return False
-        return self._find_candidate(now_s) is not None
-
-    def _find_candidate(self, now_s: float) -> _Way | None:
-        """Return the plan that could be best on a very good link, if it is not running and could win."""
-        with self._lock:
-            conditions = self._conditions(now_s)
-            known = self._decisions.get(1)
-            rtt_s = self._estimate.rtt_s or 0.0
-            best = dataclasses.replace(
-                conditions, link=LinkState(_MANY_BITS_PER_S, _MANY_BITS_PER_S, rtt_s, 1e9)
-            )
-            asked = self._preference.plan
-            ways = [way for way in self._ways.values() if now_s >= way.retry_s]
-            if asked is not None:
-                return next((way for way in ways if way.plan.name == asked and not way.is_proved), None)
-            unproved = [way for way in ways if not way.is_proved and self._is_cheap(way, conditions)]
-            if unproved:
-                return min(unproved, key=lambda way: way.plan.costs.upload_bytes)
-            if known is None or (known[1].plan.tail is not None and not self._estimate.is_bound):
-                return None  # requests that go there measure the link themselves
-            if not any(predict_s(way.plan, best) < known[1].predicted_s for way in ways):
-                return None
-            return _find_probe(ways, conditions)
-
-    def _is_cheap(self, way: _Way, conditions: Conditions) -> bool:
-        """Return whether the link carries the golden inputs of a plan in reasonable time."""
-        if conditions.link is None or self.local is None:
+        if self._find_unproved(now_s) is not None:
             return True
+        return self._count_requests() != self._asked and self._could_gain(now_s)
+
+    def _find_unproved(self, now_s: float) -> _Way | None:
+        """Return the plan whose golden inputs are to be sent next, or None."""
+        with self._lock:
+            ways = [way for way in self._ways.values() if now_s >= way.retry_s]
+            asked = self._preference.plan
+            if asked is not None:
+                ways = [way for way in ways if way.plan.name == asked]
+            unproved = [way for way in ways if not way.is_proved and self._is_cheap(way, now_s)]
+            if not unproved and not self._breaker.is_closed:
+                unproved = ways  # any right answer shows that the server is well
+            return min(unproved, key=lambda way: way.plan.costs.upload_bytes, default=None)
+
+    def _could_gain(self, now_s: float) -> bool:
+        """Return whether another plan would win on a very good link, and requests do not measure this one."""
+        with self._lock:
+            known, conditions = self._decisions.get(1), self._conditions(now_s)
+            if known is None or self._preference.plan is not None or conditions.link is None:
+                return False
+            if known[1].plan.tail is not None and not self._estimate.is_bound:
+                return False
+            link = LinkState(_MANY_BITS_PER_S, _MANY_BITS_PER_S, conditions.link.rtt_s, 1e9)
+            best = dataclasses.replace(conditions, link=link)
+            enough_s = known[1].predicted_s * (1 - HYSTERESIS)
+            return any(predict_s(way.plan, best) < enough_s for way in self._ways.values())
+
+    def _is_cheap(self, way: _Way, now_s: float) -> bool:
+        """Return whether the link carries the golden inputs of a plan in reasonable time."""
+        link = self._estimate.state(now_s)
+        if link is None or self.local is None:
+            return True
+        conditions = dataclasses.replace(self._conditions(now_s), link=link)
         return predict_s(way.plan, conditions) < max(1.0, 4 * self._local_s(1))
 
-    def _probe(self) -> None:
-        rtt_s, small_s = self._server.measure_round_trip(_PROBE_TIMEOUT_S)
-        with self._lock:
-            self._estimate.note_round_trip(time.monotonic(), rtt_s)
-            self._estimate.overhead_s = small_s - rtt_s
-        way = self._find_candidate(time.monotonic())
+    def _probe(self) -> float:
+        """Prove a plan, or measure the link; return how long that took the link."""
+        now_s = time.monotonic()
+        way = self._find_unproved(now_s)
+        if now_s - self._round_trip_s > _ROUND_TRIP_AGE_S or not self._breaker.is_closed:
+            rtt_s, small_s = self._server.measure_round_trip(_PROBE_TIMEOUT_S)
+            self._round_trip_s = time.monotonic()
+            with self._lock:
+                self._estimate.note_round_trip(self._round_trip_s, rtt_s)
+                if not self._running or small_s - rtt_s < self._estimate.overhead_s:
+                    self._estimate.overhead_s = small_s - rtt_s
         if way is None:
-            way = next((one for one in self._ways.values() if one.is_proved), None)
-        if way is None:
-            return
+            return self._probe_link()
         try:
-            if way.is_proved:
-                self._probe_link()
-            else:
-                self._prove(way)
+            return self._prove(way)
         except EdgekitError as cause:
-            if way.is_proved or _is_of_server(cause):
+            if _is_of_server(cause):
                 raise
             self._disprove(way)  # so that the next probe tries another
             if not any(one.is_proved for one in self._ways.values()):
                 raise
+        return 0.0
 
-    def _probe_link(self) -> None:
+    def _probe_link(self) -> float:
         """Measure the upload by bytes that cannot be compressed; golden inputs mostly shrink to nothing.
 
-        A higher bandwidth counts when two probes agree, so the second one follows at once.
-
         Raises:
-            TransportError: the server cannot be reached.
+            EdgekitError: the server cannot be used.
         """
-        for _ in range(2):
-            with self._lock:
-                rate = self._estimate.up_bits_per_s or 0.0
-            wanted = int(rate * _PROBE_SEND_S / _BITS)
-            request = make_upload_probe(min(max(wanted, _LEAST_UPLOAD), _MOST_UPLOAD), self._server.fields)
-            pending = self._server.send(request, _PROBE_TIMEOUT_S, lambda *_: None)
-            if not pending.done.wait(_PROBE_SEND_S) and not pending.is_sent:
-                pending.abort()
-            pending.done.wait()
-            reply = pending.reply
-            if reply is None or not self._is_open:
-                return
-            with self._lock:
-                if reply.is_cut_off:
-                    self._estimate.note_cut_off(time.monotonic(), reply.exchange)
-                elif isinstance(reply.error, RequestError) and reply.error.status == 404:
-                    self._estimate.note(time.monotonic(), reply.exchange)
-                elif reply.error is not None:
-                    raise reply.error
-                self._epoch += 1
-                if not self._estimate.is_rising:
-                    return
+        with self._lock:
+            wanted = int((self._estimate.up_bits_per_s or 0.0) * _PROBE_SEND_S / _BITS)
+        request = make_upload_probe(min(max(wanted, _LEAST_UPLOAD), _MOST_UPLOAD), self._server.fields)
+        pending = self._server.send(request, _PROBE_TIMEOUT_S, lambda *_: None)
+        pending.done.wait()
+        reply = pending.reply
+        if reply is None or not self._is_open:
+            return 0.0
+        if reply.error is not None and (_is_of_server(reply.error) or isinstance(reply.error, ReplyError)):
+            raise reply.error
+        with self._lock:
+            self._estimate.note_probe(time.monotonic(), reply.exchange)
+            self._epoch += 1
+        return reply.exchange.elapsed_s
 
-    def _prove(self, way: _Way) -> None:
-        """Run the golden inputs of a tail on the server, and compare.
+    def _prove(self, way: _Way) -> float:
+        """Run the golden inputs of a tail on the server, and compare; return how long the exchange took.
 
         Raises:
             EdgekitError: the server failed or answered wrongly.
@@ -693,22 +706,14 @@ class RemoteSession:
         request = way.prepare_golden(golden, self._server.fields)
         replies: list[Reply] = []
         pending = self._server.send(request, _PROBE_TIMEOUT_S, lambda _, reply: replies.append(reply))
-        if way.is_proved and not pending.done.wait(_PROBE_SEND_S) and not pending.is_sent:
-            pending.abort()
         pending.done.wait()
         reply = replies[0]
         rows = len(next(iter(golden.inputs.values()))) if self._has_rows else 1
         if reply.outputs is None:
-            if way.is_proved and reply.is_cut_off and self._is_open:
-                with self._lock:
-                    self._estimate.note_cut_off(time.monotonic(), reply.exchange)
-                    self._epoch += 1
-                return
             status = reply.error.status if isinstance(reply.error, RequestError) else 0
             if status in (400, 415) and way.plan.compression != IDENTITY:
                 self._send_plain(way)
-                self._prove(way)
-                return
+                return self._prove(way)
             if status == 404:
                 self._disprove(way)
             raise reply.error or BackendError("the server did not answer")
@@ -718,8 +723,8 @@ class RemoteSession:
             wrong = next(check.message for check in test.checks if not check.passed)
             raise BackendError(f"{way.plan.tail} computes something else there: {wrong}")
         way.open_head()  # here, because a request of the application shall not wait for it
-        way.is_proved = True
         self._note(way.plan, rows, reply, reply.exchange.elapsed_s, is_late=False)
+        return reply.exchange.elapsed_s
 
     def _send_plain(self, way: _Way) -> None:
         """Predict and send a plan without compression from now on: not every server reads zstd."""
@@ -767,20 +772,6 @@ def _is_of_server(error: EdgekitError) -> bool:
     if isinstance(error, RequestError):
         return is_overload(error) or error.status in (401, 403)
     return isinstance(error, TransportError) and not isinstance(error, ReplyError)
-
-
-def _find_probe(ways: list[_Way], conditions: Conditions) -> _Way:
-    """Return the way whose upload says most of the link within the time of a probe."""
-
-    def sending_s(way: _Way) -> float:
-        return predict_s(dataclasses.replace(way.plan, escalation=None), conditions) - (
-            way.plan.costs.device_s * conditions.device_slowdown
-        )
-
-    quick = [way for way in ways if sending_s(way) < _PROBE_SEND_S]
-    if quick:
-        return max(quick, key=lambda way: way.plan.costs.upload_bytes)
-    return min(ways, key=lambda way: way.plan.costs.upload_bytes)
 
 
 def _ratio(pairs: deque[tuple[float, float]]) -> float:

@@ -1,4 +1,4 @@
-"""Decides whether a server may be used: after a fault only probes go there, until one is answered rightly.
+"""Decides when a server is probed: after a fault, and while requests do not measure the link.
 
 A probe runs on a thread of its own, so a request never waits for one. Pure: clock and chance are arguments.
 
@@ -11,6 +11,10 @@ from typing import Final
 _FIRST_S: Final = 0.5
 _MOST_S: Final = 60.0
 _MOST_STEPS: Final = 16
+_LEAST_PAUSE_S: Final = 0.25
+_SHARE: Final = 0.05  # of the time since the server was left, between two probes
+_LINK_SHARE: Final = 5  # a probe takes the link for at most one part of so many
+_BUSY_S: Final = 0.1  # how long a probe waits for a request to end before it is sent beside it
 
 
 class CircuitBreaker:
@@ -56,3 +60,34 @@ class CircuitBreaker:
         self._failures += 1
         self.is_closed, self.cause = False, cause
         self._retry_s = now_s + max(min(at_least_s, _MOST_S), wait_s * (0.5 + chance / 2))
+
+
+class ProbeSchedule:
+    """When the link is probed. The pause grows with the time since a plan with the server was left.
+
+    So a better link is noticed after a twentieth of the time that it was bad, and the number of probes grows
+    only with the logarithm of that time. From 20 minutes on there is one a minute.
+
+    Attributes:
+        due_s: when the next probe may be sent.
+    """
+
+    __slots__ = ("_left_s", "due_s")
+
+    def __init__(self, now_s: float) -> None:
+        """Begin with a probe that is due."""
+        self._left_s, self.due_s = now_s, float("-inf")
+
+    def restart(self, now_s: float) -> None:
+        """Probe often again: a plan that had answered is left."""
+        self._left_s = now_s
+        self.due_s = min(self.due_s, now_s + _LEAST_PAUSE_S)
+
+    def note_probe(self, now_s: float, took_s: float) -> None:
+        """Take that a probe has ended."""
+        pause_s = max(_SHARE * (now_s - self._left_s), (_LINK_SHARE - 1) * took_s, _LEAST_PAUSE_S)
+        self.due_s = now_s + min(pause_s, _MOST_S)
+
+    def is_due(self, now_s: float, *, is_busy: bool) -> bool:
+        """Return whether to probe now; rather between requests than beside one."""
+        return now_s >= self.due_s + (_BUSY_S if is_busy else 0.0)

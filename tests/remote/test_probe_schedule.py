@@ -1,0 +1,129 @@
+"""When the link is probed, and what a probe says: on a simulated clock."""
+
+from itertools import pairwise
+
+import pytest
+
+from edgekit_runtime.remote.choose import PlanChoice, choose
+from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.remote.link_estimate import Exchange, LinkEstimate
+from edgekit_runtime.remote.probe_schedule import ProbeSchedule
+
+PROBE_BYTES = 12 << 10
+RTT_S = 0.02
+LOCAL = OffloadPlan("local", PlanCosts(0.46))
+UPLOAD = OffloadPlan("upload", PlanCosts(0.008, 0.02, 307_600, 4_400), tail="upload")
+TABLE = CutTable((LOCAL, UPLOAD))
+
+
+def exchange(mbit_s: float, size_bytes: float, late_s: float = 0.0) -> Exchange:
+    return Exchange(size_bytes, 0, RTT_S + size_bytes * 8 / mbit_s / 1e6 + late_s, 0.0, 1e9)
+
+
+def estimate_of(mbit_s: float) -> LinkEstimate:
+    estimate = LinkEstimate()
+    estimate.note_round_trip(0.0, RTT_S)
+    for at in range(5):
+        estimate.note(float(at), exchange(mbit_s, 100_000))
+    return estimate
+
+
+def probe_until(end_s: float, took_s: float = 0.1) -> list[float]:
+    """Return when probes end on a link that stays bad from 0 on."""
+    schedule, now_s, found = ProbeSchedule(0.0), 0.0, []
+    while now_s < end_s:
+        if schedule.is_due(now_s, is_busy=False):
+            now_s += took_s
+            schedule.note_probe(now_s, took_s)
+            found.append(now_s)
+        now_s += 0.01
+    return found
+
+
+@pytest.mark.parametrize("bad_s", [1.0, 6.0, 60.0, 600.0, 7200.0])
+def test_better_link_is_noticed_after_a_twentieth_of_the_time_that_it_was_bad(bad_s: float) -> None:
+    next_s = next(at for at in probe_until(1.2 * bad_s + 70) if at >= bad_s)
+    assert next_s - bad_s <= min(max(0.05 * bad_s, 0.4), 60.0) + 0.12
+
+
+def test_probes_of_a_bad_link_cost_little() -> None:
+    assert len(probe_until(60.0)) <= 80
+    assert len(probe_until(3600.0)) <= 180
+    hour = [at for at in probe_until(7200.0) if at > 3600]
+    assert len(hour) * PROBE_BYTES < 800_000
+
+
+def test_probes_take_a_fifth_of_a_slow_link_at_most() -> None:
+    probes = probe_until(60.0, took_s=2.0)
+    assert len(probes) * 2.0 <= 0.2 * 60.0 + 2.0
+
+
+def test_probes_come_often_again_after_the_server_was_used() -> None:
+    schedule = ProbeSchedule(0.0)
+    schedule.note_probe(1000.0, 0.1)
+    assert not schedule.is_due(1030.0, is_busy=False)
+    schedule.restart(1030.0)
+    assert schedule.is_due(1030.3, is_busy=False)
+
+
+def test_probe_waits_a_little_for_a_request_to_end() -> None:
+    schedule = ProbeSchedule(0.0)
+    schedule.note_probe(0.0, 0.01)
+    assert schedule.is_due(0.3, is_busy=False)
+    assert not schedule.is_due(0.3, is_busy=True)
+    assert schedule.is_due(0.36, is_busy=True)
+
+
+def test_claim_of_a_probe_counts_at_once_until_a_request_has_measured_it() -> None:
+    estimate = estimate_of(2.0)
+    estimate.note_probe(6.0, exchange(20.0, PROBE_BYTES))
+    assert estimate.is_claimed
+    assert estimate.up_bits_per_s is not None
+    assert estimate.up_bits_per_s > 15e6
+    estimate.note(7.0, exchange(2.0, 300_000))
+    assert not estimate.is_claimed
+    assert estimate.up_bits_per_s == pytest.approx(2e6, rel=0.01)
+
+
+def test_probe_of_a_link_that_is_as_bad_as_before_claims_nothing() -> None:
+    estimate = estimate_of(2.0)
+    for late_s in (0.0, 0.03, 0.1):
+        estimate.note_probe(6.0, exchange(2.0, PROBE_BYTES, late_s))
+    assert not estimate.is_claimed
+
+
+@pytest.mark.parametrize("phase_s", [3.0, 6.0, 12.0])
+@pytest.mark.parametrize("pause_s", [0.01, 0.05, 0.2])
+def test_link_that_goes_down_and_up_costs_one_switch_each_within_two_requests(
+    phase_s: float, pause_s: float
+) -> None:
+    estimate, schedule = estimate_of(20.0), ProbeSchedule(0.0)
+    decision: PlanChoice | None = None
+    plans: dict[int, list[str]] = {0: [], 1: [], 2: []}
+    now_s = 0.0
+    while now_s < 3 * phase_s:
+        phase = int(now_s // phase_s)
+        mbit_s = (20.0, 2.0, 20.0)[phase]
+        before, state = decision, estimate.state(now_s)
+        assert state is not None
+        decision = choose(TABLE, Conditions(state), decision)
+        if before is not None and before.plan is UPLOAD and decision.plan is LOCAL:
+            schedule.restart(now_s)
+        plans[phase].append(decision.plan.name)
+        link = LinkState(mbit_s * 1e6, mbit_s * 1e6, RTT_S, 1e9)
+        if decision.plan is UPLOAD:
+            took_s = min(predict_s(UPLOAD, Conditions(link)), 0.8)  # hedged
+            estimate.note(now_s + took_s, exchange(mbit_s, 307_600))
+        else:
+            took_s = LOCAL.costs.device_s
+            probe_s = exchange(mbit_s, PROBE_BYTES).elapsed_s
+            at_s = max(now_s, schedule.due_s + 0.1)
+            if at_s < now_s + took_s:
+                schedule.note_probe(at_s + probe_s, probe_s)
+                estimate.note_probe(at_s + probe_s, exchange(mbit_s, PROBE_BYTES))
+        now_s += took_s + pause_s
+    assert plans[1].index("local") <= 1
+    assert plans[2].index("upload") <= 1
+    every = [plan for phase in plans.values() for plan in phase]
+    assert sum(one != other for one, other in pairwise(every)) == 2

@@ -1,0 +1,136 @@
+"""What a session does after a fault, and until then."""
+
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.offload.onnx_models import model_of
+from tests.remote.hostile_server import HostileServer, http, tensor_reply
+from tests.remote.offload_parts import LOCAL, RAW, X, Y, offloading, set_server, wait_until, write_offloaded
+from tests.runtime.conftest import PackageMaker
+
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.remote.cut_table import CutTable
+from edgekit_runtime.remote.offload_options import OffloadOptions
+from edgekit_runtime.remote.remote_session import RemoteSession
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.tensors import Array
+
+
+@pytest.fixture
+def server() -> Iterator[HostileServer]:
+    server = HostileServer()
+    yield server
+    server.close()
+
+
+def test_server_is_used_again_after_its_fault_is_mended(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    with offloading(maker, path) as session:
+        wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+        server.misbehave = lambda *_: http(b"{}", "500 Oh")
+        np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+        assert session.decision().plan.name == "local"
+        server.misbehave = None
+        wait_until(lambda: session.decision().plan.name == "raw", "the server is not used again")
+
+
+def test_tail_that_fails_must_prove_itself_even_if_the_server_is_well(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    asked: list[bytes] = []
+
+    def fail(_: HostileServer, client: socket.socket, right: bytes) -> bytes:
+        asked.append(right)
+        return http(b"{}", "500 Oh")
+
+    with offloading(maker, path) as session:
+        wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+        server.misbehave = fail
+        for _ in range(3):
+            np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+        wait_until(lambda: len(asked) >= 2, "the tail is not asked to prove itself")
+        assert session.counts.failed == 1  # of the application; the other were golden inputs
+        assert session.decision().plan.name == "local"
+
+
+def make_slow_model() -> bytes:
+    """Return 0 * x of x [1, 4] with the outputs of `linear`, after seconds of work on any machine."""
+    side, layers = 768, 400
+    weights = {
+        "first": np.zeros((4, side), np.float32),
+        "rows": np.zeros((side, side), np.float32),
+        "w": np.eye(side, dtype=np.float32),
+        "last": np.zeros((1, 2), np.float32),
+    }
+    nodes = [("MatMul", ["x", "first"], ["m"]), ("Add", ["m", "rows"], ["h0"])]
+    nodes += [("MatMul", [f"h{n}", "w"], [f"h{n + 1}"]) for n in range(layers)]
+    nodes += [("ReduceMax", [f"h{layers}"], ["top"]), ("MatMul", ["top", "last"], ["y"])]
+    return model_of(nodes, {"x": [1, 4]}, ["y"], weights=weights)
+
+
+def test_reply_ends_the_local_run_of_a_hedged_request(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+    local = OrtSession(make_slow_model(), OrtOptions(threads=1))
+    began, ended = threading.Event(), threading.Event()
+    run = OrtSession.run
+
+    def note(self: OrtSession, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        began.set()
+        try:
+            return run(self, inputs)
+        except BackendError:
+            ended.set()
+            raise
+
+    monkeypatch.setattr(OrtSession, "run", note)
+
+    def answer_late(_: HostileServer, client: socket.socket, right: bytes) -> bytes:
+        began.wait(20)  # the local run
+        return tensor_reply(right)
+
+    package = read_package(path, maker.trust)
+    options = OffloadOptions(f"127.0.0.1:{server.port}")
+    session = RemoteSession(package, CutTable((LOCAL, RAW)), options, local, None)
+    wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+    server.misbehave = answer_late
+    began.clear()
+    np.testing.assert_allclose(session.run({"x": X})["y"], Y)  # of the server; the local model gives 0
+    assert (session.counts.hedged, session.counts.remote) == (1, 1)
+    assert ended.is_set()
+    server.misbehave = None
+    wait_until(lambda: session.decision().plan.name == "raw", "a late answer has put the server out of use")
+    session.close()
+
+
+def test_close_does_not_wait_for_a_server_that_never_answers(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        set_server(tmp_path, monkeypatch, f"127.0.0.1:{listener.getsockname()[1]}")
+        with offloading(maker, path) as session:
+            client, _ = listener.accept()
+            client.recv(1)  # the probe waits for an answer
+            before = {thread for thread in threading.enumerate() if thread.name == "edgekit-prober"}
+            assert len(before) == 1
+        # It was told to end, and not waited for until its time limit of 2 s.
+        assert "no answer within" not in session.decision().reason
+        wait_until(lambda: not any(thread.is_alive() for thread in before), "the prober does not end")
+        client.close()
