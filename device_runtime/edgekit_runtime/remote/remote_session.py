@@ -386,7 +386,7 @@ class RemoteSession:
         self, decision: PlanChoice, request: TailRequest, inputs: Mapping[str, Array], rows: int
     ) -> dict[str, Array]:
         """Return the outputs of the tail, or those of the whole model from a local run."""
-        local_s = self._local_s(rows)
+        way, local_s = self._ways[decision.plan.name], self._local_s(rows)
         expected_s, is_claimed = self._reply_s(decision), self._estimate.is_claimed
         backups: list[Any] = []
 
