@@ -45,6 +45,7 @@ class Device:
         self._order, self._requests = order, requests
         self._draws, self._clock = np.random.default_rng(seed), asyncio.get_running_loop().time
         self._probe_s: float | None = None  # when a device that stays local asks again
+        self._probe: asyncio.Future[int] | None = None
         self._streams: Any = None
 
     async def run(self, begin_s: float) -> None:
@@ -57,6 +58,8 @@ class Device:
             await asyncio.sleep(max(due_s - self._clock(), 0))
             await self._serve(due_s, is_counted=due_s >= begin_s + order["warm_s"])
             due_s += draws.exponential(1 / order["requests_per_s"])
+        if self._probe is not None:
+            await self._probe
         self._streams[1].close()
 
     async def _serve(self, due_s: float, *, is_counted: bool) -> None:
@@ -73,7 +76,8 @@ class Device:
             await asyncio.sleep(local_s)
             self.local += [self._clock() - due_s] * is_counted
             if self._probe_s is not None and self._clock() >= self._probe_s:
-                await self._ask()
+                self._probe_s = float("inf")  # until its reply
+                self._probe = asyncio.ensure_future(self._ask())  # beside the application, as it does
 
     async def _ask(self) -> int:
         """Send a request, note what the reply says of the load, and return its status."""
