@@ -256,7 +256,8 @@ class RemoteSession:
         self._wait_s = self._load = self._spread_s = 0.0
         self._credit_s = 3 * table.local.costs.device_s if table.local else 0.0
         self._decisions: dict[int, tuple[int, PlanChoice]] = {}
-        self._epoch = self._since = self._running = self._hedging = 0
+        self._epoch = self._since = self._running = 0
+        self._late: Pending | None = None  # the last request that was late
         self._switches: deque[str] = deque(maxlen=_SWITCHES)
         self._lock = threading.Lock()
         self._is_open, self._wake = True, threading.Event()
@@ -432,7 +433,7 @@ class RemoteSession:
         if share is not None:
             backups.append(session)
         began_s = time.monotonic()
-        self._hedging += 1
+        self._late = pending
         try:
             if not (
                 pending.done.is_set() and pending.reply is not None and pending.reply.outputs is not None
@@ -445,8 +446,6 @@ class RemoteSession:
             pending.done.wait()
             if pending.reply is None or pending.reply.outputs is None:
                 raise
-        finally:
-            self._hedging -= 1
         self._credit_s -= time.monotonic() - began_s
         self.counts.remote += 1
         self._answered = way.plan.name
@@ -612,7 +611,8 @@ class RemoteSession:
     def _is_due(self, now_s: float) -> bool:
         """Return whether a probe is worth its cost now; the link is not probed while nothing is asked."""
         if not self._breaker.is_closed:
-            return not self._hedging and self._breaker.may_probe(now_s)  # what is under way says more
+            late = self._late  # while it is under way, golden inputs would only be in its way
+            return (late is None or late.done.is_set()) and self._breaker.may_probe(now_s)
         if not self._schedule.is_due(now_s, is_busy=self._running > 0):
             return False
         if self._find_unproved(now_s) is not None:
