@@ -282,7 +282,7 @@ def _confirm(large: bytes, inputs: CascadeInputs) -> Cascade | CascadeRefusal:
     except Exception as cause:  # onnxruntime's errors have no common base of theirs
         reason = str(cause).strip().splitlines()[0]
         raise CutError(
-            f"a sample does not run in both models, which need the same inputs: {reason}"
+            f"A sample does not run in both models, which need the same inputs: {reason}"
         ) from cause
     return choose_threshold(small, scores, outputs[1][0], least_agreement=inputs.agreement)
 

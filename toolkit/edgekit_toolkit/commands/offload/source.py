@@ -8,7 +8,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from edgekit_offload.profiling.machine import RunnableGraph
-from edgekit_runtime.errors import CutError, ModelError, PackageError
+from edgekit_runtime.errors import CutError, DataError, ModelError, PackageError
 from edgekit_runtime.package.archive import OpenedPackage, read_package
 from edgekit_runtime.sessions.selftest import read_golden, read_golden_inputs
 from edgekit_runtime.system.paths import find_keys_folder
@@ -113,7 +113,11 @@ def read_samples(
             decoding = package_decoding(package)
             golden = dict(read_golden(package).inputs)
     if path is None:
-        samples = [golden] if golden else generate_feeds(specs, _GENERATED, 0)
+        try:
+            samples = [golden] if golden else generate_feeds(specs, _GENERATED, 0)
+        except DataError as cause:
+            reason = str(cause).partition(";")[0]
+            raise DataError(f"{model}: {reason}; give --samples, which have a size") from cause
         what = "the golden inputs of the package" if golden else "generated inputs"
         note = (
             f"Sizes were measured on {what}: bytes of compressed tensors are not those of real data, and"
