@@ -112,6 +112,57 @@ def test_file_from_a_device_is_decoded_by_the_tail(tmp_path: Path, codec: str, l
     head.close()
 
 
+def hostile_files(codec: MediaCodec, right: bytes) -> dict[str, bytes]:
+    """Files that the tail must refuse: what is wrong -> file."""
+    name: Any = codec.name
+    other = "webp" if name == "jpeg" else "jpeg"
+    if name == "opus":
+        parts = {size: np.zeros(size, np.int16) for size in (2400, 4801, 4_000_000)}
+        files = {f"{size} samples": encode_media(codec, part) for size, part in parts.items()}
+    else:
+        sizes = ((31, 48), (48, 32), (4000, 6000))
+        blank = {size: np.zeros((*size, 3), np.uint8) for size in sizes}
+        files = {f"{size} pixels": encode_media(codec, part) for size, part in blank.items()}
+        files["another format"] = encode_media(MediaCodec(other, 80), blank[31, 48])  # type: ignore[arg-type]
+    if name == "jpeg":  # its frame header states height and width, 16 bits each
+        at = right.index(b"\xff\xc0") + 5
+        files["a stated giant"] = right[:at] + b"\xff\xff\xff\xff" + right[at + 4 :]
+    files["half a file"] = right[: len(right) // 2]
+    files["one byte"] = right[:1]
+    return files
+
+
+@pytest.mark.parametrize(
+    ("codec", "library"), [("jpeg:90", "PIL"), ("webp:80", "PIL"), ("opus:24@16000", "soundfile")]
+)
+def test_tail_refuses_files_of_another_size_or_kind_and_goes_on(
+    tmp_path: Path, codec: str, library: str
+) -> None:
+    pytest.importorskip(library, reason=f"{codec} needs {library}")
+    x = sound(3) if codec.startswith("opus") else photograph(3)
+    path, sent = write_package(tmp_path, x, codec)
+    trust = TrustStore.from_folder(tmp_path / "keys")
+    with read_package(path, trust) as package:
+        table = read_cut_table(package)
+        assert table is not None
+        tail = str(table.plans[1].tail)
+        head = open_session(package.select_submodel("media.head"), threads=1)
+    right = encode_media(MediaCodec.parse(codec), head.run({"x": x[:1]})[sent][0])
+    head.close()
+    with (
+        running(make_config(tmp_path), PackageFiles([], trust, [path])) as service,
+        Client(str(service.socket_path)) as client,
+    ):
+        expected = client.infer(tail, {sent: np.frombuffer(right, np.uint8)})["y"]
+        for what, file in hostile_files(MediaCodec.parse(codec), right).items():
+            with pytest.raises(RequestError) as refused:
+                client.infer(tail, {sent: np.frombuffer(file, np.uint8)})
+            assert refused.value.status == 400, what
+            assert sent in str(refused.value), what
+        again = client.infer(tail, {sent: np.frombuffer(right, np.uint8)})["y"]
+        np.testing.assert_array_equal(again, expected)
+
+
 def restore(decoded: Array, codec: str) -> Array:
     """The model's input for what a file holds."""
     if codec.startswith("opus"):
