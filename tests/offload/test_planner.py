@@ -150,7 +150,8 @@ def test_request_that_takes_long_on_the_device_makes_it_run_alone() -> None:
     before = {way.name: way.plan.costs for way in plain.ways}
     for way in result.ways:
         added_s = 0.0 if way.kind == "local" else 2.0 + 1e-6 * way.plan.costs.upload_bytes
-        assert way.plan.costs.device_s - before[way.name].device_s == pytest.approx(added_s)
+        # Coding is timed anew by each plan: microseconds.
+        assert way.plan.costs.device_s - before[way.name].device_s == pytest.approx(added_s, abs=1e-4)
         assert way.plan.costs.request_s == pytest.approx(added_s)
 
 

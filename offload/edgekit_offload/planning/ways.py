@@ -144,7 +144,7 @@ class _Inputs:
         """
         sizes = [SentTensor(one, "raw", size, size) for one, size in self._raw.items()]
         encode_s = decode_s = 0.0
-        media, has_zstd, coding = {}, False, RAW
+        media, saved_bytes, coding = {}, 0.0, RAW
         if coded is not None:
             coding = coded.coding
             if name in (JPEG, WEBP, OPUS):
@@ -152,19 +152,24 @@ class _Inputs:
                 size, encode_s, decode_s = _measure_media(name, coded.codes)
             else:
                 size = float(np.mean([compressed_bytes(one) for one in coded.codes]))
-                encode_s = decode_s = median_s(lambda: compressed_bytes(coded.codes[0]))
-                has_zstd = size < coded.codes[0].nbytes
+                if size < coded.codes[0].nbytes:
+                    encode_s = decode_s = median_s(lambda: compressed_bytes(coded.codes[0]))
+                    saved_bytes = coded.codes[0].nbytes - size
             sizes = [
                 SentTensor(one.name, name, one.raw_bytes, size) if one.name == coded.name else one
                 for one in sizes
             ]
         whole, stem = self._whole, name.replace(":", "")
         upload_bytes = sum(one.sent_bytes for one in sizes) + MESSAGE_BYTES + TENSOR_BYTES * len(sizes)
+        has_zstd = saved_bytes > 0
         costs = PlanCosts(
             device_s=encode_s * whole.device_slowdown,
             server_s=whole.server_s + decode_s * whole.server_slowdown,
             upload_bytes=upload_bytes,
             download_bytes=whole.output_bytes + MESSAGE_BYTES + TENSOR_BYTES * whole.outputs,
+            plain_bytes=upload_bytes + saved_bytes if has_zstd else None,
+            compress_s=encode_s * whole.device_slowdown if has_zstd else 0.0,
+            decompress_s=decode_s * whole.server_slowdown if has_zstd else 0.0,
         )
         plan = OffloadPlan(
             name,

@@ -36,7 +36,10 @@ def print_plan(result: PlanningResult, console: Console, written: Sequence[Path]
     title = f"Ways: ms on device and server; {result.unit} at some Mbit/s, RTT {rtt_ms:g} ms"
     print_section(console, title, rows)
     effects = [(way.name, *_effects(way)) for way in result.ways if any(_effects(way))]
-    title = f"Answers that it changes, of {result.samples} samples; what it leaks of the input, at least"
+    one = f"one is {100 / max(result.samples, 1):.2g} points"
+    title = (
+        f"Answers that it changes, of {result.samples} samples ({one}); what it leaks of the input, at least"
+    )
     print_section(console, title, effects)
     print_section(console, "What each does", [(way.name, way.explanation) for way in result.ways])
     proofs = [(way.name, _certificate(way)) for way in result.ways if way.certificate is not None]
