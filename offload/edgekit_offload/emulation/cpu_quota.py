@@ -1,7 +1,7 @@
 """A CPU quota that makes processes of this machine as slow as a small device.
 
 They are bound to one processor, by a cgroup of version 1 or 2, and a process of higher priority takes that
-processor away for the rest of each quarter of a millisecond (`steal_time`). So even short work is slowed, and
+processor away for the rest of each half of a millisecond (`steal_time`). So even short work is slowed, and
 steadily. The kernel's own bandwidth control cannot do that: it counts at clock ticks of 4 ms and begins with
 a full quota, so that 1 ms of work took 0.9 to 27 ms, and 5 ms of work after a pause 5 to 40 ms. Neither slows
 caches or memory: what is measured with it is labelled `emulated`.
