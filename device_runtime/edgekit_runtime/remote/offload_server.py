@@ -37,6 +37,8 @@ _LIVE: Final = "/v2/health/live"
 _MS: Final = 1e-3
 _MOST_STATED_S: Final = 3600.0
 # Of struct tcp_info in linux/tcp.h.
+_THRESHOLD_AT: Final = 76
+_NO_THRESHOLD: Final = 0x7FFFFFFF
 _MSS_AT, _RECEIVED_AT, _RTT_AT, _CWND_AT, _ACKED_AT, _MIN_RTT_AT, _BUSY_AT = 16, 52, 68, 80, 120, 148, 168
 _CLOCK_MS: Final = 4  # steps of the kernel's clock for these times, at most
 
@@ -126,8 +128,7 @@ def make_tail_request(
             body, body_bytes = [packed], len(packed)
             lines += "Content-Encoding: zstd\r\n"
     head = make_request_head("POST", f"{model_path(model)}/infer", lines, body_bytes)
-    first = head + body[0]  # one packet less over TLS
-    return TailRequest([first, *body[1:]], len(head) + body_bytes, expected, request_id)
+    return TailRequest([head, *body], len(head) + body_bytes, expected, request_id)
 
 
 def make_upload_probe(size_bytes: int, fields: str) -> TailRequest:
@@ -261,6 +262,18 @@ class OffloadServer:
 
         connection.do(work)
         return pending
+
+    def forget_slow_link(self) -> bool:
+        """Close idle connections that keep the small window of a link that was slow; return whether any did.
+
+        Measured after 2 Mbit/s at 20 Mbit/s: 12 KiB took 60 ms on such a connection and 26 ms on a new one.
+        """
+        with self._lock:
+            slow = [one for one in self._idle if _has_left_slow_start(one.link)]
+            self._idle = [one for one in self._idle if one not in slow]
+        for connection in slow:
+            connection.do(None)
+        return bool(slow)
 
     def measure_round_trip(self, timeout_s: float) -> tuple[float, float]:
         """Return the round trip of the network, and the time of a small request on a warm connection; blocks.
@@ -465,6 +478,13 @@ def _read_round_trip(link: Link, small_s: float) -> float:
     average = struct.unpack_from("=I", data, _RTT_AT)[0] * 1e-6
     least = struct.unpack_from("=I", data, _MIN_RTT_AT)[0] * 1e-6
     return float(min(max(least, min(average, small_s), 1e-6), small_s))
+
+
+def _has_left_slow_start(link: Link) -> bool:
+    data = link.read_tcp_info()
+    if data is None or len(data) < _THRESHOLD_AT + 4:
+        return False
+    return bool(struct.unpack_from("=I", data, _THRESHOLD_AT)[0] < _NO_THRESHOLD)
 
 
 def _read_window(link: Link) -> float | None:

@@ -610,9 +610,11 @@ class RemoteSession:
 
     def _is_due(self, now_s: float) -> bool:
         """Return whether a probe is worth its cost now; the link is not probed while nothing is asked."""
+        late = self._late
+        if late is not None and not late.done.is_set():  # both would be in each other's way
+            return False
         if not self._breaker.is_closed:
-            late = self._late  # while it is under way, golden inputs would only be in its way
-            return (late is None or late.done.is_set()) and self._breaker.may_probe(now_s)
+            return self._breaker.may_probe(now_s)
         if not self._schedule.is_due(now_s, is_busy=self._running > 0):
             return False
         if self._find_unproved(now_s) is not None:
@@ -637,7 +639,7 @@ class RemoteSession:
             known, conditions = self._decisions.get(1), self._conditions(now_s)
             if known is None or self._preference.plan is not None or conditions.link is None:
                 return False
-            if known[1].plan.tail is not None and not self._estimate.is_bound:
+            if known[1].plan.tail is not None and (self._estimate.is_claimed or not self._estimate.is_bound):
                 return False
             link = LinkState(_MANY_BITS_PER_S, _MANY_BITS_PER_S, conditions.link.rtt_s, 1e9)
             best = dataclasses.replace(conditions, link=link)
@@ -683,6 +685,8 @@ class RemoteSession:
         """
         with self._lock:
             wanted = int((self._estimate.up_bits_per_s or 0.0) * _PROBE_SEND_S / _BITS)
+        if self._server.forget_slow_link():
+            self._server.measure_round_trip(_PROBE_TIMEOUT_S)  # connects, which is no time of the link
         request = make_upload_probe(min(max(wanted, _LEAST_UPLOAD), _MOST_UPLOAD), self._server.fields)
         pending = self._server.send(request, _PROBE_TIMEOUT_S, lambda *_: None)
         pending.done.wait()
