@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,7 +13,8 @@ from tests.offload.onnx_models import model_of
 
 from edgekit_offload.planning import capacity, planner
 from edgekit_offload.planning.capacity import MAX_DEVICES, devices_per_server, served_s
-from edgekit_offload.planning.costs import PowerModel
+from edgekit_offload.planning.codings import measure_codings
+from edgekit_offload.planning.costs import CodedTensors, PowerModel
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.leakage import MAX_DB
 from edgekit_offload.planning.planner import PlanInputs, plan
@@ -34,8 +36,13 @@ GRID = Grid((0.1, 1.0, 10.0, 100.0), (5.0, 20.0))
 
 @pytest.fixture(autouse=True)
 def _coding_as_fast_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The times of the profiles are made up, so what coding takes here is not scaled by them."""
+    """The times of the profiles are made up, so what coding takes here does not count."""
     monkeypatch.setattr(planner, "run_seconds", lambda *_: 1.0)
+
+    def measure(*arguments: Any, **_slowdowns: float) -> dict[str, CodedTensors]:
+        return measure_codings(*arguments, device_slowdown=0.0, server_slowdown=0.0)
+
+    monkeypatch.setattr(planner, "measure_codings", measure)
 
 
 def machine_facts() -> MachineFacts:
