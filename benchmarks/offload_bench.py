@@ -107,7 +107,8 @@ class OffloadBench:
             folder=self.folder,
         )
         deadline = time.monotonic() + START_LIMIT_S
-        while "ready" not in child.last_line:
+        # What it says of sensors may come last.
+        while not any(word in child.last_line for word in ("ready", "no sensors")):
             if child.wait(0.05) is not None or time.monotonic() > deadline:
                 raise SystemExit(f"the service ended {child.explain_end()}")
         return child

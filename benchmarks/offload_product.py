@@ -263,7 +263,8 @@ class ProductBench:
             folder=self.folder,
         )
         deadline = time.monotonic() + START_LIMIT_S
-        while "ready" not in self.server.last_line:
+        # What it says of sensors may come last.
+        while not any(word in self.server.last_line for word in ("ready", "no sensors")):
             if self.server.wait(0.05) is not None or time.monotonic() > deadline:
                 raise SystemExit(f"the service ended {self.server.explain_end()}")
 
