@@ -169,7 +169,7 @@ class Application:
             plan, predicted_s, hedged = decision.plan.name, decision.predicted_s, session.counts.hedged
         at_s, cpu_s = time.monotonic(), time.process_time()
         self.send_clock.seconds = 0.0
-        record = {"plan": plan, "predicted_s": predicted_s, "at_s": at_s}
+        record = {"plan": plan, "input": place, "predicted_s": predicted_s, "at_s": at_s}
         try:
             outputs = session.run(self.rows[place])
         except EdgekitError as cause:

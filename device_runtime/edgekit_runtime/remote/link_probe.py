@@ -14,13 +14,14 @@ Nothing but ordinary requests over one connection, so any such server will do:
 
 It does not estimate from the traffic of an application (`link_estimate`).
 
-`measure_request` measures what a request takes beside the link and the models: encoding, threads, HTTP and
-checks on this machine.
+`measure_request` measures what a request takes beside the link and the models: a session's choice and checks,
+encoding, threads, HTTP, and what the session learns from the reply.
 """
 
 import contextlib
 import datetime
 import fcntl
+import hashlib
 import ipaddress
 import socket
 import ssl
@@ -45,10 +46,18 @@ from edgekit_runtime.client.link import Address, open_connection
 from edgekit_runtime.client.requests import make_request_head, token_line
 from edgekit_runtime.client.responses import ResponseHead, parse_head
 from edgekit_runtime.dataclass_json import Range
-from edgekit_runtime.errors import TransportError
+from edgekit_runtime.errors import EdgekitError, TransportError
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.canonical_zip import Member
+from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.protocol.rest import model_path
+from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.latency_model import LinkState
-from edgekit_runtime.remote.offload_server import NO_MODEL, OffloadServer, make_tail_request
+from edgekit_runtime.remote.offload_options import OffloadOptions
+from edgekit_runtime.remote.offload_server import NO_MODEL
+from edgekit_runtime.remote.remote_session import RemoteSession
 from edgekit_runtime.tensors import TensorSpec
 
 _BITS: Final = 8
@@ -69,6 +78,7 @@ _TOO_LARGE: Final = 413
 
 _LEAST_REQUESTS: Final = 3
 _MOST_REQUESTS: Final = 50
+_LARGE_REQUESTS: Final = 3  # their processor time varies little
 _LARGE_BYTES: Final = 1 << 20
 _TCP_INFO_BYTES: Final = 192
 _MIN_RTT_AT: Final = 148  # of struct tcp_info in linux/tcp.h, in microseconds
@@ -76,6 +86,7 @@ _READ_BYTES: Final = 256 << 10
 _REQUEST_LIMIT_S: Final = 10.0
 _OUTPUTS: Final = b'{"model_name":"m","outputs":[{"name":"y","datatype":"FP32","shape":[1],"data":[0.0]}]}'
 _LOOPBACK: Final = "127.0.0.1"
+_PLAN: Final = "upload"
 _INFER_REPLY: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
     len(_OUTPUTS),
     _OUTPUTS,
@@ -89,7 +100,7 @@ class RequestCost:
     """What a request takes on the device beside kernels, coding and link.
 
     Attributes:
-        fixed_s: of every request, over TLS, after a pause.
+        fixed_s: of every request of a session, over TLS, after a pause.
         byte_s: of every byte of the body: processor time.
     """
 
@@ -322,8 +333,8 @@ def _count_unacknowledged(connected: Any) -> int:
 def measure_request(pause_s: float, seconds: float, share: float = 1.0) -> RequestCost:
     """Return what a request takes on this machine, asked of a responder of its own that computes nothing.
 
-    It goes over TLS, and the reply comes `pause_s` later: while a device waits for a server, others use its
-    caches, and its processor may sleep.
+    It goes through a `RemoteSession` over TLS, and the reply comes `pause_s` later: while a device waits for
+    a server, others use its caches, and its processor may sleep.
 
     Args:
         pause_s: before each request, and before its reply.
@@ -338,21 +349,16 @@ def measure_request(pause_s: float, seconds: float, share: float = 1.0) -> Reque
     spent_s: list[float] = []
     with tempfile.TemporaryDirectory(prefix="edgekit-request-") as folder:
         certificate = _write_certificate(Path(folder))
-        with _Responder(certificate, pause_s) as responder:
-            address = Address(host=_LOOPBACK, port=responder.port, is_tls=True, ca_file=str(certificate))
-            server = OffloadServer(address)
-            try:
-                small, large = (_Asked(server, responder, size) for size in (_LEAST_BYTES, _LARGE_BYTES))
-                small.ask()  # it connects
-                while len(fixed_s) < _LEAST_REQUESTS or (
-                    len(fixed_s) < _MOST_REQUESTS and time.monotonic() < until_s
-                ):
-                    time.sleep(pause_s)
-                    took = small.ask()
-                    fixed_s.append(took.elapsed_s - took.responder_s / share)
-                    spent_s.append((large.ask().cpu_s - took.cpu_s) / share)
-            finally:
-                server.close()
+        with _Responder(certificate, pause_s) as responder, _Asker(responder, certificate) as asker:
+            asker.ask(_LEAST_BYTES)  # it connects
+            while len(fixed_s) < _LEAST_REQUESTS or (
+                len(fixed_s) < _MOST_REQUESTS and time.monotonic() < until_s
+            ):
+                time.sleep(pause_s)
+                took = asker.ask(_LEAST_BYTES)
+                fixed_s.append(took.elapsed_s - took.responder_s / share)
+                if len(spent_s) < _LARGE_REQUESTS:
+                    spent_s.append((asker.ask(_LARGE_BYTES).cpu_s - took.cpu_s) / share)
     byte_s = statistics.median(spent_s) / (_LARGE_BYTES - _LEAST_BYTES)
     return RequestCost(max(statistics.median(fixed_s), 0.0), max(byte_s, 0.0))
 
@@ -396,25 +402,59 @@ class _Took:
     responder_s: float
 
 
-class _Asked:
-    """A request of one size, as a `RemoteSession` sends it."""
+class _Asker:
+    """A session of an application that sends all of its inputs to the responder."""
 
-    def __init__(self, server: OffloadServer, responder: "_Responder", size_bytes: int) -> None:
-        self._server, self._responder = server, responder
-        self._tensors = {"x": np.zeros(size_bytes, np.uint8)}
+    def __init__(self, responder: "_Responder", certificate: Path) -> None:
+        self._responder = responder
+        plan = OffloadPlan(_PLAN, PlanCosts(0.0, is_measured=True), tail=NO_MODEL)
+        server = f"https://{_LOOPBACK}:{responder.port}"
+        options = OffloadOptions(server, ca_file=str(certificate), plan=_PLAN, timeout_s=_REQUEST_LIMIT_S)
+        self._session = RemoteSession(_make_package(), CutTable((plan,)), options, None, None)
+        self._session.wait_for_probe(_REQUEST_LIMIT_S)
 
-    def ask(self) -> _Took:
-        began_s, cpu_s = time.monotonic(), time.process_time()
-        responder_s = self._responder.cpu_s
-        expected = (TensorSpec("y", "float32", (1,)),)
-        request = make_tail_request(NO_MODEL, self._tensors, expected, "identity", self._server.fields)
-        pending = self._server.send(request, _REQUEST_LIMIT_S, lambda _pending, _reply: None)
-        pending.done.wait()
+    def __enter__(self) -> "_Asker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session.close()
+
+    def ask(self, size_bytes: int) -> _Took:
+        inputs = {"x": np.zeros(size_bytes, np.uint8)}
+        responder_s, cpu_s, began_s = self._responder.cpu_s, time.process_time(), time.monotonic()
+        try:
+            self._session.run(inputs)
+        except EdgekitError as cause:
+            raise TransportError(f"this machine cannot ask itself: {cause}") from cause
         elapsed_s = time.monotonic() - began_s - self._responder.paused_s
-        if pending.reply is None or pending.reply.error is not None:
-            raise TransportError(f"this machine cannot ask itself: {pending.reply and pending.reply.error}")
         responder_s = self._responder.cpu_s - responder_s
         return _Took(elapsed_s, time.process_time() - cpu_s - responder_s, responder_s)
+
+
+def _make_package() -> OpenedPackage:
+    """Return a package, in memory alone, of a model with one input of any size and the responder's output."""
+    contents = {"golden/x": bytes(1), "golden/y": bytes(4), "model": b""}
+    offsets = dict(zip(contents, (0, 1, 5), strict=True))
+    digests = {path: hashlib.sha256(data).hexdigest() for path, data in contents.items()}
+    manifest = Manifest(
+        name="request",
+        version="1",
+        target="any",
+        inputs=(TensorSpec("x", "uint8", ("bytes",)),),
+        outputs=(TensorSpec("y", "float32", (1,)),),
+        artifacts=tuple(
+            Artifact(path, len(data), digests[path], "model" if path == "model" else "golden")
+            for path, data in contents.items()
+        ),
+        backend=BackendChoice("offload", "model"),
+        golden=Golden(
+            (GoldenInput("x", "uint8", (1,), "golden/x"),),
+            (GoldenOutput("y", "float32", (1,), "golden/y", 0.0, 0.0),),
+        ),
+    )
+    members = {path: Member(path, 0, offsets[path], len(data), 0) for path, data in contents.items()}
+    view = memoryview(b"".join(contents.values()))
+    return OpenedPackage(Path("request"), manifest, "", view=view, members=members)
 
 
 class _Responder:
