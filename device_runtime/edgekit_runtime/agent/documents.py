@@ -1,0 +1,284 @@
+"""The documents that a manager and a device exchange over MQTT, and the topics that carry them.
+
+Each document travels as a DSSE envelope: the manager signs `desired` and `command`, the device all others. A
+retained message is only a cache: the truth is in the manager's store and in the device's journal. So a receiver
+accepts a document only if its signature is right, it names this device, and its number is higher than that of
+the last one. Nothing here does input or output.
+
+Source: docs/reference/fleet-protocol.yaml (AsyncAPI).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, TypeAlias
+
+from edgekit_runtime.dataclass_json import Range
+
+PROTOCOL: Final = 1
+MAX_DOCUMENT_BYTES: Final = 8 << 10
+"""No document is larger; a larger one is refused before it is parsed."""
+
+_COUNT: Final = Range(0, 1 << 53)
+
+Kind: TypeAlias = Literal["desired", "reported", "hello", "event", "online", "command"]
+ExecutionState: TypeAlias = Literal[
+    "waiting",  # for its window, its jitter, or a condition that may come: `reason` says which
+    "downloading",
+    "installing",  # verify, write to the spare slot, self-test
+    "trying",  # shadow or canary beside the old version, on real calls
+    "succeeded",
+    "refused",  # a check before the download: engine, class, disk, budget, a version rejected here
+    "failed",
+    "timed_out",
+    "superseded",  # a newer desired document wants something else
+]
+ENDED: Final[frozenset[ExecutionState]] = frozenset(
+    ("succeeded", "refused", "failed", "timed_out", "superseded")
+)
+
+
+def topic(device: str, kind: Kind) -> str:
+    """Return the topic of documents of this kind of `device`."""
+    return f"ek/v1/d/{device}/{kind}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaOffer:
+    """A file that turns one installed package into another.
+
+    Attributes:
+        from_sha256: digest of the manifest of the package that must be installed.
+        path: of the delta, a target of the TUF repository.
+        size_bytes, sha256: of the delta.
+    """
+
+    from_sha256: str
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesiredModel:
+    """What the manager wants of one model.
+
+    Attributes:
+        model: its name.
+        version, manifest_sha256: of the package; the digest is what decides whether it is installed.
+        path: of the package, a target of the TUF repository.
+        size_bytes, sha256: of the package file.
+        execution: names this attempt, unique in the fleet; the same name is never carried out twice.
+        release, rollout: their names, for people.
+        trial: how the new version is tried before it is switched to: not at all, beside the old one on copies
+            of calls, or on a share of the calls.
+        order: whether the new version is loaded before the old one is unloaded (needs memory for both), after
+            it, or only the old one is unloaded until a safe version exists.
+        priority: models with a higher one are updated first.
+        not_before_s: seconds after the receipt of the document at which the work may begin, drawn by the
+            manager, so that a fleet does not download at once.
+        timeout_s: the execution ends after this time, whatever it waits for.
+        window: local time of day in which the device may switch, as `01:00-04:00`, or None for any time.
+        is_return: the version was in use before and may be installed again, also if it was rejected here.
+        deltas: smaller files that lead to the same package.
+    """
+
+    model: str
+    version: str
+    manifest_sha256: str
+    path: str
+    size_bytes: int
+    sha256: str
+    execution: str
+    release: str
+    rollout: str
+    trial: Literal["none", "shadow", "canary"] = "none"
+    order: Literal["new-first", "old-first", "unloaded"] = "new-first"
+    priority: int = 0
+    not_before_s: float = 0.0
+    timeout_s: float = 86_400.0
+    window: str | None = None
+    is_return: bool = False
+    deltas: tuple[DeltaOffer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """All that the manager wants of a device: models that are not named stay as they are.
+
+    Attributes:
+        device: its identifier; another device refuses the document.
+        version: `$version`, higher with each change; a device refuses a lower one, and the same one with
+            other content.
+        issued_at, expires_at: seconds since 1970. A device that holds no document which is still valid keeps
+            its models and reports `stale`: somebody may withhold newer ones.
+        epoch: number of the manager's lease; a lower one than seen before comes from a manager that has been
+            replaced, and is refused.
+        models: at most one entry a model.
+        reconnect_s: width of the time window over which devices spread their reconnects.
+        removed: models to remove from the device.
+    """
+
+    device: str
+    version: Annotated[int, _COUNT]
+    issued_at: Annotated[float, _COUNT]
+    expires_at: Annotated[float, _COUNT]
+    epoch: Annotated[int, _COUNT]
+    models: tuple[DesiredModel, ...] = ()
+    reconnect_s: float = 30.0
+    removed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How far the device is with one execution.
+
+    Attributes:
+        execution, model, version: as in `DesiredModel`.
+        state: see `ExecutionState`.
+        reason: one sentence, empty while there is nothing to explain.
+        code: short and stable, to group by, such as `disk-full` or `self-test`; empty as above.
+        done_bytes: downloaded so far.
+        sent_bytes: received over the network, with everything that was received twice.
+    """
+
+    execution: str
+    model: str
+    version: str
+    state: ExecutionState
+    reason: str = ""
+    code: str = ""
+    done_bytes: int = 0
+    sent_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedModel:
+    """One model as it is on the device.
+
+    Attributes:
+        model: its name.
+        version, manifest_sha256: of what is opened, or empty if nothing is.
+        health: `unproven`, `healthy`, `rejected`, or `missing` where nothing is opened.
+        previous: version in the spare slot, or empty.
+        because: why another version than the desired one is opened; one sentence, or empty.
+    """
+
+    model: str
+    version: str
+    manifest_sha256: str
+    health: Literal["unproven", "healthy", "rejected", "missing"]
+    previous: str = ""
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFigures:
+    """What the service counted of one version since it was opened, for the gates of a rollout.
+
+    Attributes:
+        model, version: of the figures.
+        requests, failed: calls that were answered, and those of them that failed.
+        restarts: crashes of the process that runs the model.
+        p50_ms, p99_ms: latency, or None before the first call.
+        energy_mj: median energy a call, in millijoules, or None where it is not measured.
+        agreement: mean agreement with the old version on the same inputs, 0..1, or None without a trial.
+        compared: pairs behind it.
+        drift: population stability index of inputs or outputs, the larger, or None.
+    """
+
+    model: str
+    version: str
+    requests: Annotated[int, _COUNT] = 0
+    failed: Annotated[int, _COUNT] = 0
+    restarts: Annotated[int, _COUNT] = 0
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    energy_mj: float | None = None
+    agreement: float | None = None
+    compared: Annotated[int, _COUNT] = 0
+    drift: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """All that the device states; it replaces what it stated before.
+
+    Attributes:
+        device: its identifier.
+        sequence: number of this statement; higher with each, also over restarts.
+        desired_version: `$version` of the document that the device holds, 0 before the first.
+        status: `converged` has what is desired; `working` is on the way; `diverged` has something else and
+            will not change it by itself; `stale` holds no valid document.
+        because: one sentence for `diverged` and `stale`.
+        models, executions, figures: see there; of executions those that are under way, and the last ended
+            one of each model.
+        facts: what selects and explains a device, such as `target`, `runtime`, `engines`, `free_bytes`,
+            `battery`, `boot`; short strings.
+    """
+
+    device: str
+    sequence: Annotated[int, _COUNT]
+    desired_version: Annotated[int, _COUNT] = 0
+    status: Literal["converged", "working", "diverged", "stale"]
+    because: str = ""
+    models: tuple[ReportedModel, ...] = ()
+    executions: tuple[Execution, ...] = ()
+    figures: tuple[ModelFigures, ...] = ()
+    facts: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """First message of a connection: the manager answers with `desired` if it has a newer one.
+
+    Attributes:
+        device: its identifier.
+        sequence: as in `Reported`, of the same counter.
+        desired_version: `$version` that the device holds, 0 before the first.
+        protocol: the highest that the device understands.
+        runtime: version of edgekit on the device.
+    """
+
+    device: str
+    sequence: Annotated[int, _COUNT]
+    desired_version: Annotated[int, _COUNT]
+    protocol: int = PROTOCOL
+    runtime: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened on the device and that a later report would hide.
+
+    Attributes:
+        device, sequence: as in `Hello`.
+        kind: short and stable, such as `fallback`, `attack`, `disk-full`.
+        text: one sentence.
+        at: seconds since 1970 by the clock of the device, which may be wrong.
+    """
+
+    device: str
+    sequence: Annotated[int, _COUNT]
+    kind: str
+    text: str
+    at: Annotated[float, _COUNT]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceCommand:
+    """Something that a device does once, at once, and not if the message is late.
+
+    Attributes:
+        device: its identifier.
+        version: number of the command, higher with each.
+        expires_at: seconds since 1970.
+        name: `report` sends a full report; `pin` and `unpin` hold a model at its version; `renew` fetches a
+            new certificate.
+        model: for `pin` and `unpin`.
+    """
+
+    device: str
+    version: Annotated[int, _COUNT]
+    expires_at: Annotated[float, _COUNT]
+    name: Literal["report", "pin", "unpin", "renew"]
+    model: str = ""

@@ -1,0 +1,110 @@
+"""Documents of the fleet in signed envelopes: DSSE with one Ed25519 signature.
+
+The envelope says of which kind its document is, so that one kind never passes for another.
+
+Source: DSSE 1.0 (secure-systems-lab/dsse, envelope.md, protocol.md); RFC 8032.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TypeVar
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Kind
+from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.errors import SignatureError
+
+Document = TypeVar("Document")
+
+
+def key_id(key: Ed25519PublicKey) -> str:
+    """Return the identifier of a key: the digest of its 32 bytes, in hexadecimal digits."""
+    return hashlib.sha256(key.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()
+
+
+def seal(document: object, kind: Kind, key: Ed25519PrivateKey) -> bytes:
+    """Return the envelope of a document, signed.
+
+    Args:
+        document: one of the dataclasses of `documents`.
+        kind: of the document.
+        key: of the manager or of the device.
+
+    Raises:
+        ValueError: the envelope would be larger than `MAX_DOCUMENT_BYTES`.
+    """
+    payload = encode_json(to_plain(document))
+    signature = key.sign(_encode_signed(kind, payload))
+    envelope = encode_json(
+        {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": _payload_type(kind),
+            "signatures": [{"keyid": key_id(key.public_key()), "sig": base64.b64encode(signature).decode()}],
+        }
+    )
+    if len(envelope) > MAX_DOCUMENT_BYTES:
+        raise ValueError(f"a document of {len(envelope)} bytes, at most {MAX_DOCUMENT_BYTES} are allowed")
+    return envelope
+
+
+def unseal(
+    data: bytes,
+    kind: Kind,
+    document: type[Document],
+    keys: Mapping[str, Ed25519PublicKey],
+    where: str,
+) -> Document:
+    """Return the document in an envelope, after its signature is verified.
+
+    Args:
+        data: the envelope, from anybody.
+        kind: which the document must be.
+        document: its dataclass.
+        keys: id of a trusted key -> the key.
+        where: what error messages start with.
+
+    Raises:
+        SignatureError: too large, malformed, of another kind, by a key that is not trusted, or wrong.
+    """
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise SignatureError(f"{where}: has {len(data)} bytes, at most {MAX_DOCUMENT_BYTES} are allowed")
+    try:
+        envelope = json.loads(data)
+        payload = base64.b64decode(envelope["payload"], validate=True)
+        (signed,) = envelope["signatures"]
+        signature = base64.b64decode(signed["sig"], validate=True)
+        named, stated = str(signed["keyid"]), envelope["payloadType"]
+    except (ValueError, KeyError, TypeError, RecursionError) as cause:
+        raise SignatureError(f"{where}: not a signed document: {cause}") from cause
+    if stated != _payload_type(kind):
+        raise SignatureError(f"{where}: is a {stated!r}, expected {_payload_type(kind)!r}")
+    if named not in keys:
+        trusted = ", ".join(keys) or "none"
+        raise SignatureError(f"{where}: signed by key {named}, trusted are: {trusted}", named)
+    try:
+        keys[named].verify(signature, _encode_signed(kind, payload))
+    except InvalidSignature as cause:
+        raise SignatureError(
+            f"{where}: the signature by key {named} does not fit its content", named
+        ) from cause
+    try:
+        plain = json.loads(payload)
+    except (ValueError, RecursionError) as cause:
+        raise SignatureError(f"{where}: its signed content is not JSON: {cause}") from cause
+    return from_plain(document, plain, where, SignatureError)
+
+
+def _payload_type(kind: Kind) -> str:
+    return f"application/vnd.edgekit.fleet.{kind}+json"
+
+
+def _encode_signed(kind: Kind, payload: bytes) -> bytes:
+    """Return the bytes that are signed: DSSE's pre-authentication encoding."""
+    stated = _payload_type(kind).encode("ascii")
+    return b"DSSEv1 %d %b %d %b" % (len(stated), stated, len(payload), payload)
