@@ -1,9 +1,9 @@
 """The documents that a manager and a device exchange over MQTT, and the topics that carry them.
 
-Each document travels as a DSSE envelope: the manager signs `desired` and `command`, the device all others. A
-retained message is only a cache: the truth is in the manager's store and in the device's journal. So a receiver
-accepts a document only if its signature is right, it names this device, and its number is higher than that of
-the last one. Nothing here does input or output.
+Each document travels as a DSSE envelope: the manager signs `desired` and `command`, the device all others.
+A retained message is only a cache: the truth is in the manager's store and in the device's journal. So a
+receiver accepts a document only if its signature is right, it names this device, and its number is higher
+than that of the last one. Nothing here does input or output.
 
 Source: docs/reference/fleet-protocol.yaml (AsyncAPI).
 """
