@@ -8,17 +8,20 @@ than that of the last one. Nothing here does input or output.
 Source: docs/reference/fleet-protocol.yaml (AsyncAPI).
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.errors import ConfigError
 
 PROTOCOL: Final = 1
 MAX_DOCUMENT_BYTES: Final = 8 << 10
 """No document is larger; a larger one is refused before it is parsed."""
 
 _COUNT: Final = Range(0, 1 << 53)
+_CODE: Final = re.compile(r"(\S+:[0-9]+)/([0-9a-f]{64})/([A-Za-z0-9_-]{16,})", re.ASCII)
 
 Kind: TypeAlias = Literal["desired", "reported", "hello", "event", "online", "command"]
 ExecutionState: TypeAlias = Literal[
@@ -247,6 +250,23 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Online:
+    """Whether the device is connected; retained. The one with `online` false is the connection's last will.
+
+    Attributes:
+        device: its identifier.
+        sequence: of the connection, of the same counter as in `Reported`; equal in both documents of one
+            connection, and lower than that of its `Hello`. A last will with a lower one than the newest
+            connection's is late.
+        online: see above.
+    """
+
+    device: str
+    sequence: Annotated[int, _COUNT]
+    online: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something that happened on the device and that a later report would hide.
 
@@ -282,3 +302,115 @@ class DeviceCommand:
     expires_at: Annotated[float, _COUNT]
     name: Literal["report", "pin", "unpin", "renew"]
     model: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnrolmentCode:
+    """What a device needs to find its fleet and to be let in, once.
+
+    As text it is `HOST:PORT/DIGEST/SECRET`.
+
+    Attributes:
+        address: `HOST:PORT` of the fleet's HTTPS server.
+        authority_sha256: digest of the authority's certificate (DER), in hexadecimal digits. The device
+            fetches that certificate by `GET /authority` (PEM), compares it, and only then sends the secret,
+            over a connection that it has verified.
+        secret: of this code; good for one device.
+    """
+
+    address: str
+    authority_sha256: str
+    secret: str
+
+    def __str__(self) -> str:
+        """Return the code as text."""
+        return f"{self.address}/{self.authority_sha256}/{self.secret}"
+
+    @classmethod
+    def parse(cls, text: str) -> "EnrolmentCode":
+        """Return the code in a text.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        found = _CODE.fullmatch(text.strip())
+        if found is None:
+            raise ConfigError(
+                f"'{text[:100]}' is no code of a fleet, expected HOST:PORT/DIGEST/SECRET as"
+                " `edgekit fleet enroll` prints it"
+            )
+        return cls(address=found[1], authority_sha256=found[2], secret=found[3])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnrolmentRequest:
+    """Body of `POST /enrol`, as JSON.
+
+    Attributes:
+        secret: of the code.
+        csr: certificate signing request in PEM for the device's Ed25519 key. Its subject does not matter: the
+            manager names the device.
+        facts: as in `Reported`; `target` is there if the device knows it.
+    """
+
+    secret: str
+    csr: str
+    facts: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewalRequest:
+    """Body of `POST /renew`, as JSON; the answer is an `Enrolment`.
+
+    The request is signed by the key for which it asks, which is that of the old certificate, so it needs no
+    other proof, and a replay yields nothing new.
+
+    Attributes:
+        device: its identifier.
+        csr: for the key of the device's certificate.
+    """
+
+    device: str
+    csr: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageKey:
+    """A key whose packages this fleet trusts.
+
+    Attributes:
+        name: of the key; a file name.
+        public_key: in PEM.
+    """
+
+    name: str
+    public_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enrolment:
+    """All that a device needs to belong to a fleet; answer to `POST /enrol` and `POST /renew`, as JSON.
+
+    Attributes:
+        device: identifier of the device: the common name of its certificate and its user name at the broker.
+        certificate: of the device, in PEM.
+        authority: certificate of the authority that signed those of device, broker and HTTPS server, in PEM.
+        brokers: `HOST:PORT` each, to be tried in turn.
+        web: `https://HOST:PORT` of `/authority`, `/enrol` and `/renew`.
+        artifacts: URL of the TUF repository, `metadata/` and `targets/` below it.
+        manager_keys: public keys whose `desired` and commands are obeyed, in PEM.
+        tuf_root: content of the TUF root metadata that is trusted first.
+        package_keys: keys whose packages are trusted.
+        target: target of this device's packages; its TUF role is `class-TARGET`.
+    """
+
+    device: str
+    certificate: str
+    authority: str
+    brokers: tuple[str, ...]
+    web: str
+    artifacts: str
+    manager_keys: tuple[str, ...]
+    tuf_root: str
+    package_keys: tuple[PackageKey, ...]
+    target: str
