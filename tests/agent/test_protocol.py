@@ -1,0 +1,80 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tests.wire_schema import check_message
+
+from edgekit_runtime.agent import documents as forms
+from edgekit_runtime.agent.signing import key_id, seal, unseal
+from edgekit_runtime.errors import SignatureError
+
+_ROOT = Path(__file__).parent.parent.parent
+_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+_KEYS = {key_id(_KEY.public_key()): _KEY.public_key()}
+_MODEL = forms.DesiredModel(
+    model="kws", version="1.1", manifest_sha256="0" * 64, path="rpi5/kws.edgepkg", size_bytes=3,
+    sha256="1" * 64, execution="e-1", release="kws-1.1", rollout="r-1",
+    deltas=(forms.DeltaOffer(from_sha256="2" * 64, path="d", size_bytes=1, sha256="3" * 64),),
+)  # fmt: skip
+_DESIRED = forms.Desired(
+    device="cam-1", version=3, issued_at=1.5e9, expires_at=1.6e9, epoch=1, models=(_MODEL,)
+)
+_SAMPLES = {
+    "hello": forms.Hello(device="cam-1", sequence=1, desired_version=0, runtime="0.1.0"),
+    "desired": _DESIRED,
+    "reported": forms.Reported(
+        device="cam-1", sequence=2, status="working", facts={"target": "rpi5"},
+        models=(forms.ReportedModel(model="kws", version="1.0", manifest_sha256="4" * 64, health="healthy"),),
+        executions=(forms.Execution(execution="e-1", model="kws", version="1.1", state="downloading"),),
+        figures=(forms.ModelFigures(model="kws", version="1.0", p50_ms=1.5),),
+    ),
+    "event": forms.Event(device="cam-1", sequence=3, kind="fallback", text="It crashed.", at=0.0),
+    "online": forms.Online(device="cam-1", sequence=1, online=False),
+    "command": forms.DeviceCommand(device="cam-1", version=1, expires_at=1.5e9, name="report"),
+}  # fmt: skip
+
+
+def test_written_protocol_is_that_of_the_dataclasses():
+    ran = subprocess.run(
+        [sys.executable, _ROOT / "scripts" / "fleet_protocol.py", "--check"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("kind", sorted(_SAMPLES))
+def test_message_of_each_kind_fits_the_written_protocol_and_comes_back(kind):
+    sample = _SAMPLES[kind]
+    data = seal(sample, kind, _KEY)
+    check_message(forms.topic("cam-1", kind), data)
+    assert unseal(data, kind, type(sample), _KEYS, "message") == sample
+
+
+def test_message_with_an_unknown_state_does_not_fit_the_written_protocol():
+    wrong = forms.Online(device="cam-1", sequence=1, online="perhaps")
+    with pytest.raises(jsonschema.ValidationError):
+        check_message(forms.topic("cam-1", "online"), seal(wrong, "online", _KEY))
+
+
+def test_changed_payload_is_refused():
+    data = seal(_DESIRED, "desired", _KEY)
+    other = seal(_SAMPLES["event"], "event", _KEY)
+    for wrong in (data[:-3], data.replace(b"desired", b"reported"), other, b"[]", b"{" * 9000, b"[" * 8000):
+        with pytest.raises(SignatureError):
+            unseal(wrong, "desired", forms.Desired, _KEYS, "message")
+
+
+def test_document_of_a_foreign_key_is_refused_and_its_key_is_named():
+    stranger = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    with pytest.raises(SignatureError, match=key_id(stranger.public_key())):
+        unseal(seal(_DESIRED, "desired", stranger), "desired", forms.Desired, _KEYS, "message")
+
+
+def test_document_over_the_limit_is_not_sealed():
+    with pytest.raises(ValueError, match="at most 8192"):
+        seal(forms.Event(device="a", sequence=1, kind="k", text="x" * 9000, at=0.0), "event", _KEY)
