@@ -174,3 +174,9 @@ class CutError(EdgekitError):
     """A graph cannot be split as asked, or no split keeps the limits."""
 
     exit_code = 18
+
+
+class FleetError(EdgekitError):
+    """A fleet cannot do what is asked: an unknown device or release, a malformed selector."""
+
+    exit_code = 19

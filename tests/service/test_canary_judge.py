@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from edgekit_runtime.service.options.rollout import Gates
-from edgekit_runtime.service.rollout.confidence_sequences import (
+from edgekit_runtime.service.rollout.gates import Continue, Observed, Promote, Rollback, judge
+from edgekit_runtime.statistics.confidence_sequences import (
     LogHistogram,
     log_evidence,
     rank_interval,
     share_interval,
 )
-from edgekit_runtime.service.rollout.gates import Continue, Observed, Promote, Rollback, judge
 
 LOOK_EVERY = 16
 

@@ -8,10 +8,10 @@ from typing import Final, TypeAlias
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError
 from edgekit_runtime.service.options.rollout import Gates
-from edgekit_runtime.service.rollout.confidence_sequences import LogHistogram
 from edgekit_runtime.service.rollout.gates import Arm, Continue, Observed, Promote, Rollback, judge
 from edgekit_runtime.service.rollout.paired_runs import Pair
 from edgekit_runtime.service.scheduling.call import Answer
+from edgekit_runtime.statistics.confidence_sequences import LogHistogram
 
 Report: TypeAlias = Callable[[Promote | Rollback], None]
 # (seconds, what to call then), such as `loop.call_later`

@@ -1,0 +1,537 @@
+"""The TUF repository: a plain folder of signed metadata and packages that any web server can serve.
+
+    metadata/1.root.json ... N.root.json     who signs; every version stays, for devices that are behind
+    metadata/V.targets.json                  delegates `CLASS/*` to the role `class-CLASS`, lists no file
+    metadata/V.class-CLASS.json              the packages and deltas of one device class
+    metadata/V.snapshot.json, timestamp.json
+    targets/CLASS/SHA256.NAME                a package or delta
+
+Every file but `timestamp.json` has a new name when it changes, and `timestamp.json` is replaced last. So a
+process that is killed anywhere leaves the repository as it was before or as it was to be. Versions are the
+seconds since 1970 where that is higher than the last version plus one: metadata that is restored from an old
+backup and signed again is newer than all that devices have seen. (The root counts one by one, as TUF asks.)
+
+Source: The Update Framework Specification 1.0.34, sections 3, 5 and 6; consistent snapshots, section 6.2.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Final, TypeVar
+
+from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]  # has no __all__
+from tuf.api.exceptions import RepositoryError
+from tuf.api.metadata import (  # type: ignore[attr-defined]  # names of another module
+    DelegatedRole,
+    Delegations,
+    Metadata,
+    MetaFile,
+    Root,
+    Snapshot,
+    TargetFile,
+    Targets,
+    Timestamp,
+)
+from tuf.api.serialization.json import JSONSerializer
+
+from edgekit_fleet.releases.repository_keys import RepositoryKeys, make_root_keys, read_root_signers
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import OutputError, PackageError, SignatureError
+from edgekit_runtime.system.atomic_files import DISK, Disk, hash_file, write_atomically
+
+ONLINE_ROLES: Final = ("targets", "snapshot", "timestamp")
+_CLASS_ROLE: Final = "class-"
+_DAY_S: Final = 86_400.0
+
+Signed = TypeVar("Signed", Root, Targets, Snapshot, Timestamp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifetimes:
+    """How long metadata is valid; `refresh` signs it again when half of the time is over.
+
+    Attributes:
+        timestamp_s: so long can somebody withhold a release before a device reports it.
+        snapshot_s, targets_s, root_s: of the other roles.
+    """
+
+    timestamp_s: float = _DAY_S
+    snapshot_s: float = 14 * _DAY_S
+    targets_s: float = 180 * _DAY_S
+    root_s: float = 730 * _DAY_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTarget:
+    """A file that devices of one class may fetch.
+
+    Attributes:
+        device_class: its class, as `x86-64`.
+        name: of the file, without a folder.
+        source: where the file is now; it is copied.
+        custom: what its metadata says beside size and digest.
+    """
+
+    device_class: str
+    name: str
+    source: Path
+    custom: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """Return its path in the repository: `CLASS/NAME`."""
+        return f"{self.device_class}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedTarget:
+    """A file that the repository offers.
+
+    Attributes:
+        path: `CLASS/NAME`.
+        size_bytes, sha256: of the file.
+        custom: as in `NewTarget`.
+    """
+
+    path: str
+    size_bytes: int
+    sha256: str
+    custom: Mapping[str, JsonValue]
+
+
+class TufRepository:
+    """The repository in a folder. Several processes may use it: each change takes a lock and reads anew."""
+
+    def __init__(
+        self, folder: Path, keys: Path, *, lifetimes: Lifetimes | None = None, disk: Disk = DISK
+    ) -> None:
+        """Use the repository in `folder`.
+
+        Args:
+            folder: what the web server serves.
+            keys: folder of the private keys of targets, snapshot, timestamp and the classes.
+            lifetimes: of what is signed from now on.
+            disk: what carries the steps out.
+        """
+        self.folder = folder
+        self._keys = RepositoryKeys(keys, disk)
+        self._lifetimes = lifetimes or Lifetimes()
+        self._disk = disk
+
+    @property
+    def exists(self) -> bool:
+        """Return whether `create` has come to its end here."""
+        return (self.folder / "metadata" / "timestamp.json").exists()
+
+    def create(
+        self, now: float, *, root_keys: int = 1, threshold: int = 1, root_folder: Path | None = None
+    ) -> None:
+        """Make an empty repository with new keys; continues one that was cut off, and leaves a complete one.
+
+        Args:
+            now: seconds since 1970.
+            root_keys: number of keys of the root.
+            threshold: how many of them must sign a root.
+            root_folder: where they go; beside the others by default. Move them away later if you like.
+
+        Raises:
+            OutputError: a folder cannot be written.
+            ValueError: the threshold is larger than the number of keys, or below one.
+        """
+        if not 1 <= threshold <= root_keys:
+            raise ValueError(f"threshold is {threshold}, expected 1 to {root_keys}, the number of keys")
+        root_folder = root_folder or self._keys.folder
+        for folder in (self.folder / "metadata", self.folder / "targets"):
+            folder.mkdir(parents=True, exist_ok=True)
+        for folder in (self._keys.folder, root_folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._lock():
+            if self.exists:
+                return
+            if not self._root_versions():
+                missing = root_keys - len(read_root_signers(root_folder))
+                make_root_keys(root_folder, max(missing, 0), self._disk)
+                signers = read_root_signers(root_folder)
+                root = Root(consistent_snapshot=True)
+                for signer in signers:
+                    root.add_key(signer.public_key, "root")
+                root.roles["root"].threshold = threshold
+                for role in ONLINE_ROLES:
+                    root.add_key(self._keys.current(role).public_key, role)
+                self._sign_root(root, signers, now)
+            targets = Targets(delegations=Delegations({}, {}))
+            self._commit({"targets": targets}, now)
+
+    def publish(self, targets: Sequence[NewTarget], now: float) -> tuple[PublishedTarget, ...]:
+        """Offer files to the devices of their classes, all at once.
+
+        Args:
+            targets: what is there already, with the same content, is left as it is.
+            now: seconds since 1970.
+
+        Returns:
+            What devices now see of each.
+
+        Raises:
+            PackageError: one has the path of a file with other content, or a malformed name.
+            OutputError: the folder cannot be written.
+            SignatureError: a key is missing.
+        """
+        with self._lock():
+            published = [(target, self._add_file(target)) for target in targets]
+            top, roles = self._read_targets()
+            changed: dict[str, Targets] = {}
+            for target, file in published:
+                role = _CLASS_ROLE + target.device_class
+                listed = changed.get(role) or roles.get(role) or Targets()
+                there = listed.targets.get(target.path)
+                if there is None:
+                    listed.targets[target.path] = file
+                    changed[role] = listed
+                elif there.hashes != file.hashes:
+                    raise PackageError(_describe_conflict(target.path, there, file))
+            if changed:
+                self._commit(self._delegate(top, changed), now)
+        return tuple(_describe(file) for _, file in published)
+
+    def withdraw(self, paths: Collection[str], now: float) -> None:
+        """Offer the files at these paths no longer; a device that has one installed keeps it.
+
+        Raises:
+            OutputError: the folder cannot be written.
+            SignatureError: a key is missing.
+        """
+        with self._lock():
+            _, roles = self._read_targets()
+            changed = {
+                role: listed for role, listed in roles.items() if not listed.targets.keys().isdisjoint(paths)
+            }
+            for listed in changed.values():
+                for path in listed.targets.keys() & set(paths):
+                    del listed.targets[path]
+            if changed:
+                self._commit(changed, now)
+
+    def list_targets(self) -> dict[str, PublishedTarget]:
+        """Return what devices can fetch, by path.
+
+        Raises:
+            PackageError: the repository cannot be read.
+        """
+        _, roles = self._read_targets()
+        files = (file for listed in roles.values() for file in listed.targets.values())
+        return {file.path: _describe(file) for file in files}
+
+    def read_root(self, version: int = 1) -> bytes:
+        """Return a root, which a device gets at its enrolment; later ones it finds from there.
+
+        Raises:
+            PackageError: it cannot be read.
+        """
+        return self._read_bytes(f"{version}.root.json")
+
+    def refresh(self, now: float) -> bool:
+        """Sign again what is past half of its life; returns whether anything was signed.
+
+        The root is not: its keys may be offline. `root_expires_at` says when `rotate` is due.
+
+        Args:
+            now: seconds since 1970.
+
+        Raises:
+            OutputError: the folder cannot be written.
+            SignatureError: a key is missing.
+        """
+        with self._lock():
+            for role in ONLINE_ROLES:
+                trusted = self._read_root().signed.roles[role].keyids
+                self._keys.finish_exchange(role, frozenset(trusted))
+            top, roles = self._read_targets()
+            due = {
+                role: listed
+                for role, listed in {"targets": top, **roles}.items()
+                if _is_due(listed, self._lifetimes.targets_s, now)
+            }
+            snapshot = self._read("snapshot", Snapshot)
+            if due or _is_due(snapshot, self._lifetimes.snapshot_s, now):
+                self._commit(due, now)
+                return True
+            timestamp = self._read_timestamp()
+            if not _is_due(timestamp, self._lifetimes.timestamp_s, now):
+                return False
+            self._write_timestamp(timestamp.snapshot_meta, timestamp.version, now)
+            return True
+
+    def root_expires_at(self) -> float:
+        """Return when the root ends to be valid, in seconds since 1970.
+
+        Raises:
+            PackageError: the repository cannot be read.
+        """
+        return self._read_root().signed.expires.timestamp()
+
+    def rotate(
+        self,
+        now: float,
+        *,
+        roles: Collection[str],
+        root_folder: Path | None = None,
+        root_keys: int = 1,
+        threshold: int = 1,
+    ) -> None:
+        """Exchange the keys of roles, and sign a new root. Call it again if it was cut off.
+
+        Before the root that names a new key is there, all that the role signs carries both signatures: a
+        device accepts it with the old root and with the new one.
+
+        Args:
+            now: seconds since 1970.
+            roles: `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`; empty only renews the root.
+            root_folder: folder of the root's keys; beside the others by default. New ones go there too.
+            root_keys: number of keys of the new root, if they are exchanged.
+            threshold: how many of them must sign the root after it.
+
+        Raises:
+            SignatureError: too few keys of the root are there, or the root's own keys have another number.
+            OutputError: the folder cannot be written.
+            ValueError: an unknown role.
+        """
+        root_folder = root_folder or self._keys.folder
+        with self._lock():
+            top, listed = self._read_targets()
+            unknown = sorted(set(roles) - {"root", *ONLINE_ROLES, *listed})
+            if unknown:
+                known = ", ".join(("root", *ONLINE_ROLES, *listed))
+                raise ValueError(f"no role {', '.join(unknown)}, there are: {known}")
+            root = self._read_root().signed
+            signers = read_root_signers(root_folder)
+            self._check_root_signers(root, signers, root_folder)
+            online = [role for role in ONLINE_ROLES if role in roles]
+            for role in online:
+                self._keys.next(role)
+            classes = {role: listed[role] for role in roles if role.startswith(_CLASS_ROLE)}
+            for role in classes:
+                self._keys.next(role)
+            self._commit({**self._delegate(top, classes, exchange=True), "targets": top}, now)
+            for role in classes:
+                self._keys.finish_exchange(role, frozenset(self._read_role_keys(role)))
+            for role in online:
+                for key in tuple(root.roles[role].keyids):
+                    root.revoke_key(key, role)
+                root.add_key(self._keys.next(role).public_key, role)
+            if "root" in roles:
+                fresh = make_root_keys(root_folder, root_keys, self._disk)
+                for key in tuple(root.roles["root"].keyids):
+                    root.revoke_key(key, "root")
+                for signer in fresh:
+                    root.add_key(signer.public_key, "root")
+                root.roles["root"].threshold = threshold
+                signers = (*signers, *fresh)
+            root.version += 1
+            self._sign_root(root, signers, now)
+            for role in online:
+                self._keys.finish_exchange(role, frozenset(root.roles[role].keyids))
+
+    def _check_root_signers(self, root: Root, signers: Sequence[CryptoSigner], folder: Path) -> None:
+        role = root.roles["root"]
+        there = sum(signer.public_key.keyid in role.keyids for signer in signers)
+        if there < role.threshold:
+            raise SignatureError(
+                f"{folder} holds {there} keys of the root, {role.threshold} must sign; bring the folder with"
+                " the offline keys"
+            )
+
+    # Reading
+
+    def _read_bytes(self, name: str) -> bytes:
+        path = self.folder / "metadata" / name
+        try:
+            return path.read_bytes()
+        except OSError as cause:
+            raise PackageError(
+                f"cannot read {path}: {cause.strerror}; is the repository complete?"
+            ) from cause
+
+    def _parse(self, name: str, kind: type[Signed]) -> Metadata[Signed]:
+        try:
+            metadata = Metadata[Signed].from_bytes(self._read_bytes(name))
+        except RepositoryError as cause:
+            raise PackageError(
+                f"{self.folder / 'metadata' / name}: {cause}; restore it from a backup"
+            ) from cause
+        if not isinstance(metadata.signed, kind):
+            raise PackageError(f"{self.folder / 'metadata' / name}: is no {kind.__name__}")
+        return metadata
+
+    def _root_versions(self) -> list[int]:
+        names = (path.name.split(".") for path in (self.folder / "metadata").glob("*.root.json"))
+        return sorted(int(name[0]) for name in names if name[0].isdigit())
+
+    def _read_root(self) -> Metadata[Root]:
+        return self._parse(f"{max(self._root_versions(), default=1)}.root.json", Root)
+
+    def _read_timestamp(self) -> Timestamp:
+        return self._parse("timestamp.json", Timestamp).signed
+
+    def _read(self, role: str, kind: type[Signed]) -> Signed:
+        """Return the metadata of a role that `timestamp.json` leads to."""
+        meta = self._read_timestamp().snapshot_meta
+        if role != "snapshot":
+            meta = self._parse(f"{meta.version}.snapshot.json", Snapshot).signed.meta[f"{role}.json"]
+        return self._parse(f"{meta.version}.{role}.json", kind).signed
+
+    def _read_targets(self) -> tuple[Targets, dict[str, Targets]]:
+        """Return the top role, and the role of each class."""
+        version = self._read_timestamp().snapshot_meta.version
+        meta = self._parse(f"{version}.snapshot.json", Snapshot).signed.meta
+        roles = {
+            name.removesuffix(".json"): self._parse(f"{entry.version}.{name}", Targets).signed
+            for name, entry in meta.items()
+        }
+        return roles.pop("targets"), roles
+
+    def _read_role_keys(self, role: str) -> list[str]:
+        delegations = self._read("targets", Targets).delegations
+        assert delegations is not None and delegations.roles is not None  # noqa: S101 - `_delegate` made both
+        return delegations.roles[role].keyids
+
+    # Writing
+
+    def _add_file(self, target: NewTarget) -> TargetFile:
+        """Copy a file to its name in the repository; returns its metadata."""
+        for what in (target.device_class, target.name):
+            if not what or what.startswith(".") or set(what) & set("/\\*?["):
+                raise PackageError(f"{target.path}: {what!r} is no name of a class or file in a repository")
+        try:
+            digest, size_bytes = hash_file(target.source), target.source.stat().st_size
+        except OSError as cause:
+            raise PackageError(f"cannot read {target.source}: {cause.strerror}") from cause
+        path = self.folder / "targets" / target.device_class / f"{digest}.{target.name}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            with (
+                write_atomically(path, mode=0o644, disk=self._disk) as file,
+                target.source.open("rb") as source,
+            ):
+                shutil.copyfileobj(source, file, 1 << 20)
+            if hash_file(path) != digest:
+                self._disk.remove(path)
+                raise PackageError(f"{target.source} changed while it was copied; try again")
+        custom = {"custom": dict(target.custom)} if target.custom else {}
+        return TargetFile(size_bytes, {"sha256": digest}, target.path, custom)
+
+    def _delegate(
+        self, top: Targets, changed: Mapping[str, Targets], *, exchange: bool = False
+    ) -> dict[str, Targets]:
+        """Return what must be signed so that `top` delegates to the changed roles of classes."""
+        delegations = top.delegations
+        assert delegations is not None and delegations.roles is not None  # noqa: S101 - `create` made both
+        result = dict(changed)
+        for role in changed:
+            if role in delegations.roles and not exchange:
+                continue
+            if role not in delegations.roles:
+                paths = [f"{role.removeprefix(_CLASS_ROLE)}/*"]
+                delegations.roles[role] = DelegatedRole(role, [], 1, terminating=True, paths=paths)
+            for key in tuple(delegations.roles[role].keyids):
+                top.revoke_key(key, role)
+            signer = self._keys.next(role) if exchange else self._keys.current(role)
+            top.add_key(signer.public_key, role)
+            result["targets"] = top
+        return result
+
+    def _commit(self, changed: Mapping[str, Targets], now: float) -> None:
+        """Write changed roles of targets, a snapshot, and at last the timestamp that makes them visible.
+
+        Args:
+            changed: `targets` or `class-CLASS` -> what it says now.
+            now: seconds since 1970.
+        """
+        old = self._read("snapshot", Snapshot) if self.exists else Snapshot(meta={})
+        meta = dict(old.meta)
+        for role, listed in changed.items():
+            listed.version = self._next_version(role, listed.version if f"{role}.json" in meta else 0, now)
+            listed.expires = _expiry(now, self._lifetimes.targets_s)
+            data = self._write(f"{listed.version}.{role}.json", listed, self._keys.signers(role))
+            meta[f"{role}.json"] = _describe_meta(listed.version, data)
+        snapshot = Snapshot(
+            version=self._next_version("snapshot", old.version if self.exists else 0, now),
+            expires=_expiry(now, self._lifetimes.snapshot_s),
+            meta=meta,
+        )
+        data = self._write(f"{snapshot.version}.snapshot.json", snapshot, self._keys.signers("snapshot"))
+        last = self._read_timestamp().version if self.exists else 0
+        self._write_timestamp(_describe_meta(snapshot.version, data), last, now)
+
+    def _next_version(self, role: str, version: int, now: float) -> int:
+        """Return a version above `version` that no file has; one may be there that a kill left behind."""
+        version = max(version + 1, int(now))
+        while (self.folder / "metadata" / f"{version}.{role}.json").exists():
+            version += 1
+        return version
+
+    def _write_timestamp(self, snapshot: MetaFile, last: int, now: float) -> None:
+        timestamp = Timestamp(
+            version=max(last + 1, int(now)),
+            expires=_expiry(now, self._lifetimes.timestamp_s),
+            snapshot_meta=snapshot,
+        )
+        self._write("timestamp.json", timestamp, self._keys.signers("timestamp"))
+
+    def _sign_root(self, root: Root, signers: Sequence[CryptoSigner], now: float) -> None:
+        root.expires = _expiry(now, self._lifetimes.root_s)
+        self._write(f"{root.version}.root.json", root, signers)
+
+    def _write(self, name: str, signed: Signed, signers: Sequence[CryptoSigner]) -> bytes:
+        metadata = Metadata(signed)
+        for signer in signers:
+            metadata.sign(signer, append=True)
+        data = metadata.to_bytes(JSONSerializer(compact=True))
+        with write_atomically(self.folder / "metadata" / name, mode=0o644, disk=self._disk) as file:
+            file.write(data)
+        return data
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Keep other processes from changing the repository, and remove what a killed one left."""
+        try:
+            file = (self._keys.folder / "repository.lock").open("ab")
+        except OSError as cause:
+            raise OutputError(f"cannot lock {self._keys.folder}: {cause.strerror}") from cause
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            for folder in (self._keys.folder, self.folder):
+                for left in folder.rglob(".*.tmp"):
+                    left.unlink(missing_ok=True)
+            yield
+
+
+def _expiry(now: float, life_s: float) -> datetime:
+    return datetime.fromtimestamp(int(now + life_s), timezone.utc)
+
+
+def _is_due(signed: Targets | Snapshot | Timestamp, life_s: float, now: float) -> bool:
+    return signed.expires.timestamp() - now < life_s / 2
+
+
+def _describe_meta(version: int, data: bytes) -> MetaFile:
+    return MetaFile(version, len(data), {"sha256": hashlib.sha256(data).hexdigest()})
+
+
+def _describe(file: TargetFile) -> PublishedTarget:
+    custom = file.unrecognized_fields.get("custom", {})
+    return PublishedTarget(
+        path=file.path, size_bytes=file.length, sha256=file.hashes["sha256"], custom=custom
+    )
+
+
+def _describe_conflict(path: str, there: TargetFile, file: TargetFile) -> str:
+    return (
+        f"{path}: a file of this name with sha256 {there.hashes['sha256'][:12]} is released, expected the"
+        f" same content, got {file.hashes['sha256'][:12]}; give the new package another version"
+    )

@@ -1,0 +1,141 @@
+"""The private keys that sign the metadata of the repository, one PEM file each in a folder of their own.
+
+`timestamp.pem` signs the role `timestamp`. While a key is being exchanged there is `timestamp.next.pem` too,
+and both sign. The keys of the root are `root-1.pem`, `root-2.pem` ...: they may lie in another folder, on a
+stick in a safe, since only an exchange of keys needs them.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]  # has no __all__
+
+from edgekit_runtime.errors import OutputError, SignatureError
+from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
+
+_NEXT: Final = ".next"
+
+
+class RepositoryKeys:
+    """The folder of the keys that sign every day: targets, snapshot, timestamp, and one a device class."""
+
+    __slots__ = ("_disk", "folder")
+
+    def __init__(self, folder: Path, disk: Disk = DISK) -> None:
+        self.folder = folder
+        self._disk = disk
+
+    def signers(self, role: str) -> tuple[CryptoSigner, ...]:
+        """Return all that signs for a role now: its key, and the next one during an exchange.
+
+        Raises:
+            SignatureError: there is no key, or its file holds none.
+        """
+        paths = [path for path in (self._path(role), self._path(role, _NEXT)) if path.exists()]
+        if not paths:
+            raise SignatureError(
+                f"no key of the role '{role}' in {self.folder}; restore the folder from a backup, or exchange"
+                " the key with the keys of the root"
+            )
+        return tuple(read_signer(path) for path in paths)
+
+    def current(self, role: str) -> CryptoSigner:
+        """Return the key of a role; makes it if there is none.
+
+        Raises:
+            SignatureError: its file holds no key.
+            OutputError: it cannot be written.
+        """
+        return self._make(self._path(role))
+
+    def next(self, role: str) -> CryptoSigner:
+        """Return the key that will replace the one of a role; makes it if there is none.
+
+        Raises:
+            SignatureError: its file holds no key.
+            OutputError: it cannot be written.
+        """
+        return self._make(self._path(role, _NEXT))
+
+    def finish_exchange(self, role: str, trusted: frozenset[str]) -> None:
+        """Drop the old key of a role if the metadata names the next one.
+
+        Args:
+            role: whose key was exchanged.
+            trusted: ids of the keys that the metadata names for the role.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        path = self._path(role, _NEXT)
+        if not path.exists() or read_signer(path).public_key.keyid not in trusted:
+            return
+        try:
+            self._disk.replace(path, self._path(role))
+            self._disk.sync_folder(self.folder)
+        except OSError as cause:
+            raise OutputError(f"cannot replace the key of '{role}' in {self.folder}: {cause}") from cause
+
+    def _make(self, path: Path) -> CryptoSigner:
+        if not path.exists():
+            write_key(path, Ed25519PrivateKey.generate(), self._disk)
+        return read_signer(path)
+
+    def _path(self, role: str, suffix: str = "") -> Path:
+        return self.folder / f"{role}{suffix}.pem"
+
+
+def read_root_signers(folder: Path) -> tuple[CryptoSigner, ...]:
+    """Return the keys `root-*.pem` in a folder.
+
+    Raises:
+        SignatureError: a file holds no key.
+    """
+    return tuple(read_signer(path) for path in sorted(folder.glob("root-*.pem")))
+
+
+def make_root_keys(folder: Path, count: int, disk: Disk = DISK) -> tuple[CryptoSigner, ...]:
+    """Return new keys of the root, written as further files `root-N.pem`.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    taken = [int(path.stem[5:]) for path in folder.glob("root-*.pem") if path.stem[5:].isdigit()]
+    first = max(taken, default=0) + 1
+    paths = [folder / f"root-{number}.pem" for number in range(first, first + count)]
+    for path in paths:
+        write_key(path, Ed25519PrivateKey.generate(), disk)
+    return tuple(read_signer(path) for path in paths)
+
+
+def write_key(path: Path, key: Ed25519PrivateKey, disk: Disk = DISK) -> None:
+    """Write a private key that only its owner can read.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    with write_atomically(path, mode=0o600, disk=disk) as file:
+        file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def read_signer(path: Path) -> CryptoSigner:
+    """Return what signs with the private key in a file.
+
+    Raises:
+        SignatureError: unreadable, or no Ed25519 private key.
+    """
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as cause:
+        raise SignatureError(f"{path}: cannot read a private key: {cause}") from cause
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SignatureError(f"{path}: is no Ed25519 key; the repository signs with those only")
+    return CryptoSigner(key)

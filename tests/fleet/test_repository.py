@@ -1,0 +1,268 @@
+"""The TUF repository: what devices can fetch, at any moment, whatever happens to its writer."""
+
+import functools
+import shutil
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+from tuf.api.exceptions import DownloadHTTPError, ExpiredMetadataError, RepositoryError
+from tuf.ngclient import FetcherInterface, Updater
+
+from edgekit_fleet.releases.repository import Lifetimes, NewTarget, PublishedTarget, TufRepository
+from edgekit_runtime.errors import PackageError, SignatureError
+from edgekit_runtime.system.atomic_files import Disk
+
+NOW = 1_800_000_000.0
+DAY_S = 86_400.0
+
+
+class Killed(BaseException):
+    """The process ended here."""
+
+
+class KilledDisk(Disk):
+    """A disk whose process is killed at the n-th call that changes it."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+
+    def _count(self) -> None:
+        self.calls -= 1
+        if self.calls < 0:
+            raise Killed
+
+    def create(self, path: Path, mode: int) -> BinaryIO:
+        self._count()
+        return super().create(path, mode)
+
+    def sync(self, file: BinaryIO) -> None:
+        self._count()
+        super().sync(file)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self._count()
+        super().replace(source, target)
+
+    def remove(self, path: Path) -> None:
+        self._count()
+        super().remove(path)
+
+    def sync_folder(self, path: Path) -> None:
+        self._count()
+        super().sync_folder(path)
+
+
+class FolderFetcher(FetcherInterface):
+    """Fetches from a folder as if a web server served it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _fetch(self, url: str) -> list[bytes]:  # type: ignore[override]
+        path = self.folder / url.removeprefix("http://fleet/")
+        if not path.exists():
+            raise DownloadHTTPError("no such file", 404)
+        return [path.read_bytes()]
+
+
+class Device:
+    """A device with the metadata that it has seen, and a clock."""
+
+    def __init__(self, repository: TufRepository, folder: Path) -> None:
+        self.repository, self.folder = repository, folder
+        (folder / "targets").mkdir(parents=True)
+        self.root = repository.read_root(1)
+
+    def fetch(self, path: str, now: float = NOW) -> bytes | None:
+        updater = Updater(
+            str(self.folder),
+            "http://fleet/metadata/",
+            str(self.folder / "targets"),
+            "http://fleet/targets/",
+            fetcher=FolderFetcher(self.repository.folder),
+            bootstrap=self.root,
+        )
+        updater._trusted_set.reference_time = datetime.fromtimestamp(now, timezone.utc)
+        updater.refresh()
+        info = updater.get_targetinfo(path)
+        return None if info is None else Path(updater.download_target(info)).read_bytes()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> TufRepository:
+    made = TufRepository(tmp_path / "repository", tmp_path / "keys")
+    made.create(NOW)
+    return made
+
+
+def new_target(folder: Path, content: bytes, name: str = "digits-1.edgepkg", of: str = "rpi5") -> NewTarget:
+    source = folder / f"{len(content)}.{name}"
+    source.write_bytes(content)
+    return NewTarget(device_class=of, name=name, source=source, custom={"manifest": "ab"})
+
+
+def test_published_package_reaches_a_device(repository: TufRepository, tmp_path: Path) -> None:
+    (published,) = repository.publish([new_target(tmp_path, b"weights")], NOW)
+    assert Device(repository, tmp_path / "device").fetch("rpi5/digits-1.edgepkg") == b"weights"
+    assert repository.list_targets() == {"rpi5/digits-1.edgepkg": published}
+    assert isinstance(published, PublishedTarget) and published.custom == {"manifest": "ab"}
+
+
+def test_withdrawn_package_is_not_found(repository: TufRepository, tmp_path: Path) -> None:
+    repository.publish([new_target(tmp_path, b"weights")], NOW)
+    repository.withdraw(["rpi5/digits-1.edgepkg"], NOW + 1)
+    assert Device(repository, tmp_path / "device").fetch("rpi5/digits-1.edgepkg", NOW + 2) is None
+
+
+def test_same_name_with_other_content_is_refused(repository: TufRepository, tmp_path: Path) -> None:
+    repository.publish([new_target(tmp_path, b"weights")], NOW)
+    with pytest.raises(PackageError, match="give the new package another version"):
+        repository.publish([new_target(tmp_path, b"other weights")], NOW + 1)
+    assert Device(repository, tmp_path / "device").fetch("rpi5/digits-1.edgepkg") == b"weights"
+
+
+def test_role_of_a_class_cannot_offer_a_file_of_another(repository: TufRepository, tmp_path: Path) -> None:
+    """The delegation is by path: what `class-rpi5` lists outside `rpi5/` is not found."""
+    repository.publish([new_target(tmp_path, b"a"), new_target(tmp_path, b"bc", of="x86-64")], NOW)
+    _top, roles = repository._read_targets()
+    stolen = roles["class-rpi5"].targets["rpi5/digits-1.edgepkg"]
+    stolen.path = "x86-64/stolen.edgepkg"
+    roles["class-rpi5"].targets = {stolen.path: stolen}
+    repository._commit({"class-rpi5": roles["class-rpi5"]}, NOW + 1)
+    assert Device(repository, tmp_path / "device").fetch("x86-64/stolen.edgepkg", NOW + 1) is None
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "*", "a?", "[a]", "..", "a\\b"])
+def test_malformed_name_is_refused(repository: TufRepository, tmp_path: Path, name: str) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"weights")
+    with pytest.raises(PackageError, match="no name"):
+        repository.publish([NewTarget(device_class="rpi5", name=name, source=source)], NOW)
+
+
+def test_metadata_past_half_of_its_life_is_signed_again(repository: TufRepository, tmp_path: Path) -> None:
+    device = Device(repository, tmp_path / "device")
+    repository.publish([new_target(tmp_path, b"weights")], NOW)
+    assert not repository.refresh(NOW + 0.4 * DAY_S)
+    with pytest.raises(ExpiredMetadataError):
+        device.fetch("rpi5/digits-1.edgepkg", NOW + 2 * DAY_S)
+    for day in (0.6, 10, 120, 200):
+        assert repository.refresh(NOW + day * DAY_S)
+        assert device.fetch("rpi5/digits-1.edgepkg", NOW + day * DAY_S) == b"weights"
+
+
+def test_repository_restored_from_a_backup_is_newer_than_all_that_devices_saw(
+    repository: TufRepository, tmp_path: Path
+) -> None:
+    device = Device(repository, tmp_path / "device")
+    shutil.copytree(repository.folder, tmp_path / "backup")
+    for second in range(5):
+        repository.publish([new_target(tmp_path, b"lost", f"lost-{second}.edgepkg")], NOW + second)
+    assert device.fetch("rpi5/lost-4.edgepkg", NOW + 5) == b"lost"
+    shutil.rmtree(repository.folder)
+    shutil.copytree(tmp_path / "backup", repository.folder)
+    repository.publish([new_target(tmp_path, b"weights")], NOW + 60)
+    assert device.fetch("rpi5/digits-1.edgepkg", NOW + 60) == b"weights"
+
+
+def test_device_three_roots_behind_follows_the_chain(repository: TufRepository, tmp_path: Path) -> None:
+    device = Device(repository, tmp_path / "device")
+    repository.publish([new_target(tmp_path, b"weights")], NOW)
+    every = ["root", "targets", "snapshot", "timestamp", "class-rpi5"]
+    for number in range(3):
+        repository.rotate(NOW + number, roles=every, root_keys=3, threshold=2)
+    assert device.fetch("rpi5/digits-1.edgepkg", NOW + 3) == b"weights"
+    assert b'"version":4' in (device.folder / "root.json").resolve().read_bytes()
+
+
+def test_offline_root_key_signs_only_exchanges(tmp_path: Path) -> None:
+    made = TufRepository(tmp_path / "repository", tmp_path / "keys")
+    made.create(NOW, root_folder=tmp_path / "safe")
+    (tmp_path / "safe").rename(tmp_path / "stick")
+    made.publish([new_target(tmp_path, b"weights")], NOW)
+    assert made.refresh(NOW + 400 * DAY_S)
+    with pytest.raises(SignatureError, match="bring the folder with the offline keys"):
+        made.rotate(NOW + 1, roles=["timestamp"])
+    device = Device(made, tmp_path / "device")
+    made.rotate(NOW + 401 * DAY_S, roles=["timestamp"], root_folder=tmp_path / "stick")
+    assert device.fetch("rpi5/digits-1.edgepkg", NOW + 401 * DAY_S) == b"weights"
+
+
+def test_metadata_by_an_exchanged_key_is_refused(repository: TufRepository, tmp_path: Path) -> None:
+    """Who stole the old key of the timestamp can sign nothing that a device accepts after the exchange."""
+    shutil.copytree(tmp_path / "keys", tmp_path / "stolen")
+    device = Device(repository, tmp_path / "device")
+    repository.rotate(NOW, roles=["timestamp", "snapshot"])
+    assert device.fetch("rpi5/digits-1.edgepkg", NOW) is None
+    thief = TufRepository(repository.folder, tmp_path / "stolen")
+    thief.publish([new_target(tmp_path, b"malware", "evil-1.edgepkg")], NOW + 10)
+    with pytest.raises(RepositoryError):
+        device.fetch("rpi5/evil-1.edgepkg", NOW + 10)
+
+
+def _publish_second(made: TufRepository, folder: Path) -> None:
+    second = [new_target(folder, b"new", "digits-2.edgepkg", of) for of in ("rpi5", "x86-64")]
+    made.publish(second, NOW + 10)
+
+
+ROTATED = ("root", "targets", "snapshot", "timestamp", "class-rpi5")
+CHANGES: dict[str, Callable[[TufRepository, Path], object]] = {
+    "publish": _publish_second,
+    "withdraw": lambda made, _: made.withdraw(["rpi5/other-1.edgepkg"], NOW + 10),
+    "refresh": lambda made, _: made.refresh(NOW + 150 * DAY_S),
+    "rotate": lambda made, _: made.rotate(NOW + 10, roles=ROTATED, root_keys=2, threshold=2),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_kill_at_any_step_leaves_a_repository_that_devices_accept(tmp_path: Path, change: str) -> None:
+    """Old devices and new ones fetch what was there before; the change made again then comes to its end."""
+    at = NOW + (150 * DAY_S if change == "refresh" else 10)
+    lifetimes = Lifetimes(timestamp_s=200 * DAY_S, snapshot_s=200 * DAY_S)
+    for calls in range(10_000):
+        folder = tmp_path / str(calls)
+        make = functools.partial(TufRepository, folder / "repository", folder / "keys", lifetimes=lifetimes)
+        made = make()
+        made.create(NOW)
+        first = [new_target(tmp_path, b"weights"), new_target(tmp_path, b"other", "other-1.edgepkg")]
+        made.publish(first, NOW)
+        device = Device(made, folder / "device")
+        assert device.fetch("rpi5/digits-1.edgepkg", at) == b"weights"
+        try:
+            CHANGES[change](make(disk=KilledDisk(calls)), tmp_path)
+        except Killed:
+            is_killed = True
+        else:
+            is_killed = False
+        assert device.fetch("rpi5/digits-1.edgepkg", at) == b"weights"
+        assert Device(made, folder / "newcomer").fetch("rpi5/digits-1.edgepkg", at) == b"weights"
+        CHANGES[change](made, tmp_path)
+        made.publish([new_target(tmp_path, b"third", "digits-3.edgepkg")], at + 1)
+        assert device.fetch("rpi5/digits-3.edgepkg", at + 1) == b"third"
+        if change == "publish":
+            assert device.fetch("x86-64/digits-2.edgepkg", at + 1) == b"new"
+        if not is_killed:
+            assert calls > 5
+            return
+
+
+def test_kill_while_the_repository_is_made_is_made_good(tmp_path: Path) -> None:
+    for calls in range(10_000):
+        folder = tmp_path / str(calls)
+        make = functools.partial(TufRepository, folder / "repository", folder / "keys")
+        try:
+            make(disk=KilledDisk(calls)).create(NOW, root_keys=3, threshold=2)
+        except Killed:
+            is_killed = True
+        else:
+            is_killed = False
+        made = make()
+        made.create(NOW, root_keys=3, threshold=2)
+        made.publish([new_target(tmp_path, b"weights")], NOW)
+        assert Device(made, folder / "device").fetch("rpi5/digits-1.edgepkg") == b"weights"
+        if not is_killed:
+            assert calls > 20
+            return
