@@ -1,0 +1,1 @@
+"""The store: all that the fleet knows, in SQLite or PostgreSQL."""

@@ -1,0 +1,91 @@
+"""The audit log: who did what, when. Each entry carries the digest of the one before it.
+
+The database refuses to change or delete entries. Somebody who owns the database can remove that guard; then
+the chain of digests shows that an entry was changed, and one that was removed from the middle. What it cannot
+show is that the last entries were cut off: a backup elsewhere can.
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.store.tables import AuditRow
+from edgekit_runtime.canonical_json import encode_json
+
+FIRST_SHA256: Final = "0" * 64
+_LOCK: Final = 7203185  # of PostgreSQL: two writers would number alike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """What is to be written down; see `AuditRow`."""
+
+    action: str
+    subject: str
+    detail: Mapping[str, Any]
+
+
+def append(session: Session, actor: str, entries: Sequence[AuditEntry], now: float | None = None) -> None:
+    """Write entries in the transaction of `session`, so that they stand if and only if the change does.
+
+    Args:
+        session: of the change.
+        actor: who did it.
+        entries: in their order.
+        now: seconds since 1970; the clock by default.
+    """
+    if not entries:
+        return
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+    last = session.scalars(select(AuditRow).order_by(AuditRow.number.desc()).limit(1)).first()
+    number, previous = (0, FIRST_SHA256) if last is None else (last.number, last.sha256)
+    at = time.time() if now is None else now
+    for entry in entries:
+        number += 1
+        row = AuditRow(
+            number=number,
+            at=at,
+            actor=actor,
+            action=entry.action,
+            subject=entry.subject,
+            detail=dict(entry.detail),
+            previous_sha256=previous,
+        )
+        row.sha256 = previous = _digest(row)
+        session.add(row)
+    session.flush()
+
+
+def record(session: Session, actor: str, action: str, subject: str, **detail: Any) -> None:
+    """Write one entry, see `append`."""
+    append(session, actor, [AuditEntry(action=action, subject=subject, detail=detail)])
+
+
+def find_break(session: Session) -> int | None:
+    """Return the number of the first entry that does not follow from the one before it, or None."""
+    previous = FIRST_SHA256
+    rows = session.scalars(select(AuditRow).order_by(AuditRow.number).execution_options(yield_per=1000))
+    for number, row in enumerate(rows, 1):
+        if (row.number, row.previous_sha256, row.sha256) != (number, previous, _digest(row)):
+            return number
+        previous = row.sha256
+    return None
+
+
+def _digest(row: AuditRow) -> str:
+    content: dict[str, Any] = {
+        "number": row.number,
+        "at": repr(row.at),
+        "actor": row.actor,
+        "action": row.action,
+        "subject": row.subject,
+        "detail": row.detail,
+        "previous_sha256": row.previous_sha256,
+    }
+    return hashlib.sha256(encode_json(content)).hexdigest()

@@ -1,0 +1,352 @@
+"""The tables of the fleet. Times are seconds since 1970 by the clock of the manager's machine.
+
+Whoever changes a table adds a migration; a test compares both.
+"""
+
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Float,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+NAME = String(128)
+
+
+class Table(DeclarativeBase):
+    """What all tables share: how Python's types are stored, and how constraints are named."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        int: BigInteger,
+        float: Float(53),
+        str: String,
+        bytes: LargeBinary,
+        dict[str, Any]: JSON,
+        dict[str, str]: JSON,
+        list[Any]: JSON,
+        list[str]: JSON,
+    }
+
+
+class DeviceRow(Table):
+    """A device that was enrolled.
+
+    Attributes:
+        name: its identifier.
+        target: the target of its packages; `class` in selectors.
+        tags: set by people, such as `site` -> `lyon`.
+        public_key: 32 bytes (Ed25519), of its certificate and its documents.
+        certificate_serial: in hexadecimal digits, of the newest certificate.
+        certificate_expires_at: of the same.
+        revoked_at: when it was shut out, or None.
+        status, because, facts: of its last report; `new` before the first.
+        reported: the whole last report as plain values, or None.
+        desired_sent: `$version` of the newest desired document.
+        desired_held: the one that the device says it holds.
+        sequence: number of its last document.
+        connection: number of its newest connection, see `Online`.
+        is_online: by its last will.
+        last_seen_at: when its last document came, or None.
+        pinned: model -> version that the device must keep, by a command.
+    """
+
+    __tablename__ = "devices"
+
+    name: Mapped[str] = mapped_column(NAME, primary_key=True)
+    target: Mapped[str] = mapped_column(NAME, index=True)
+    tags: Mapped[dict[str, str]] = mapped_column(default=dict)
+    public_key: Mapped[bytes]
+    certificate_serial: Mapped[str] = mapped_column(String(64))
+    certificate_expires_at: Mapped[float]
+    enrolled_at: Mapped[float]
+    revoked_at: Mapped[float | None]
+    status: Mapped[str] = mapped_column(String(16), default="new")
+    because: Mapped[str] = mapped_column(default="")
+    facts: Mapped[dict[str, str]] = mapped_column(default=dict)
+    reported: Mapped[dict[str, Any] | None]
+    desired_sent: Mapped[int] = mapped_column(default=0)
+    desired_held: Mapped[int] = mapped_column(default=0)
+    sequence: Mapped[int] = mapped_column(default=0)
+    connection: Mapped[int] = mapped_column(default=0)
+    is_online: Mapped[bool] = mapped_column(default=False)
+    last_seen_at: Mapped[float | None]
+    pinned: Mapped[dict[str, str]] = mapped_column(default=dict)
+
+
+class WantedModelRow(Table):
+    """What a device shall run of one model: the part of its desired document that a rollout writes.
+
+    The manager makes the document of all rows of a device, and publishes it when it differs from the last.
+
+    Attributes:
+        device, model: which.
+        rollout: that wants it, or None for what is kept after its rollout ended.
+        document: a `DesiredModel` as plain values.
+        is_removed: whether the model shall be removed instead.
+    """
+
+    __tablename__ = "wanted_models"
+
+    device: Mapped[str] = mapped_column(NAME, ForeignKey("devices.name"), primary_key=True)
+    model: Mapped[str] = mapped_column(NAME, primary_key=True)
+    rollout: Mapped[str | None] = mapped_column(NAME, index=True)
+    document: Mapped[dict[str, Any]]
+    is_removed: Mapped[bool] = mapped_column(default=False)
+
+
+class DesiredRow(Table):
+    """The newest desired document of a device.
+
+    Attributes:
+        device: whose.
+        version: its `$version`.
+        content_sha256: of its models, to see whether they changed.
+        envelope: as it is published, signed.
+        issued_at, expires_at: of the document.
+        is_due: whether the rows in `wanted_models` have changed since.
+    """
+
+    __tablename__ = "desired"
+
+    device: Mapped[str] = mapped_column(NAME, ForeignKey("devices.name"), primary_key=True)
+    version: Mapped[int] = mapped_column(default=0)
+    content_sha256: Mapped[str] = mapped_column(String(64), default="")
+    envelope: Mapped[bytes] = mapped_column(default=b"")
+    issued_at: Mapped[float] = mapped_column(default=0.0)
+    expires_at: Mapped[float] = mapped_column(default=0.0)
+    is_due: Mapped[bool] = mapped_column(default=True, index=True)
+
+
+class CodeRow(Table):
+    """A one-time code of enrolment.
+
+    Attributes:
+        secret_sha256: the secret itself is not kept.
+        device: name that the code grants.
+        target: of the device, or empty where the device states it.
+        tags: that the device gets.
+        created_at, expires_at: of the code.
+        used_at: or None.
+    """
+
+    __tablename__ = "enrolment_codes"
+
+    secret_sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    device: Mapped[str] = mapped_column(NAME, index=True)
+    target: Mapped[str] = mapped_column(NAME, default="")
+    tags: Mapped[dict[str, str]] = mapped_column(default=dict)
+    created_at: Mapped[float]
+    expires_at: Mapped[float]
+    used_at: Mapped[float | None]
+
+
+class ReleaseRow(Table):
+    """Packages that go out under one approval.
+
+    Attributes:
+        name: such as `2026-11-22.1`.
+        created_at, created_by, note: of the release.
+        approved_at, approved_by: or None where nobody has approved it.
+        withdrawn_at: or None.
+    """
+
+    __tablename__ = "releases"
+
+    name: Mapped[str] = mapped_column(NAME, primary_key=True)
+    created_at: Mapped[float]
+    created_by: Mapped[str] = mapped_column(default="")
+    note: Mapped[str] = mapped_column(default="")
+    approved_at: Mapped[float | None]
+    approved_by: Mapped[str | None]
+    withdrawn_at: Mapped[float | None]
+
+
+class ReleasePackageRow(Table):
+    """A package of a release.
+
+    Attributes:
+        release, model, target: one package each.
+        version, manifest_sha256: of the package.
+        path, size_bytes, sha256: of its file in the TUF repository.
+        needs: what a device must have, such as `engines`, `memory_bytes`.
+        deltas: `DeltaOffer`s as plain values.
+    """
+
+    __tablename__ = "release_packages"
+
+    release: Mapped[str] = mapped_column(NAME, ForeignKey("releases.name"), primary_key=True)
+    model: Mapped[str] = mapped_column(NAME, primary_key=True)
+    target: Mapped[str] = mapped_column(NAME, primary_key=True)
+    version: Mapped[str] = mapped_column(NAME)
+    manifest_sha256: Mapped[str] = mapped_column(String(64), index=True)
+    path: Mapped[str]
+    size_bytes: Mapped[int]
+    sha256: Mapped[str] = mapped_column(String(64))
+    needs: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    deltas: Mapped[list[Any]] = mapped_column(default=list)
+
+
+class RolloutRow(Table):
+    """A rollout of a release to a cohort.
+
+    Attributes:
+        name, release, selector: what goes where.
+        state: of the rollout, such as `running`, `paused`, `aborted`, `done`.
+        because: one sentence for the state.
+        settings: waves, gates, window, order and so on, as plain values; frozen at the start.
+        wave: number of the wave that is open, from 0.
+        created_at, created_by, started_at, ended_at: of the rollout.
+        wave_started_at: of the open wave.
+    """
+
+    __tablename__ = "rollouts"
+
+    name: Mapped[str] = mapped_column(NAME, primary_key=True)
+    release: Mapped[str] = mapped_column(NAME, ForeignKey("releases.name"), index=True)
+    selector: Mapped[str]
+    state: Mapped[str] = mapped_column(String(32), index=True)
+    because: Mapped[str] = mapped_column(default="")
+    settings: Mapped[dict[str, Any]]
+    wave: Mapped[int] = mapped_column(default=0)
+    created_at: Mapped[float]
+    created_by: Mapped[str] = mapped_column(default="")
+    started_at: Mapped[float | None]
+    wave_started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+
+
+class MemberRow(Table):
+    """A device of a rollout's cohort.
+
+    Attributes:
+        rollout, device: which.
+        wave: number of its wave, from 0; -1 for a device that the plan refuses.
+        state: of the device in the rollout, such as `waiting`, `offered`, `succeeded`, `failed`, `returned`.
+        because: one sentence for the state.
+        attempts: executions so far.
+        before: what it ran when the cohort was frozen: model -> `DesiredModel` or version, as plain values.
+        offered_at, answered_at: or None.
+    """
+
+    __tablename__ = "rollout_members"
+    __table_args__ = (Index(None, "rollout", "wave", "state"),)
+
+    rollout: Mapped[str] = mapped_column(NAME, ForeignKey("rollouts.name"), primary_key=True)
+    device: Mapped[str] = mapped_column(NAME, ForeignKey("devices.name"), primary_key=True, index=True)
+    wave: Mapped[int]
+    state: Mapped[str] = mapped_column(String(32))
+    because: Mapped[str] = mapped_column(default="")
+    attempts: Mapped[int] = mapped_column(default=0)
+    before: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    offered_at: Mapped[float | None]
+    answered_at: Mapped[float | None]
+
+
+class ExecutionRow(Table):
+    """One attempt of one device to come to one version of one model.
+
+    Attributes:
+        execution: its name, as in `DesiredModel`.
+        rollout, device, model, version: of the attempt; no rollout for one that the manager did not order.
+        state, reason, code, done_bytes, sent_bytes: as in `Execution`.
+        created_at, changed_at: of the row.
+        ended_at: when its state became one of `ENDED`, or None.
+    """
+
+    __tablename__ = "executions"
+    __table_args__ = (Index(None, "rollout", "state"), Index(None, "device", "model"))
+
+    execution: Mapped[str] = mapped_column(NAME, primary_key=True)
+    rollout: Mapped[str | None] = mapped_column(NAME)
+    device: Mapped[str] = mapped_column(NAME, ForeignKey("devices.name"))
+    model: Mapped[str] = mapped_column(NAME)
+    version: Mapped[str] = mapped_column(NAME)
+    state: Mapped[str] = mapped_column(String(16))
+    reason: Mapped[str] = mapped_column(default="")
+    code: Mapped[str] = mapped_column(String(64), default="")
+    done_bytes: Mapped[int] = mapped_column(default=0)
+    sent_bytes: Mapped[int] = mapped_column(default=0)
+    created_at: Mapped[float]
+    changed_at: Mapped[float]
+    ended_at: Mapped[float | None]
+
+
+class FigureRow(Table):
+    """What a device counted of one version, in one hour: the last report of the hour.
+
+    Attributes:
+        device, model, version: of the figures.
+        hour: number of the hour since 1970, by the manager's clock.
+        figures: `ModelFigures` as plain values.
+        reported_at: when they came.
+    """
+
+    __tablename__ = "figures"
+    __table_args__ = (Index(None, "model", "version", "hour"),)
+
+    device: Mapped[str] = mapped_column(NAME, ForeignKey("devices.name"), primary_key=True)
+    model: Mapped[str] = mapped_column(NAME, primary_key=True)
+    version: Mapped[str] = mapped_column(NAME, primary_key=True)
+    hour: Mapped[int] = mapped_column(primary_key=True)
+    figures: Mapped[dict[str, Any]]
+    reported_at: Mapped[float]
+
+
+class AuditRow(Table):
+    """An entry of the audit log, which the database refuses to change or delete.
+
+    Attributes:
+        number: from 1, without gaps.
+        at: when.
+        actor: who, such as a user's name or `manager`.
+        action: such as `rollout.start`, `device.revoke`, `alarm.restored`.
+        subject: what it was done to.
+        detail: more, as plain values.
+        previous_sha256, sha256: of the entry before this one, and of this one: see `audit`.
+    """
+
+    __tablename__ = "audit"
+    __table_args__ = (UniqueConstraint("previous_sha256"),)
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    at: Mapped[float]
+    actor: Mapped[str]
+    action: Mapped[str] = mapped_column(String(64), index=True)
+    subject: Mapped[str] = mapped_column(index=True)
+    detail: Mapped[dict[str, Any]]
+    previous_sha256: Mapped[str] = mapped_column(String(64))
+    sha256: Mapped[str] = mapped_column(String(64))
+
+
+class LeaseRow(Table):
+    """Which manager is in charge; there is one row.
+
+    Attributes:
+        name: always `manager`.
+        holder: identifier of the process, or empty.
+        epoch: rises with each new holder.
+        heartbeat_at: when the holder renewed it last.
+    """
+
+    __tablename__ = "lease"
+
+    name: Mapped[str] = mapped_column(String(16), primary_key=True)
+    holder: Mapped[str] = mapped_column(default="")
+    epoch: Mapped[int] = mapped_column(default=0)
+    heartbeat_at: Mapped[float] = mapped_column(default=0.0)
