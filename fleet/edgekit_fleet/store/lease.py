@@ -1,8 +1,8 @@
 """The lease: of several managers on one store, one is in charge.
 
 A holder renews its heartbeat. When that is older than `LEASE_S`, another manager may take the lease, with a
-higher epoch; devices refuse documents of a lower one. A holder learns that it was replaced at its next renewal,
-and each write of the manager checks the epoch in the same transaction.
+higher epoch; devices refuse documents of a lower one. A holder learns that it was replaced at its next
+renewal, and each write of the manager checks the epoch in the same transaction.
 """
 
 from typing import Final
@@ -36,8 +36,8 @@ def take(session: Session, holder: str, now: float) -> int:
     age_s = now - row.heartbeat_at
     if row.holder not in ("", holder) and 0 <= age_s < LEASE_S:
         raise UnavailableError(
-            f"another manager ({row.holder}) is in charge of this fleet, and was active {age_s:.0f} s ago; stop"
-            f" it, or wait {LEASE_S:.0f} s after its end",
+            f"another manager ({row.holder}) is in charge of this fleet, and was active {age_s:.0f} s ago;"
+            f" stop it, or wait {LEASE_S:.0f} s after its end",
             LEASE_S - age_s,
         )
     row.holder, row.epoch, row.heartbeat_at = holder, row.epoch + 1, now
