@@ -1,0 +1,141 @@
+"""Conditions under which an update may begin or go on. Pure: the caller measures, this decides."""
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from edgekit_runtime.agent.documents import DesiredModel
+from edgekit_runtime.slots.versions import is_older
+
+MIN_BATTERY: Final = 0.2
+"""Below this charge a device that is not charging begins no update."""
+SPARE_BYTES: Final = 16 << 20
+"""What must remain free on the disk beside the package, which lies there twice while it is installed."""
+
+_WINDOW: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelView:
+    """One model as it is on the device.
+
+    Attributes:
+        model: its name.
+        version, manifest_sha256: of what the slots open, or empty where nothing is installed.
+        health: `unproven`, `healthy`, `rejected` or `missing`.
+        previous: version in the spare slot, or empty.
+        pinned: version at which somebody pinned the model, or None.
+        rejected: manifest_sha256 and reason of the versions that failed here.
+        served: versions that the service serves, or None without a running service.
+        on_trial: version that the service tries beside another, or empty.
+        remark: what the service states of the trial, or why it serves nothing.
+    """
+
+    model: str
+    version: str = ""
+    manifest_sha256: str = ""
+    health: Literal["unproven", "healthy", "rejected", "missing"] = "missing"
+    previous: str = ""
+    pinned: str | None = None
+    rejected: tuple[tuple[str, str], ...] = ()
+    served: tuple[str, ...] | None = None
+    on_trial: str = ""
+    remark: str = ""
+
+    def find_rejection(self, manifest_sha256: str) -> str | None:
+        """Return why a version was rejected here, or None if it was not."""
+        return next((reason for sha256, reason in self.rejected if sha256 == manifest_sha256), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What was measured on the device just now.
+
+    Attributes:
+        now_s: seconds since 1970, or None where the clock is certainly wrong.
+        minute_of_day: local time, 0..1439.
+        free_bytes: on the disk of the slots, as if what was downloaded were not there.
+        budget_left_bytes: what may be downloaded in this month, or None without a limit.
+        battery: charge from 0 to 1, or None without a battery.
+        is_charging: whether there is another source of power.
+        downloaded: sha256 of the package files that are there whole.
+    """
+
+    now_s: float | None
+    minute_of_day: int = 0
+    free_bytes: int = 1 << 50
+    budget_left_bytes: int | None = None
+    battery: float | None = None
+    is_charging: bool = False
+    downloaded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What stands in the way.
+
+    Attributes:
+        code, reason: as in `Execution`.
+        may_pass: whether waiting can help.
+    """
+
+    code: str
+    reason: str
+    may_pass: bool = False
+
+
+def find_obstacle(
+    wanted: DesiredModel, view: ModelView, conditions: Conditions, done_bytes: int
+) -> Obstacle | None:
+    """Return what forbids to begin or to go on with the download of `wanted`, or None.
+
+    Args:
+        wanted: of the desired document.
+        view: of its model.
+        conditions: of the device.
+        done_bytes: of the package that are here already.
+    """
+    rejection = view.find_rejection(wanted.manifest_sha256)
+    if rejection is not None and not wanted.is_return:
+        return Obstacle("rejected-here", f"version {wanted.version} was rejected here: {rejection}")
+    if view.pinned not in (None, wanted.version):
+        return Obstacle("pinned", f"the model is pinned to {view.pinned} by hand; unpin it")
+    if view.version and is_older(wanted.version, view.version) and not wanted.is_return:
+        return Obstacle("older", f"version {wanted.version} is older than {view.version}, which is here")
+    if wanted.window is not None and _WINDOW.fullmatch(wanted.window) is None:
+        return Obstacle("window", f"window {wanted.window[:20]!r} is not of the form 01:00-04:00")
+    needed_bytes = wanted.size_bytes - done_bytes + wanted.size_bytes + SPARE_BYTES
+    if wanted.sha256 not in conditions.downloaded and needed_bytes > conditions.free_bytes:
+        return Obstacle(
+            "disk-full", f"the update needs {needed_bytes} bytes, {conditions.free_bytes} are free"
+        )
+    return _find_shortage(wanted, conditions, done_bytes)
+
+
+def _find_shortage(wanted: DesiredModel, conditions: Conditions, done_bytes: int) -> Obstacle | None:
+    battery = conditions.battery
+    if battery is not None and battery < MIN_BATTERY and not conditions.is_charging:
+        reason = f"the battery is at {battery:.0%}, an update needs {MIN_BATTERY:.0%} or a charger"
+        return Obstacle("battery", reason, may_pass=True)
+    left = conditions.budget_left_bytes
+    if wanted.sha256 in conditions.downloaded or left is None:
+        return None
+    smallest = min((wanted.size_bytes - done_bytes, *(delta.size_bytes for delta in wanted.deltas)))
+    if smallest > left:
+        return Obstacle("budget", f"{smallest} bytes are to come, {left} are left of this month's budget")
+    return None
+
+
+def check_window(window: str | None, conditions: Conditions) -> Obstacle | None:
+    """Return what forbids to switch now, or None; a window may go over midnight."""
+    if window is None:
+        return None
+    found = _WINDOW.fullmatch(window)
+    if found is None:
+        return Obstacle("window", f"window {window[:20]!r} is not of the form 01:00-04:00")
+    if conditions.now_s is None:
+        return Obstacle("clock", f"waits for {window}, and the clock is not set", may_pass=True)
+    begin, end = int(found[1]) * 60 + int(found[2]), int(found[3]) * 60 + int(found[4])
+    now = conditions.minute_of_day
+    is_within = begin <= now < end if begin <= end else now >= begin or now < end
+    return None if is_within else Obstacle("window", f"waits for {window}", may_pass=True)

@@ -1,0 +1,163 @@
+"""The journal: what the device must know after a restart, in one file that is replaced as a whole.
+
+Steps are written down before they begin, and every step can be carried out again, so a power cut at any
+moment loses nothing but time. The file holds a digest of itself; a damaged one is put aside, and the device
+begins like a new one: it asks the manager for everything, and its slots say what is installed.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from edgekit_runtime.agent.documents import ENDED, Execution, ExecutionState
+from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
+from edgekit_runtime.errors import ConfigError, EdgekitError
+from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
+
+_MAX_BYTES: Final = 1 << 20
+_SEQUENCES: Final = 1024  # reserved by one write, so that a report costs none
+_COUNT: Final = Range(0, 1 << 53)
+
+_logger = logging.getLogger(__name__)
+
+
+class JournalError(EdgekitError):
+    """The journal is damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far this device is with one execution.
+
+    Attributes:
+        report: what is reported of it.
+        manifest_sha256: of the package.
+        age_s: how long it has been under way while the agent ran; no clock that can be set counts here.
+        failures: of its current step in a row.
+        retry_age_s: age at which the step is tried again.
+    """
+
+    report: Execution
+    manifest_sha256: str
+    age_s: float = 0.0
+    failures: int = 0
+    retry_age_s: float = 0.0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will happen in this execution."""
+        return self.report.state in ENDED
+
+    def enter(self, state: ExecutionState, *, code: str = "", reason: str = "") -> "Progress":
+        """Return it in `state`; a new state begins without failures."""
+        report = replace(self.report, state=state, code=code, reason=reason)
+        if state == self.report.state:
+            return replace(self, report=report)
+        return replace(self, report=report, failures=0, retry_age_s=self.age_s)
+
+    def fail_once(self, code: str, reason: str, delay_s: float) -> "Progress":
+        """Return it after a failure of its step that may pass; the step is tried again after `delay_s`."""
+        report = replace(self.report, code=code, reason=reason)
+        return replace(self, report=report, failures=self.failures + 1, retry_age_s=self.age_s + delay_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """All that the journal holds.
+
+    Attributes:
+        desired: the newest envelope that was accepted, as text, or empty.
+        command_version: of the newest command.
+        sequence_bound: no document with this number or a higher one was sent.
+        month: such as `2026-11`, in which `metered_bytes` were received for packages.
+        known_time_s: the newest time that a verified document states; a clock before it lies.
+        executions: of each model the one under way or the last one.
+    """
+
+    desired: str = ""
+    command_version: Annotated[int, _COUNT] = 0
+    sequence_bound: Annotated[int, _COUNT] = 0
+    month: str = ""
+    metered_bytes: int = 0
+    known_time_s: Annotated[float, _COUNT] = 0.0
+    executions: tuple[Progress, ...] = ()
+
+
+class Journal:
+    """The journal of one device; one process uses it, and one thread of it.
+
+    Attributes:
+        record: as it lies on the disk.
+    """
+
+    def __init__(self, path: Path, disk: Disk = DISK, clock: Callable[[], float] = time.time) -> None:
+        """Read the journal at `path`, or begin a new one where it is missing or damaged.
+
+        Args:
+            path: its file; the folder exists.
+            disk: carries changes out.
+            clock: seconds since 1970, where a new journal begins to count its documents.
+        """
+        self._path, self._disk = path, disk
+        try:
+            self.record = _read(path)
+        except FileNotFoundError:
+            self.record = Record()
+        except (JournalError, OSError) as error:
+            _logger.warning("%s; the device begins like a new one", error)
+            self.record = Record()
+            with contextlib.suppress(OSError):  # beside it, for whoever looks into the cause
+                disk.replace(path, path.with_suffix(".damaged"))
+        # A lost journal must not make documents look old.
+        self._sequence = self.record.sequence_bound or int(max(0.0, clock()) * 1000)
+
+    def write(self, record: Record) -> None:
+        """Replace the record; it is on the disk when this returns.
+
+        Raises:
+            OutputError: it cannot be written; the old one stays.
+        """
+        if record == self.record:
+            return
+        body = to_plain(record)
+        digest = hashlib.sha256(encode_json(body)).hexdigest()
+        with write_atomically(self._path, mode=0o600, disk=self._disk) as file:
+            file.write(encode_json({"record": body, "sha256": digest}))
+        self.record = record
+
+    def next_sequence(self) -> int:
+        """Return the number of the next document; it is higher than all before, also after a restart.
+
+        Raises:
+            OutputError: that cannot be made sure.
+        """
+        if self._sequence >= self.record.sequence_bound:
+            self.write(replace(self.record, sequence_bound=self._sequence + _SEQUENCES))
+        self._sequence += 1
+        return self._sequence - 1
+
+
+def _read(path: Path) -> Record:
+    with path.open("rb") as file:
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise JournalError(f"{path}: is over {_MAX_BYTES} bytes")
+    try:
+        found: dict[str, Any] = json.loads(data)
+        body, stated = found["record"], found["sha256"]
+        is_whole = stated == hashlib.sha256(encode_json(body)).hexdigest()
+    except (ValueError, KeyError, TypeError, RecursionError) as cause:
+        raise JournalError(f"{path}: is damaged: {cause}") from cause
+    if not is_whole:
+        raise JournalError(f"{path}: does not have the digest that it states")
+    try:
+        return from_plain(Record, body, str(path))
+    except ConfigError as cause:
+        raise JournalError(f"{path}: is of another edgekit: {cause}") from cause

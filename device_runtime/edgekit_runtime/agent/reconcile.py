@@ -1,0 +1,235 @@
+"""What to do next, from what is wanted and what is here. Pure: no files, no network, no clock.
+
+The agent calls this a few times a second, writes the executions that it returns to its journal, and only then
+carries out a step. A step that was interrupted is decided again from what is here then.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
+
+from edgekit_runtime.agent.conditions import Conditions, ModelView, check_window, find_obstacle
+from edgekit_runtime.agent.documents import Desired, DesiredModel, Execution, ReportedModel
+from edgekit_runtime.agent.journal import Progress
+
+Action: TypeAlias = Literal["download", "install", "load", "unload", "remove"]
+Status: TypeAlias = Literal["converged", "working", "diverged", "stale"]
+
+MAX_LOADS: Final = 4
+"""So often the service is asked to load a version that it neither serves nor rejects."""
+WASTED: Final = 2.0
+"""A download ends after so many times the size of the package, so that retries burn no metered link."""
+_WASTED_BYTES: Final = 1 << 20  # more, for small packages
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do for a model.
+
+    Attributes:
+        action: `download` the package, `install` it into the spare slot and make it active, let the service
+            `load` it, `unload` what it serves, or `remove` the model.
+        model: its name.
+        wanted: of the desired document; None to remove.
+    """
+
+    action: Action
+    model: str
+    wanted: DesiredModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What follows.
+
+    Attributes:
+        executions: to be written to the journal before a step begins; one a model.
+        superseded: executions that have made room for others.
+        steps: what can be done now, the most urgent first, at most one a model.
+        models: to report.
+        status, because: to report.
+    """
+
+    executions: tuple[Progress, ...]
+    superseded: tuple[Execution, ...]
+    steps: tuple[Step, ...]
+    models: tuple[ReportedModel, ...]
+    status: Status
+    because: str
+
+
+def reconcile(
+    desired: Desired | None,
+    executions: tuple[Progress, ...],
+    views: Mapping[str, ModelView],
+    conditions: Conditions,
+) -> Plan:
+    """Return what to do next.
+
+    Args:
+        desired: the newest document that was accepted, or None.
+        executions: of the journal, with their age as of now.
+        views: model -> as it is on the device.
+        conditions: of the device.
+    """
+    before = {progress.report.model: progress for progress in executions}
+    if problem := _find_staleness(desired, conditions):
+        models = tuple(_describe(view, None) for view in views.values())
+        return Plan(executions, (), (), models, "stale", problem)
+    assert desired is not None  # noqa: S101  # staleness says so
+    after, superseded, steps = dict(before), [], []
+    for wanted in sorted(desired.models, key=lambda one: -one.priority):
+        view = views.get(wanted.model) or ModelView(model=wanted.model)
+        progress = before.get(wanted.model)
+        if progress is None or progress.report.execution != wanted.execution:
+            if progress is not None and not progress.has_ended:
+                superseded.append(progress.enter("superseded", code="superseded").report)
+            progress = _begin(wanted)
+        after[wanted.model], step = _advance(wanted, progress, view, conditions)
+        if wanted.order == "unloaded" and view.served and view.manifest_sha256 != wanted.manifest_sha256:
+            step = Step("unload", wanted.model, wanted)  # what is served is not safe
+        if step is not None:
+            steps.append(step)
+    steps += [Step("remove", model) for model in desired.removed if views.get(model, _NOTHING).version]
+    by_model = {wanted.model: wanted for wanted in desired.models}
+    shown = [view if name in views else ModelView(model=name) for name, view in views.items()]
+    shown += [ModelView(model=name) for name in by_model if name not in views]
+    models = tuple(_describe(view, by_model.get(view.model), after.get(view.model)) for view in shown)
+    status, because = _judge(models, [after[name] for name in by_model], steps)
+    return Plan(tuple(after.values()), tuple(superseded), tuple(steps), models, status, because)
+
+
+_NOTHING: Final = ModelView(model="")
+
+
+def _find_staleness(desired: Desired | None, conditions: Conditions) -> str:
+    if desired is None:
+        return "no desired document was received yet"
+    if conditions.now_s is not None and conditions.now_s > desired.expires_at:
+        return f"desired document {desired.version} has expired, and no newer one has come"
+    return ""
+
+
+def _begin(wanted: DesiredModel) -> Progress:
+    report = Execution(
+        execution=wanted.execution, model=wanted.model, version=wanted.version, state="waiting"
+    )
+    return Progress(report=report, manifest_sha256=wanted.manifest_sha256)
+
+
+def _advance(
+    wanted: DesiredModel, progress: Progress, view: ModelView, conditions: Conditions
+) -> tuple[Progress, Step | None]:
+    """Return the execution as of now, and what is to be done for it."""
+    if progress.has_ended:
+        return progress, None
+    state = progress.report.state
+    if progress.age_s > wanted.timeout_s:
+        last = f"{state}: {progress.report.reason}" if progress.report.reason else state
+        reason = f"did not end within {wanted.timeout_s:g} s; was {last}"
+        return progress.enter("timed_out", code="timeout", reason=reason), None
+    if view.manifest_sha256 == wanted.manifest_sha256 and view.health != "rejected":
+        return _settle(wanted, progress, view)
+    rejection = view.find_rejection(wanted.manifest_sha256)
+    if rejection is not None and (state == "trying" or (state == "installing" and not wanted.is_return)):
+        return progress.enter("failed", code="rejected", reason=rejection), None
+    if state == "trying":  # it was active, and nobody rejected it
+        reason = f"{view.version or 'nothing'} was made active meanwhile, not by the fleet"
+        return progress.enter("failed", code="replaced", reason=reason), None
+    return _fetch(wanted, progress, view, conditions)
+
+
+def _fetch(
+    wanted: DesiredModel, progress: Progress, view: ModelView, conditions: Conditions
+) -> tuple[Progress, Step | None]:
+    """Lead an execution from its beginning to the installed package."""
+    if progress.age_s < wanted.not_before_s:
+        return progress.enter(
+            "waiting", code="jitter", reason=f"begins after {wanted.not_before_s:g} s"
+        ), None
+    obstacle = find_obstacle(wanted, view, conditions, progress.report.done_bytes)
+    if obstacle is not None and not obstacle.may_pass:
+        return progress.enter("refused", code=obstacle.code, reason=obstacle.reason), None
+    if progress.report.sent_bytes > WASTED * wanted.size_bytes + _WASTED_BYTES:
+        reason = f"{progress.report.sent_bytes} bytes came for a package of {wanted.size_bytes}"
+        return progress.enter("failed", code="wasted", reason=reason), None
+    is_here = wanted.sha256 in conditions.downloaded
+    if is_here and obstacle is None:
+        obstacle = check_window(wanted.window, conditions)
+    if obstacle is not None:
+        return progress.enter("waiting", code=obstacle.code, reason=obstacle.reason), None
+    action: Action = "install" if is_here else "download"
+    state: Literal["installing", "downloading"] = "installing" if is_here else "downloading"
+    if progress.report.state != state:
+        progress = progress.enter(state)
+    if progress.age_s < progress.retry_age_s:
+        return progress, None
+    return progress, Step(action, wanted.model, wanted)
+
+
+def _settle(wanted: DesiredModel, progress: Progress, view: ModelView) -> tuple[Progress, Step | None]:
+    """Lead an execution whose package is active in the slots to its verdict."""
+    if view.served is None:  # nobody runs it now; it was tested when it was installed
+        return progress.enter("succeeded"), None
+    if wanted.version in view.served:
+        if view.on_trial == wanted.version:
+            return progress.enter("trying", code="trial", reason=view.remark), None
+        if view.health == "healthy":
+            return progress.enter("succeeded"), None
+        return progress.enter("trying", code="confirmation", reason="serves, to be confirmed soon"), None
+    if progress.report.state != "trying":
+        progress = progress.enter("trying", code="load")
+    if progress.failures >= MAX_LOADS:
+        reason = f"the service does not serve it: {progress.report.reason or view.remark}"
+        return progress.enter("failed", code="load", reason=reason), None
+    if progress.age_s < progress.retry_age_s:
+        return progress, None
+    return progress, Step("load", wanted.model, wanted)
+
+
+def _describe(
+    view: ModelView, wanted: DesiredModel | None, progress: Progress | None = None
+) -> ReportedModel:
+    return ReportedModel(
+        model=view.model,
+        version=view.version,
+        manifest_sha256=view.manifest_sha256,
+        health=view.health,
+        previous=view.previous,
+        because="" if wanted is None else _explain(view, wanted, progress),
+    )
+
+
+def _explain(view: ModelView, wanted: DesiredModel, progress: Progress | None) -> str:
+    """Return why another version than the desired one is in use, or an empty string if it is that one."""
+    if view.manifest_sha256 == wanted.manifest_sha256 and view.health != "rejected":
+        return ""
+    rejection = view.find_rejection(wanted.manifest_sha256)
+    if rejection is not None:
+        return f"{wanted.version} was rejected here: {rejection}"
+    if view.pinned not in (None, wanted.version):
+        return f"pinned to {view.pinned} by hand"
+    if progress is None or progress.report.state == "succeeded":
+        return f"{view.version or 'nothing'} was installed in place of {wanted.version}, not by the fleet"
+    report = progress.report
+    return f"{wanted.version} {report.state}{': ' * bool(report.reason)}{report.reason}"
+
+
+def _judge(
+    models: tuple[ReportedModel, ...], executions: list[Progress], steps: list[Step]
+) -> tuple[Status, str]:
+    under_way = {progress.report.model for progress in executions if not progress.has_ended}
+    for model in models:
+        if model.because and model.model not in under_way:
+            return "diverged", f"{model.model}: {model.because}"
+    if under_way or steps:
+        return "working", ""
+    return "converged", ""
+
+
+def count_time(executions: tuple[Progress, ...], elapsed_s: float) -> tuple[Progress, ...]:
+    """Return the executions after `elapsed_s` more; those that have ended stay as they are."""
+    return tuple(
+        progress if progress.has_ended else replace(progress, age_s=progress.age_s + elapsed_s)
+        for progress in executions
+    )

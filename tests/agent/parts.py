@@ -1,0 +1,42 @@
+"""Documents and views of one model, for tests of decisions."""
+
+from typing import Any
+
+from edgekit_runtime.agent.conditions import Conditions, ModelView
+from edgekit_runtime.agent.documents import Desired, DesiredModel
+
+OLD, NEW = "a" * 64, "b" * 64
+PACKAGE = "c" * 64
+NOON = Conditions(now_s=1_000_000.0, minute_of_day=720)
+HERE = Conditions(now_s=1_000_000.0, minute_of_day=720, downloaded=frozenset({PACKAGE}))
+
+
+def want(**changes: Any) -> DesiredModel:
+    stated: dict[str, Any] = {
+        "model": "kws",
+        "version": "2.0.0",
+        "manifest_sha256": NEW,
+        "path": "kws-2.0.0.edgepkg",
+        "size_bytes": 1000,
+        "sha256": PACKAGE,
+        "execution": "e1",
+        "release": "r",
+        "rollout": "o",
+    }
+    return DesiredModel(**{**stated, **changes})
+
+
+def make_desired(*models: DesiredModel, version: int = 1, **changes: Any) -> Desired:
+    stated: dict[str, Any] = {"device": "d1", "issued_at": 0.0, "expires_at": 2e6, "epoch": 1}
+    return Desired(**{**stated, "version": version, "models": models, **changes})
+
+
+def view(**changes: Any) -> dict[str, ModelView]:
+    stated: dict[str, Any] = {
+        "model": "kws",
+        "version": "1.0.0",
+        "manifest_sha256": OLD,
+        "health": "healthy",
+        "served": ("1.0.0",),
+    }
+    return {"kws": ModelView(**{**stated, **changes})}

@@ -1,0 +1,158 @@
+"""What the agent decides from what is wanted and what is here."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edgekit_runtime.agent.conditions import Conditions, ModelView
+from edgekit_runtime.agent.reconcile import Plan, count_time, reconcile
+from tests.agent.parts import HERE, NEW, NOON, PACKAGE, make_desired, view, want
+
+
+def decide(
+    models: dict[str, ModelView], conditions: Conditions = NOON, before: Plan | None = None, **changes: Any
+) -> Plan:
+    executions = () if before is None else before.executions
+    return reconcile(make_desired(want(**changes)), executions, models, conditions)
+
+
+def state_of(plan: Plan) -> tuple[str, str]:
+    (progress,) = plan.executions
+    return progress.report.state, progress.report.code
+
+
+def actions(plan: Plan) -> list[str]:
+    return [step.action for step in plan.steps]
+
+
+def test_update_goes_from_download_to_success():
+    plan = decide(view())
+    assert (state_of(plan), actions(plan)) == (("downloading", ""), ["download"])
+    plan = decide(view(), HERE, plan)
+    assert (state_of(plan), actions(plan)) == (("installing", ""), ["install"])
+    installed = {"version": "2.0.0", "manifest_sha256": NEW, "health": "unproven"}
+    plan = decide(view(**installed), HERE, plan)
+    assert (state_of(plan), actions(plan)) == (("trying", "load"), ["load"])
+    plan = decide(view(**installed, served=("1.0.0", "2.0.0"), on_trial="2.0.0"), HERE, plan)
+    assert (state_of(plan), plan.status) == (("trying", "trial"), "working")
+    plan = decide(view(**{**installed, "health": "healthy"}, served=("2.0.0",)), HERE, plan)
+    assert (state_of(plan), actions(plan), plan.status) == (("succeeded", ""), [], "converged")
+
+
+def test_without_a_service_the_installed_version_is_enough():
+    models = view(version="2.0.0", manifest_sha256=NEW, health="unproven", served=None)
+    assert state_of(decide(models)) == ("succeeded", "")
+
+
+def test_version_rejected_during_its_trial_fails_with_the_reason():
+    before = decide(view(version="2.0.0", manifest_sha256=NEW, health="unproven"), HERE)
+    plan = decide(view(rejected=((NEW, "latency: 2 x"),)), HERE, before)
+    assert state_of(plan) == ("failed", "rejected")
+    assert (plan.status, plan.because) == ("diverged", "kws: 2.0.0 was rejected here: latency: 2 x")
+
+
+def test_version_made_active_by_hand_ends_the_trial():
+    before = decide(view(version="2.0.0", manifest_sha256=NEW, health="unproven"), HERE)
+    assert state_of(decide(view(), HERE, before)) == ("failed", "replaced")
+
+
+def test_fallback_after_success_shows_as_diverged_and_starts_nothing():
+    before = decide(view(version="2.0.0", manifest_sha256=NEW, served=("2.0.0",)), HERE)
+    plan = decide(view(rejected=((NEW, "was rolled back by hand"),)), HERE, before)
+    assert (plan.status, actions(plan)) == ("diverged", [])
+    assert "was rolled back by hand" in plan.because
+
+
+@pytest.mark.parametrize(
+    ("models", "conditions", "changes", "expected"),
+    [
+        (view(rejected=((NEW, "NaN"),)), NOON, {}, ("refused", "rejected-here")),
+        (view(pinned="1.0.0"), NOON, {}, ("refused", "pinned")),
+        (view(version="3.0.0"), NOON, {}, ("refused", "older")),
+        (view(), replace(NOON, free_bytes=1 << 20), {}, ("refused", "disk-full")),
+        (view(), replace(NOON, budget_left_bytes=10), {}, ("refused", "budget")),
+        (view(), NOON, {"window": "25:00-01:00"}, ("refused", "window")),
+        (view(), replace(NOON, battery=0.1), {}, ("waiting", "battery")),
+        (view(), replace(NOON, battery=0.1, is_charging=True), {}, ("downloading", "")),
+        (view(), NOON, {"not_before_s": 5.0}, ("waiting", "jitter")),
+        (view(), HERE, {"window": "23:00-04:00"}, ("waiting", "window")),
+        (view(), replace(HERE, minute_of_day=30), {"window": "23:00-04:00"}, ("installing", "")),
+        (view(), replace(HERE, now_s=None), {"window": "00:00-23:59"}, ("waiting", "clock")),
+        (view(version="3.0.0"), NOON, {"is_return": True}, ("downloading", "")),
+        (view(rejected=((NEW, "NaN"),)), NOON, {"is_return": True}, ("downloading", "")),
+    ],
+)
+def test_condition_decides_before_anything_is_downloaded(models, conditions, changes, expected):
+    assert state_of(decide(models, conditions, **changes)) == expected
+
+
+def test_execution_ends_by_its_timeout_whatever_it_waits_for():
+    plan = decide(view(), replace(NOON, battery=0.1))
+    late = replace(plan, executions=count_time(plan.executions, 86_401.0))
+    plan = decide(view(), NOON, late)
+    assert state_of(plan) == ("timed_out", "timeout")
+    assert "battery" in plan.executions[0].report.reason
+    assert actions(decide(view(), NOON, plan)) == []
+
+
+def test_ended_execution_is_never_carried_out_again_but_a_new_one_is():
+    ended = decide(view(pinned="1.0.0"))
+    assert actions(decide(view(), NOON, ended)) == []
+    assert actions(decide(view(), NOON, ended, execution="e2")) == ["download"]
+
+
+def test_newer_document_supersedes_what_is_under_way():
+    plan = decide(view(), NOON, decide(view()), execution="e2")
+    assert [(one.execution, one.state) for one in plan.superseded] == [("e1", "superseded")]
+
+
+def test_model_that_waits_does_not_hold_up_another():
+    desired = make_desired(want(window="01:00-04:00", priority=9), want(model="other", execution="e2"))
+    plan = reconcile(desired, (), view(), HERE)
+    assert [(step.action, step.model) for step in plan.steps] == [("install", "other")]
+
+
+def test_higher_priority_comes_first():
+    desired = make_desired(want(priority=1), want(model="other", execution="e2", priority=2))
+    assert [step.model for step in reconcile(desired, (), view(), NOON).steps] == ["other", "kws"]
+
+
+def test_unsafe_version_is_unloaded_first_and_after_a_failure_too():
+    assert actions(decide(view(), order="unloaded")) == ["unload"]
+    failed = decide(view(pinned="1.0.0"), order="unloaded")
+    assert (state_of(failed), actions(failed)) == (("refused", "pinned"), ["unload"])
+    assert actions(decide(view(served=()), order="unloaded")) == ["download"]
+
+
+def test_expired_document_leaves_all_as_it_is():
+    plan = decide(view(), replace(NOON, now_s=3e6))
+    assert (plan.status, plan.steps, plan.executions) == ("stale", (), ())
+
+
+def test_unset_clock_does_not_make_a_document_stale():
+    assert actions(decide(view(), replace(NOON, now_s=None))) == ["download"]
+
+
+def test_download_that_wastes_bytes_ends():
+    plan = decide(view())
+    (progress,) = plan.executions
+    wasted = replace(progress, report=replace(progress.report, sent_bytes=2 << 20))
+    plan = decide(view(), NOON, replace(plan, executions=(wasted,)))
+    assert state_of(plan) == ("failed", "wasted")
+
+
+def test_service_that_never_serves_the_version_ends_the_execution():
+    models = view(version="2.0.0", manifest_sha256=NEW, health="unproven", remark="no memory")
+    plan = decide(models)
+    for _ in range(4):
+        assert actions(plan) == ["load"]
+        (progress,) = plan.executions
+        plan = decide(models, NOON, replace(plan, executions=(progress.fail_once("load", "no memory", 0.0),)))
+    assert (state_of(plan), actions(plan)) == (("failed", "load"), [])
+
+
+def test_model_no_longer_wanted_is_removed():
+    plan = reconcile(make_desired(removed=("kws", "gone")), (), view(), NOON)
+    assert [(step.action, step.model) for step in plan.steps] == [("remove", "kws")]
+    assert PACKAGE not in NOON.downloaded
