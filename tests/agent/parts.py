@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from edgekit_runtime.agent.conditions import Conditions, ModelView
+from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
 from edgekit_runtime.agent.documents import Desired, DesiredModel
 
 OLD, NEW = "a" * 64, "b" * 64
 PACKAGE = "c" * 64
-NOON = Conditions(now_s=1_000_000.0, minute_of_day=720)
-HERE = Conditions(now_s=1_000_000.0, minute_of_day=720, downloaded=frozenset({PACKAGE}))
+NOON = DeviceConditions(now_s=1_000_000.0, minute_of_day=720)
+HERE = DeviceConditions(now_s=1_000_000.0, minute_of_day=720, downloaded=frozenset({PACKAGE}))
 
 
 def want(**changes: Any) -> DesiredModel:

@@ -5,24 +5,27 @@ from typing import Any
 
 import pytest
 
-from edgekit_runtime.agent.conditions import Conditions, ModelView
-from edgekit_runtime.agent.reconcile import Plan, count_time, reconcile
+from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
+from edgekit_runtime.agent.reconcile import NextSteps, count_time, reconcile
 from tests.agent.parts import HERE, NEW, NOON, PACKAGE, make_desired, view, want
 
 
 def decide(
-    models: dict[str, ModelView], conditions: Conditions = NOON, before: Plan | None = None, **changes: Any
-) -> Plan:
+    models: dict[str, ModelView],
+    conditions: DeviceConditions = NOON,
+    before: NextSteps | None = None,
+    **changes: Any,
+) -> NextSteps:
     executions = () if before is None else before.executions
     return reconcile(make_desired(want(**changes)), executions, models, conditions)
 
 
-def state_of(plan: Plan) -> tuple[str, str]:
+def state_of(plan: NextSteps) -> tuple[str, str]:
     (progress,) = plan.executions
     return progress.report.state, progress.report.code
 
 
-def actions(plan: Plan) -> list[str]:
+def actions(plan: NextSteps) -> list[str]:
     return [step.action for step in plan.steps]
 
 

@@ -1,4 +1,4 @@
-"""Conditions under which an update may begin or go on. Pure: the caller measures, this decides."""
+"""DeviceConditions under which an update may begin or go on. Pure: the caller measures, this decides."""
 
 import re
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class ModelView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
+class DeviceConditions:
     """What was measured on the device just now.
 
     Attributes:
@@ -85,7 +85,7 @@ class Obstacle:
 
 
 def find_obstacle(
-    wanted: DesiredModel, view: ModelView, conditions: Conditions, done_bytes: int
+    wanted: DesiredModel, view: ModelView, conditions: DeviceConditions, done_bytes: int
 ) -> Obstacle | None:
     """Return what forbids to begin or to go on with the download of `wanted`, or None.
 
@@ -112,7 +112,7 @@ def find_obstacle(
     return _find_shortage(wanted, conditions, done_bytes)
 
 
-def _find_shortage(wanted: DesiredModel, conditions: Conditions, done_bytes: int) -> Obstacle | None:
+def _find_shortage(wanted: DesiredModel, conditions: DeviceConditions, done_bytes: int) -> Obstacle | None:
     battery = conditions.battery
     if battery is not None and battery < MIN_BATTERY and not conditions.is_charging:
         reason = f"the battery is at {battery:.0%}, an update needs {MIN_BATTERY:.0%} or a charger"
@@ -126,7 +126,7 @@ def _find_shortage(wanted: DesiredModel, conditions: Conditions, done_bytes: int
     return None
 
 
-def check_window(window: str | None, conditions: Conditions) -> Obstacle | None:
+def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle | None:
     """Return what forbids to switch now, or None; a window may go over midnight."""
     if window is None:
         return None

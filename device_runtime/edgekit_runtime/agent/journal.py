@@ -69,7 +69,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class JournalRecord:
     """All that the journal holds.
 
     Attributes:
@@ -109,16 +109,16 @@ class Journal:
         try:
             self.record = _read(path)
         except FileNotFoundError:
-            self.record = Record()
+            self.record = JournalRecord()
         except (JournalError, OSError) as error:
             _logger.warning("%s; the device begins like a new one", error)
-            self.record = Record()
+            self.record = JournalRecord()
             with contextlib.suppress(OSError):  # beside it, for whoever looks into the cause
                 disk.replace(path, path.with_suffix(".damaged"))
         # A lost journal must not make documents look old.
         self._sequence = self.record.sequence_bound or int(max(0.0, clock()) * 1000)
 
-    def write(self, record: Record) -> None:
+    def write(self, record: JournalRecord) -> None:
         """Replace the record; it is on the disk when this returns.
 
         Raises:
@@ -144,7 +144,7 @@ class Journal:
         return self._sequence - 1
 
 
-def _read(path: Path) -> Record:
+def _read(path: Path) -> JournalRecord:
     with path.open("rb") as file:
         data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
@@ -158,6 +158,6 @@ def _read(path: Path) -> Record:
     if not is_whole:
         raise JournalError(f"{path}: does not have the digest that it states")
     try:
-        return from_plain(Record, body, str(path))
+        return from_plain(JournalRecord, body, str(path))
     except ConfigError as cause:
         raise JournalError(f"{path}: is of another edgekit: {cause}") from cause

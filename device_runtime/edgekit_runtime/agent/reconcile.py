@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
-from edgekit_runtime.agent.conditions import Conditions, ModelView, check_window, find_obstacle
+from edgekit_runtime.agent.conditions import DeviceConditions, ModelView, check_window, find_obstacle
 from edgekit_runtime.agent.documents import Desired, DesiredModel, Execution, ReportedModel
 from edgekit_runtime.agent.journal import Progress
 
@@ -39,7 +39,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class NextSteps:
     """What follows.
 
     Attributes:
@@ -62,8 +62,8 @@ def reconcile(
     desired: Desired | None,
     executions: tuple[Progress, ...],
     views: Mapping[str, ModelView],
-    conditions: Conditions,
-) -> Plan:
+    conditions: DeviceConditions,
+) -> NextSteps:
     """Return what to do next.
 
     Args:
@@ -75,7 +75,7 @@ def reconcile(
     before = {progress.report.model: progress for progress in executions}
     if problem := _find_staleness(desired, conditions):
         models = tuple(_describe(view, None) for view in views.values())
-        return Plan(executions, (), (), models, "stale", problem)
+        return NextSteps(executions, (), (), models, "stale", problem)
     assert desired is not None  # noqa: S101  # staleness says so
     after, superseded, steps = dict(before), [], []
     for wanted in sorted(desired.models, key=lambda one: -one.priority):
@@ -96,13 +96,13 @@ def reconcile(
     shown += [ModelView(model=name) for name in by_model if name not in views]
     models = tuple(_describe(view, by_model.get(view.model), after.get(view.model)) for view in shown)
     status, because = _judge(models, [after[name] for name in by_model], steps)
-    return Plan(tuple(after.values()), tuple(superseded), tuple(steps), models, status, because)
+    return NextSteps(tuple(after.values()), tuple(superseded), tuple(steps), models, status, because)
 
 
 _NOTHING: Final = ModelView(model="")
 
 
-def _find_staleness(desired: Desired | None, conditions: Conditions) -> str:
+def _find_staleness(desired: Desired | None, conditions: DeviceConditions) -> str:
     if desired is None:
         return "no desired document was received yet"
     if conditions.now_s is not None and conditions.now_s > desired.expires_at:
@@ -118,7 +118,7 @@ def _begin(wanted: DesiredModel) -> Progress:
 
 
 def _advance(
-    wanted: DesiredModel, progress: Progress, view: ModelView, conditions: Conditions
+    wanted: DesiredModel, progress: Progress, view: ModelView, conditions: DeviceConditions
 ) -> tuple[Progress, Step | None]:
     """Return the execution as of now, and what is to be done for it."""
     if progress.has_ended:
@@ -140,7 +140,7 @@ def _advance(
 
 
 def _fetch(
-    wanted: DesiredModel, progress: Progress, view: ModelView, conditions: Conditions
+    wanted: DesiredModel, progress: Progress, view: ModelView, conditions: DeviceConditions
 ) -> tuple[Progress, Step | None]:
     """Lead an execution from its beginning to the installed package."""
     if progress.age_s < wanted.not_before_s:
