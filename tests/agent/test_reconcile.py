@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.agent.parts import HERE, NEW, NOON, PACKAGE, make_desired, view, want
 
 from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
 from edgekit_runtime.agent.reconcile import NextSteps, count_time, reconcile
-from tests.agent.parts import HERE, NEW, NOON, PACKAGE, make_desired, view, want
 
 
 def decide(
