@@ -1,0 +1,298 @@
+"""The link to the fleet's broker: a thread that connects, sends what is newest, and passes on what comes.
+
+paho-mqtt does the protocol, on a new client for each connection, so that it sends nothing twice by itself.
+The outbox is ours: one message a key, the newest wins, and it stays until the broker has acknowledged it.
+Waiting is done by `selectors`, since paho's own loop uses `select`, which fails at descriptors from 1024.
+
+Source: MQTT 5.0 and MQTT 3.1.1 (OASIS).
+"""
+
+import contextlib
+import logging
+import queue
+import random
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from paho.mqtt import client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+
+from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Kind, topic
+
+_MAX_IN_FLIGHT: Final = 8
+_MAX_RECEIVED: Final = 64  # that wait for the agent; a broker that floods it loses its messages
+_KEEPALIVE_S: Final = 60
+_CONNECT_TIMEOUT_S: Final = 10.0
+_HELLO_AGAIN_S: Final = 1.0  # least time between a connection and the next try
+_MAX_WIDTH_S: Final = 900.0
+_UNSUPPORTED_PROTOCOL: Final = 132
+_RECEIVED_KINDS: Final[tuple[Kind, ...]] = ("desired", "command")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Message:
+    kind: Kind
+    payload: bytes
+    is_retained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message, or the note that a new connection is open.
+
+    Attributes:
+        kind: of the message; `hello` stands for a new connection, to which the agent answers with its hello.
+        payload: not verified.
+    """
+
+    kind: Kind
+    payload: bytes = b""
+
+
+class MqttLink:
+    """The connection of one device to its brokers, kept up by a thread.
+
+    Attributes:
+        received: what has come; see `Received`.
+        will: payload of the last will of the next connection; the agent replaces it after each.
+        reconnect_s: width of the time over which reconnects are spread.
+    """
+
+    def __init__(self, device: str, brokers: Sequence[str], context: ssl.SSLContext, will: bytes) -> None:
+        """Prepare the link; `start` connects.
+
+        Args:
+            device: its identifier.
+            brokers: `HOST:PORT` each, tried in turn.
+            context: of TLS, see `make_context`.
+            will: see `will`.
+        """
+        self.received: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        self.will, self.reconnect_s = will, 30.0
+        self._device, self._brokers, self._context = device, list(brokers), context
+        self._outbox: dict[str, _Message] = {}
+        self._in_flight: dict[int, tuple[str, _Message]] = {}
+        self._lock = threading.Lock()  # of the outbox; never held while paho is called
+        self._protocol = MQTTProtocolVersion.MQTTv5
+        self._is_greeted = self._is_accepted = self._is_refused = False
+        self._stopping = threading.Event()
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="edgekit-mqtt", daemon=True)
+
+    def start(self) -> None:
+        """Connect, and stay connected."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Disconnect after what is in the outbox was sent, or after `timeout_s`."""
+        give_up_s = time.monotonic() + timeout_s
+        while self.is_connected and self.count_waiting() and time.monotonic() < give_up_s:
+            time.sleep(0.02)
+        self._stopping.set()
+        self._wake()
+        self._thread.join(timeout_s)
+        self._waker.close()
+        self._woken.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the broker has accepted the connection and the agent has said hello."""
+        return self._is_greeted
+
+    def count_waiting(self) -> int:
+        """Return the number of messages that the broker has not acknowledged yet."""
+        with self._lock:
+            return len(self._outbox)
+
+    def put(self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False) -> None:
+        """Send a message once that is possible; it replaces one of the same kind and key that waits.
+
+        Args:
+            kind: of the document; a `hello` opens the way for all others.
+            payload: its envelope.
+            key: for kinds of which several may wait, such as the kind of an event.
+            is_retained: whether the broker keeps it for those who come later.
+        """
+        with self._lock:
+            self._outbox[f"{kind}/{key}"] = _Message(kind, payload, is_retained)
+            self._is_greeted = self._is_greeted or (kind == "hello" and self._is_accepted)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it wakes up in any case
+            self._waker.send(b"\0")
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            was_accepted = False
+            try:
+                was_accepted = self._connect_once()
+            except (OSError, ValueError) as error:
+                _logger.warning("broker %s cannot be reached: %s", self._brokers[0], error)
+            failures = 0 if was_accepted else failures + 1
+            if not was_accepted:
+                self._brokers.append(self._brokers.pop(0))
+            width_s = min(_MAX_WIDTH_S, self.reconnect_s * 2.0 ** min(failures, 8))
+            least_s = min(_HELLO_AGAIN_S, width_s)
+            self._stopping.wait(least_s + random.uniform(0.0, width_s - least_s))  # noqa: S311  # no secret
+
+    def _connect_once(self) -> bool:
+        """Connect and serve the connection until it ends; return whether the broker had accepted it.
+
+        Raises:
+            OSError: there is no connection.
+        """
+        host, _, port = self._brokers[0].rpartition(":")
+        client = self._make_client()
+        client.connect_timeout = _CONNECT_TIMEOUT_S
+        is_v5 = self._protocol == MQTTProtocolVersion.MQTTv5
+        clean: mqtt.CleanStartOption = True if is_v5 else mqtt.MQTT_CLEAN_START_FIRST_ONLY
+        client.connect(host.strip("[]"), int(port), _KEEPALIVE_S, clean_start=clean)
+        try:
+            self._serve(client)
+        finally:
+            was_accepted, self._is_accepted = self._is_accepted, False
+            with self._lock:
+                self._is_greeted = False
+                self._in_flight.clear()
+            if isinstance(self._context, _ResumingContext):
+                self._context.remember(client.socket())
+            client.disconnect()
+            client.loop_write()
+        if not was_accepted and self._is_refused:
+            # Old brokers refuse MQTT 5; some by closing the connection without a word.
+            v5, v3 = MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311
+            self._protocol = v3 if is_v5 else v5
+        return was_accepted
+
+    def _make_client(self) -> mqtt.Client:
+        is_v5 = self._protocol == MQTTProtocolVersion.MQTTv5
+        client = mqtt.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=self._device,
+            clean_session=None if is_v5 else True,
+            protocol=self._protocol,
+        )
+        client.tls_set_context(self._context)
+        client.will_set(topic(self._device, "online"), self.will, qos=1, retain=True)
+        client.on_connect = self._on_connect
+        client.on_subscribe = lambda *_: self._is_accepted_now()
+        client.on_publish = lambda _client, _data, number, *_: self._forget(number)
+        client.on_message = lambda _client, _data, message: self._receive(message)
+        self._is_refused = True  # until the broker answers
+        return client
+
+    def _serve(self, client: mqtt.Client) -> None:
+        with selectors.DefaultSelector() as selector:
+            connection = cast("ssl.SSLSocket", client.socket())
+            selector.register(self._woken, selectors.EVENT_READ)
+            selector.register(connection, selectors.EVENT_READ)
+            while not self._stopping.is_set() and client.socket() is connection:
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.want_write() else 0)
+                selector.modify(connection, events)
+                for key, ready in selector.select(_KEEPALIVE_S / 4):
+                    if key.fileobj is self._woken:
+                        with contextlib.suppress(BlockingIOError):
+                            self._woken.recv(4096)
+                        continue
+                    if ready & selectors.EVENT_READ:
+                        _read_all(client, connection)
+                    if ready & selectors.EVENT_WRITE:
+                        client.loop_write()
+                client.loop_misc()
+                if client.socket() is connection:
+                    self._flush(client)
+
+    def _on_connect(self, client: mqtt.Client, _data: Any, _flags: Any, reason: Any, *_: Any) -> None:
+        self._is_refused = reason.value == _UNSUPPORTED_PROTOCOL
+        if reason.is_failure:
+            _logger.warning("broker %s refuses this device: %s", self._brokers[0], reason)
+            client.disconnect()
+            return
+        client.subscribe([(topic(self._device, kind), 1) for kind in _RECEIVED_KINDS])
+
+    def _is_accepted_now(self) -> None:
+        self._is_accepted = True
+        self.received.put(Received("hello"))
+
+    def _receive(self, message: mqtt.MQTTMessage) -> None:
+        for kind in _RECEIVED_KINDS:
+            if message.topic == topic(self._device, kind) and message.payload:
+                if len(message.payload) > MAX_DOCUMENT_BYTES or self.received.qsize() >= _MAX_RECEIVED:
+                    _logger.warning("a message of %d bytes is dropped", len(message.payload))
+                else:
+                    self.received.put(Received(kind, bytes(message.payload)))
+
+    def _flush(self, client: mqtt.Client) -> None:
+        """Send what is in the outbox, a hello first, as far as the limit of messages in flight allows."""
+        with self._lock:
+            if not self._is_greeted:
+                return
+            sent = {message for _, message in self._in_flight.values()}
+            ready = [(key, message) for key, message in self._outbox.items() if message not in sent]
+            ready.sort(key=lambda pair: pair[1].kind != "hello")
+            ready = ready[: max(0, _MAX_IN_FLIGHT - len(self._in_flight))]
+        for key, message in ready:
+            place = topic(self._device, message.kind)
+            number = client.publish(place, message.payload, qos=1, retain=message.is_retained).mid
+            with self._lock:
+                self._in_flight[number] = (key, message)
+
+    def _forget(self, number: int) -> None:
+        with self._lock:
+            key, message = self._in_flight.pop(number, ("", None))
+            if self._outbox.get(key) is message:
+                self._outbox.pop(key, None)
+
+
+def _read_all(client: mqtt.Client, connection: ssl.SSLSocket) -> None:
+    """Read what has come, also what TLS has taken from the socket already."""
+    client.loop_read()
+    while client.socket() is connection and connection.pending():
+        client.loop_read()
+
+
+class _ResumingContext(ssl.SSLContext):
+    """A context that resumes its last session: that costs the broker a third of a full handshake."""
+
+    _session: ssl.SSLSession | None = None
+
+    def remember(self, connection: Any) -> None:
+        """Keep the session of a connection for the next one."""
+        with contextlib.suppress(AttributeError, ValueError):
+            self._session = connection.session or self._session
+
+    def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
+        """Return the socket over TLS, see `ssl.SSLContext.wrap_socket`."""
+        try:
+            return super().wrap_socket(*args, **{"session": self._session, **options})
+        except ValueError:  # of another context
+            self._session = None
+            return super().wrap_socket(*args, **options)
+
+
+def make_context(authority: str, certificate: str | None = None, key: str | None = None) -> ssl.SSLContext:
+    """Return a context that trusts only the fleet's authority, with TLS 1.2 or newer.
+
+    Args:
+        authority: its certificate, in PEM.
+        certificate: path of the device's own, or None before it has one.
+        key: path of its key.
+    """
+    context = _ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_verify_locations(cadata=authority)
+    if certificate is not None:
+        context.load_cert_chain(certificate, key)
+    return context
