@@ -59,7 +59,8 @@ class DeviceRow(Table):
         reported: the whole last report as plain values, or None.
         desired_sent: `$version` of the newest desired document.
         desired_held: the one that the device says it holds.
-        sequence: number of its last document.
+        sequence, hello_sequence, event_sequence: numbers of its last document of each kind. One number
+            for all would drop a retained report that comes after a newer event.
         connection: number of its newest connection, see `Online`.
         is_online: by its last will.
         last_seen_at: when its last document came, or None.
@@ -83,6 +84,8 @@ class DeviceRow(Table):
     desired_sent: Mapped[int] = mapped_column(default=0)
     desired_held: Mapped[int] = mapped_column(default=0)
     sequence: Mapped[int] = mapped_column(default=0)
+    hello_sequence: Mapped[int] = mapped_column(default=0)
+    event_sequence: Mapped[int] = mapped_column(default=0)
     connection: Mapped[int] = mapped_column(default=0)
     is_online: Mapped[bool] = mapped_column(default=False)
     last_seen_at: Mapped[float | None]

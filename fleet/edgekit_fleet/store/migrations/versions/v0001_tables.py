@@ -43,6 +43,8 @@ def upgrade() -> None:
         sa.Column("desired_sent", sa.BigInteger(), nullable=False),
         sa.Column("desired_held", sa.BigInteger(), nullable=False),
         sa.Column("sequence", sa.BigInteger(), nullable=False),
+        sa.Column("hello_sequence", sa.BigInteger(), nullable=False),
+        sa.Column("event_sequence", sa.BigInteger(), nullable=False),
         sa.Column("connection", sa.BigInteger(), nullable=False),
         sa.Column("is_online", sa.Boolean(), nullable=False),
         sa.Column("last_seen_at", sa.Float(precision=53), nullable=True),

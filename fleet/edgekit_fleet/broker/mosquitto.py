@@ -1,0 +1,200 @@
+"""A mosquitto of our own: its configuration, its process, and its restart.
+
+It keeps nothing on disk: the truth is in the store, and a restored broker would bring back old documents.
+Each client is named by its certificate, also as the client of MQTT, so that no device can take the connection
+of another one over. A device may write its own documents and read what is meant for it, nothing else.
+"""
+
+import contextlib
+import getpass
+import logging
+import os
+import resource
+import shutil
+import signal
+import socket
+import ssl
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from edgekit_fleet.identity.authority import MANAGER, Authority
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES
+from edgekit_runtime.errors import ConfigError, TransportError
+from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.child_process import ChildProcess
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_START_S: Final = 10.0
+_MAX_PAUSE_S: Final = 30.0
+_STABLE_S: Final = 60.0
+_WANTED_FILES: Final = 1 << 16
+_WRITTEN_BY_DEVICES: Final = ("hello", "reported", "event", "online")
+_READ_BY_DEVICES: Final = ("desired", "command")
+_log = logging.getLogger(__name__)
+
+_CONFIGURATION: Final = """\
+# Written by `edgekit fleet up` at each start; changes are lost.
+per_listener_settings false
+user {user}
+listener {port} {host}
+cafile {authority}
+certfile {certificate}
+keyfile {key}
+crlfile {crl}
+require_certificate true
+use_identity_as_username true
+use_username_as_clientid true
+allow_anonymous false
+acl_file {acl}
+persistence false
+message_size_limit {size}
+max_packet_size {packet}
+max_inflight_messages 1000
+max_queued_messages 50000
+max_keepalive 3600
+log_dest stderr
+log_type error
+log_type warning
+"""
+
+
+def write_configuration(folder: FleetFolder, settings: FleetSettings, authority: Authority) -> Path:
+    """Write configuration and ACL; returns the path of the first.
+
+    Raises:
+        OutputError: the folder cannot be written.
+        ConfigError: a path holds a line break.
+    """
+    folder.broker.mkdir(mode=0o700, parents=True, exist_ok=True)
+    certificate, key = authority.pair("server")
+    acl, path = folder.broker / "acl", folder.broker / "mosquitto.conf"
+    text = _CONFIGURATION.format(
+        user=getpass.getuser(),
+        port=settings.broker_port,
+        host=settings.host,
+        authority=authority.certificate_path.absolute(),
+        certificate=certificate.absolute(),
+        key=key.absolute(),
+        crl=authority.crl.absolute(),
+        acl=acl.absolute(),
+        size=MAX_DOCUMENT_BYTES,
+        packet=2 * MAX_DOCUMENT_BYTES,
+    )
+    if len(text.splitlines()) != len(_CONFIGURATION.splitlines()):
+        raise ConfigError(f"{folder.path}: a folder with a line break in its name cannot hold a fleet")
+    lines = [f"user {MANAGER}", "topic readwrite ek/v1/#", ""]
+    lines += [f"pattern write ek/v1/d/%u/{kind}" for kind in _WRITTEN_BY_DEVICES]
+    lines += [f"pattern read ek/v1/d/%u/{kind}" for kind in _READ_BY_DEVICES]
+    for file_path, content in ((acl, "\n".join(lines) + "\n"), (path, text)):
+        with write_atomically(file_path, mode=0o600) as file:
+            file.write(content.encode())
+    return path
+
+
+class Mosquitto:
+    """A running mosquitto; ends with the `with` block."""
+
+    def __init__(self, configuration: Path, settings: FleetSettings, authority: Authority) -> None:
+        """Start the broker, and wait until it answers.
+
+        Raises:
+            ConfigError: mosquitto is not installed.
+            TransportError: it does not start, as when the port is taken.
+        """
+        if shutil.which("mosquitto") is None and not Path("/usr/sbin/mosquitto").exists():
+            raise ConfigError("mosquitto is not installed; on Debian: apt install mosquitto")
+        self._configuration = configuration
+        self._settings = settings
+        self._authority = authority
+        self._pause_s = 1.0
+        _allow_many_files()
+        self._start()
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._child.close()
+
+    @property
+    def pid(self) -> int:
+        """Return its process id."""
+        return self._child.pid
+
+    def reload(self) -> None:
+        """Make it read its certificates and the list of revoked ones again; connections stay."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._child.pid, signal.SIGHUP)
+
+    def restart_if_ended(self) -> bool:
+        """Start it again if it has ended, after a pause that grows; returns whether it did.
+
+        Raises:
+            TransportError: it does not start.
+        """
+        if self._child.wait(0) is None:
+            return False
+        if time.monotonic() - self._started_at > _STABLE_S:
+            self._pause_s = 1.0
+        if time.monotonic() - self._started_at < self._pause_s:
+            return False
+        _log.error("mosquitto ended %s; starting it again", self._child.explain_end())
+        self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+        self._child.close()
+        self._start()
+        return True
+
+    def _start(self) -> None:
+        self._started_at = time.monotonic()
+        path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
+        self._child = ChildProcess(
+            "edgekit_fleet.broker.mosquitto_child",
+            str(self._configuration),
+            variables={"PATH": path},
+            own_session=True,
+        )
+        limit = time.monotonic() + _START_S
+        while time.monotonic() < limit:
+            if self._child.wait(0.02) is not None:
+                break
+            if self._answers():
+                return
+        reason = self._child.last_line or "it did not answer"
+        self._child.close()
+        raise TransportError(
+            f"mosquitto does not start on {self._settings.host}:{self._settings.broker_port}: {reason};"
+            " choose another port with --broker-port if that one is taken"
+        )
+
+    def _answers(self) -> bool:
+        """Return whether a TLS handshake with our certificates succeeds: a foreign broker has others."""
+        context = ssl.create_default_context(cafile=self._authority.certificate_path)
+        context.check_hostname = False
+        context.load_cert_chain(*self._authority.pair("manager"))
+        host = own_address(self._settings)
+        address = (host, self._settings.broker_port)
+        with contextlib.suppress(OSError), socket.create_connection(address, 2.0) as plain:
+            context.wrap_socket(plain).close()
+            return True
+        return False
+
+
+def own_address(settings: FleetSettings) -> str:
+    """Return the address under which this machine reaches its own servers."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - compared
+
+
+def _allow_many_files() -> None:
+    """Raise the limit of open files for the broker: one a device."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(_WANTED_FILES, hard)
+    if soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

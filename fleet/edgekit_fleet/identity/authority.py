@@ -1,0 +1,331 @@
+"""The authority of a fleet: it signs one X.509 certificate for each device, the broker and the manager.
+
+All keys are Ed25519. A device's key signs its documents too. The authority's private key is on the manager's
+machine: whoever owns that machine owns the fleet.
+
+Source: RFC 5280, RFC 8410.
+"""
+
+import ipaddress
+import os
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from edgekit_runtime.errors import ConfigError, SignatureError
+from edgekit_runtime.system.atomic_files import write_atomically
+
+MANAGER: Final = "edgekit-manager"
+"""Common name of the manager's certificate: its user name at the broker. No device gets it."""
+
+_DEVICE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
+_MAX_CSR_CHARS: Final = 8 << 10
+_TOLERATED_S: Final = 86_400.0  # a device's clock may be slow
+_AUTHORITY_LIFE_S: Final = 20 * 365 * 86_400.0
+_SERVER_LIFE_S: Final = 2 * 365 * 86_400.0
+_CRL_LIFE_S: Final = 10 * 365 * 86_400.0  # an expired one would shut everybody out
+
+
+@dataclass(frozen=True, slots=True)
+class SignedCertificate:
+    """A certificate of a device.
+
+    Attributes:
+        pem: of the certificate.
+        serial: in hexadecimal digits.
+        expires_at: seconds since 1970.
+        public_key: 32 bytes.
+    """
+
+    pem: str
+    serial: str
+    expires_at: float
+    public_key: bytes
+
+
+def check_device_name(name: str) -> str:
+    """Return the name if a device may have it.
+
+    Raises:
+        ConfigError: it may not: it would be more than a name in a topic, an ACL or a path.
+    """
+    if _DEVICE_NAME.fullmatch(name) is None or name.startswith("edgekit-"):
+        raise ConfigError(
+            f"a device cannot be named {name[:80]!r}: expected up to 63 letters, digits, '.', '_', '-', the"
+            " first a letter or digit, and not 'edgekit-' at its beginning"
+        )
+    return name
+
+
+class Authority:
+    """The authority in a folder: `authority.pem` and `.crt`, `manager.*`, `server.*`, `revoked.crl`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the authority, or make one.
+
+        Raises:
+            ConfigError: a file is malformed.
+            OutputError: the folder cannot be written.
+        """
+        self.folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._key = _read_or_make_key(folder / "authority.pem")
+        path = folder / "authority.crt"
+        if not path.exists():
+            _write(path, _pem(self._sign_itself()))
+        self.certificate = _read_certificate(path)
+        if self.certificate.public_key() != self._key.public_key():
+            raise ConfigError(
+                f"{path} does not belong to {folder / 'authority.pem'}; restore both from a backup"
+            )
+        if not self.crl.exists():
+            self.write_crl(())
+        self._make_pair("manager", MANAGER, ())
+
+    @property
+    def certificate_path(self) -> Path:
+        """Return the path of the authority's certificate."""
+        return self.folder / "authority.crt"
+
+    @property
+    def crl(self) -> Path:
+        """Return the path of the list of revoked certificates."""
+        return self.folder / "revoked.crl"
+
+    @property
+    def manager_key(self) -> Ed25519PrivateKey:
+        """Return the key that signs desired documents; the manager's certificate has the same."""
+        return _read_or_make_key(self.folder / "manager.pem")
+
+    @property
+    def manager_public_pem(self) -> str:
+        """Return the public half of `manager_key`, in PEM."""
+        public = self.manager_key.public_key()
+        return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+    @property
+    def fingerprint(self) -> str:
+        """Return the sha256 of the authority's certificate (DER), in hexadecimal digits."""
+        return self.certificate.fingerprint(SHA256()).hex()
+
+    def pair(self, name: str) -> tuple[Path, Path]:
+        """Return the paths of certificate and key of `manager` or `server`."""
+        return self.folder / f"{name}.crt", self.folder / f"{name}.pem"
+
+    def make_server(self, names: tuple[str, ...]) -> None:
+        """Make the certificate of broker and web server, for these names; leaves one that still fits.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        self._make_pair("server", names[0], names)
+
+    def sign_device(self, csr: str, name: str, life_s: float) -> SignedCertificate:
+        """Return a certificate for the key of a request.
+
+        Args:
+            csr: certificate signing request in PEM, from anybody; only its key counts.
+            name: that the certificate gets.
+            life_s: how long it is valid, in seconds.
+
+        Raises:
+            SignatureError: the request is malformed, not signed by its own key, or its key is not Ed25519.
+        """
+        public_key = read_csr_key(csr)
+        certificate = self._sign(check_device_name(name), public_key, life_s)
+        return SignedCertificate(
+            pem=_pem(certificate).decode(),
+            serial=f"{certificate.serial_number:x}",
+            expires_at=certificate.not_valid_after_utc.timestamp(),
+            public_key=public_key.public_bytes(Encoding.Raw, PublicFormat.Raw),
+        )
+
+    def make_short_lived(self, name: str, folder: Path) -> tuple[Path, Path]:
+        """Write a certificate for `name` that is valid for minutes, and its key; returns both paths.
+
+        The manager takes the connection of a revoked device over with it, and `doctor` plays devices.
+        """
+        key = Ed25519PrivateKey.generate()
+        certificate, private = folder / f"{name}.crt", folder / f"{name}.pem"
+        _write(certificate, _pem(self._sign(name, key.public_key(), 600.0)))
+        _write(private, _private_pem(key))
+        return certificate, private
+
+    def write_crl(self, serials: Iterable[str]) -> None:
+        """Write the list of revoked certificates.
+
+        Args:
+            serials: of all of them, in hexadecimal digits.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        now = datetime.fromtimestamp(int(time.time()), timezone.utc)
+        if self.crl.exists():  # OpenSSL prefers the newer of two lists, by the second
+            last = x509.load_pem_x509_crl(self.crl.read_bytes()).last_update_utc
+            now = max(now, last + timedelta(seconds=1))
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self.certificate.subject)
+            .last_update(now)
+            .next_update(now + timedelta(seconds=_CRL_LIFE_S))
+        )
+        for serial in serials:
+            builder = builder.add_revoked_certificate(
+                x509.RevokedCertificateBuilder().serial_number(int(serial, 16)).revocation_date(now).build()
+            )
+        _write(self.crl, builder.sign(self._key, None).public_bytes(Encoding.PEM))
+
+    def _make_pair(self, name: str, common_name: str, names: tuple[str, ...]) -> None:
+        path, key_path = self.pair(name)
+        key = _read_or_make_key(key_path)
+        if path.exists():
+            there = _read_certificate(path)
+            left_s = there.not_valid_after_utc.timestamp() - time.time()
+            if _alternative_names(there) == names and left_s > _SERVER_LIFE_S / 4:
+                return
+        _write(path, _pem(self._sign(common_name, key.public_key(), _SERVER_LIFE_S, names)))
+
+    def _sign_itself(self) -> x509.Certificate:
+        name = f"edgekit fleet {os.urandom(4).hex()}"
+        builder = _start(name, name, self._key.public_key(), _AUTHORITY_LIFE_S)
+        return (
+            builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_key_usage(is_authority=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, None)
+        )
+
+    def _sign(
+        self, name: str, key: Ed25519PublicKey, life_s: float, names: tuple[str, ...] = ()
+    ) -> x509.Certificate:
+        issuer = self.certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
+        purpose = ExtendedKeyUsageOID.SERVER_AUTH if names else ExtendedKeyUsageOID.CLIENT_AUTH
+        builder = (
+            _start(name, str(issuer), key, life_s)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(is_authority=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
+            )
+        )
+        if names:
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([_general_name(each) for each in names]), critical=False
+            )
+        return builder.sign(self._key, None)
+
+
+def read_csr_key(csr: str) -> Ed25519PublicKey:
+    """Return the key of a certificate signing request that is signed by it.
+
+    Raises:
+        SignatureError: as from `Authority.sign_device`.
+    """
+    if len(csr) > _MAX_CSR_CHARS:
+        raise SignatureError(
+            f"certificate request: has {len(csr)} signs, at most {_MAX_CSR_CHARS} are allowed"
+        )
+    try:
+        request = x509.load_pem_x509_csr(csr.encode())
+        public_key = request.public_key()
+        is_right = request.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm) as cause:
+        raise SignatureError(f"certificate request: cannot be read: {cause}") from cause
+    if not isinstance(public_key, Ed25519PublicKey):
+        raise SignatureError("certificate request: its key is not Ed25519")
+    if not is_right:
+        raise SignatureError("certificate request: its signature is not by its own key")
+    return public_key
+
+
+def _start(name: str, issuer: str, key: Ed25519PublicKey, life_s: float) -> x509.CertificateBuilder:
+    now = datetime.fromtimestamp(int(time.time()), timezone.utc)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(seconds=_TOLERATED_S))
+        .not_valid_after(now + timedelta(seconds=life_s))
+    )
+
+
+def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _alternative_names(certificate: x509.Certificate) -> tuple[str, ...]:
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return ()
+    return tuple(str(name.value) for name in extension.value)
+
+
+def _read_or_make_key(path: Path) -> Ed25519PrivateKey:
+    if not path.exists():
+        _write(path, _private_pem(Ed25519PrivateKey.generate()))
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as cause:
+        raise ConfigError(f"{path}: cannot read a private key: {cause}; restore it from a backup") from cause
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{path}: is no Ed25519 key; restore it from a backup")
+    return key
+
+
+def _read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as cause:
+        raise ConfigError(f"{path}: cannot read a certificate: {cause}; restore it from a backup") from cause
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _private_pem(key: Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write(path: Path, data: bytes) -> None:
+    with write_atomically(path, mode=0o600) as file:
+        file.write(data)

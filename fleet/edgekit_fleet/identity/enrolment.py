@@ -1,0 +1,197 @@
+"""Devices come into the fleet by a one-time code, renew their certificates, and are shut out."""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.identity.authority import Authority, SignedCertificate, check_device_name, read_csr_key
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.tables import AuditRow, CodeRow, DesiredRow, DeviceRow
+from edgekit_runtime.agent.documents import EnrolmentCode, EnrolmentRequest, RenewalRequest
+from edgekit_runtime.errors import ConfigError, SignatureError
+
+_SECRET_BYTES: Final = 20
+_MAX_FACTS: Final = 64
+_MAX_FACT_CHARS: Final = 256
+
+
+def make_code(
+    session: Session,
+    device: str,
+    *,
+    actor: str,
+    target: str = "",
+    tags: Mapping[str, str] | None = None,
+    life_s: float = 86_400.0,
+) -> str:
+    """Return the secret of a new one-time code; the store keeps only its digest.
+
+    Args:
+        session: of a transaction.
+        device: name that the code grants.
+        actor: who makes it.
+        target: target of the device, where it is known.
+        tags: that the device gets.
+        life_s: how long the code is good.
+
+    Raises:
+        ConfigError: the name is malformed or taken, or a tag is.
+    """
+    check_device_name(device)
+    check_tags(tags or {})
+    there = session.get(DeviceRow, device)
+    if there is not None and there.revoked_at is None:
+        raise ConfigError(f"device '{device}' is enrolled already; revoke it first, or choose another name")
+    secret = secrets.token_urlsafe(_SECRET_BYTES)
+    now = time.time()
+    session.add(
+        CodeRow(
+            secret_sha256=_hash(secret),
+            device=device,
+            target=target,
+            tags=dict(tags or {}),
+            created_at=now,
+            expires_at=now + life_s,
+        )
+    )
+    audit.record(session, actor, "device.invite", device, target=target, tags=dict(tags or {}), life_s=life_s)
+    return secret
+
+
+def format_code(address: str, authority: Authority, secret: str) -> str:
+    """Return the code as a device gets it; it needs nothing else."""
+    return str(EnrolmentCode(address=address, authority_sha256=authority.fingerprint, secret=secret))
+
+
+def enrol(
+    session: Session, authority: Authority, request: EnrolmentRequest, life_s: float
+) -> tuple[DeviceRow, SignedCertificate]:
+    """Let a device in, and use its code up.
+
+    A code that was used works again for the same key: the answer to the first request may have been lost.
+
+    Args:
+        session: of a transaction.
+        authority: signs the certificate.
+        request: from anybody.
+        life_s: of the certificate.
+
+    Raises:
+        SignatureError: the code is unknown, expired or used, or the certificate request is wrong.
+    """
+    now = time.time()
+    statement = select(CodeRow).where(CodeRow.secret_sha256 == _hash(request.secret)).with_for_update()
+    code = session.scalars(statement).first()
+    if code is None or code.expires_at < now:
+        raise SignatureError("the code is unknown or has expired; ask for a new one: `edgekit fleet enroll`")
+    _check_facts(request.facts)
+    public_key = read_csr_key(request.csr).public_bytes(Encoding.Raw, PublicFormat.Raw)
+    device = session.get(DeviceRow, code.device)
+    is_again = device is not None and device.public_key == public_key and device.revoked_at is None
+    if code.used_at is not None and not is_again:
+        raise SignatureError("the code was used already; ask for a new one: `edgekit fleet enroll`")
+    if device is not None and device.revoked_at is None and not is_again:
+        raise SignatureError(f"device '{code.device}' is enrolled already, with another key; revoke it first")
+    certificate = authority.sign_device(request.csr, code.device, life_s)
+    code.used_at = now
+    if device is None:
+        device = DeviceRow(name=code.device)
+        session.add(device)
+    device.target = code.target or request.facts.get("target", "") or "unknown"
+    device.tags = dict(code.tags)
+    device.facts = dict(request.facts)
+    device.public_key = public_key
+    device.certificate_serial, device.certificate_expires_at = certificate.serial, certificate.expires_at
+    device.enrolled_at, device.revoked_at = now, None
+    device.sequence = device.connection = device.hello_sequence = device.event_sequence = 0
+    session.flush()
+    if session.get(DesiredRow, device.name) is None:
+        session.add(DesiredRow(device=device.name))
+    audit.record(session, "web", "device.enrol", device.name, serial=certificate.serial, target=device.target)
+    return device, certificate
+
+
+def renew(
+    session: Session, authority: Authority, request: RenewalRequest, life_s: float
+) -> tuple[DeviceRow, SignedCertificate]:
+    """Return a new certificate for the key that a device has.
+
+    Args:
+        session: of a transaction.
+        authority: signs the certificate.
+        request: from anybody; it is signed by the device's key.
+        life_s: of the certificate.
+
+    Raises:
+        SignatureError: the device is unknown or revoked, or the request is not by its key.
+    """
+    device = session.get(DeviceRow, request.device)
+    if device is None or device.revoked_at is not None:
+        raise SignatureError(f"device '{request.device[:80]}' is not of this fleet; enrol it with a new code")
+    key = read_csr_key(request.csr).public_bytes(Encoding.Raw, PublicFormat.Raw)
+    if key != device.public_key:
+        raise SignatureError(f"renewal for '{device.name}': the key is not that of the device")
+    certificate = authority.sign_device(request.csr, device.name, life_s)
+    device.certificate_serial, device.certificate_expires_at = certificate.serial, certificate.expires_at
+    audit.record(session, "web", "device.renew", device.name, serial=certificate.serial)
+    return device, certificate
+
+
+def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
+    """Shut a device out. Its certificates are those that the audit log names.
+
+    Raises:
+        ConfigError: there is no such device, or it is revoked already.
+    """
+    device = session.get(DeviceRow, name)
+    if device is None or device.revoked_at is not None:
+        raise ConfigError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
+    device.revoked_at = time.time()
+    device.is_online = False
+    audit.record(session, actor, "device.revoke", name, serial=device.certificate_serial, why=why)
+    return device
+
+
+def list_revoked_serials(session: Session) -> list[str]:
+    """Return the serials of all certificates that devices had when they were revoked, for `write_crl`."""
+    valid: dict[str, list[str]] = {}
+    revoked: list[str] = []
+    actions = ("device.enrol", "device.renew", "device.revoke")
+    statement = select(AuditRow).where(AuditRow.action.in_(actions)).order_by(AuditRow.number)
+    for row in session.scalars(statement):
+        if row.action == "device.revoke":
+            revoked += valid.pop(row.subject, [])
+        else:
+            valid.setdefault(row.subject, []).append(row.detail["serial"])
+    return revoked
+
+
+def check_tags(tags: Mapping[str, str]) -> None:
+    """Check that tags can be selected by.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    for name, value in tags.items():
+        for text in (name, value):
+            if (
+                not text
+                or len(text) > _MAX_FACT_CHARS
+                or not all(each.isalnum() or each in "._-" for each in text)
+            ):
+                raise ConfigError(f"tag {name!r}={value!r}: expected letters, digits, '.', '_' and '-'")
+
+
+def _check_facts(facts: Mapping[str, str]) -> None:
+    if len(facts) > _MAX_FACTS or any(len(k) + len(v) > _MAX_FACT_CHARS for k, v in facts.items()):
+        raise SignatureError(f"facts: expected at most {_MAX_FACTS} of {_MAX_FACT_CHARS} signs each")
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,139 @@
+"""The folder of a fleet on the manager's machine, and its settings."""
+
+import ipaddress
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+from edgekit_fleet.store.database import Store, open_store, sqlite_url
+from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
+from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.paths import find_state_folder
+
+_SETTINGS: Final = "fleet.json"
+_PORT: Final = Range(1, 65535)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSettings:
+    """What does not change while the manager runs.
+
+    Attributes:
+        host: address that broker and web server listen on; 127.0.0.1 is this machine alone.
+        names: DNS names and addresses under which devices find this machine; the first one goes into codes
+            and certificates hold all.
+        broker_port, web_port: TCP ports.
+        store_url: of the database; empty for SQLite in the folder.
+        desired_life_s: how long a desired document is valid. A device that is cut off from newer ones reports
+            `stale` after this time.
+        certificate_life_s: of a device's certificate.
+    """
+
+    host: str = "127.0.0.1"
+    names: tuple[str, ...] = ("127.0.0.1",)
+    broker_port: Annotated[int, _PORT] = 8883
+    web_port: Annotated[int, _PORT] = 8443
+    store_url: str = ""
+    desired_life_s: float = 7 * 86_400.0
+    certificate_life_s: float = 365 * 86_400.0
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise ConfigError(
+                "names is empty, expected the name or address under which devices find the fleet"
+            )
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError as cause:
+            raise ConfigError(f"host is {self.host!r}, expected an address such as 0.0.0.0") from cause
+
+    @property
+    def broker_address(self) -> str:
+        """Return `HOST:PORT` of the broker, as devices see it."""
+        return f"{_bracket(self.names[0])}:{self.broker_port}"
+
+    @property
+    def web_address(self) -> str:
+        """Return `HOST:PORT` of the web server, as devices see it."""
+        return f"{_bracket(self.names[0])}:{self.web_port}"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFolder:
+    """Where each thing of a fleet is.
+
+    Attributes:
+        path: of the folder.
+    """
+
+    path: Path
+
+    @property
+    def identity(self) -> Path:
+        """Return the folder of authority, certificates and the manager's key."""
+        return self.path / "identity"
+
+    @property
+    def broker(self) -> Path:
+        """Return the folder of the broker's configuration."""
+        return self.path / "broker"
+
+    @property
+    def repository(self) -> Path:
+        """Return the folder of the TUF repository, which the web server serves."""
+        return self.path / "repository"
+
+    @property
+    def repository_keys(self) -> Path:
+        """Return the folder of the keys that sign the repository."""
+        return self.path / "repository-keys"
+
+    @property
+    def has_settings(self) -> bool:
+        """Return whether a fleet was made here."""
+        return (self.path / _SETTINGS).exists()
+
+    def read_settings(self) -> FleetSettings:
+        """Return the settings.
+
+        Raises:
+            ConfigError: there is no fleet here, or the file is malformed.
+        """
+        path = self.path / _SETTINGS
+        try:
+            plain = json.loads(path.read_bytes())
+        except FileNotFoundError as cause:
+            raise ConfigError(f"{self.path} holds no fleet; `edgekit fleet up` makes one") from cause
+        except (OSError, ValueError) as cause:
+            raise ConfigError(f"cannot read {path}: {cause}") from cause
+        return from_plain(FleetSettings, plain, str(path))
+
+    def write_settings(self, settings: FleetSettings) -> None:
+        """Keep the settings; makes the folder.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with write_atomically(self.path / _SETTINGS, mode=0o600) as file:
+            file.write(encode_json(to_plain(settings)) + b"\n")
+
+    def open_store(self) -> Store:
+        """Return the open store of the fleet.
+
+        Raises:
+            ConfigError, OutputError: as from `database.open_store`.
+        """
+        return open_store(self.read_settings().store_url or sqlite_url(self.path / "fleet.db"))
+
+
+def default_folder() -> FleetFolder:
+    """Return the folder that commands use if none is named."""
+    return FleetFolder(find_state_folder() / "fleet")
+
+
+def _bracket(name: str) -> str:
+    return f"[{name}]" if ":" in name else name

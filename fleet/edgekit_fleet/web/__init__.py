@@ -1,0 +1,1 @@
+"""The HTTPS server of the fleet: enrolment, renewal, and the files that devices fetch."""

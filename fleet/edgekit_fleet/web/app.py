@@ -1,0 +1,193 @@
+"""What the web server answers.
+
+    GET  /authority              certificate of the authority, PEM
+    POST /enrol, /renew          see `EnrolmentRequest`, `RenewalRequest`; the answer is an `Enrolment`
+    GET  /artifacts/metadata/*   TUF metadata
+    GET  /artifacts/targets/*    packages and deltas, with Range
+
+Everything that a device fetches is signed, so files need no login.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from edgekit_fleet.identity import enrolment
+from edgekit_fleet.identity.authority import Authority, SignedCertificate
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.tables import DeviceRow
+from edgekit_runtime.agent.documents import Enrolment, EnrolmentRequest, PackageKey, RenewalRequest
+from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.errors import EdgekitError, SignatureError
+from edgekit_runtime.system.paths import find_keys_folder
+from edgekit_runtime.trust.keys import list_keys
+
+_MAX_BODY_BYTES: Final = 32 << 10
+_BODY_S: Final = 10.0
+_FAILURES_A_MINUTE: Final = 20
+_MAX_ADDRESSES: Final = 10_000
+_log = logging.getLogger(__name__)
+
+Body = TypeVar("Body", EnrolmentRequest, RenewalRequest)
+
+
+class _RequestRefusedError(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class FailureLimit:
+    """Refuses an address that has failed too often in the last minute."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def allows(self, address: str) -> bool:
+        """Return whether a request of the address is looked at."""
+        begin, count = self._failures.get(address, (0.0, 0))
+        return count < _FAILURES_A_MINUTE or self._clock() - begin >= 60
+
+    def count(self, address: str) -> None:
+        """Count one failure."""
+        begin, count = self._failures.pop(address, (self._clock(), 0))
+        if self._clock() - begin >= 60:
+            begin, count = self._clock(), 0
+        self._failures[address] = (begin, count + 1)
+        if len(self._failures) > _MAX_ADDRESSES:
+            self._failures.popitem(last=False)
+
+
+class _Artifacts(StaticFiles):
+    """Files of the repository: all but `timestamp.json` never change under their name."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        is_fixed = not path.endswith("timestamp.json")
+        response.headers["cache-control"] = "public, max-age=31536000, immutable" if is_fixed else "no-cache"
+        return response
+
+
+class EnrolmentPages:
+    """Enrolment and renewal over HTTP."""
+
+    def __init__(
+        self, store: Store, folder: FleetFolder, settings: FleetSettings, authority: Authority
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._settings = settings
+        self._authority = authority
+        self._limit = FailureLimit()
+
+    async def show_authority(self, _request: Request) -> Response:
+        """Answer with the authority's certificate."""
+        return Response(self._authority.certificate_path.read_bytes(), media_type="application/x-pem-file")
+
+    async def enrol(self, request: Request) -> Response:
+        """Answer a request of enrolment."""
+        return await self._answer(request, EnrolmentRequest, self._enrol)
+
+    async def renew(self, request: Request) -> Response:
+        """Answer a request of renewal."""
+        return await self._answer(request, RenewalRequest, self._renew)
+
+    async def _answer(
+        self, request: Request, kind: type[Body], carry_out: Callable[[Body], Enrolment]
+    ) -> Response:
+        address = request.client.host if request.client else ""
+        if not self._limit.allows(address):
+            return PlainTextResponse("too many failures; wait a minute\n", 429, {"retry-after": "60"})
+        try:
+            data = await asyncio.wait_for(_read_body(request), _BODY_S)
+            body = from_plain(kind, json.loads(data), "request", SignatureError)
+            answer = await run_in_threadpool(carry_out, body)
+        except _RequestRefusedError as refusal:
+            return PlainTextResponse(f"{refusal}\n", refusal.status)
+        except asyncio.TimeoutError:
+            return PlainTextResponse("the request came too slowly\n", 408)
+        except (ValueError, RecursionError):
+            self._limit.count(address)
+            return PlainTextResponse("the request is not JSON\n", 400)
+        except SignatureError as error:
+            self._limit.count(address)
+            _log.warning("%s from %s refused: %s", request.url.path, address, error)
+            return PlainTextResponse(f"{error}\n", 403)
+        except EdgekitError as error:
+            _log.error("%s: %s", request.url.path, error)
+            return PlainTextResponse(f"{error}\n", 503, {"retry-after": "10"})
+        return Response(encode_json(to_plain(answer)), media_type="application/json")
+
+    def _enrol(self, request: EnrolmentRequest) -> Enrolment:
+        with self._store.transaction() as session:
+            device, certificate = enrolment.enrol(
+                session, self._authority, request, self._settings.certificate_life_s
+            )
+        return self._describe(device, certificate)
+
+    def _renew(self, request: RenewalRequest) -> Enrolment:
+        with self._store.transaction() as session:
+            device, certificate = enrolment.renew(
+                session, self._authority, request, self._settings.certificate_life_s
+            )
+        return self._describe(device, certificate)
+
+    def _describe(self, device: DeviceRow, certificate: SignedCertificate) -> Enrolment:
+        web = f"https://{self._settings.web_address}"
+        root = self._folder.repository / "metadata" / "1.root.json"
+        return Enrolment(
+            device=device.name,
+            certificate=certificate.pem,
+            authority=self._authority.certificate_path.read_text(),
+            brokers=(self._settings.broker_address,),
+            web=web,
+            artifacts=f"{web}/artifacts",
+            manager_keys=(self._authority.manager_public_pem,),
+            tuf_root=root.read_text() if root.exists() else "",
+            package_keys=tuple(
+                PackageKey(name=path.stem, public_key=path.read_text())
+                for path in list_keys(find_keys_folder())
+            ),
+            target=device.target,
+        )
+
+
+def make_app(store: Store, folder: FleetFolder, settings: FleetSettings, authority: Authority) -> Starlette:
+    """Return the application."""
+    pages = EnrolmentPages(store, folder, settings, authority)
+    for name in ("metadata", "targets"):
+        (folder.repository / name).mkdir(parents=True, exist_ok=True)
+    return Starlette(
+        routes=[
+            Route("/authority", pages.show_authority, methods=["GET"]),
+            Route("/enrol", pages.enrol, methods=["POST"]),
+            Route("/renew", pages.renew, methods=["POST"]),
+            Mount("/artifacts/metadata", _Artifacts(directory=folder.repository / "metadata")),
+            Mount("/artifacts/targets", _Artifacts(directory=folder.repository / "targets")),
+        ]
+    )
+
+
+async def _read_body(request: Request) -> bytes:
+    parts, size_bytes = [], 0
+    async for part in request.stream():
+        size_bytes += len(part)
+        if size_bytes > _MAX_BODY_BYTES:
+            raise _RequestRefusedError(413, f"the request has over {_MAX_BODY_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,85 @@
+"""The web server in a thread of its own, so that slow disks and downloads do not delay the manager."""
+
+import contextlib
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.web.app import make_app
+from edgekit_runtime.errors import TransportError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_START_S: Final = 10.0
+_STOP_S: Final = 5.0
+_MAX_CONNECTIONS: Final = 500
+_IDLE_S: Final = 10
+
+
+class WebServer:
+    """A running web server; ends with the `with` block."""
+
+    def __init__(
+        self, store: Store, folder: FleetFolder, settings: FleetSettings, authority: Authority
+    ) -> None:
+        """Start the server.
+
+        Raises:
+            TransportError: the port is taken or may not be used.
+        """
+        certificate, key = authority.pair("server")
+        config = uvicorn.Config(
+            make_app(store, folder, settings, authority),
+            host=settings.host,
+            port=settings.web_port,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_MAX_CONNECTIONS,
+            timeout_keep_alive=_IDLE_S,
+            timeout_graceful_shutdown=2,
+            lifespan="off",
+            ws="none",
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="web", daemon=True)
+        self._thread.start()
+        self._wait(settings)
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the server."""
+        self._server.should_exit = True
+        self._thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        with contextlib.suppress(SystemExit, OSError):  # uvicorn exits where it cannot bind; `_wait` sees it
+            self._server.run()
+
+    def _wait(self, settings: FleetSettings) -> None:
+        for _ in range(int(_START_S / 0.02)):
+            if self._server.started:
+                return
+            self._thread.join(0.02)
+            if not self._thread.is_alive():
+                break
+        self.close()
+        raise TransportError(
+            f"the web server cannot listen on {settings.host}:{settings.web_port}; is another program there?"
+            " Choose another port with --web-port"
+        )
