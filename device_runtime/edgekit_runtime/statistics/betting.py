@@ -13,14 +13,17 @@ B 86 (2024), sections 4 and 5; H. Robbins (1970) for the mixture.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
-_BETS: Final = (0.06, 0.2, 0.5, 0.8, 0.95)
+import numpy as np
+from numpy.typing import NDArray
+
+_BETS: Final = np.array([[0.06], [0.2], [0.5], [0.8], [0.95]])
 """Shares of the largest bet that cannot lose more than there is."""
 
 
-def log_capital(values: Iterable[float], limit: float) -> float:
+def log_capital(values: Sequence[float] | NDArray[np.float64], limit: float) -> float:
     """Return the logarithm of the capital against "the mean is at most `limit`".
 
     Args:
@@ -32,16 +35,12 @@ def log_capital(values: Iterable[float], limit: float) -> float:
     """
     if not 0 < limit <= 1:
         raise ValueError(f"the limit is {limit}, expected more than 0 and at most 1")
-    logs = [0.0] * len(_BETS)
-    for value in values:
-        gain = min(max(value, 0.0), 1.0) / limit - 1.0
-        for at, bet in enumerate(_BETS):
-            logs[at] += math.log1p(bet * gain)
-    largest = max(logs)
-    return largest + math.log(sum(math.exp(each - largest) for each in logs) / len(logs))
+    gains = np.clip(np.asarray(values, np.float64), 0.0, 1.0) / limit - 1.0
+    logs = np.log1p(_BETS * gains).sum(axis=1)
+    return float(np.logaddexp.reduce(logs)) - math.log(len(_BETS))
 
 
-def mean_is_above(values: Iterable[float], limit: float, alpha: float) -> bool:
+def mean_is_above(values: Sequence[float] | NDArray[np.float64], limit: float, alpha: float) -> bool:
     """Return whether the mean of the values is shown to lie above `limit`.
 
     Args:

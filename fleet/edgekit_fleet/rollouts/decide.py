@@ -1,0 +1,157 @@
+"""What a rollout does next: a function of what is known and of the time, so that it can be asked again.
+
+The order of the rules: a person's abort, the gates, a pause, attempts worth repeating, the quorum of the open
+step, the next step of the wave, the next wave. Each decision is a sentence with the figures it rests on.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from edgekit_fleet.rollouts.gates import judge_samples
+from edgekit_fleet.rollouts.progress import TRANSIENT_CODES, Decision, Member, Progress, RolloutSettings
+
+_LEANING: Final = 0.3
+"""From this share of the way to a stop, few devices are started at a time."""
+
+
+def decide(progress: Progress, now: float) -> Decision | None:
+    """Return what to do, or None where the rollout has ended.
+
+    Args:
+        progress: of the rollout.
+        now: seconds since 1970.
+    """
+    if progress.state in ("succeeded", "aborted"):
+        return None
+    if progress.wants_abort is not None:
+        return _abort(progress, f"{progress.wants_abort} aborted the rollout", {})
+    judgement = judge_samples(progress.samples(), progress.settings.limits)
+    if (verdict := judgement.verdict) is not None:
+        figures = {**verdict.figures, "exposed": progress.started, "devices": len(progress.members)}
+        return _abort(progress, verdict.sentence, figures)
+    if progress.state == "paused":
+        is_own = progress.last is not None and progress.last.sentence.startswith("paused")
+        sentence = progress.last.sentence if is_own and progress.last else "paused by order; resume it"
+        return Decision(action="wait", wave=progress.wave, sentence=sentence)
+    return _retry(progress) or _go_on(progress, judgement.leaning, now)
+
+
+def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
+    """Return whether a device has shown all that it will show.
+
+    It failed or was refused; or it has answered enough calls; or it has had the release for the time of the
+    soak, with few calls or none.
+    """
+    if member.state in ("pending", "started"):
+        return False
+    if member.state != "succeeded" or (
+        member.sample is not None and (member.sample.measures or member.sample.fault)
+    ):
+        return True
+    return now - member.answered_at >= settings.soak_s
+
+
+def _abort(progress: Progress, reason: str, figures: Mapping[str, float]) -> Decision:
+    """Take back all devices that have the release, or may get it still."""
+    devices = tuple(
+        device
+        for device, member in progress.members.items()
+        if member.state in ("started", "succeeded", "failed")
+    )
+    return Decision(
+        action="abort",
+        wave=progress.wave,
+        devices=devices,
+        sentence=f"stopped, and {len(devices)} devices go back: {reason}",
+        figures=figures,
+    )
+
+
+def _retry(progress: Progress) -> Decision | None:
+    devices = tuple(
+        device
+        for device, member in progress.members.items()
+        if member.state == "failed"
+        and member.code in TRANSIENT_CODES
+        and member.attempts <= progress.settings.retries
+    )
+    if not devices:
+        return None
+    return Decision(
+        action="retry",
+        wave=progress.wave,
+        devices=devices,
+        sentence=f"{len(devices)} devices try again after a failure of the network",
+        figures={"devices": len(devices)},
+    )
+
+
+def _go_on(progress: Progress, leaning: float, now: float) -> Decision:
+    settings, started = progress.settings, progress.started
+    if started == 0:
+        return _start(progress, 0, settings.minimum, "the first devices")
+    judged = silent = 0
+    for member in progress.members.values():
+        judged += is_judged(member, settings, now)
+        silent += member.state == "started" and now - member.started_at >= settings.patience_s
+    is_all = started == len(progress.members)
+    needed = max(math.ceil((1.0 if is_all else settings.quorum) * (started - silent)), 1)
+    figures: dict[str, float] = {"judged": judged, "started": started, "needed": needed, "silent": silent}
+    said = f"{judged} of {started} devices are judged"
+    # Silent devices of the first step are replaced, at most once each: they may all come back together.
+    replaced_at_most = settings.minimum + min(silent, settings.minimum)
+    if started < min(replaced_at_most, progress.wave_end):
+        return _start(progress, progress.wave, replaced_at_most, f"{said}, and {silent} do not answer")
+    if judged < needed:
+        return _wait(progress, now, f"{said} and {needed} are needed", figures)
+    most = 2 * judged + silent if judged >= settings.minimum else max(2 * judged, replaced_at_most)
+    if leaning >= _LEANING:
+        most = min(most, judged + silent + max(settings.minimum // 5, 1))
+    if progress.wave < len(settings.waves) - 1 and started >= progress.wave_end:
+        figures["wave"] = progress.wave
+        if most > started:
+            return _start(progress, progress.wave + 1, most, f"wave {progress.wave + 1} passed, {said}")
+    elif started >= progress.wave_end:
+        rest = f"; {started - judged} others follow when they answer" if judged < started else ""
+        sentence = f"done: {said} and nothing is shown against the release{rest}"
+        return Decision(action="succeed", wave=progress.wave, sentence=sentence, figures=figures)
+    elif most > started:
+        return _start(progress, progress.wave, most, f"{said} and nothing is shown against the release")
+    return _wait(progress, now, f"{said}, and more must be before the next are started", figures)
+
+
+def _wait(progress: Progress, now: float, said: str, figures: Mapping[str, float]) -> Decision:
+    """Wait for answers, or pause where they have not come for too long."""
+    settings = progress.settings
+    if now - progress.step_at < settings.step_timeout_s:
+        return Decision(action="wait", wave=progress.wave, sentence=said, figures=figures)
+    hours = settings.step_timeout_s / 3600
+    sentence = f"paused: after {hours:.0f} h {said}; look at the others, then resume"
+    return Decision(action="pause", wave=progress.wave, sentence=sentence, figures=figures)
+
+
+def _start(progress: Progress, wave: int, most: int, reason: str) -> Decision:
+    """Start the next devices of a wave, so that at most `most` are started in all."""
+    settings = progress.settings
+    needs_approval = settings.approval == "each" or (settings.approval == "first" and wave == 0)
+    if needs_approval and progress.approved <= wave:
+        return Decision(
+            action="ask",
+            # The number of the wave that is asked for, so that an approval opens it.
+            wave=wave,
+            sentence=f"wave {wave + 1} of {len(settings.waves)} waits for an approval",
+        )
+    waves = settings.waves
+    end = len(progress.members) if wave >= len(waves) - 1 else min(waves[wave], len(progress.members))
+    pending = [device for device, member in progress.members.items() if member.state == "pending"]
+    devices = tuple(pending[: max(min(most, end) - progress.started, 0)])
+    total = progress.started + len(devices)
+    return Decision(
+        action="start",
+        wave=wave,
+        devices=devices,
+        sentence=f"wave {wave + 1} of {len(waves)}: {len(devices)} more devices, {total} of"
+        f" {len(progress.members)} in all: {reason}",
+        figures={"started": total, "devices": len(progress.members)},
+    )

@@ -1,0 +1,239 @@
+"""The gates of a rollout: whether what devices answered speaks against the release.
+
+Only devices that have answered count, and each is one sample: a device cannot outvote others by its number of
+calls. The test (`edgekit_runtime.statistics.betting`) may be asked after every answer, so that a bad release
+stops at the first few devices: 30 failures of 100 answers stop a group of 1,000. Over the whole rollout a
+release that keeps all limits is stopped with a chance of at most `GateLimits.alpha`.
+
+Latency, energy, errors and drift are differences: after minus before on the device itself, less the same
+difference on devices of its class that still run the old version, in the same hours. So neither a slow device
+nor a busy evening speaks against a release.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal, TypeAlias
+
+import numpy as np
+
+from edgekit_runtime.agent.documents import ModelFigures
+from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.statistics.betting import log_capital
+
+Measure: TypeAlias = Literal["latency", "energy", "errors", "disagreement", "drift"]
+Fault: TypeAlias = Literal["", "not-finite", "crash-loop", "fallback"]
+
+_LEAST_CONTROLS: Final = 5
+_LARGEST_RATIO: Final = 4.0
+_LARGEST_DRIFT: Final = 2.0
+_FIRST_ANSWERS: Final = 50
+_TESTS: Final = 7  # the measures, failed installs, faults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateLimits:
+    """What a release must keep; a limit of 0 (agreement) or infinity is not tested.
+
+    Attributes:
+        max_failed_share: of devices that could not install it, or whose own trial rejected it.
+        max_faulty_share: of devices with a crash loop, NaN, or a fallback to the old version.
+        fault_stop: so many faulty devices among the first 50 answers stop at once.
+        max_latency_ratio, max_energy_ratio: mean over devices of new over old.
+        max_extra_errors: mean over devices of the share of calls that failed, new less old.
+        min_agreement: mean over devices of the agreement with the old version on the same inputs.
+        max_drift: mean over devices of the population stability index, new less old.
+        min_requests: calls that a device must have answered before it counts for latency and the like.
+        alpha: chance that a release which keeps all limits is stopped.
+    """
+
+    max_failed_share: float = 0.05
+    max_faulty_share: float = 0.01
+    fault_stop: Annotated[int, Range(1, 50)] = 2
+    max_latency_ratio: float = 1.3
+    max_energy_ratio: float = 1.3
+    max_extra_errors: float = 0.01
+    min_agreement: float = 0.95
+    max_drift: float = 0.25
+    min_requests: int = 20
+    alpha: float = 0.01
+
+    def __post_init__(self) -> None:
+        shares = ("max_failed_share", "max_faulty_share", "max_extra_errors", "alpha")
+        for name in shares:
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected more than 0 and at most 1")
+        for name in ("max_latency_ratio", "max_energy_ratio"):
+            if not getattr(self, name) > 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected more than 1")
+        if not 0 <= self.min_agreement < 1:
+            raise ValueError(f"min_agreement is {self.min_agreement}, expected 0 to less than 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What one device says about the release; fixed when it is first known, but for `fault`.
+
+    Attributes:
+        device_class: of the device.
+        is_failed: whether the installation failed; None while it is under way or was refused beforehand.
+        fault: what went wrong after it.
+        measures: see `measure`; empty until the device has answered enough calls.
+    """
+
+    device_class: str
+    is_failed: bool | None = None
+    fault: Fault = ""
+    measures: Mapping[Measure, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Why a release stops.
+
+    Attributes:
+        gate: the gate that it missed.
+        sentence: the reason in words.
+        figures: what it rests on.
+    """
+
+    gate: str
+    sentence: str
+    figures: Mapping[str, float]
+
+
+def measure(
+    before: ModelFigures | None,
+    after: ModelFigures,
+    controls: Sequence[tuple[ModelFigures, ModelFigures]],
+) -> dict[Measure, float]:
+    """Return what changed on a device with the new version, less what changed on those without it.
+
+    Args:
+        before: the old version's figures on this device, or None if there was none.
+        after: the new version's.
+        controls: (then, now) of devices of the same class that still run the old version; with fewer than 5
+            nothing is subtracted.
+
+    Returns:
+        `latency` and `energy` as logarithms of ratios, `errors` and `drift` as differences, `disagreement`
+        as a share; without what is not known.
+    """
+    found: dict[Measure, float] = {}
+    if after.agreement is not None and after.compared:
+        found["disagreement"] = 1.0 - after.agreement
+    if before is None:
+        return found
+    shifts = [_difference(*pair) for pair in controls] if len(controls) >= _LEAST_CONTROLS else []
+    for name, change in _difference(before, after).items():
+        known = [shift[name] for shift in shifts if name in shift]
+        found[name] = change - (statistics.median(known) if known else 0.0)
+    return found
+
+
+def _difference(before: ModelFigures, after: ModelFigures) -> dict[Measure, float]:
+    found: dict[Measure, float] = {}
+    if before.p50_ms and after.p50_ms:
+        found["latency"] = math.log(after.p50_ms / before.p50_ms)
+    if before.energy_mj and after.energy_mj:
+        found["energy"] = math.log(after.energy_mj / before.energy_mj)
+    if before.requests and after.requests:
+        found["errors"] = after.failed / after.requests - before.failed / before.requests
+    if before.drift is not None and after.drift is not None:
+        found["drift"] = after.drift - before.drift
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What the samples say.
+
+    Attributes:
+        verdict: why the release must stop, or None while nothing is shown against it.
+        leaning: how far the gate that is worst off has come towards a stop, 0 to 1.
+    """
+
+    verdict: Verdict | None
+    leaning: float
+
+
+def judge_samples(samples: Iterable[Sample], limits: GateLimits) -> Judgement:
+    """Return what the samples say about a release.
+
+    Args:
+        samples: of all devices that have answered, in any order.
+        limits: of the release.
+    """
+    everywhere = list(samples)
+    classes = sorted({sample.device_class for sample in everywhere})
+    groups = [("", everywhere)]
+    if len(classes) > 1:
+        groups += [
+            (f" of class {name}", [sample for sample in everywhere if sample.device_class == name])
+            for name in classes
+        ]
+    # Half of alpha for the whole fleet, half for all its classes together: a package that is bad for one
+    # class of many must not hide among the good ones.
+    shares = [1.0] if len(groups) == 1 else [0.5, *[0.5 / len(classes)] * len(classes)]
+    leaning = 0.0
+    for (where, group), share in zip(groups, shares, strict=True):
+        needed = math.log(_TESTS / (limits.alpha * share))
+        for evidence, verdict in _weigh(group, limits, where):
+            leaning = max(leaning, evidence / needed)
+            if evidence >= needed:
+                return Judgement(verdict=verdict, leaning=1.0)
+    return Judgement(verdict=None, leaning=leaning)
+
+
+def _weigh(group: Sequence[Sample], limits: GateLimits, where: str) -> Iterator[tuple[float, Verdict]]:
+    """Yield the logarithm of the evidence against the release by each gate, and what would be said."""
+    answered = [sample for sample in group if sample.is_failed is not None]
+    failed = sum(1 for sample in answered if sample.is_failed)
+    faulty = sum(1 for sample in answered if sample.fault)
+    for gate, count, limit, what in (
+        ("install", failed, limits.max_failed_share, "failed to install it"),
+        ("fault", faulty, limits.max_faulty_share, "crash with it, answer NaN or fell back"),
+    ):
+        if not count:
+            continue
+        is_at_once = gate == "fault" and count >= limits.fault_stop and len(answered) <= _FIRST_ANSWERS
+        values = np.zeros(len(answered))
+        values[:count] = 1.0
+        evidence = math.inf if is_at_once else log_capital(values, limit)
+        text = f"{count} of {len(answered)} devices{where} that answered {what}, expected at most {limit:.0%}"
+        figures = {"count": count, "answered": len(answered), "limit": limit}
+        yield evidence, Verdict(gate=gate, sentence=text, figures=figures)
+    for name, limit, scale in _list_measures(limits):
+        known = [sample.measures[name] for sample in group if name in sample.measures]
+        if known and (evidence := log_capital(np.array(known) / scale, limit / scale)) > 0:
+            yield evidence, _describe_mean(name, known, limit, where)
+
+
+def _list_measures(limits: GateLimits) -> Iterator[tuple[Measure, float, float]]:
+    """Yield each measure that is tested, its limit and the largest value that counts."""
+    if limits.max_latency_ratio < _LARGEST_RATIO:
+        yield "latency", math.log(limits.max_latency_ratio), math.log(_LARGEST_RATIO)
+    if limits.max_energy_ratio < _LARGEST_RATIO:
+        yield "energy", math.log(limits.max_energy_ratio), math.log(_LARGEST_RATIO)
+    if limits.max_extra_errors < 1:
+        yield "errors", limits.max_extra_errors, 1.0
+    if limits.min_agreement > 0:
+        yield "disagreement", 1.0 - limits.min_agreement, 1.0
+    if limits.max_drift < _LARGEST_DRIFT:
+        yield "drift", limits.max_drift, _LARGEST_DRIFT
+
+
+def _describe_mean(name: Measure, values: Sequence[float], limit: float, where: str) -> Verdict:
+    mean = statistics.fmean(values)
+    on = f"on {len(values)} devices{where}"
+    if name in ("latency", "energy"):
+        ratio, most = math.exp(mean), math.exp(limit)
+        text = f"{name} is {ratio:.2f} times the old version's {on}, expected at most {most:.2f}"
+    elif name == "disagreement":
+        text = f"agreement with the old version is {1 - mean:.3f} {on}, expected at least {1 - limit:.3f}"
+    elif name == "errors":
+        text = f"{mean:.1%} more calls fail than with the old version {on}, expected at most {limit:.1%}"
+    else:
+        text = f"drift is {mean:.2f} above the old version's {on}, expected at most {limit:.2f}"
+    return Verdict(gate=name, sentence=text, figures={"mean": mean, "devices": len(values), "limit": limit})

@@ -1,0 +1,304 @@
+"""What is known of a rollout: the sum of its log entries, in their order.
+
+Each entry is written to the audit log before it counts here, so the same entries always give the same
+progress, and `replay` can decide everything once more.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from edgekit_fleet.rollouts.gates import Fault, GateLimits, Measure, Sample
+from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
+from edgekit_runtime.errors import FleetError
+
+_FIGURE: Final = Range(-1e12, 1e12)
+
+Outcome: TypeAlias = Literal["succeeded", "failed", "refused", "superseded"]
+Approval: TypeAlias = Literal["none", "first", "each"]
+Action: TypeAlias = Literal["start", "retry", "wait", "ask", "pause", "succeed", "abort"]
+Order: TypeAlias = Literal["approve", "pause", "resume", "abort"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSettings:
+    """How a rollout goes; frozen at its start.
+
+    Attributes:
+        waves: devices that have the release at the end of each wave; the last is all.
+        minimum: devices of the first step. Each further step at most doubles the devices that were judged.
+        limits: of the gates.
+        quorum: share of the started devices that must be judged before more are started.
+        soak_s: so long a device must have the release, or have answered enough calls, before it is judged.
+        patience_s: a device that does not answer for so long is taken for offline: the rollout goes on
+            without it, and it follows when it comes back.
+        step_timeout_s: without the quorum in this time, the rollout pauses and asks for a person.
+        retries: further attempts on a device after a failure of the network.
+        approval: before which waves somebody must approve.
+        is_dynamic: whether devices that match the selector later join at the end.
+        window: local time of day in which devices switch, or None.
+        trial, order, priority: see `DesiredModel`.
+    """
+
+    waves: tuple[int, ...]
+    minimum: int
+    limits: GateLimits = field(default_factory=GateLimits)
+    quorum: Annotated[float, Range(0.01, 1.0)] = 0.9
+    soak_s: float = 300.0
+    patience_s: float = 3600.0
+    step_timeout_s: float = 172_800.0
+    retries: int = 2
+    approval: Approval = "none"
+    is_dynamic: bool = False
+    window: str | None = None
+    trial: Literal["none", "shadow", "canary"] = "none"
+    order: Literal["new-first", "old-first", "unloaded"] = "new-first"
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The rollout began.
+
+    Attributes:
+        settings: of the rollout.
+        devices: the cohort in its order.
+        classes: the class of each.
+    """
+
+    settings: RolloutSettings
+    devices: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """Devices joined at the end of the cohort; the fields are as in `Started`."""
+
+    devices: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A device answered.
+
+    Attributes:
+        device: which.
+        outcome: of its execution, or None where only `fault` or `measures` are new.
+        code: of the execution, such as `link`.
+        fault: that the new version has shown.
+        measures: see `gates.measure`.
+    """
+
+    device: str
+    outcome: Outcome | None = None
+    code: str = ""
+    fault: Fault = ""
+    measures: Mapping[str, Annotated[float, _FIGURE]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ordered:
+    """A person ordered something; `who` is the name."""
+
+    order: Order
+    who: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do next, and why.
+
+    Attributes:
+        action: `start` and `retry` offer the release to `devices`; `abort` takes `devices` back to what they
+            ran before; `ask` waits for an approval.
+        devices: see `action`.
+        wave: number of the open wave, from 0.
+        sentence: the reason.
+        figures: what it rests on.
+    """
+
+    action: Action
+    wave: int
+    sentence: str
+    devices: tuple[str, ...] = ()
+    figures: Mapping[str, Annotated[float, _FIGURE]] = field(default_factory=dict)
+
+
+Entry: TypeAlias = Started | Joined | Answered | Ordered | Decision
+
+TRANSIENT_CODES: Final = frozenset(("link", "download", "timeout", "broken-off", "service-away"))
+"""Failures that speak against the network or the moment, and are worth another attempt."""
+
+_KINDS: Final[dict[str, type[Any]]] = {
+    "started": Started,
+    "joined": Joined,
+    "answered": Answered,
+    "ordered": Ordered,
+    "decided": Decision,
+}
+
+
+def entry_to_plain(entry: Entry) -> dict[str, Any]:
+    """Return an entry as plain values, for the audit log."""
+    name = next(name for name, kind in _KINDS.items() if isinstance(entry, kind))
+    return {"kind": name, **to_plain(entry)}
+
+
+def entry_from_plain(plain: Mapping[str, Any]) -> Entry:
+    """Return the entry that `entry_to_plain` wrote.
+
+    Raises:
+        FleetError: it is malformed.
+    """
+    fields = dict(plain)
+    kind = _KINDS.get(str(fields.pop("kind", "")))
+    if kind is None:
+        raise FleetError(f"audit log: entry of an unknown kind {plain.get('kind')!r}")
+    entry: Entry = from_plain(kind, fields, "audit log", FleetError)
+    return entry
+
+
+@dataclass(slots=True)
+class Member:
+    """A device of the cohort.
+
+    Attributes:
+        sample: for the gates; None before its first answer.
+        state: `pending` is not started; else as the last outcome.
+        started_at, answered_at: of the last attempt and its outcome.
+        attempts: executions so far.
+        code: of the last outcome.
+    """
+
+    device_class: str
+    state: Literal["pending", "started", "succeeded", "failed", "refused", "superseded", "returned"] = (
+        "pending"
+    )
+    sample: Sample | None = None
+    started_at: float = 0.0
+    answered_at: float = 0.0
+    attempts: int = 0
+    code: str = ""
+
+
+@dataclass(slots=True)
+class Progress:
+    """All that is known of a rollout.
+
+    Attributes:
+        settings: of the rollout.
+        members: device -> its state, in the order of the cohort.
+        state: of the rollout.
+        wave: that is open, from 0.
+        started: members that were offered the release.
+        step_at: when the last devices were started.
+        approved: waves that were approved.
+        wants_abort: who ordered to abort, or None.
+        last: the last decision, or None.
+    """
+
+    settings: RolloutSettings
+    members: dict[str, Member] = field(default_factory=dict)
+    state: Literal["running", "paused", "succeeded", "aborted"] = "running"
+    wave: int = 0
+    started: int = 0
+    step_at: float = 0.0
+    approved: int = 0
+    wants_abort: str | None = None
+    last: Decision | None = None
+
+    @property
+    def wave_end(self) -> int:
+        """Return how many devices have the release at the end of the open wave."""
+        waves = self.settings.waves
+        return len(self.members) if self.wave >= len(waves) - 1 else min(waves[self.wave], len(self.members))
+
+    def samples(self) -> list[Sample]:
+        """Return what the gates judge."""
+        return [member.sample for member in self.members.values() if member.sample is not None]
+
+
+def begin(entry: Started, at: float) -> Progress:
+    """Return the progress at the start of a rollout; `at` is in seconds since 1970."""
+    progress = Progress(entry.settings, step_at=at)
+    _join(progress, entry)
+    return progress
+
+
+def apply(progress: Progress, entry: Entry, at: float) -> None:
+    """Add an entry to the progress; what does not concern this rollout is left out.
+
+    Args:
+        progress: is changed.
+        entry: the next one.
+        at: when it was written, in seconds since 1970.
+    """
+    if isinstance(entry, Answered):
+        _apply_answer(progress, entry, at)
+    elif isinstance(entry, Decision):
+        _apply_decision(progress, entry, at)
+    elif isinstance(entry, Ordered):
+        _apply_order(progress, entry, at)
+    elif isinstance(entry, Joined):
+        _join(progress, entry)
+
+
+def _join(progress: Progress, entry: Started | Joined) -> None:
+    for device, device_class in zip(entry.devices, entry.classes, strict=True):
+        progress.members.setdefault(device, Member(device_class))
+
+
+def _apply_answer(progress: Progress, entry: Answered, at: float) -> None:
+    member = progress.members.get(entry.device)
+    if member is None or member.state in ("pending", "returned"):
+        return
+    sample = member.sample or Sample(device_class=member.device_class)
+    if entry.outcome is not None and member.state == "started":
+        member.state, member.code, member.answered_at = entry.outcome, entry.code, at
+        # The first attempt is the sample: a release that needs three attempts everywhere is no good release.
+        if sample.is_failed is None and entry.outcome in ("succeeded", "failed"):
+            sample = replace(sample, is_failed=entry.outcome == "failed")
+    if entry.fault:
+        sample = replace(sample, fault=entry.fault, is_failed=sample.is_failed or False)
+    if entry.measures and not sample.measures:
+        measures: dict[Measure, float] = {name: entry.measures[name] for name in _measures_of(entry)}
+        sample = replace(sample, measures=measures)
+    member.sample = sample
+
+
+def _measures_of(entry: Answered) -> list[Measure]:
+    known: tuple[Measure, ...] = ("latency", "energy", "errors", "disagreement", "drift")
+    return [name for name in known if name in entry.measures]
+
+
+def _apply_decision(progress: Progress, entry: Decision, at: float) -> None:
+    progress.last, progress.wave = entry, entry.wave
+    if entry.action in ("start", "retry"):
+        progress.step_at = at
+        for device in entry.devices:
+            member = progress.members[device]
+            progress.started += member.state == "pending"
+            member.state, member.started_at, member.attempts = "started", at, member.attempts + 1
+    elif entry.action == "pause":
+        progress.state = "paused"
+    elif entry.action == "succeed":
+        progress.state = "succeeded"
+    elif entry.action == "abort":
+        progress.state = "aborted"
+        for device in entry.devices:
+            progress.members[device].state = "returned"
+
+
+def _apply_order(progress: Progress, entry: Ordered, at: float) -> None:
+    if entry.order == "abort":
+        progress.wants_abort = entry.who or "somebody"
+    elif progress.state == "running" and entry.order == "pause":
+        progress.state = "paused"
+    elif progress.state == "paused" and entry.order == "resume":
+        progress.state, progress.step_at = "running", at
+    elif entry.order == "approve":
+        progress.approved = progress.wave + 1
+        progress.step_at = at

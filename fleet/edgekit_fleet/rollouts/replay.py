@@ -1,0 +1,49 @@
+"""A rollout decided once more from its log: the same entries must give the same decisions."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from edgekit_fleet.rollouts.decide import decide
+from edgekit_fleet.rollouts.progress import Decision, Entry, Progress, Started, apply, begin
+from edgekit_runtime.errors import FleetError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A decision that would be another one now.
+
+    Attributes:
+        at: when it was taken, in seconds since 1970.
+        logged, decided: what the log says, and what is decided from what stood before it.
+    """
+
+    at: float
+    logged: Decision
+    decided: Decision | None
+
+
+def replay(entries: Iterable[tuple[float, Entry]]) -> tuple[Progress, list[Difference]]:
+    """Return the progress at the end of a log, and the decisions that differ.
+
+    Args:
+        entries: (seconds since 1970, entry), the first is `Started`.
+
+    Raises:
+        FleetError: the log does not begin with the start of a rollout.
+    """
+    progress: Progress | None = None
+    differences: list[Difference] = []
+    for at, entry in entries:
+        if progress is None:
+            if not isinstance(entry, Started):
+                raise FleetError("the log of the rollout does not begin with its start; restore the store")
+            progress = begin(entry, at)
+            continue
+        if isinstance(entry, Decision):
+            decided = decide(progress, at)
+            if decided != entry:
+                differences.append(Difference(at=at, logged=entry, decided=decided))
+        apply(progress, entry, at)
+    if progress is None:
+        raise FleetError("the rollout has no log; restore the store")
+    return progress, differences

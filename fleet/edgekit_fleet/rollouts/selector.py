@@ -1,0 +1,204 @@
+"""Selectors: which devices are meant, as `class=jetson and site in (lyon, "new york") and not beta`.
+
+    all                       every device
+    site=lyon, site!=lyon     the tag or fact is (not) that; `*`, `?` and `[..]` match as in file names
+    site in (lyon, nice)      it is one of these; `site not in (...)`
+    beta                      the device has a tag or fact of that name
+    not A, A and B, A or B    `not` binds closest, `or` loosest; brackets group
+
+A tag hides a fact of the same name: tags are the operator's, facts are what a device states. `class=jetson`
+also means `jetson-orin-nano`: a class is meant by its first words too. What a device does not have equals
+nothing, so `site!=lyon` is true of a device without a site.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final, TypeAlias
+
+from edgekit_runtime.errors import FleetError
+
+_MAX_CHARS: Final = 2000
+_MAX_DEPTH: Final = 40
+_TOKEN: Final = re.compile(r"""\s*(?:(!=|==|=|\(|\)|,)|"([^"]*)"|'([^']*)'|([^\s=!(),"']+))""")
+_KEYWORDS: Final = frozenset(("and", "or", "not", "in", "all"))
+
+Attributes: TypeAlias = Mapping[str, str]
+_Test: TypeAlias = Callable[[Attributes], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """A parsed selector.
+
+    Attributes:
+        text: as it was written.
+        names: tags and facts that it asks for.
+    """
+
+    text: str
+    names: frozenset[str]
+    _test: _Test
+
+    def matches(self, attributes: Attributes) -> bool:
+        """Return whether a device is meant.
+
+        Args:
+            attributes: its name (`name`), class (`class`), tags and facts.
+        """
+        return self._test(attributes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    text: str
+    at: int
+    is_word: bool
+    is_quoted: bool = False
+
+
+def parse_selector(text: str) -> Selector:
+    """Return the selector that a text states.
+
+    Raises:
+        FleetError: the text is malformed; the message shows where.
+    """
+    if len(text) > _MAX_CHARS:
+        raise FleetError(f"selector: has {len(text)} characters, at most {_MAX_CHARS} are allowed")
+    parser = _Parser(text)
+    test = parser.read_any(0)
+    parser.expect_end()
+    return Selector(text, frozenset(parser.names), test)
+
+
+class _Parser:
+    """Reads tokens from left to right, one function for each level of binding."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.names: set[str] = set()
+        self._tokens = list(self._split())
+        self._next = 0
+
+    def _split(self) -> list[_Token]:
+        tokens, at = [], 0
+        while self.text[at:].strip():
+            found = _TOKEN.match(self.text, at)
+            if found is None:
+                at += len(self.text[at:]) - len(self.text[at:].lstrip())
+                raise self._fail("expected a name, a value or an operator", at)
+            sign, *quoted, word = found.groups()
+            kind = found.lastindex or 0
+            value = next((each for each in (sign, *quoted, word) if each is not None), "")
+            tokens.append(_Token(value, found.start(kind), kind > 1, kind in (2, 3)))
+            at = found.end()
+        return tokens
+
+    def _fail(self, expected: str, at: int | None = None) -> FleetError:
+        if at is None:
+            there = self._next < len(self._tokens)
+            at = self._tokens[self._next].at if there else len(self.text)
+        got = repr(self.text[at : at + 20]) if at < len(self.text) else "the end"
+        return FleetError(
+            f"selector {self.text!r}: {expected} at character {at + 1}, got {got};"
+            " an example: class=jetson and site in (lyon, nice) and not beta"
+        )
+
+    def _peek(self, *words: str) -> bool:
+        if self._next >= len(self._tokens):
+            return False
+        token = self._tokens[self._next]
+        return not token.is_quoted and token.text in words
+
+    def _take(self, *words: str) -> bool:
+        found = self._peek(*words)
+        self._next += found
+        return found
+
+    def _expect(self, word: str) -> None:
+        if not self._take(word):
+            raise self._fail(f"expected '{word}'")
+
+    def expect_end(self) -> None:
+        """Check that nothing is left."""
+        if self._next < len(self._tokens):
+            raise self._fail("expected 'and', 'or' or the end")
+
+    def read_any(self, depth: int) -> _Test:
+        """Read `A or B`."""
+        if depth > _MAX_DEPTH:
+            raise self._fail(f"expected at most {_MAX_DEPTH} brackets within each other")
+        tests = [self._read_all(depth)]
+        while self._take("or"):
+            tests.append(self._read_all(depth))
+        return tests[0] if len(tests) == 1 else lambda device: any(test(device) for test in tests)
+
+    def _read_all(self, depth: int) -> _Test:
+        tests = [self._read_one(depth)]
+        while self._take("and"):
+            tests.append(self._read_one(depth))
+        return tests[0] if len(tests) == 1 else lambda device: all(test(device) for test in tests)
+
+    def _read_one(self, depth: int) -> _Test:
+        if self._take("not"):
+            return _negate(self._read_one(depth + 1) if depth <= _MAX_DEPTH else self.read_any(depth + 1))
+        if self._take("("):
+            test = self.read_any(depth + 1)
+            self._expect(")")
+            return test
+        if self._take("all"):
+            return lambda _: True
+        return self._read_comparison()
+
+    def _read_comparison(self) -> _Test:
+        name = self._read_word("expected the name of a tag or fact")
+        self.names.add(name)
+        if self._take("=", "=="):
+            return _equals(name, (self._read_value(),))
+        if self._take("!="):
+            return _negate(_equals(name, (self._read_value(),)))
+        if self._peek("not"):
+            self._next += 1
+            if not self._peek("in"):
+                raise self._fail("expected 'in'")
+            return _negate(self._read_list(name))
+        if self._peek("in"):
+            return self._read_list(name)
+        return lambda device: name in device
+
+    def _read_list(self, name: str) -> _Test:
+        self._expect("in")
+        self._expect("(")
+        values = [self._read_value()]
+        while self._take(","):
+            values.append(self._read_value())
+        self._expect(")")
+        return _equals(name, tuple(values))
+
+    def _read_value(self) -> str:
+        return self._read_word("expected a value (quote one that has spaces)")
+
+    def _read_word(self, expected: str) -> str:
+        if self._next >= len(self._tokens):
+            raise self._fail(expected)
+        token = self._tokens[self._next]
+        if not token.is_word or (not token.is_quoted and token.text in _KEYWORDS):
+            raise self._fail(expected)
+        self._next += 1
+        return token.text
+
+
+def _negate(test: _Test) -> _Test:
+    return lambda device: not test(device)
+
+
+def _equals(name: str, patterns: tuple[str, ...]) -> _Test:
+    # Of a class its first words are enough: `jetson` means `jetson-orin-nano`.
+    wanted = (*patterns, *(f"{pattern}-*" for pattern in patterns)) if name == "class" else patterns
+
+    def test(device: Attributes) -> bool:
+        value = device.get(name)
+        return value is not None and any(fnmatchcase(value, pattern) for pattern in wanted)
+
+    return test

@@ -1,0 +1,61 @@
+"""Waves: how many devices may have a release before it is judged: `1%,10%,50%,100%` or `5,50,100%`."""
+
+import math
+import re
+from typing import Final
+
+from edgekit_runtime.errors import FleetError
+
+DEFAULT_WAVES: Final = "1%,10%,50%,100%"
+_MOST_MINIMUM: Final = 30
+_MAX_WAVES: Final = 50
+_WAVE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(%?)")
+
+
+def plan_waves(text: str, devices: int, minimum: int) -> tuple[int, ...]:
+    """Return how many devices have the release at the end of each wave; the last is all of them.
+
+    Args:
+        text: counts or shares, each larger than the last, the last `100%` or all devices.
+        devices: number of devices, at least 1.
+        minimum: a wave holds no fewer.
+
+    Raises:
+        FleetError: the text is malformed, or does not reach all devices.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > _MAX_WAVES:
+        raise FleetError(f"waves: {len(parts)} of them, at most {_MAX_WAVES} are allowed")
+    sizes = [_read_size(part, text, devices) for part in parts]
+    if sizes[-1] < devices:
+        raise FleetError(
+            f"waves {text!r}: the last one ends at {sizes[-1]} of {devices} devices; end with 100%"
+        )
+    for part, earlier, later in zip(parts[1:], sizes, sizes[1:], strict=False):
+        if later < earlier:
+            raise FleetError(f"waves {text!r}: '{part}' is less than the wave before it; each must be larger")
+    waves: list[int] = []
+    for size in sizes:
+        end = min(max(math.ceil(size), minimum, 1), devices)
+        if not waves or end > waves[-1]:
+            waves.append(end)
+    return tuple(waves)
+
+
+def default_minimum(devices: int) -> int:
+    """Return the least exposure that judges a release: 30 devices, in small fleets a tenth and at least 2."""
+    return min(max(math.ceil(devices / 10), 2), _MOST_MINIMUM, max(devices, 1))
+
+
+def _read_size(part: str, text: str, devices: int) -> float:
+    found = _WAVE.fullmatch(part)
+    if found is None or float(found[1]) <= 0 or (found[2] and float(found[1]) > 100):
+        raise FleetError(
+            f"waves {text!r}: {part!r} is no wave; expected counts or shares as in {DEFAULT_WAVES}"
+        )
+    if not found[2] and "." in found[1]:
+        raise FleetError(f"waves {text!r}: {part!r} is no whole number of devices; a share ends with %")
+    # In whole millionths first: 1 % of 1,000 is 10 devices, not 11 because 0.01 is no binary fraction.
+    return (
+        round(float(found[1]) * 10_000) * devices / 1_000_000 if found[2] else min(float(found[1]), devices)
+    )

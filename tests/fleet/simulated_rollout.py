@@ -1,0 +1,220 @@
+"""A rollout over devices that exist only here: seeded, in one process, and as fast as it can be decided.
+
+The devices differ from each other in speed, noise and use, hours differ from each other in load, and a few
+devices are broken whatever they run. Nothing here knows a gate: it makes the figures that devices report.
+"""
+
+import heapq
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from edgekit_fleet.rollouts.cohort import freeze_cohort
+from edgekit_fleet.rollouts.decide import decide
+from edgekit_fleet.rollouts.gates import GateLimits, measure
+from edgekit_fleet.rollouts.progress import (
+    Answered,
+    Decision,
+    Entry,
+    Progress,
+    RolloutSettings,
+    Started,
+    apply,
+    begin,
+)
+from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, plan_waves
+from edgekit_runtime.agent.documents import ModelFigures
+
+CLASSES = ("jetson-orin-nano", "rpi5", "x86-64")
+NOW = 1_800_000_000.0
+TICK_S = 5.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """How a new version behaves on a healthy device, relative to the old one."""
+
+    agreement: float = 0.975
+    latency: float = 1.0
+    energy: float = 1.0
+    errors: float = 0.0
+    drift: float = 0.0
+    install_failures: float = 0.0
+    crash_share: float = 0.0
+    not_finite_share: float = 0.0
+
+
+CLEAN = Model()
+BAD_MODELS = {
+    "-5 points, no labels": Model(agreement=CLEAN.agreement - 0.05),
+    "2 x latency": Model(latency=2.0),
+    "2 x energy": Model(energy=2.0),
+    "NaN": Model(not_finite_share=0.6),
+    "crash loop": Model(crash_share=0.9),
+    "30 % fail to install": Model(install_failures=0.3),
+    "2 % more errors": Model(errors=0.05),
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    name: str
+    device_class: str
+    speed: float
+    noise: float
+    requests_per_s: float
+    is_offline: bool
+    is_flaky: bool
+
+
+@dataclass
+class Simulation:
+    """One rollout, from its start to its end or to `days`.
+
+    Attributes:
+        progress: at the end.
+        log: all entries with their times.
+        ended_at: seconds after the start.
+        exposed: devices that were offered the release.
+    """
+
+    progress: Progress
+    log: list[tuple[float, Entry]] = field(default_factory=list)
+    ended_at: float = 0.0
+
+    @property
+    def exposed(self) -> int:
+        return self.progress.started
+
+
+def simulate(
+    seed: int,
+    devices: int,
+    model: Model,
+    *,
+    waves: str = DEFAULT_WAVES,
+    minimum: int | None = None,
+    limits: GateLimits | None = None,
+    days: float = 30,
+) -> Simulation:
+    """Return what happens when `model` goes out to so many devices."""
+    draw = random.Random(seed)
+    fleet = {device.name: device for device in _make_devices(draw, devices)}
+    cohort = freeze_cohort(f"rollout-{seed}", {device.name: device.device_class for device in fleet.values()})
+    minimum = default_minimum(devices) if minimum is None else minimum
+    settings = RolloutSettings(
+        waves=plan_waves(waves, devices, minimum),
+        minimum=minimum,
+        limits=limits or GateLimits(),
+        quorum=0.8,
+    )
+    start = Started(
+        settings=settings,
+        devices=cohort,
+        classes=tuple(fleet[device].device_class for device in cohort),
+    )
+    run = Simulation(begin(start, NOW), [(NOW, start)])
+    events: list[tuple[float, int, Answered]] = []
+    now, number = NOW, 0
+    while now < NOW + days * 86_400:
+        while events and events[0][0] <= now:
+            _, _, answer = heapq.heappop(events)
+            run.log.append((now, answer))
+            apply(run.progress, answer, now)
+        decision = decide(run.progress, now)
+        if decision is None:
+            break
+        if decision.action == "wait" or decision == run.progress.last:
+            now = max(now + TICK_S, events[0][0]) if events else now + 600.0
+            continue
+        run.log.append((now, decision))
+        apply(run.progress, decision, now)
+        if decision.action in ("start", "retry"):
+            for device in decision.devices:
+                for at, answer in _use(draw, fleet[device], model, now, settings.limits):
+                    number += 1
+                    heapq.heappush(events, (at, number, answer))
+    run.ended_at = now - NOW
+    return run
+
+
+def _make_devices(draw: random.Random, count: int) -> Iterator[Device]:
+    for number in range(count):
+        yield Device(
+            name=f"device-{number:05}",
+            device_class=draw.choice(CLASSES),
+            speed=draw.lognormvariate(0.0, 0.4),
+            noise=draw.uniform(0.02, 0.15),
+            requests_per_s=draw.lognormvariate(0.0, 1.0),
+            is_offline=draw.random() < 0.05,
+            is_flaky=draw.random() < 0.0005,
+        )
+
+
+def _use(
+    draw: random.Random, device: Device, model: Model, now: float, limits: GateLimits
+) -> Iterator[tuple[float, Answered]]:
+    """Yield what a device answers after it was offered the version, and when."""
+    if device.is_offline:
+        return
+    at = now + draw.uniform(5, 60)
+    if draw.random() < 0.005:
+        yield at, Answered(device=device.name, outcome="failed", code="link")
+        return
+    if draw.random() < max(model.install_failures, 0.005):
+        yield at, Answered(device=device.name, outcome="failed", code="self-test")
+        return
+    yield at, Answered(device=device.name, outcome="succeeded")
+    used = at + limits.min_requests / device.requests_per_s
+    if device.is_flaky or draw.random() < model.crash_share:
+        yield used, Answered(device=device.name, fault="crash-loop")
+        return
+    if draw.random() < model.not_finite_share:
+        yield used, Answered(device=device.name, fault="not-finite")
+        return
+    yield used, Answered(device=device.name, measures=dict(_measure(draw, device, model)))
+
+
+def _measure(draw: random.Random, device: Device, model: Model) -> dict[str, float]:
+    """Return what the device's figures say, compared with devices that still run the old version."""
+    evening = draw.uniform(0.8, 1.6)  # all devices are slower at some hours
+    agreement = min(max(draw.gauss(model.agreement, 0.02), 0.0), 1.0)
+    before, after = (_figures(draw, device, version) for version in (CLEAN, model))
+    after = _at_hours(after, evening, agreement)
+    controls = []
+    for _ in range(9):
+        other = Device(
+            "control", device.device_class, draw.lognormvariate(0, 0.4), device.noise, 1, False, False
+        )
+        pair = [_figures(draw, other, CLEAN) for _ in range(2)]
+        controls.append((pair[0], _at_hours(pair[1], evening, None)))
+    return {str(name): value for name, value in measure(before, after, controls).items()}
+
+
+def _figures(draw: random.Random, device: Device, model: Model) -> ModelFigures:
+    requests = 400
+    rate = 0.002 + model.errors
+    return ModelFigures(
+        model="digits",
+        version="2",
+        requests=requests,
+        failed=sum(draw.random() < rate for _ in range(requests)),
+        p50_ms=10 * device.speed * model.latency * draw.lognormvariate(0, device.noise),
+        energy_mj=5 * device.speed * model.energy * draw.lognormvariate(0, device.noise),
+        drift=abs(draw.gauss(0.03, 0.02)) + model.drift,
+    )
+
+
+def _at_hours(figures: ModelFigures, evening: float, agreement: float | None) -> ModelFigures:
+    assert figures.p50_ms is not None and figures.energy_mj is not None
+    return replace(
+        figures,
+        p50_ms=figures.p50_ms * evening,
+        energy_mj=figures.energy_mj * evening,
+        agreement=agreement,
+        compared=0 if agreement is None else 400,
+    )
+
+
+def decisions(run: Simulation) -> list[Decision]:
+    return [entry for _, entry in run.log if isinstance(entry, Decision)]

@@ -1,0 +1,236 @@
+"""Rollouts of simulated devices: bad releases stop early, good ones get through, the log decides alike."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, Model, decisions, simulate
+
+from edgekit_fleet.rollouts.cohort import freeze_cohort, join_cohort
+from edgekit_fleet.rollouts.decide import decide
+from edgekit_fleet.rollouts.gates import GateLimits, Sample, judge_samples, measure
+from edgekit_fleet.rollouts.progress import (
+    Answered,
+    Decision,
+    Joined,
+    Ordered,
+    Progress,
+    RolloutSettings,
+    Started,
+    apply,
+    begin,
+    entry_from_plain,
+    entry_to_plain,
+)
+from edgekit_fleet.rollouts.replay import replay
+from edgekit_fleet.rollouts.waves import default_minimum, plan_waves
+from edgekit_runtime.agent.documents import ModelFigures
+from edgekit_runtime.errors import FleetError
+
+LIMITS = GateLimits()
+
+
+def start(count: int, **settings: object) -> Progress:
+    devices = tuple(f"d{number}" for number in range(count))
+    made = RolloutSettings(waves=(2, count) if count > 2 else (count,), minimum=2, **settings)  # type: ignore[arg-type]
+    return begin(Started(settings=made, devices=devices, classes=("rpi5",) * count), 0.0)
+
+
+def step(progress: Progress, now: float) -> Decision:
+    decision = decide(progress, now)
+    assert decision is not None
+    if decision.action != "wait":
+        apply(progress, decision, now)
+    return decision
+
+
+def answer(progress: Progress, devices: tuple[str, ...], now: float, outcome: str = "succeeded") -> None:
+    for device in devices:
+        apply(progress, Answered(device=device, outcome=outcome, measures={"latency": 0.0}), now)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", BAD_MODELS)
+@pytest.mark.parametrize("devices", [200, 3000])
+def test_bad_model_stops_at_few_devices(name: str, devices: int) -> None:
+    for seed in range(5):
+        run = simulate(seed, devices, BAD_MODELS[name])
+        assert run.progress.state == "aborted"
+        assert run.exposed <= max(3 * default_minimum(devices), devices // 100)
+        last = decisions(run)[-1]
+        assert last.action == "abort" and len(last.devices) == run.exposed
+
+
+@pytest.mark.parametrize("devices", [1, 2, 7, 20, 200])
+def test_clean_release_reaches_every_device(devices: int) -> None:
+    for seed in range(10):
+        run = simulate(seed, devices, CLEAN)
+        is_alone = devices <= 2  # one that is offline, of two, leaves too few answers
+        assert run.progress.state == "succeeded" or (is_alone and run.progress.state == "paused")
+        assert run.exposed == devices or is_alone
+
+
+def test_log_of_hundreds_of_rollouts_gives_the_same_decisions() -> None:
+    """Through the JSON of the audit log, and with clean, bad and half-bad models."""
+    models = [CLEAN, *BAD_MODELS.values(), Model(crash_share=0.02), Model(agreement=0.952)]
+    for seed in range(300):
+        run = simulate(seed, 20 + 10 * (seed % 7), models[seed % len(models)])
+        written = [(at, json.dumps(entry_to_plain(entry))) for at, entry in run.log]
+        progress, differences = replay((at, entry_from_plain(json.loads(text))) for at, text in written)
+        assert differences == []
+        assert progress.state == run.progress.state and progress.started == run.exposed
+
+
+def test_changed_log_is_noticed() -> None:
+    run = simulate(3, 100, BAD_MODELS["crash loop"])
+    log = [(at, replace(entry, fault="") if isinstance(entry, Answered) else entry) for at, entry in run.log]
+    _, differences = replay(log)
+    assert [difference.logged.action for difference in differences] == ["abort"]
+
+
+def test_log_without_a_start_is_refused() -> None:
+    with pytest.raises(FleetError, match="does not begin with its start"):
+        replay([(0.0, Ordered(order="pause"))])
+
+
+def test_thirty_failures_of_a_hundred_answers_stop_a_group_of_a_thousand() -> None:
+    """The peer divides by the group: 3 % of 1,000 would go on below a limit of 5 %."""
+    samples = [Sample(device_class="rpi5", is_failed=number < 30) for number in range(100)]
+    verdict = judge_samples(samples, LIMITS).verdict
+    assert verdict is not None and verdict.gate == "install"
+    assert "30 of 100 devices that answered failed to install it" in verdict.sentence
+
+
+def test_package_that_is_bad_for_one_class_stops() -> None:
+    """Twelve slow ones of 600 are no mean over the fleet."""
+    good = [Sample(device_class="x86-64", is_failed=False, measures={"latency": 0.0})] * 588
+    slow = [Sample(device_class="rpi5", is_failed=False, measures={"latency": 0.7})] * 16
+    verdict = judge_samples([*good, *slow], LIMITS).verdict
+    assert verdict is not None and "of class rpi5" in verdict.sentence
+
+
+def figures(p50_ms: float, **others: float) -> ModelFigures:
+    return ModelFigures(model="m", version="1", requests=100, p50_ms=p50_ms, **others)  # type: ignore[arg-type]
+
+
+def test_busy_evening_speaks_not_against_a_release() -> None:
+    controls = [(figures(10.0), figures(20.0))] * 5
+    assert measure(figures(30.0), figures(60.0), controls)["latency"] == pytest.approx(0.0)
+    assert measure(figures(30.0), figures(60.0), controls[:4])["latency"] == pytest.approx(0.693, abs=1e-3)
+
+
+def test_new_model_without_an_old_one_has_only_its_agreement() -> None:
+    assert measure(None, figures(10.0, agreement=0.9, compared=50), []) == {
+        "disagreement": pytest.approx(0.1)
+    }
+
+
+def test_abort_takes_back_every_device_that_was_offered_the_release() -> None:
+    progress = start(8)
+    answer(progress, step(progress, 0.0).devices, 1.0)
+    second = step(progress, 2.0)
+    assert len(second.devices) == 2
+    apply(progress, Ordered(order="abort", who="anna"), 3.0)
+    last = step(progress, 4.0)
+    assert last.action == "abort" and set(last.devices) == {"d0", "d1", *second.devices}
+    assert "anna aborted" in last.sentence
+    assert decide(progress, 5.0) is None
+
+
+@pytest.mark.parametrize(("approval", "asked"), [("first", [0]), ("each", [0, 1])])
+def test_wave_waits_for_its_approval(approval: str, asked: list[int]) -> None:
+    progress = start(4, approval=approval)
+    now, seen = 0.0, []
+    while progress.state == "running":
+        now += 1.0
+        decision = step(progress, now)
+        if decision.action == "ask":
+            seen.append(decision.wave)
+            assert decide(progress, now + 1e6) == decision
+            apply(progress, Ordered(order="approve", who="anna"), now)
+        answer(progress, decision.devices, now)
+    assert seen == asked and progress.state == "succeeded"
+
+
+def test_failure_of_the_network_is_tried_again_and_others_are_not() -> None:
+    progress = start(40)
+    first = step(progress, 0.0).devices
+    apply(progress, Answered(device=first[0], outcome="failed", code="link"), 1.0)
+    apply(progress, Answered(device=first[1], outcome="failed", code="self-test"), 1.0)
+    retried = step(progress, 2.0)
+    assert retried.action == "retry" and retried.devices == first[:1]
+
+
+def test_devices_that_do_not_answer_are_replaced_and_followed() -> None:
+    progress = start(10)
+    assert step(progress, 0.0).devices == ("d0", "d1")
+    answer(progress, ("d0",), 1.0)
+    assert step(progress, 10.0).action == "wait"
+    assert step(progress, 3700.0).devices == ("d2",)
+
+
+def test_rollout_without_answers_pauses_and_can_be_resumed() -> None:
+    progress = start(2)
+    step(progress, 0.0)
+    now = 172_801.0
+    assert step(progress, now).action == "pause"
+    assert step(progress, now + 1).action == "wait"
+    apply(progress, Ordered(order="resume"), now + 2)
+    answer(progress, ("d0", "d1"), now + 3)
+    assert step(progress, now + 4).action == "succeed"
+
+
+def test_paused_rollout_still_stops_by_its_gates() -> None:
+    progress = start(40)
+    devices = step(progress, 0.0).devices
+    apply(progress, Ordered(order="pause"), 1.0)
+    for device in devices:
+        apply(progress, Answered(device=device, outcome="succeeded", fault="crash-loop"), 2.0)
+    assert step(progress, 3.0).action == "abort"
+
+
+def test_device_that_joins_comes_last() -> None:
+    progress = start(3)
+    apply(progress, Joined(devices=("new",), classes=("rpi5",)), 1.0)
+    assert list(progress.members) == ["d0", "d1", "d2", "new"]
+
+
+def test_cohort_is_random_repeatable_and_spreads_classes() -> None:
+    classes = {f"d{number}": "rare" if number < 10 else "usual" for number in range(100)}
+    order = freeze_cohort("r1", classes)
+    assert order == freeze_cohort("r1", dict(reversed(classes.items()))) != freeze_cohort("r2", classes)
+    assert sorted(order) == sorted(classes)
+    assert [sum(classes[device] == "rare" for device in order[part : part + 50]) for part in (0, 50)] == [
+        5,
+        5,
+    ]
+    assert join_cohort("r1", order, ["d3", "z"]) == (*order, "z")
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "minimum", "expected"),
+    [
+        ("1%,10%,50%,100%", 1000, 1, (10, 100, 500, 1000)),
+        ("1%,10%,50%,100%", 1000, 30, (30, 100, 500, 1000)),
+        ("1%,10%,50%,100%", 20, 2, (2, 10, 20)),
+        ("1%,100%", 1, 2, (1,)),
+        ("5, 50, 100%", 70, 2, (5, 50, 70)),
+        ("0.5%,100%", 10_001, 1, (51, 10_001)),
+        ("5,500", 70, 2, (5, 70)),
+    ],
+)
+def test_waves_are_planned(text: str, devices: int, minimum: int, expected: tuple[int, ...]) -> None:
+    assert plan_waves(text, devices, minimum) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1%", "10%,1%,100%", "a", "0,100%", "101%", "1.5,100%", "1%;100%", "-1%,100%"]
+)
+def test_malformed_waves_are_refused(text: str) -> None:
+    with pytest.raises(FleetError, match="waves"):
+        plan_waves(text, 1000, 1)
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": 0.0}, {"max_latency_ratio": 1.0}, {"min_agreement": 1.0}])
+def test_limit_out_of_range_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        GateLimits(**wrong)  # type: ignore[arg-type]
