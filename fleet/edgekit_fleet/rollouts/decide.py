@@ -22,10 +22,12 @@ def decide(progress: Progress, now: float) -> Decision | None:
         progress: of the rollout.
         now: seconds since 1970.
     """
-    if progress.state in ("succeeded", "aborted"):
+    if progress.state == "aborted":
         return None
-    if progress.wants_abort is not None:
+    if progress.wants_abort is not None:  # also of a rollout that has ended well
         return _abort(progress, f"{progress.wants_abort} aborted the rollout", {})
+    if progress.state == "succeeded":
+        return None
     judgement = judge_samples(progress.samples(), progress.settings.limits)
     if (verdict := judgement.verdict) is not None:
         figures = {**verdict.figures, "exposed": progress.started, "devices": len(progress.members)}

@@ -1,0 +1,309 @@
+"""Rollouts: plan, start, order, list, describe, replay; and what a change of tags would do to them."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import func, select
+
+from edgekit_fleet.rollouts.cohort import freeze_cohort
+from edgekit_fleet.rollouts.preview import Planned, Refused, preview
+from edgekit_fleet.rollouts.progress import Order, Ordered, RolloutSettings, Started
+from edgekit_fleet.rollouts.replay import Difference, replay
+from edgekit_fleet.rollouts.runner import OPEN_STATES, log_entries, read_entries
+from edgekit_fleet.rollouts.selector import parse_selector
+from edgekit_fleet.rollouts.views import list_attributes, read_before, read_devices, read_packages
+from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, plan_waves
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.tables import DeviceRow, MemberRow, RolloutRow
+from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.errors import FleetError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPlan:
+    """What a rollout would do.
+
+    Attributes:
+        release, selector: of the rollout.
+        planned: devices that get packages, in the order of the names.
+        refused: devices that the selector matches and that get nothing.
+        waves: devices at the end of each wave.
+    """
+
+    release: str
+    selector: str
+    planned: tuple[Planned, ...]
+    refused: tuple[Refused, ...]
+    waves: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Return what all devices together download."""
+        return sum(one.bytes for one in self.planned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRequest:
+    """A rollout that shall start.
+
+    Attributes:
+        release, selector: what goes where.
+        waves: as for `waves.plan_waves`.
+        minimum: devices of the first step, or None for the default of the number of devices.
+        options: further fields of `RolloutSettings`, such as `approval`, `trial`, `window`, `limits`.
+        name: of the rollout; the release and a number by default.
+    """
+
+    release: str
+    selector: str
+    waves: str = DEFAULT_WAVES
+    minimum: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSummary:
+    """A rollout as it stands.
+
+    Attributes:
+        name, release, selector, state, because, created_at, created_by, ended_at: see `RolloutRow`.
+        wave: that is open, from 1.
+        waves: devices at the end of each.
+        members: state -> number of devices.
+    """
+
+    name: str
+    release: str
+    selector: str
+    state: str
+    because: str
+    created_at: float
+    created_by: str
+    ended_at: float | None
+    wave: int
+    waves: tuple[int, ...]
+    members: Mapping[str, int]
+
+
+def plan_rollout(store: Store, request: RolloutRequest) -> RolloutPlan:
+    """Return what a rollout would do; changes nothing.
+
+    Raises:
+        FleetError: no such release, a malformed selector or waves.
+    """
+    selector = parse_selector(request.selector)
+    with store.transaction() as session:
+        packages = read_packages(session, request.release)
+        devices = read_devices(session, selector, frozenset(one.model for one in packages))
+    planned, refused = preview(devices, packages)
+    count = len(planned)
+    minimum = request.minimum or default_minimum(count)
+    waves = plan_waves(request.waves, max(count, 1), minimum)
+    return RolloutPlan(
+        release=request.release, selector=request.selector, planned=planned, refused=refused, waves=waves
+    )
+
+
+def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
+    """Start a rollout, whose cohort is frozen now; returns its name.
+
+    Raises:
+        FleetError: as `plan_rollout`; or no device gets anything, an option is wrong, or the name is taken.
+    """
+    now = time.time()
+    selector = parse_selector(request.selector)
+    with store.transaction() as session:
+        packages = read_packages(session, request.release)
+        models = frozenset(one.model for one in packages)
+        devices = {view.name: view for view in read_devices(session, selector, models)}
+        planned, refused = preview(devices.values(), packages)
+        if not planned:
+            codes = Counter(one.code for one in refused)
+            why = ", ".join(f"{count} for '{code}'" for code, count in codes.items()) or "none matches"
+            raise FleetError(
+                f"no device gets release '{request.release}' by {request.selector!r}: {why}; see"
+                " `edgekit fleet rollout plan`"
+            )
+        made = session.scalar(
+            select(func.count()).select_from(RolloutRow).where(RolloutRow.release == request.release)
+        )
+        name = request.name or f"{request.release}-r{(made or 0) + 1}"
+        if session.get(RolloutRow, name) is not None:
+            raise FleetError(f"rollout '{name}' exists; choose another name")
+        settings = _make_settings(request, len(planned))
+        classes = {one.device: one.target for one in planned}
+        cohort = freeze_cohort(name, classes)
+        session.add(
+            RolloutRow(
+                name=name,
+                release=request.release,
+                selector=request.selector,
+                state="running",
+                because="the first devices are next",
+                settings=to_plain(settings),
+                created_at=now,
+                created_by=actor,
+                started_at=now,
+            )
+        )
+        session.flush()
+        before = read_before(session, [devices[device] for device in cohort], models)
+        ends = settings.waves
+        for rank, device in enumerate(cohort):
+            wave = next((number for number, end in enumerate(ends) if rank < end), len(ends) - 1)
+            session.add(
+                MemberRow(
+                    rollout=name, device=device, wave=wave, state="waiting", before=before.get(device, {})
+                )
+            )
+        for one in refused:
+            session.add(
+                MemberRow(rollout=name, device=one.device, wave=-1, state="refused", because=one.reason)
+            )
+        entry = Started(settings=settings, devices=cohort, classes=tuple(classes[one] for one in cohort))
+        log_entries(session, name, actor, [entry], now)
+    return name
+
+
+def _make_settings(request: RolloutRequest, devices: int) -> RolloutSettings:
+    minimum = min(request.minimum or default_minimum(devices), devices)
+    waves = plan_waves(request.waves, devices, minimum)
+    plain = {"waves": list(waves), "minimum": minimum, **request.options}
+    if plain.get("window"):  # a device may answer a day later and is not offline
+        plain.setdefault("patience_s", 93_600.0)
+        plain.setdefault("step_timeout_s", 259_200.0)
+    return from_plain(RolloutSettings, plain, "rollout", FleetError)
+
+
+def give_order(store: Store, name: str, order: Order, actor: str, note: str = "") -> RolloutSummary:
+    """Order a rollout to go on, pause, or stop and go back; the manager does it at its next turn.
+
+    Args:
+        store: of the fleet.
+        name: of the rollout.
+        order: `abort` also rolls a rollout back that has ended well.
+        actor: who orders.
+        note: for the audit log.
+
+    Raises:
+        FleetError: there is no such rollout, or it cannot do that now.
+    """
+    with store.transaction() as session:
+        row = _find(session, name)
+        fits = {
+            "pause": ("running",),
+            "resume": ("paused",),
+            "approve": ("running", "paused"),
+            "abort": ("running", "paused", "succeeded"),
+        }
+        if row.state not in fits[order]:
+            expected = " or ".join(fits[order])
+            raise FleetError(f"rollout '{name}' is {row.state}, expected {expected} to {order} it")
+        if order == "abort" and row.state == "succeeded":
+            row.state, row.ended_at = "returning", None
+        log_entries(session, name, actor, [Ordered(order=order, who=actor, note=note)], time.time())
+    return find_rollout(store, name)
+
+
+def list_rollouts(store: Store) -> list[RolloutSummary]:
+    """Return all rollouts, the newest first."""
+    with store.transaction() as session:
+        counts: dict[str, dict[str, int]] = {}
+        for rollout, state, count in session.execute(
+            select(MemberRow.rollout, MemberRow.state, func.count()).group_by(
+                MemberRow.rollout, MemberRow.state
+            )
+        ):
+            counts.setdefault(rollout, {})[state] = count
+        rows = session.scalars(select(RolloutRow).order_by(RolloutRow.created_at.desc()))
+        return [_summarize(row, counts.get(row.name, {})) for row in rows]
+
+
+def find_rollout(store: Store, name: str) -> RolloutSummary:
+    """Return a rollout.
+
+    Raises:
+        FleetError: there is none of that name.
+    """
+    with store.transaction() as session:
+        row = _find(session, name)
+        counts = session.execute(
+            select(MemberRow.state, func.count()).where(MemberRow.rollout == name).group_by(MemberRow.state)
+        )
+        return _summarize(row, dict(counts.all()))
+
+
+def replay_rollout(store: Store, name: str) -> list[Difference]:
+    """Return the decisions of a rollout that its log would not give again; none should differ.
+
+    Raises:
+        FleetError: there is no such rollout, or its log is damaged.
+    """
+    with store.transaction() as session:
+        _find(session, name)
+        entries = [(at, entry) for _, at, entry in read_entries(session, name)]
+    return replay(entries)[1]
+
+
+def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each open rollout that a change of tags would bring a device into, or out of.
+
+    A frozen cohort keeps its devices; only one that devices may join changes.
+
+    Args:
+        store: of the fleet.
+        device: whose tags change.
+        tags: new values; an empty one removes the tag.
+
+    Raises:
+        FleetError: there is no such device.
+    """
+    with store.transaction() as session:
+        row = session.get(DeviceRow, device)
+        if row is None:
+            raise FleetError(f"no device '{device}' is enrolled; `edgekit fleet devices` lists them")
+        after = {key: value for key, value in {**row.tags, **tags}.items() if value}
+        effects = []
+        for rollout in session.scalars(select(RolloutRow).where(RolloutRow.state.in_(OPEN_STATES))):
+            selector = parse_selector(rollout.selector)
+            was, will = (selector.matches(list_attributes(row, one)) for one in (row.tags, after))
+            if was == will:
+                continue
+            if will and rollout.settings.get("is_dynamic"):
+                effects.append(
+                    f"{device} joins rollout '{rollout.name}' and gets release '{rollout.release}'"
+                )
+            elif not will and session.get(MemberRow, (rollout.name, device)) is not None:
+                effects.append(
+                    f"{device} no longer matches rollout '{rollout.name}', whose cohort keeps it: it still"
+                    f" gets release '{rollout.release}'"
+                )
+        return effects
+
+
+def _find(session: Any, name: str) -> RolloutRow:
+    row: RolloutRow | None = session.get(RolloutRow, name)
+    if row is None:
+        known = session.scalars(select(RolloutRow.name).order_by(RolloutRow.created_at.desc()).limit(5)).all()
+        raise FleetError(f"no rollout '{name}', the newest are: {', '.join(known) or 'none'}")
+    return row
+
+
+def _summarize(row: RolloutRow, members: Mapping[str, int]) -> RolloutSummary:
+    return RolloutSummary(
+        name=row.name,
+        release=row.release,
+        selector=row.selector,
+        state=row.state,
+        because=row.because,
+        created_at=row.created_at,
+        created_by=row.created_by,
+        ended_at=row.ended_at,
+        wave=row.wave + 1,
+        waves=tuple(row.settings["waves"]),
+        members=members,
+    )

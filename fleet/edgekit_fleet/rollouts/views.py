@@ -1,0 +1,140 @@
+"""What the store knows of devices and releases, in the form in which `preview` wants it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.rollouts.preview import DeviceView, PackageView
+from edgekit_fleet.rollouts.selector import Selector
+from edgekit_fleet.store.tables import (
+    DeviceRow,
+    MemberRow,
+    ReleasePackageRow,
+    ReleaseRow,
+    RolloutRow,
+    WantedModelRow,
+)
+from edgekit_runtime.agent.documents import DesiredModel
+from edgekit_runtime.dataclass_json import to_plain
+from edgekit_runtime.errors import FleetError
+
+
+def list_attributes(row: DeviceRow, tags: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return what selectors see of a device: a tag hides a fact of its name.
+
+    Args:
+        row: of the device.
+        tags: instead of its own.
+    """
+    online = "yes" if row.is_online else "no"
+    own = {"class": row.target, "name": row.name, "status": row.status, "online": online}
+    return {**row.facts, **(row.tags if tags is None else tags), **own}
+
+
+def read_packages(session: Session, release: str) -> tuple[PackageView, ...]:
+    """Return the packages of a release.
+
+    Raises:
+        FleetError: there is no such release, or it was withdrawn.
+    """
+    row = session.get(ReleaseRow, release)
+    if row is None:
+        known = session.scalars(select(ReleaseRow.name).order_by(ReleaseRow.created_at.desc()).limit(5)).all()
+        raise FleetError(f"no release '{release}', the newest are: {', '.join(known) or 'none'}")
+    if row.withdrawn_at is not None:
+        raise FleetError(f"release '{release}' was withdrawn; make another one")
+    rows = session.scalars(select(ReleasePackageRow).where(ReleasePackageRow.release == release))
+    return tuple(
+        PackageView(
+            model=one.model,
+            target=one.target,
+            version=one.version,
+            manifest_sha256=one.manifest_sha256,
+            path=one.path,
+            size_bytes=one.size_bytes,
+            sha256=one.sha256,
+            engines=tuple(one.needs.get("engines", ())),
+            deltas=tuple(one.deltas),
+        )
+        for one in rows
+    )
+
+
+def read_devices(session: Session, selector: Selector, models: frozenset[str]) -> list[DeviceView]:
+    """Return the devices that a selector matches.
+
+    Args:
+        session: of the store.
+        selector: of the rollout.
+        models: of the release; only an open rollout of one of them is in its way.
+    """
+    open_members = session.execute(
+        select(MemberRow.device, MemberRow.rollout)
+        .join(RolloutRow, RolloutRow.name == MemberRow.rollout)
+        .join(ReleasePackageRow, ReleasePackageRow.release == RolloutRow.release)
+        .where(
+            RolloutRow.state.in_(("running", "paused", "returning")),
+            ReleasePackageRow.model.in_(models),
+            MemberRow.wave >= 0,
+        )
+    )
+    busy = dict(open_members.all())
+    views = []
+    for row in session.scalars(select(DeviceRow)):
+        if not selector.matches(list_attributes(row)):
+            continue
+        reported = (row.reported or {}).get("models", ())
+        views.append(
+            DeviceView(
+                name=row.name,
+                target=row.target,
+                facts=row.facts,
+                versions={one["model"]: (one["version"], one["manifest_sha256"]) for one in reported},
+                pinned=tuple(row.pinned),
+                rollout=busy.get(row.name, ""),
+                is_revoked=row.revoked_at is not None,
+            )
+        )
+    return views
+
+
+def read_before(
+    session: Session, devices: list[DeviceView], models: frozenset[str]
+) -> dict[str, dict[str, Any]]:
+    """Return device -> model -> the `DesiredModel`, as plain values, of what it runs now."""
+    wanted = {
+        (row.device, row.model): row.document
+        for row in session.scalars(select(WantedModelRow).where(WantedModelRow.model.in_(models)))
+        if not row.is_removed
+    }
+    released = {
+        (row.target, row.manifest_sha256): row
+        for row in session.scalars(select(ReleasePackageRow).where(ReleasePackageRow.model.in_(models)))
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for device in devices:
+        for model in models & device.versions.keys():
+            version, digest = device.versions[model]
+            document = wanted.get((device.name, model))
+            if document is None or document.get("manifest_sha256") != digest:
+                package = released.get((device.target, digest))
+                # A version that the fleet never released is still in the device's spare slot: its digest is
+                # all that a return needs.
+                document = to_plain(
+                    DesiredModel(
+                        model=model,
+                        version=version,
+                        manifest_sha256=digest,
+                        path=package.path if package else "",
+                        size_bytes=package.size_bytes if package else 0,
+                        sha256=package.sha256 if package else "",
+                        execution="",
+                        release=package.release if package else "",
+                        rollout="",
+                    )
+                )
+            if version:
+                found.setdefault(device.name, {})[model] = document
+    return found

@@ -1,0 +1,354 @@
+"""Rollouts over the store: what devices are told, what a plan says, and that a killed manager goes on."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from edgekit_fleet.operations import rollouts
+from edgekit_fleet.operations.rollouts import RolloutRequest
+from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
+from edgekit_fleet.store.database import Store, open_store, sqlite_url
+from edgekit_fleet.store.tables import (
+    DesiredRow,
+    DeviceRow,
+    ExecutionRow,
+    FigureRow,
+    MemberRow,
+    ReleasePackageRow,
+    ReleaseRow,
+    RolloutRow,
+    WantedModelRow,
+)
+from edgekit_runtime.agent.documents import DesiredModel, ModelFigures
+from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.errors import FleetError
+
+NOW = 4_000_000_000.0  # later than the clock of the machine, which `start_rollout` reads
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("store") / "fleet.db"
+    open_store(sqlite_url(path)).close()
+    return path
+
+
+@pytest.fixture
+def store(empty: Path, tmp_path: Path) -> Iterator[Store]:
+    shutil.copy(empty, tmp_path / "fleet.db")
+    opened = open_store(sqlite_url(tmp_path / "fleet.db"))
+    yield opened
+    opened.close()
+
+
+def add_devices(store: Store, count: int, **facts: str) -> None:
+    with store.transaction() as session:
+        for number in range(count):
+            name = f"d{number:03}"
+            ran = {"model": "digits", "version": "1", "manifest_sha256": "old", "health": "healthy"}
+            session.add(
+                DeviceRow(
+                    name=name,
+                    target="rpi5" if number % 4 else "x86-64",
+                    tags={"site": "lyon" if number % 2 else "nice"},
+                    public_key=b"",
+                    certificate_serial="1",
+                    certificate_expires_at=NOW,
+                    enrolled_at=0.0,
+                    facts=facts,
+                    reported={"models": [ran]},
+                    is_online=True,
+                )
+            )
+
+
+def add_release(
+    store: Store, name: str = "r", version: str = "2", targets: tuple[str, ...] = ("rpi5", "x86-64")
+) -> None:
+    with store.transaction() as session:
+        session.add(ReleaseRow(name=name, created_at=0.0))
+        session.flush()
+        for target in targets:
+            session.add(
+                ReleasePackageRow(
+                    release=name,
+                    model="digits",
+                    target=target,
+                    version=version,
+                    manifest_sha256=f"new-{version}-{target}",
+                    path=f"{target}/digits-{version}-{target}.edgepkg",
+                    size_bytes=1000,
+                    sha256="ab",
+                    needs={"engines": ["onnxruntime"]},
+                )
+            )
+
+
+class Fleet:
+    """Devices that answer what they are told, as the inbox would write it down."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.store, self.name, self.now = store, name, NOW
+        self.runner = RolloutRunner()
+        self.answered: set[str] = set()
+
+    def run(
+        self, answer: Callable[[ExecutionRow], str], turns: int = 30, figures: ModelFigures | None = None
+    ) -> str:
+        for _ in range(turns):
+            self.now += 400.0
+            with self.store.transaction() as session:
+                self.runner.turn(session, self.now)
+            self.now += 1.0
+            with self.store.transaction() as session:
+                for row in session.scalars(select(ExecutionRow).where(ExecutionRow.state == "waiting")):
+                    row.state = answer(row)
+                    row.changed_at = row.ended_at = self.now
+                    self.answered.add(row.device)
+                    if figures is not None and row.state == "succeeded" and row.version == figures.version:
+                        session.merge(
+                            FigureRow(
+                                device=row.device,
+                                model="digits",
+                                version=row.version,
+                                hour=int(self.now // 3600),
+                                figures=to_plain(figures),
+                                reported_at=self.now,
+                            )
+                        )
+            if self.row().state not in ("running", "paused", "returning"):
+                break
+        return self.row().state
+
+    def row(self) -> RolloutRow:
+        with self.store.transaction() as session:
+            row = session.get(RolloutRow, self.name)
+            assert row is not None
+            return row
+
+    def wanted(self) -> dict[str, DesiredModel]:
+        with self.store.transaction() as session:
+            rows = session.scalars(select(WantedModelRow)).all()
+            return {row.device: from_plain(DesiredModel, row.document) for row in rows}
+
+
+def start(store: Store, **changes: object) -> Fleet:
+    request = RolloutRequest(release="r", selector="all", **changes)  # type: ignore[arg-type]
+    return Fleet(store, rollouts.start_rollout(store, request, "anna"))
+
+
+def succeed(_: ExecutionRow) -> str:
+    return "succeeded"
+
+
+def test_good_release_reaches_all_devices_and_marks_their_documents(store: Store) -> None:
+    add_devices(store, 12)
+    add_release(store)
+    fleet = start(store)
+    assert fleet.run(succeed) == "succeeded"
+    wanted = fleet.wanted()
+    assert len(wanted) == 12 and {one.version for one in wanted.values()} == {"2"}
+    assert wanted["d000"].path == "x86-64/digits-2-x86-64.edgepkg" and wanted["d001"].path.startswith("rpi5/")
+    with store.transaction() as session:
+        due = session.scalars(select(DesiredRow.device).where(DesiredRow.is_due)).all()
+    assert len(due) == 12
+    assert rollouts.replay_rollout(store, fleet.name) == []
+    assert rollouts.find_rollout(store, fleet.name).members == {"succeeded": 12}
+
+
+def test_bad_release_stops_and_takes_its_devices_back(store: Store) -> None:
+    add_devices(store, 100)
+    add_release(store)
+    fleet = start(store)
+    bad = ModelFigures(model="digits", version="2", requests=50, restarts=4)
+    assert fleet.run(succeed, figures=bad) == "aborted"
+    wanted = fleet.wanted()
+    assert len(wanted) == 10  # the first step, no more
+    for document in wanted.values():
+        assert (document.version, document.manifest_sha256, document.is_return) == ("1", "old", True)
+    assert "crash" in fleet.row().because
+    with store.transaction() as session:
+        executions = session.scalars(select(ExecutionRow.execution)).all()
+    assert len(set(executions)) == 20
+    assert rollouts.replay_rollout(store, fleet.name) == []
+
+
+def test_device_that_ran_nothing_goes_back_to_nothing(store: Store) -> None:
+    add_devices(store, 4)
+    add_release(store)
+    with store.transaction() as session:
+        for row in session.scalars(select(DeviceRow)):
+            row.reported = None
+    fleet = start(store, waves="100%", minimum=4)
+    assert fleet.run(lambda row: "failed") == "aborted"
+    with store.transaction() as session:
+        assert {row.is_removed for row in session.scalars(select(WantedModelRow))} == {True}
+
+
+def test_manager_that_is_killed_after_every_turn_decides_the_same(store: Store) -> None:
+    add_devices(store, 40)
+    add_release(store)
+    fleet = start(store)
+    for _ in range(40):
+        fleet.runner = RolloutRunner()
+        if fleet.run(succeed, turns=1) == "succeeded":
+            break
+    assert fleet.row().state == "succeeded" and len(fleet.answered) == 40
+    assert rollouts.replay_rollout(store, fleet.name) == []
+
+
+def test_transaction_that_fails_leaves_no_decision(store: Store) -> None:
+    add_devices(store, 12)
+    add_release(store)
+    fleet = start(store)
+    with pytest.raises(RuntimeError), store.transaction() as session:
+        fleet.runner.turn(session, fleet.now)
+        fleet.runner._known.clear()
+        raise RuntimeError
+    with store.transaction() as session:
+        assert len(read_entries(session, fleet.name)) == 1
+    assert fleet.run(succeed) == "succeeded"
+
+
+def test_finished_rollout_is_rolled_back_by_order(store: Store) -> None:
+    add_devices(store, 12)
+    add_release(store)
+    fleet = start(store)
+    fleet.run(succeed)
+    rollouts.give_order(store, fleet.name, "abort", "anna", "customers complain")
+    assert fleet.run(succeed) == "aborted"
+    assert {one.version for one in fleet.wanted().values()} == {"1"}
+    assert "anna" in fleet.row().because
+
+
+def test_orders_are_followed_and_misplaced_ones_refused(store: Store) -> None:
+    add_devices(store, 40)
+    add_release(store)
+    fleet = start(store, options={"approval": "first"})
+    fleet.run(succeed, turns=2)
+    assert "waits for an approval" in fleet.row().because and not fleet.wanted()
+    rollouts.give_order(store, fleet.name, "approve", "anna")
+    fleet.run(succeed, turns=1)
+    assert fleet.wanted()
+    rollouts.give_order(store, fleet.name, "pause", "anna")
+    count = len(fleet.wanted())
+    fleet.run(succeed, turns=5)
+    assert len(fleet.wanted()) == count and fleet.row().state == "paused"
+    with pytest.raises(FleetError, match="is paused, expected running to pause it"):
+        rollouts.give_order(store, fleet.name, "pause", "anna")
+    rollouts.give_order(store, fleet.name, "resume", "anna")
+    assert fleet.run(succeed) == "succeeded"
+    with pytest.raises(FleetError, match="no rollout 'x', the newest are: r-r1"):
+        rollouts.give_order(store, "x", "abort", "anna")
+
+
+def test_plan_names_who_is_refused_and_why(store: Store) -> None:
+    add_devices(store, 9, engines="onnxruntime", free_bytes="5000", battery="mains")
+    add_release(store)
+    changes = {
+        "d001": {"target": "jetson-orin-nano"},
+        "d002": {"pinned": {"digits": "1"}},
+        "d003": {"revoked_at": 1.0},
+        "d004": {"facts": {"engines": "litert"}},
+        "d005": {"facts": {"free_bytes": "10"}},
+        "d006": {"reported": {"models": [{"model": "digits", "version": "3", "manifest_sha256": "x"}]}},
+        "d007": {
+            "reported": {"models": [{"model": "digits", "version": "2", "manifest_sha256": "new-2-rpi5"}]}
+        },
+    }
+    with store.transaction() as session:
+        for name, values in changes.items():
+            row = session.get(DeviceRow, name)
+            for key, value in values.items():
+                setattr(row, key, value)
+    plan = rollouts.plan_rollout(store, RolloutRequest(release="r", selector="all"))
+    assert [one.device for one in plan.planned] == ["d000", "d008"] and plan.bytes == 2000
+    assert {one.device: one.code for one in plan.refused} == {
+        "d001": "class",
+        "d002": "pinned",
+        "d003": "revoked",
+        "d004": "engine",
+        "d005": "disk",
+        "d006": "newer",
+        "d007": "same",
+    }
+    assert rollouts.list_rollouts(store) == []
+
+
+def test_device_in_an_open_rollout_is_refused_by_the_next(store: Store) -> None:
+    add_devices(store, 4)
+    add_release(store)
+    add_release(store, "s", "3")
+    name = start(store).name
+    with pytest.raises(FleetError, match="no device gets release 's' by 'all': 4 for 'other-rollout'"):
+        rollouts.start_rollout(store, RolloutRequest(release="s", selector="all"), "anna")
+    rollouts.give_order(store, name, "abort", "anna")
+    Fleet(store, name).run(succeed)
+    assert rollouts.start_rollout(store, RolloutRequest(release="s", selector="all"), "anna") == "s-r1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"release": "q"}, "no release 'q', the newest are: r"),
+        ({"selector": "site=paris"}, "none matches"),
+        ({"options": {"approval": "never"}}, "expected one of none, first, each"),
+        ({"options": {"limits": {"alpha": 2.0}}}, "alpha is 2.0, expected"),
+        ({"waves": "1%"}, "end with 100%"),
+    ],
+)
+def test_wrong_request_is_refused(store: Store, changes: dict[str, object], message: str) -> None:
+    add_devices(store, 300)
+    add_release(store)
+    with pytest.raises(FleetError, match=message):
+        rollouts.start_rollout(
+            store, RolloutRequest(**{"release": "r", "selector": "all", **changes}), "anna"
+        )  # type: ignore[arg-type]
+
+
+def test_frozen_cohort_does_not_follow_tags_and_a_dynamic_one_does(store: Store) -> None:
+    add_devices(store, 20)
+    add_release(store)
+    request = RolloutRequest(release="r", selector="site=lyon", options={"is_dynamic": True})
+    fleet = Fleet(store, rollouts.start_rollout(store, request, "anna"))
+    effects = rollouts.find_tag_effects(store, "d000", {"site": "lyon"})
+    assert effects == [f"d000 joins rollout '{fleet.name}' and gets release 'r'"]
+    assert "still gets" in rollouts.find_tag_effects(store, "d001", {"site": ""})[0]
+    assert rollouts.find_tag_effects(store, "d000", {"floor": "2"}) == []
+    with store.transaction() as session:
+        row = session.get(DeviceRow, "d000")
+        assert row is not None
+        row.tags = {"site": "lyon"}
+    assert fleet.run(succeed) == "succeeded"
+    assert len(fleet.wanted()) == 11 and "d000" in fleet.wanted()
+
+
+def test_latency_is_compared_with_devices_that_still_run_the_old_version(store: Store) -> None:
+    """All devices are twice as slow in the new hour: the release is not the reason."""
+    add_devices(store, 100)
+    add_release(store)
+    fleet = start(store)
+    with store.transaction() as session:
+        for number in range(100):
+            for hours, p50_ms in ((-2, 10.0), (-1, 10.0), (1, 20.0), (2, 20.0)):
+                at = NOW + hours * 3600
+                figures = ModelFigures(model="digits", version="1", requests=100, p50_ms=p50_ms)
+                session.add(
+                    FigureRow(
+                        device=f"d{number:03}",
+                        model="digits",
+                        version="1",
+                        hour=int(at // 3600),
+                        figures=to_plain(figures),
+                        reported_at=at,
+                    )
+                )
+    slow = ModelFigures(model="digits", version="2", requests=100, p50_ms=20.0)
+    fleet.run(succeed, turns=3, figures=slow)
+    assert fleet.row().state == "running" and len(fleet.wanted()) > 10
+    with store.transaction() as session:
+        members = session.scalars(select(MemberRow).where(MemberRow.state == "succeeded")).all()
+    assert len(members) >= 10
