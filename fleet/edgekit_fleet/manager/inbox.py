@@ -1,0 +1,337 @@
+"""What devices state: verified, put in order, and written to the store in batches.
+
+A document counts only if its signature is by the key of the device that its topic names, and its number is
+higher than that of the last one of its kind. So a broker that forges, replays, repeats or reorders changes
+nothing; what is refused is counted, and goes to the audit log once a minute and device.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from sqlalchemy import bindparam, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.tables import DeviceRow, ExecutionRow, FigureRow
+from edgekit_runtime.agent.documents import ENDED, Event, Execution, Hello, Online, Reported
+from edgekit_runtime.agent.signing import key_id, unseal
+from edgekit_runtime.dataclass_json import to_plain
+from edgekit_runtime.errors import SignatureError
+
+_HOUR_S: Final = 3600.0
+_ALARM_S: Final = 60.0
+_EVENTS_A_MINUTE: Final = 10
+_MAX_PENDING: Final = 100_000  # messages; the broker's own queue is behind it
+_log = logging.getLogger(__name__)
+
+Refusal: TypeAlias = Literal["topic", "unknown", "revoked", "forged", "impersonated", "replayed", "flood"]
+Document: TypeAlias = Hello | Online | Reported | Event
+_KINDS: Final[dict[str, type[Document]]] = {
+    "hello": Hello,
+    "online": Online,
+    "reported": Reported,
+    "event": Event,
+}
+
+
+@dataclass(slots=True)
+class KnownDevice:
+    """What the manager keeps of a device in memory; see `DeviceRow`."""
+
+    name: str
+    keys: dict[str, Ed25519PublicKey]
+    is_revoked: bool
+    sequence: int
+    hello_sequence: int
+    event_sequence: int
+    connection: int
+    is_online: bool
+    desired_held: int
+    desired_sent: int
+    last_seen_at: float
+    sent_at: float = 0.0
+    alarmed_at: float = float("-inf")
+    events: list[float] = field(default_factory=list)
+
+
+_WRITTEN: Final = (
+    "sequence",
+    "hello_sequence",
+    "event_sequence",
+    "connection",
+    "is_online",
+    "desired_held",
+    "last_seen_at",
+)
+
+
+class DeviceIndex:
+    """The enrolled devices in memory, so that a message costs no query.
+
+    Attributes:
+        devices: by name.
+    """
+
+    def __init__(self) -> None:
+        self.devices: dict[str, KnownDevice] = {}
+
+    def load(self, session: Session, names: Iterable[str] | None = None) -> None:
+        """Read devices from the store: all of them, or those named, which may be new or revoked."""
+        statement = select(
+            DeviceRow.name,
+            DeviceRow.public_key,
+            DeviceRow.revoked_at,
+            DeviceRow.desired_sent,
+            *(getattr(DeviceRow, name) for name in _WRITTEN),
+        )
+        if names is not None:
+            statement = statement.where(DeviceRow.name.in_(list(names)))
+        for row in session.execute(statement):
+            key = Ed25519PublicKey.from_public_bytes(row.public_key)
+            state = {name: getattr(row, name) for name in _WRITTEN}
+            state["last_seen_at"] = state["last_seen_at"] or 0.0
+            self.devices[row.name] = KnownDevice(
+                name=row.name,
+                keys={key_id(key): key},
+                is_revoked=row.revoked_at is not None,
+                desired_sent=row.desired_sent,
+                **state,
+            )
+
+
+class Inbox:
+    """Takes messages in, and writes what they say.
+
+    Attributes:
+        refused: how many messages were refused, by reason.
+        accepted: how many were not.
+    """
+
+    def __init__(self, index: DeviceIndex) -> None:
+        self.refused: Counter[Refusal] = Counter()
+        self.accepted = 0
+        self._index = index
+        self._pending: list[tuple[str, bytes]] = []
+        self._changed: set[str] = set()
+        self._reports: dict[str, Reported] = {}
+        self._entries: list[audit.AuditEntry] = []
+
+    def put(self, topic: str, payload: bytes) -> None:
+        """Keep a message for `take`."""
+        if len(self._pending) < _MAX_PENDING:
+            self._pending.append((topic, payload))
+        else:
+            self.refused["flood"] += 1
+
+    def take(self, now: float, limit: int = 1000) -> list[Hello]:
+        """Verify messages that have come; returns the hellos among them.
+
+        Args:
+            now: seconds since 1970.
+            limit: at most so many messages, so that the loop stays responsive.
+        """
+        taken, self._pending = self._pending[:limit], self._pending[limit:]
+        hellos: list[Hello] = []
+        for topic, payload in taken:
+            refusal = self._take(topic, payload, now, hellos.append)
+            if refusal is None:
+                self.accepted += 1
+            else:
+                self.refused[refusal] += 1
+        return hellos
+
+    @property
+    def has_changes(self) -> bool:
+        """Return whether `write` has something to do, or `take`."""
+        return bool(self._pending or self._changed or self._entries)
+
+    def write(self, session: Session, now: float) -> bool:
+        """Write what was taken; returns whether a device has ended an execution.
+
+        Nothing is forgotten until `forget`: after an error, `write` again in a new transaction.
+        """
+        devices = self._index.devices
+        if self._changed:
+            rows = [
+                {"b_name": name, **{f"b_{each}": getattr(devices[name], each) for each in _WRITTEN}}
+                for name in sorted(self._changed)
+            ]
+            _update_devices(session, _WRITTEN, rows)
+        has_ended = False
+        if self._reports:
+            columns = ("status", "because", "facts", "reported")
+            _update_devices(
+                session,
+                columns,
+                [
+                    {
+                        "b_name": report.device,
+                        "b_status": report.status,
+                        "b_because": report.because,
+                        "b_facts": dict(report.facts),
+                        "b_reported": to_plain(report),
+                    }
+                    for report in self._reports.values()
+                ],
+            )
+            executions = [
+                (report.device, each) for report in self._reports.values() for each in report.executions
+            ]
+            has_ended = _update_executions(session, executions, now)
+            _upsert_figures(session, self._reports.values(), now)
+        audit.append(session, "devices", self._entries, now)
+        return has_ended
+
+    def forget(self) -> None:
+        """Forget what `write` has written, after its transaction was committed."""
+        self._changed.clear()
+        self._reports.clear()
+        self._entries.clear()
+
+    def _take(
+        self, topic: str, payload: bytes, now: float, on_hello: Callable[[Hello], None]
+    ) -> Refusal | None:
+        parts = topic.split("/")
+        if len(parts) != 5 or parts[:3] != ["ek", "v1", "d"] or parts[4] not in _KINDS:
+            return "topic"
+        name, kind = parts[3], parts[4]
+        device = self._index.devices.get(name)
+        if device is None:
+            return "unknown"
+        if device.is_revoked:
+            return "revoked"
+        try:
+            document = unseal(payload, kind, _KINDS[kind], device.keys, topic)  # type: ignore[arg-type]
+        except SignatureError as error:
+            self._alarm(device, "alarm.forged", str(error), now)
+            return "forged"
+        if document.device != name:
+            self._alarm(device, "alarm.impersonated", f"{topic}: names '{document.device[:80]}'", now)
+            return "impersonated"
+        if not self._apply(device, document, now):
+            return "replayed"
+        device.last_seen_at = now
+        self._changed.add(name)
+        if isinstance(document, Hello):
+            on_hello(document)
+        return None
+
+    def _apply(self, device: KnownDevice, document: Document, now: float) -> bool:
+        """Apply a verified document; returns whether it was newer than the last of its kind."""
+        if isinstance(document, Online):
+            if document.sequence < device.connection or (
+                document.online and document.sequence == device.connection
+            ):
+                return False
+            device.connection, device.is_online = document.sequence, document.online
+        elif isinstance(document, Hello):
+            if document.sequence <= device.hello_sequence:
+                return False
+            device.hello_sequence, device.desired_held = document.sequence, document.desired_version
+            device.is_online = True
+        elif isinstance(document, Reported):
+            if document.sequence <= device.sequence:
+                return False
+            device.sequence, device.desired_held = document.sequence, document.desired_version
+            self._reports[device.name] = document
+        else:
+            if document.sequence <= device.event_sequence:
+                return False
+            device.event_sequence = document.sequence
+            device.events = [at for at in device.events if now - at < _ALARM_S]
+            if len(device.events) < _EVENTS_A_MINUTE:
+                device.events.append(now)
+                detail = {"kind": document.kind[:64], "text": document.text[:500], "at": document.at}
+                self._entries.append(
+                    audit.AuditEntry(action="device.event", subject=device.name, detail=detail)
+                )
+            else:
+                self.refused["flood"] += 1
+        return True
+
+    def _alarm(self, device: KnownDevice, action: str, text: str, now: float) -> None:
+        if now - device.alarmed_at < _ALARM_S:
+            return
+        device.alarmed_at = now
+        _log.warning("%s", text)
+        self._entries.append(
+            audit.AuditEntry(action=action, subject=device.name, detail={"text": text[:500]})
+        )
+
+
+def _update_devices(session: Session, columns: Iterable[str], rows: list[dict[str, Any]]) -> None:
+    table = DeviceRow.__table__
+    statement = (
+        update(table)  # type: ignore[arg-type]
+        .where(table.c.name == bindparam("b_name"))
+        .values({name: bindparam(f"b_{name}") for name in columns})
+    )
+    session.connection().execute(statement, rows)
+
+
+def _update_executions(session: Session, executions: list[tuple[str, Execution]], now: float) -> bool:
+    """Update the executions that were ordered of these devices and have not ended; returns whether one ended.
+
+    An execution that nobody ordered of the device has no row, so a device cannot speak for another one.
+    """
+    if not executions:
+        return False
+    table = ExecutionRow.__table__
+    columns = ("state", "reason", "code", "done_bytes", "sent_bytes", "changed_at", "ended_at")
+    statement = (
+        update(table)  # type: ignore[arg-type]
+        .where(
+            table.c.execution == bindparam("b_execution"),
+            table.c.device == bindparam("b_device"),
+            table.c.ended_at.is_(None),
+        )
+        .values({name: bindparam(f"b_{name}") for name in columns})
+    )
+    rows = [
+        {
+            "b_execution": each.execution,
+            "b_device": device,
+            "b_state": each.state,
+            "b_reason": each.reason,
+            "b_code": each.code[:64],
+            "b_done_bytes": each.done_bytes,
+            "b_sent_bytes": each.sent_bytes,
+            "b_changed_at": now,
+            "b_ended_at": now if each.state in ENDED else None,
+        }
+        for device, each in executions
+    ]
+    session.connection().execute(statement, rows)
+    return any(each.state in ENDED for _, each in executions)
+
+
+def _upsert_figures(session: Session, reports: Iterable[Reported], now: float) -> None:
+    """Keep the last figures of each device, model and version in this hour."""
+    rows = {}
+    for report in reports:
+        models = {each.model for each in report.models}
+        for each in report.figures:
+            if each.model in models:
+                key = (report.device, each.model, each.version)
+                rows[key] = {
+                    "device": report.device,
+                    "model": each.model,
+                    "version": each.version,
+                    "hour": int(now // _HOUR_S),
+                    "figures": to_plain(each),
+                    "reported_at": now,
+                }
+    if not rows:
+        return
+    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(FigureRow)
+    statement = statement.on_conflict_do_update(
+        index_elements=["device", "model", "version", "hour"],
+        set_={"figures": statement.excluded.figures, "reported_at": statement.excluded.reported_at},
+    )
+    session.execute(statement, list(rows.values()))

@@ -1,0 +1,265 @@
+"""Devices: invite, list, describe, explain, tag, revoke."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+
+from edgekit_fleet.identity import enrolment
+from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.fleet_folder import FleetSettings
+from edgekit_fleet.store.tables import DeviceRow, ExecutionRow, WantedModelRow
+from edgekit_runtime.agent.documents import ENDED, Reported
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """A one-time code.
+
+    Attributes:
+        device: name that it grants.
+        code: for `edgekit-device enroll --code`.
+        expires_at: seconds since 1970.
+    """
+
+    device: str
+    code: str
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSummary:
+    """A device in a list.
+
+    Attributes:
+        name, target, tags, status, because, is_online, last_seen_at: see `DeviceRow`; a revoked one has the
+            status `revoked`.
+        models: model -> version that it reports.
+    """
+
+    name: str
+    target: str
+    tags: Mapping[str, str]
+    status: str
+    because: str
+    is_online: bool
+    last_seen_at: float | None
+    models: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceDetail:
+    """All that is known of a device.
+
+    Attributes:
+        summary: as in a list.
+        why: see `explain`.
+        facts, pinned, certificate_serial, certificate_expires_at, enrolled_at: see `DeviceRow`.
+        desired_sent, desired_held: `$version`s.
+        desired: model -> version that it should run.
+        executions: the newest, as plain values.
+        reported: its last report as plain values, or None.
+    """
+
+    summary: DeviceSummary
+    why: str
+    facts: Mapping[str, str]
+    pinned: Mapping[str, str]
+    certificate_serial: str
+    certificate_expires_at: float
+    enrolled_at: float
+    desired_sent: int
+    desired_held: int
+    desired: Mapping[str, str]
+    executions: tuple[Mapping[str, Any], ...]
+    reported: Mapping[str, Any] | None
+
+
+def invite(
+    store: Store,
+    settings: FleetSettings,
+    authority: Authority,
+    names: tuple[str, ...],
+    *,
+    actor: str,
+    target: str = "",
+    tags: Mapping[str, str] | None = None,
+    life_s: float = 86_400.0,
+) -> list[Invitation]:
+    """Return one-time codes for devices, all or none.
+
+    Args:
+        store: of the fleet.
+        settings: of the fleet.
+        authority: of the fleet.
+        names: of the devices.
+        actor: who invites.
+        target: of their packages, or empty where the devices state it.
+        tags: that they get.
+        life_s: how long the codes are good.
+
+    Raises:
+        ConfigError: a name is malformed or taken.
+    """
+    found = []
+    with store.transaction() as session:
+        for name in names:
+            secret = enrolment.make_code(session, name, actor=actor, target=target, tags=tags, life_s=life_s)
+            code = enrolment.format_code(settings.web_address, authority, secret)
+            found.append(Invitation(device=name, code=code, expires_at=time.time() + life_s))
+    return found
+
+
+def list_devices(store: Store, matches: Callable[[Mapping[str, str]], bool]) -> list[DeviceSummary]:
+    """Return the devices whose attributes match, by name.
+
+    Args:
+        store: of the fleet.
+        matches: whether attributes (see `attributes_of`) match, as `Selector.matches`.
+    """
+    with store.transaction() as session:
+        rows = session.scalars(select(DeviceRow).order_by(DeviceRow.name))
+        return [_summarize(row) for row in rows if matches(attributes_of(row))]
+
+
+def attributes_of(row: DeviceRow) -> dict[str, str]:
+    """Return what selectors see: facts, then tags, then `class`, `name`, `status`, `online`."""
+    online = "yes" if row.is_online else "no"
+    own = {"class": row.target, "name": row.name, "status": row.status, "online": online}
+    return {**row.facts, **row.tags, **own}
+
+
+def describe(store: Store, name: str) -> DeviceDetail:
+    """Return all that is known of a device.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    with store.transaction() as session:
+        row = session.get(DeviceRow, name)
+        if row is None:
+            raise ConfigError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
+        wanted = session.scalars(select(WantedModelRow).where(WantedModelRow.device == name)).all()
+        newest = session.scalars(
+            select(ExecutionRow)
+            .where(ExecutionRow.device == name)
+            .order_by(ExecutionRow.created_at.desc())
+            .limit(10)
+        ).all()
+        desired = {each.model: each.document.get("version", "") for each in wanted if not each.is_removed}
+        return DeviceDetail(
+            summary=_summarize(row),
+            why=_explain(row, wanted, newest),
+            facts=row.facts,
+            pinned=row.pinned,
+            certificate_serial=row.certificate_serial,
+            certificate_expires_at=row.certificate_expires_at,
+            enrolled_at=row.enrolled_at,
+            desired_sent=row.desired_sent,
+            desired_held=row.desired_held,
+            desired=desired,
+            executions=tuple(
+                {
+                    name: getattr(each, name)
+                    for name in ("execution", "rollout", "model", "version", "state", "reason", "code")
+                }
+                for each in newest
+            ),
+            reported=row.reported,
+        )
+
+
+def tag(store: Store, name: str, tags: Mapping[str, str], actor: str) -> None:
+    """Set tags of a device; an empty value removes one.
+
+    Raises:
+        ConfigError: there is no such device, or a tag is malformed.
+    """
+    enrolment.check_tags({key: value for key, value in tags.items() if value})
+    with store.transaction() as session:
+        row = session.get(DeviceRow, name)
+        if row is None:
+            raise ConfigError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
+        row.tags = {key: value for key, value in {**row.tags, **tags}.items() if value}
+        audit.record(session, actor, "device.tag", name, tags=dict(tags))
+
+
+def revoke(store: Store, name: str, actor: str, why: str) -> None:
+    """Shut a device out; the manager ends its connection within seconds.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    with store.transaction() as session:
+        enrolment.revoke(session, name, actor, why)
+
+
+def _summarize(row: DeviceRow) -> DeviceSummary:
+    models = (row.reported or {}).get("models", ())
+    return DeviceSummary(
+        name=row.name,
+        target=row.target,
+        tags=row.tags,
+        status="revoked" if row.revoked_at is not None else row.status,
+        because=row.because,
+        is_online=row.is_online,
+        last_seen_at=row.last_seen_at,
+        models={each["model"]: each["version"] for each in models},
+    )
+
+
+def _explain(row: DeviceRow, wanted: Any, executions: Any) -> str:
+    """Return one sentence: what the device runs, what it should run, what stands between."""
+    if row.revoked_at is not None:
+        return f"{row.name} was revoked {_ago(row.revoked_at)}, so it gets nothing."
+    if row.last_seen_at is None:
+        return f"{row.name} is enrolled and has never connected: run `edgekit-device agent` on it."
+    report = None if row.reported is None else from_plain(Reported, row.reported, row.name)
+    runs = {each.model: each for each in report.models} if report is not None else {}
+    parts = []
+    for each in wanted:
+        there = runs.get(each.model)
+        has = there.version if there is not None and there.version else "nothing"
+        want = "no version of it" if each.is_removed else each.document["version"]
+        if not each.is_removed and there and there.manifest_sha256 == each.document["manifest_sha256"]:
+            continue
+        if each.is_removed and has == "nothing":
+            continue
+        step = next((one for one in executions if one.execution == each.document.get("execution")), None)
+        parts.append(f"{each.model}: it runs {has} and should run {want}, but {_obstacle(row, there, step)}")
+    if parts:
+        return f"{row.name}: {'; '.join(parts)}."
+    shown = ", ".join(f"{one.model} {one.version or 'nothing'}" for one in runs.values()) or "no model"
+    state = "as it should" if wanted else "and nothing else is wanted of it"
+    contact = "" if row.is_online else f" (offline; last seen {_ago(row.last_seen_at)})"
+    because = f", but is {row.status}: {row.because}" if row.status in ("diverged", "stale") else ""
+    return f"{row.name} runs {shown}, {state}{contact}{because}."
+
+
+def _obstacle(row: DeviceRow, there: Any, step: Any) -> str:
+    if not row.is_online:
+        return f"it is offline, and was last seen {_ago(row.last_seen_at or 0.0)}"
+    if row.desired_held < row.desired_sent:
+        return f"it holds document {row.desired_held} and has not taken document {row.desired_sent} yet"
+    if there is not None and there.because:
+        return str(there.because)
+    if step is not None and step.state in ENDED and step.state != "succeeded":
+        return f"the attempt {step.state.replace('_', ' ')}: {step.reason or 'no reason was stated'}"
+    if step is not None:
+        progress = f", {step.done_bytes} bytes so far" if step.state == "downloading" else ""
+        return f"it is {step.state}{progress}{': ' if step.reason else ''}{step.reason}"
+    return row.because or "it has not answered yet"
+
+
+def _ago(at: float) -> str:
+    seconds = max(0.0, time.time() - at)
+    for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

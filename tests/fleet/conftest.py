@@ -1,0 +1,93 @@
+"""A whole fleet on loopback, with a real mosquitto."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+import threading
+
+import pytest
+from fleet_device import FleetDevice, free_port
+
+from edgekit_fleet.operations import devices, running
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+
+
+@pytest.fixture(scope="session")
+def mosquitto():
+    if shutil.which("mosquitto") or os.access("/usr/sbin/mosquitto", os.X_OK):
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip("mosquitto is not installed, and this user cannot install it: apt install mosquitto")
+    done = subprocess.run(
+        ["apt-get", "install", "-y", "--no-install-recommends", "mosquitto"],
+        check=False,
+        capture_output=True,
+    )
+    if done.returncode:
+        pytest.skip(f"mosquitto cannot be installed: {done.stderr[-200:]!r}")
+
+
+class Fleet:
+    """A running fleet, whose loop turns on a thread of its own."""
+
+    def __init__(self, folder, settings):
+        self.folder, self.settings = folder, settings
+        self.decide = lambda session, now: None
+        self.failure = None
+
+    def _decide(self, session, now):
+        self.decide(session, now)
+
+    @contextlib.contextmanager
+    def up(self):
+        with running.start(self.folder, self.settings, self._decide) as fleet:
+            self.fleet, self.store, self.loop = fleet, fleet.store, fleet.loop
+            self.authority = fleet.authority
+            stop, started = asyncio.Event(), threading.Event()
+
+            async def run():
+                self.events = asyncio.get_running_loop()
+                started.set()
+                await fleet.run(stop)
+
+            def work():
+                try:
+                    asyncio.run(run())
+                except BaseException as failure:
+                    self.failure = failure
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            started.wait(10)
+            try:
+                yield self
+            finally:
+                with contextlib.suppress(RuntimeError):
+                    self.events.call_soon_threadsafe(stop.set)
+                thread.join(20)
+
+    def device(self, name, **options):
+        (invitation,) = devices.invite(
+            self.store, self.settings, self.authority, (name,), actor="test", **options
+        )
+        pem = self.authority.certificate_path.read_text()
+        return FleetDevice(self.folder.path / f"of-{name}", invitation, pem)
+
+    def detail(self, name):
+        return devices.describe(self.store, name)
+
+
+@pytest.fixture
+def fleet_settings(tmp_path, mosquitto):
+    logging.getLogger("gmqtt").setLevel(logging.CRITICAL)
+    settings = FleetSettings(broker_port=free_port(), web_port=free_port())
+    return FleetFolder(tmp_path / "fleet"), settings
+
+
+@pytest.fixture
+def fleet(fleet_settings):
+    with Fleet(*fleet_settings).up() as fleet:
+        yield fleet

@@ -1,0 +1,144 @@
+"""A device for tests: enrols over HTTPS, speaks MQTT by gmqtt, and signs what it states."""
+
+import asyncio
+import http.client
+import json
+import socket
+import ssl
+import time
+
+import gmqtt
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_public_key,
+)
+from cryptography.x509.oid import NameOID
+from gmqtt.mqtt.constants import MQTTv311
+
+from edgekit_runtime.agent.documents import Desired, Enrolment, EnrolmentCode, Hello, Online, Reported, topic
+from edgekit_runtime.agent.signing import key_id, seal, unseal
+from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.dataclass_json import from_plain
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def make_csr(key, name="anything"):
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, None)
+    return request.public_bytes(Encoding.PEM).decode()
+
+
+def post(address, authority, path, body):
+    """Return status and content of the answer of the fleet's web server."""
+    context = ssl.create_default_context(cadata=authority)
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPSConnection(host, int(port), context=context, timeout=10)
+    try:
+        data = body if isinstance(body, bytes) else encode_json(body)
+        connection.request(
+            "POST" if body is not None else "GET", path, body=data if body is not None else None
+        )
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+class FleetDevice:
+    def __init__(self, folder, invitation, authority, facts=None):
+        self.folder, self.key, self.sequence = folder, Ed25519PrivateKey.generate(), 0
+        self.code = EnrolmentCode.parse(invitation.code)
+        self.authority, self.facts = authority, facts or {"target": "x86-64"}
+        self.desired = []
+        self.client = None
+
+    def request(self):
+        return {"secret": self.code.secret, "csr": make_csr(self.key), "facts": self.facts}
+
+    def enrol(self):
+        status, data = post(self.code.address, self.authority, "/enrol", self.request())
+        assert status == 200, data
+        self.enrolment = from_plain(Enrolment, json.loads(data), "answer")
+        self.name = self.enrolment.device
+        self.folder.mkdir(exist_ok=True)
+        for name, text in (("crt", self.enrolment.certificate), ("ca", self.enrolment.authority)):
+            (self.folder / name).write_text(text)
+        private = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        (self.folder / "key").write_bytes(private)
+        (public,) = (load_pem_public_key(pem.encode()) for pem in self.enrolment.manager_keys)
+        self.manager = {key_id(public): public}
+        return self
+
+    def context(self):
+        context = ssl.create_default_context(cafile=self.folder / "ca")
+        context.load_cert_chain(self.folder / "crt", self.folder / "key")
+        return context
+
+    async def connect(self, held=None, hello=True):
+        self.sequence += 1
+        at = self.sequence
+        will = seal(Online(device=self.name, sequence=at, online=False), "online", self.key)
+        message = gmqtt.Message(topic(self.name, "online"), will, qos=1, retain=True)
+        self.client = gmqtt.Client(self.name, clean_session=True, will_message=message)
+        self.client.set_config({"reconnect_retries": 0})
+        self.client.on_message = self._receive
+        ready = asyncio.Event()
+        self.client.on_subscribe = lambda *_: ready.set()
+        host, _, port = self.enrolment.brokers[0].rpartition(":")
+        await asyncio.wait_for(self.client.connect(host, int(port), ssl=self.context(), version=MQTTv311), 10)
+        self.client.subscribe(topic(self.name, "desired"), qos=1)
+        await asyncio.wait_for(ready.wait(), 10)
+        self.send("online", Online(device=self.name, sequence=at, online=True))
+        if hello:
+            self.hello(held)
+
+    def hello(self, held=None):
+        held = held if held is not None else (self.desired[-1].version if self.desired else 0)
+        self.sequence += 1
+        document = Hello(device=self.name, sequence=self.sequence, desired_version=held, runtime="0.1.0")
+        self.send("hello", document)
+
+    def report(self, **fields):
+        self.sequence += 1
+        held = self.desired[-1].version if self.desired else 0
+        known = {"status": "converged", "desired_version": held, "facts": self.facts, **fields}
+        document = Reported(device=self.name, sequence=self.sequence, **known)
+        self.send("reported", document)
+        return document
+
+    def send(self, kind, document, *, to=None, key=None):
+        envelope = seal(document, kind, key or self.key)
+        self.client.publish(
+            topic(to or self.name, kind), envelope, qos=1, retain=kind in ("online", "reported")
+        )
+
+    def drop(self):
+        """Break the connection off, so that the broker sends the last will."""
+        self.client._connection._transport.abort()
+
+    async def disconnect(self):
+        if self.client is not None:
+            await self.client.disconnect()
+
+    def _receive(self, _client, name, payload, _qos, _properties):
+        self.desired.append(unseal(payload, "desired", Desired, self.manager, name))
+        return 0
+
+
+async def eventually(check, limit_s=15.0):
+    limit = time.monotonic() + limit_s
+    while time.monotonic() < limit:
+        found = check()
+        if found:
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError("it did not come true in time")
