@@ -32,6 +32,7 @@ MOST_FILES_OF_FOLDER = {
     "edgekit_runtime.commands": 30,
     "edgekit_runtime.power.sensors": 30,
     "edgekit_toolkit.commands": 30,
+    "edgekit_toolkit.commands.fleet": 30,
     "edgekit_toolkit.passes": 30,
     "edgekit_toolkit.tflite.ops": 30,
 }

@@ -9,7 +9,7 @@ import subprocess
 import threading
 
 import pytest
-from fleet_device import FleetDevice, free_port
+from tests.fleet.fleet_device import FleetDevice, free_port
 
 from edgekit_fleet.operations import devices, running
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings

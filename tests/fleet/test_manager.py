@@ -1,14 +1,24 @@
 """A real broker, a real web server and a real manager; devices that behave, and devices that do not."""
 
 import asyncio
+import os
+import signal
+import time
+from dataclasses import replace
 
-from fleet_device import eventually
+import pytest
+from gmqtt.mqtt.handler import MQTTConnectError
 from sqlalchemy import select
+from tests.fleet.fleet_device import eventually, make_csr, post
 
 from edgekit_fleet.manager.publisher import mark_due
-from edgekit_fleet.store.tables import AuditRow, WantedModelRow
-from edgekit_runtime.agent.documents import DesiredModel
+from edgekit_fleet.operations import devices
+from edgekit_fleet.store import lease
+from edgekit_fleet.store.tables import AuditRow, DesiredRow, WantedModelRow
+from edgekit_runtime.agent.documents import DesiredModel, Online
+from edgekit_runtime.agent.signing import seal
 from edgekit_runtime.dataclass_json import to_plain
+from edgekit_runtime.errors import UnavailableError
 
 
 def want(fleet, device, version):
@@ -35,6 +45,11 @@ def want(fleet, device, version):
 def actions(fleet, subject):
     with fleet.store.transaction() as session:
         return list(session.scalars(select(AuditRow.action).where(AuditRow.subject == subject)))
+
+
+def is_due(fleet, device):
+    with fleet.store.transaction() as session:
+        return session.get(DesiredRow, device).is_due
 
 
 def versions(device):
@@ -69,3 +84,146 @@ def test_device_that_was_offline_gets_the_newest_document_at_hello(fleet):
         await device.disconnect()
 
     asyncio.run(run())
+
+
+def test_forged_replayed_and_foreign_documents_change_nothing(fleet):
+    async def run():
+        honest, thief = fleet.device("d1").enrol(), fleet.device("d2").enrol()
+        await honest.connect()
+        await thief.connect()
+        await eventually(lambda: honest.desired and thief.desired)
+        stated = honest.report(status="working", because="as it is")
+        await eventually(lambda: fleet.detail("d1").summary.status == "working")
+        # As a broker could: the manager's own rights, and no key of the device.
+        put = fleet.loop.inbox.put
+        refused = fleet.loop.inbox.refused
+        lie = replace(stated, sequence=stated.sequence + 5, status="diverged")
+        put("ek/v1/d/d1/reported", seal(lie, "reported", thief.key))
+        await eventually(lambda: refused["forged"] == 1)
+        put("ek/v1/d/d2/reported", seal(lie, "reported", thief.key))
+        await eventually(lambda: refused["impersonated"] == 1)
+        put("ek/v1/d/d1/reported", seal(stated, "reported", honest.key))
+        await eventually(lambda: refused["replayed"] == 1)
+        put("ek/v1/d/nobody/reported", seal(stated, "reported", honest.key))
+        await eventually(lambda: refused["unknown"] == 1)
+        put("ek/v1/d/d1/hello", seal(lie, "reported", honest.key))  # one kind for another
+        await eventually(lambda: refused["forged"] == 2)
+        thief.send("reported", replace(lie, device="d1"), to="d1")  # which the broker's ACL drops
+        thief.report(status="converged")
+        await eventually(lambda: fleet.detail("d2").summary.status == "converged")
+        assert sum(refused.values()) == 5
+        assert fleet.detail("d1").summary.status == "working"
+        assert "alarm.forged" in actions(fleet, "d1")
+        await honest.disconnect()
+        await thief.disconnect()
+
+    asyncio.run(run())
+
+
+def test_late_last_will_of_an_old_connection_is_ignored(fleet):
+    async def run():
+        device = fleet.device("d1").enrol()
+        await device.connect()
+        will = seal(Online(device="d1", sequence=device.sequence - 1, online=False), "online", device.key)
+        await eventually(lambda: fleet.detail("d1").summary.is_online)
+        await device.disconnect()
+        await device.connect()
+        await eventually(lambda: fleet.loop.index.devices["d1"].connection == device.sequence - 1)
+        fleet.loop.inbox.put("ek/v1/d/d1/online", will)
+        await eventually(lambda: fleet.loop.inbox.refused["replayed"])
+        assert fleet.detail("d1").summary.is_online
+        await device.disconnect()
+
+    asyncio.run(run())
+
+
+def test_revoked_device_is_disconnected_and_let_in_no_more(fleet):
+    async def run():
+        device = fleet.device("d1").enrol()
+        other = fleet.device("d2").enrol()
+        await device.connect()
+        await other.connect()
+        await eventually(lambda: device.desired and other.desired)
+        devices.revoke(fleet.store, "d1", "test", "lost")
+        await eventually(lambda: not device.client.is_connected)
+        with pytest.raises((OSError, AssertionError, asyncio.TimeoutError, MQTTConnectError)):
+            await device.connect()
+        assert other.client.is_connected
+        request = {"device": "d1", "csr": make_csr(device.key)}
+        status, _ = post(device.code.address, device.authority, "/renew", request)
+        assert status == 403
+        await other.disconnect()
+
+    asyncio.run(run())
+
+
+def test_device_ahead_of_a_restored_store_gets_a_higher_number_and_an_alarm(fleet):
+    async def run():
+        device = fleet.device("d1").enrol()
+        await device.connect(held=41)
+        await eventually(lambda: any(document.version == 42 for document in device.desired))
+        assert "alarm.restored" in actions(fleet, "d1")
+        await device.disconnect()
+
+    asyncio.run(run())
+
+
+def test_lost_retained_message_follows_at_hello(fleet):
+    async def run():
+        device = fleet.device("d1").enrol()
+        await device.connect()
+        await eventually(lambda: device.desired)
+        await device.disconnect()
+        # What a broker does that drops retained messages:
+        fleet.events.call_soon_threadsafe(lambda: fleet.loop._link.publish("d1", "desired", b"", retain=True))
+        await asyncio.sleep(0.3)
+        device.desired.clear()
+        await device.connect(held=0)
+        await eventually(lambda: device.desired)
+        await device.disconnect()
+
+    asyncio.run(run())
+
+
+def test_broker_that_dies_comes_back_and_devices_are_served(fleet):
+    async def run():
+        device = fleet.device("d1").enrol()
+        await device.connect()
+        await eventually(lambda: device.desired)
+        os.kill(fleet.fleet.broker.pid, signal.SIGKILL)
+        await eventually(lambda: not device.client.is_connected)
+        await eventually(lambda: fleet.loop._link.connections == 2, 30)
+        want(fleet, "d1", "9")
+        await device.connect()
+        await eventually(lambda: versions(device)[-1] == ["9"])
+        await device.disconnect()
+
+    asyncio.run(run())
+
+
+def test_unchanged_wish_writes_no_document(fleet):
+    async def run():
+        fleet.device("d1").enrol()
+        want(fleet, "d1", "1")
+        await eventually(lambda: not is_due(fleet, "d1"))
+        sent = fleet.detail("d1").desired_sent
+        with fleet.store.transaction() as session:
+            mark_due(session, ["d1"])
+        await eventually(lambda: not is_due(fleet, "d1"))
+        assert fleet.detail("d1").desired_sent == sent
+
+    asyncio.run(run())
+
+
+def test_second_manager_is_refused_while_the_first_one_runs(fleet):
+    with fleet.store.transaction() as session, pytest.raises(UnavailableError, match="in charge"):
+        lease.take(session, "other", time.time())
+
+
+def test_manager_that_lost_its_lease_stops(fleet):
+    with fleet.store.transaction() as session:
+        lease.take(session, "other", time.time() + 2 * lease.LEASE_S)
+    limit = time.monotonic() + 10
+    while fleet.failure is None and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert isinstance(fleet.failure, UnavailableError)

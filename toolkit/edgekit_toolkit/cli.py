@@ -31,6 +31,7 @@ COMMANDS = {
     "verify": "Check a package's form, digests and signature.",
     "run": "Run a verified package on its golden inputs or on yours.",
     "offload": "Split a model between device and server.",
+    "fleet": "Manage devices and what they run.",
     "keys": "Make and list the keys that sign packages.",
     "completion": "Print the completion script of a shell.",
 }

@@ -14,7 +14,7 @@ from edgekit_fleet.identity.authority import Authority, SignedCertificate, check
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.tables import AuditRow, CodeRow, DesiredRow, DeviceRow
 from edgekit_runtime.agent.documents import EnrolmentCode, EnrolmentRequest, RenewalRequest
-from edgekit_runtime.errors import ConfigError, SignatureError
+from edgekit_runtime.errors import ConfigError, FleetError, SignatureError
 
 _SECRET_BYTES: Final = 20
 _MAX_FACTS: Final = 64
@@ -147,11 +147,11 @@ def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
     """Shut a device out. Its certificates are those that the audit log names.
 
     Raises:
-        ConfigError: there is no such device, or it is revoked already.
+        FleetError: there is no such device, or it is revoked already.
     """
     device = session.get(DeviceRow, name)
     if device is None or device.revoked_at is not None:
-        raise ConfigError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
+        raise FleetError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
     device.revoked_at = time.time()
     device.is_online = False
     audit.record(session, actor, "device.revoke", name, serial=device.certificate_serial, why=why)

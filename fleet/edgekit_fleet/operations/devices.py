@@ -15,7 +15,7 @@ from edgekit_fleet.store.fleet_folder import FleetSettings
 from edgekit_fleet.store.tables import DeviceRow, ExecutionRow, WantedModelRow
 from edgekit_runtime.agent.documents import ENDED, Reported
 from edgekit_runtime.dataclass_json import from_plain
-from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.errors import FleetError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +139,12 @@ def describe(store: Store, name: str) -> DeviceDetail:
     """Return all that is known of a device.
 
     Raises:
-        ConfigError: there is no such device.
+        FleetError: there is no such device.
     """
     with store.transaction() as session:
         row = session.get(DeviceRow, name)
         if row is None:
-            raise ConfigError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
+            raise FleetError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
         wanted = session.scalars(select(WantedModelRow).where(WantedModelRow.device == name)).all()
         newest = session.scalars(
             select(ExecutionRow)
@@ -179,13 +179,13 @@ def tag(store: Store, name: str, tags: Mapping[str, str], actor: str) -> None:
     """Set tags of a device; an empty value removes one.
 
     Raises:
-        ConfigError: there is no such device, or a tag is malformed.
+        FleetError: there is no such device, or a tag is malformed.
     """
     enrolment.check_tags({key: value for key, value in tags.items() if value})
     with store.transaction() as session:
         row = session.get(DeviceRow, name)
         if row is None:
-            raise ConfigError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
+            raise FleetError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
         row.tags = {key: value for key, value in {**row.tags, **tags}.items() if value}
         audit.record(session, actor, "device.tag", name, tags=dict(tags))
 
@@ -194,7 +194,7 @@ def revoke(store: Store, name: str, actor: str, why: str) -> None:
     """Shut a device out; the manager ends its connection within seconds.
 
     Raises:
-        ConfigError: there is no such device.
+        FleetError: there is no such device.
     """
     with store.transaction() as session:
         enrolment.revoke(session, name, actor, why)

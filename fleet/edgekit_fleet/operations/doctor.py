@@ -1,0 +1,60 @@
+"""Probes a broker with certificates of this fleet."""
+
+import socket
+import ssl
+import tempfile
+from pathlib import Path
+
+from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
+from edgekit_fleet.broker.probe import BrokerProbe, Finding
+from edgekit_fleet.identity.authority import MANAGER, Authority
+from edgekit_fleet.operations.running import open_authority
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_runtime.errors import ConfigError
+
+_DEVICES = ("edgekit-doctor-1", "edgekit-doctor-2")
+
+
+def probe_broker(authority: Authority | None, addresses: tuple[tuple[str, int], ...]) -> list[Finding]:
+    """Return what the checks of a broker have shown.
+
+    Args:
+        authority: signs certificates for the checks; None probes without TLS.
+        addresses: host and port of the broker, or of nodes of one cluster.
+
+    Raises:
+        ConfigError: a broker beyond this machine is probed without TLS.
+        TransportError: the broker cannot be reached, or refuses a client.
+    """
+    if authority is None and any(host not in ("127.0.0.1", "::1", "localhost") for host, _ in addresses):
+        raise ConfigError("without TLS only a broker on this machine may be probed")
+    with tempfile.TemporaryDirectory(prefix="edgekit-doctor-") as folder:
+
+        def context_of(name: str) -> ssl.SSLContext | None:
+            if authority is None:
+                return None
+            context = ssl.create_default_context(cafile=authority.certificate_path)
+            context.load_cert_chain(*authority.make_short_lived(name, Path(folder)))
+            return context
+
+        probe = BrokerProbe(addresses[0], context_of, manager=MANAGER, devices=_DEVICES, nodes=addresses[1:])
+        return probe.run()
+
+
+def probe_own() -> list[Finding]:
+    """Return what the checks of a mosquitto have shown that is configured as `fleet up` does it.
+
+    It is started for the checks, on a free port, with an authority of its own.
+
+    Raises:
+        ConfigError: mosquitto is not installed.
+        TransportError: it does not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgekit-doctor-") as path:
+        folder = FleetFolder(Path(path))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            settings = FleetSettings(broker_port=free.getsockname()[1])
+        authority = open_authority(folder, settings)
+        with Mosquitto(write_configuration(folder, settings, authority), settings, authority):
+            return probe_broker(authority, (("127.0.0.1", settings.broker_port),))

@@ -1,0 +1,129 @@
+"""The audit log, and backups of a whole fleet."""
+
+import contextlib
+import os
+import sqlite3
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import select
+
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.fleet_folder import FleetFolder
+from edgekit_fleet.store.tables import AuditRow
+from edgekit_runtime.errors import ConfigError, OutputError
+
+_DATABASE: Final = "fleet.db"
+_SAVED: Final = ("fleet.json", "identity", "repository-keys", "repository")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRecord:
+    """An entry of the audit log; see `AuditRow`."""
+
+    number: int
+    at: float
+    actor: str
+    action: str
+    subject: str
+    detail: Mapping[str, Any]
+
+
+def read_audit(
+    store: Store, *, subject: str | None = None, action: str | None = None, limit: int = 100
+) -> list[AuditRecord]:
+    """Return the newest entries of the audit log, oldest first.
+
+    Args:
+        store: of the fleet.
+        subject: only of this device, release or rollout.
+        action: only those that begin so, as `rollout` or `alarm.`.
+        limit: at most so many.
+    """
+    statement = select(AuditRow).order_by(AuditRow.number.desc()).limit(limit)
+    if subject is not None:
+        statement = statement.where(AuditRow.subject == subject)
+    if action is not None:
+        statement = statement.where(AuditRow.action.startswith(action, autoescape=True))
+    with store.transaction() as session:
+        return [
+            AuditRecord(
+                number=row.number,
+                at=row.at,
+                actor=row.actor,
+                action=row.action,
+                subject=row.subject,
+                detail=row.detail,
+            )
+            for row in reversed(session.scalars(statement).all())
+        ]
+
+
+def find_audit_break(store: Store) -> int | None:
+    """Return the number of the first entry of the audit log that was changed, or None."""
+    with store.transaction() as session:
+        return audit.find_break(session)
+
+
+def back_up(folder: FleetFolder, path: Path) -> None:
+    """Write all of a fleet into one file: settings, authority, keys, repository, store. It may run meanwhile.
+
+    Whoever has the file owns the fleet, so only its owner may read it. Devices may be ahead of a backup when
+    it is restored: the manager then takes over from them, and writes an alarm to the audit log.
+
+    Raises:
+        ConfigError: the store is not in the folder, or there is no fleet.
+        OutputError: the file exists or cannot be written.
+    """
+    if folder.read_settings().store_url:
+        raise ConfigError(
+            "the store is a database of its own: back it up with its tools (pg_dump), and the folder"
+        )
+    with tempfile.TemporaryDirectory(prefix="edgekit-backup-") as temporary:
+        copy = Path(temporary) / _DATABASE
+        with (
+            contextlib.closing(sqlite3.connect(folder.path / _DATABASE)) as source,
+            contextlib.closing(sqlite3.connect(copy)) as target,
+        ):
+            source.backup(target)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+                archive.add(copy, _DATABASE)
+                for name in _SAVED:
+                    if (folder.path / name).exists():
+                        archive.add(folder.path / name, name)
+                archive.close()
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as cause:
+            raise OutputError(f"cannot write {path}: {cause.strerror}; choose a new file") from cause
+
+
+def restore(folder: FleetFolder, path: Path) -> None:
+    """Make a fleet of a backup; the folder must not hold one.
+
+    Raises:
+        ConfigError: the folder holds a fleet, or the file is no backup.
+        OutputError: the folder cannot be written.
+    """
+    if folder.path.exists() and any(folder.path.iterdir()):
+        raise ConfigError(f"{folder.path} is not empty; move it away, or choose another folder with --folder")
+    try:
+        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tarfile.open(path) as archive:
+            names = archive.getnames()
+            if "fleet.json" not in names or _DATABASE not in names:
+                raise ConfigError(f"{path} is no backup of a fleet")
+            archive.extractall(folder.path, filter="data")
+    except (tarfile.TarError, EOFError) as cause:
+        raise ConfigError(f"{path} is no backup of a fleet: {cause}") from cause
+    except OSError as cause:
+        raise OutputError(f"cannot restore {path} to {folder.path}: {cause}") from cause
+    with contextlib.closing(folder.open_store()) as store, store.transaction() as session:
+        audit.record(session, "restore", "fleet.restore", path.name)

@@ -1,0 +1,178 @@
+"""Enrolment, renewal and files over HTTPS, from devices and from others."""
+
+import http.client
+import json
+import ssl
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.x509.oid import NameOID
+from sqlalchemy import select, update
+from tests.fleet.fleet_device import FleetDevice, free_port, make_csr, post
+
+from edgekit_fleet.operations import devices, running
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.tables import CodeRow
+from edgekit_fleet.web.app import FailureLimit
+from edgekit_fleet.web.server import WebServer
+from edgekit_runtime.agent.documents import EnrolmentCode
+from edgekit_runtime.errors import ConfigError, TransportError
+
+
+class Site:
+    """Store and web server, without a broker."""
+
+    def __init__(self, path):
+        self.folder, self.settings = FleetFolder(path), FleetSettings(web_port=free_port())
+        self.folder.write_settings(self.settings)
+        self.authority = running.open_authority(self.folder, self.settings)
+        self.store = self.folder.open_store()
+        self.pem = self.authority.certificate_path.read_text()
+
+    def device(self, name, **options):
+        parts = (self.store, self.settings, self.authority)
+        (invitation,) = devices.invite(*parts, (name,), actor="test", **options)
+        return FleetDevice(self.folder.path / name, invitation, self.pem)
+
+    def post(self, path, body):
+        return post(self.settings.web_address, self.pem, path, body)
+
+    def get(self, path, **headers):
+        context = ssl.create_default_context(cadata=self.pem)
+        connection = http.client.HTTPSConnection("127.0.0.1", self.settings.web_port, context=context)
+        try:
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read(), dict(answer.getheaders())
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def site(tmp_path):
+    site = Site(tmp_path / "fleet")
+    with WebServer(site.store, site.folder, site.settings, site.authority):
+        yield site
+    site.store.close()
+
+
+def test_code_lets_one_device_in_under_the_name_that_it_grants(site):
+    device = site.device("d1", tags={"site": "lyon"})
+    device.enrol()
+    certificate = x509.load_pem_x509_certificate(device.enrolment.certificate.encode())
+    (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    assert (name.value, device.name) == ("d1", "d1")
+    assert certificate.public_key() == device.key.public_key()
+    found = devices.describe(site.store, "d1")
+    assert (found.summary.target, found.summary.tags) == ("x86-64", {"site": "lyon"})
+    thief = Ed25519PrivateKey.generate()
+    status, words = site.post("/enrol", {**device.request(), "csr": make_csr(thief)})
+    assert status == 403
+    assert b"used already" in words
+
+
+def test_lost_answer_is_repeated_for_the_same_key(site):
+    device = site.device("d1")
+    device.enrol()
+    device.enrol()
+
+
+def test_expired_and_invented_codes_are_refused(site):
+    device = site.device("d1")
+    with site.store.transaction() as session:
+        session.execute(update(CodeRow).values(expires_at=1.0))
+    assert site.post("/enrol", device.request())[0] == 403
+    assert site.post("/enrol", {**device.request(), "secret": "0123456789abcdef"})[0] == 403
+
+
+def test_secret_of_a_code_is_not_in_the_store(site):
+    device = site.device("d1")
+    with site.store.transaction() as session:
+        (row,) = session.scalars(select(CodeRow)).all()
+    assert device.code.secret not in (site.folder.path / "fleet.db").read_bytes().decode("latin-1")
+    assert row.secret_sha256 != device.code.secret
+
+
+def test_code_carries_all_that_a_device_needs_to_trust_the_fleet(site):
+    status, data, _ = site.get("/authority")
+    code = EnrolmentCode.parse(str(site.device("d1").code))
+    assert status == 200
+    assert x509.load_pem_x509_certificate(data) == site.authority.certificate
+    assert code.authority_sha256 == site.authority.fingerprint
+
+
+def test_request_for_another_kind_of_key_is_refused(site):
+    device = site.device("d1")
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "edgekit-manager")])
+    key = generate_private_key(SECP256R1())
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    csr = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, SHA256())
+    request = {**device.request(), "csr": csr.public_bytes(Encoding.PEM).decode()}
+    status, words = site.post("/enrol", request)
+    assert (status, b"Ed25519" in words) == (403, True)
+    device.enrol()  # the code is not used up
+
+
+def test_renewal_needs_the_key_of_the_device(site):
+    device = site.device("d1").enrol()
+    status, data = site.post("/renew", {"device": "d1", "csr": make_csr(device.key)})
+    assert status == 200
+    assert json.loads(data)["certificate"] != device.enrolment.certificate
+    other = make_csr(Ed25519PrivateKey.generate())
+    assert site.post("/renew", {"device": "d1", "csr": other})[0] == 403
+    assert site.post("/renew", {"device": "d9", "csr": make_csr(device.key)})[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"{", 400), (b"[]", 403), (b'{"secret":1}', 403), (b"x" * 40_000, 413), (b"[" * 30_000, 400)],
+)
+def test_malformed_request_is_refused(site, body, status):
+    assert site.post("/enrol", body)[0] == status
+
+
+def test_many_failures_from_one_address_are_held_back(site):
+    answers = [site.post("/enrol", b"{")[0] for _ in range(22)]
+    assert answers == [400] * 20 + [429] * 2
+
+
+def test_failures_are_forgiven_after_a_minute():
+    now = [0.0]
+    limit = FailureLimit(lambda: now[0])
+    for _ in range(20):
+        limit.count("a")
+    assert (limit.allows("a"), limit.allows("b")) == (False, True)
+    now[0] = 60.0
+    assert limit.allows("a")
+
+
+def test_files_are_served_in_ranges_and_never_change(site):
+    (site.folder.repository / "targets" / "x86-64").mkdir()
+    (site.folder.repository / "targets" / "x86-64" / "1.eyes").write_bytes(b"0123456789")
+    status, data, headers = site.get("/artifacts/targets/x86-64/1.eyes", Range="bytes=4-6")
+    assert (status, data, headers["content-range"]) == (206, b"456", "bytes 4-6/10")
+    assert "immutable" in headers["cache-control"]
+    assert headers["etag"]
+    assert site.get("/artifacts/targets/x86-64/1.eyes", Range="bytes=20-")[0] == 416
+
+
+@pytest.mark.parametrize(
+    "path", ["../identity/authority.pem", "%2e%2e/fleet.json", "..%2f..%2ffleet.json", ""]
+)
+def test_other_files_are_not_served(site, path):
+    assert site.get(f"/artifacts/targets/{path}")[0] in (404, 400)
+
+
+def test_taken_port_is_explained(site):
+    with pytest.raises(TransportError, match="--web-port"):
+        WebServer(site.store, site.folder, site.settings, site.authority)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "+", "#", "edgekit-manager", "../x", "a" * 64, "ä", "a\n"])
+def test_name_that_would_be_more_than_a_name_is_refused(site, name):
+    with pytest.raises(ConfigError, match="cannot be named"):
+        site.device(name)

@@ -1,0 +1,27 @@
+"""`edgekit fleet`: manage devices and what they run. Each command is one file of this folder."""
+
+from edgekit_toolkit.lazy_commands import OrderedGroup, lazy_commands
+
+# In the order of a first use; the text is what `edgekit fleet --help` shows.
+COMMANDS = {
+    "demo": "See a fleet on this machine: a good release, a bad one, a network cut.",
+    "up": "Start the manager, its broker and its web server on this machine.",
+    "enroll": "Make one-time codes that let devices in.",
+    "release": "Make a release of packages.",
+    "rollout": "Plan, start, watch, pause and stop rollouts.",
+    "rollback": "Bring devices back to what they ran before.",
+    "devices": "List the devices.",
+    "device": "Show one device; tag it, or shut it out.",
+    "why": "Say in one sentence why a device runs what it runs.",
+    "audit": "Show who did what, when.",
+    "doctor": "Find out what a broker really does.",
+    "bundle": "Carry a release to devices without a network, and their answers back.",
+    "backup": "Write all of a fleet into one file.",
+    "restore": "Make a fleet of a backup.",
+}
+
+command = OrderedGroup(
+    "fleet",
+    commands=lazy_commands(COMMANDS, __name__),
+    help="Manage devices: who they are, what they run, and what they shall run.",
+)

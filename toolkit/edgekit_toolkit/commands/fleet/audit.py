@@ -1,0 +1,49 @@
+"""`edgekit fleet audit`: who did what, when."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from edgekit_runtime.errors import FleetError
+from edgekit_toolkit.commands.fleet.fleet_options import (
+    as_json_option,
+    folder_option,
+    format_time,
+    open_fleet,
+    print_json,
+)
+
+
+@click.command("audit")
+@click.argument("subject", required=False)
+@click.option("--action", help="Only actions that begin so, such as alarm or rollout.")
+@click.option(
+    "--limit", default=50, show_default=True, type=click.IntRange(1, 100_000), help="At most so many."
+)
+@folder_option
+@as_json_option
+def command(subject: str | None, *, action: str | None, limit: int, path: Path | None, as_json: bool) -> None:
+    """Show the newest entries of the audit log, or those of SUBJECT: a device, release or rollout.
+
+    The log is checked whole: it fails if an entry was changed.
+    """
+    with open_fleet(path) as (_folder, store):
+        from edgekit_fleet.operations import records
+
+        found = records.read_audit(store, subject=subject, action=action, limit=limit)
+        broken = records.find_audit_break(store)
+    if as_json:
+        print_json(found)
+    else:
+        from edgekit_toolkit.console import open_console, print_line
+
+        console = open_console()
+        for each in found:
+            detail = json.dumps(each.detail, sort_keys=True) if each.detail else ""
+            words = (format_time(each.at), (each.action, "bold"), each.subject, f"by {each.actor}", detail)
+            print_line(console, *words, indent=4)
+    if broken is not None:
+        raise FleetError(f"entry {broken} of the audit log was changed, or one before it is missing")

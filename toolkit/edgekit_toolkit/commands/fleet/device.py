@@ -1,0 +1,67 @@
+"""`edgekit fleet device`: one device, its tags, its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit_toolkit.commands.fleet.fleet_options import (
+    as_json_option,
+    find_actor,
+    folder_option,
+    format_time,
+    open_fleet,
+    print_json,
+    read_tags,
+)
+
+
+@click.command("device")
+@click.argument("name")
+@click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Set a tag; no value removes it.")
+@click.option("--revoke", metavar="REASON", help="Shut the device out: its certificates count no more.")
+@folder_option
+@as_json_option
+def command(
+    name: str, *, tags: tuple[str, ...], revoke: str | None, path: Path | None, as_json: bool
+) -> None:
+    """Show the device NAME, after changing it if that is asked for."""
+    with open_fleet(path) as (_folder, store):
+        from edgekit_fleet.operations import devices
+
+        if tags:
+            devices.tag(store, name, read_tags(tags), find_actor())
+        if revoke is not None:
+            devices.revoke(store, name, find_actor(), revoke)
+        found = devices.describe(store, name)
+    if as_json:
+        print_json(found)
+        return
+    from edgekit_toolkit.console import open_console, print_line, print_section
+
+    console = open_console()
+    print_line(console, (found.why, "bold"))
+    summary = found.summary
+    rows = [
+        ("class", summary.target),
+        ("status", f"{summary.status}{', online' if summary.is_online else ''}"),
+        ("last seen", format_time(summary.last_seen_at)),
+        ("document", f"{found.desired_sent} sent, {found.desired_held} held"),
+        ("certificate", f"{found.certificate_serial}, until {format_time(found.certificate_expires_at)}"),
+    ]
+    print_section(console, "Device", rows)
+    print_section(console, "Tags", sorted(summary.tags.items()))
+    names = sorted({*summary.models, *found.desired})
+    models = [
+        (
+            each,
+            f"runs {summary.models.get(each) or 'nothing'}",
+            f"should run {found.desired.get(each, 'the same')}",
+        )
+        for each in names
+    ]
+    print_section(console, "Models", models)
+    steps = [(each["model"], each["version"], each["state"], each["reason"]) for each in found.executions]
+    print_section(console, "Attempts, newest first", steps)
+    print_section(console, "Facts", sorted(found.facts.items()))

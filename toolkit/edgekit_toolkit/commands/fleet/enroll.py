@@ -1,0 +1,61 @@
+"""`edgekit fleet enroll`: one-time codes for devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit_toolkit.commands.fleet.fleet_options import (
+    as_json_option,
+    find_actor,
+    folder_option,
+    open_fleet,
+    print_json,
+    read_tags,
+)
+
+
+@click.command("enroll")
+@click.option("--name", default="device", show_default=True, help="Name of the device.")
+@click.option(
+    "--count", type=click.IntRange(1, 10_000), help="Make so many codes, for NAME-1, NAME-2 and so on."
+)
+@click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Tag that the device gets.")
+@click.option("--target", default="", help="Target of its packages.  [default: the device states it]")
+@click.option("--hours", default=24.0, show_default=True, type=click.FloatRange(0.01, 8760), help="Validity.")
+@folder_option
+@as_json_option
+def command(
+    *,
+    name: str,
+    count: int | None,
+    tags: tuple[str, ...],
+    target: str,
+    hours: float,
+    path: Path | None,
+    as_json: bool,
+) -> None:
+    """Make one-time codes. Each lets one device in: edgekit-device enroll --code CODE."""
+    with open_fleet(path) as (folder, store):
+        from edgekit_fleet.operations import devices
+        from edgekit_fleet.operations.running import open_authority
+
+        settings = folder.read_settings()
+        names = (name,) if count is None else tuple(f"{name}-{number}" for number in range(1, count + 1))
+        found = devices.invite(
+            store,
+            settings,
+            open_authority(folder, settings),
+            names,
+            actor=find_actor(),
+            target=target,
+            tags=read_tags(tags),
+            life_s=hours * 3600,
+        )
+    if as_json:
+        print_json(found)
+        return
+    for each in found:
+        click.echo(f"On {each.device}, within {hours:g} hours:")
+        click.echo(f"  edgekit-device enroll --code {each.code}")

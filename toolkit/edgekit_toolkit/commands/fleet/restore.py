@@ -1,0 +1,33 @@
+"""`edgekit fleet restore`: a fleet out of a backup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit_toolkit.commands.fleet.fleet_options import (
+    as_json_option,
+    find_folder,
+    folder_option,
+    print_json,
+)
+
+
+@click.command("restore")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@folder_option
+@as_json_option
+def command(file: Path, *, path: Path | None, as_json: bool) -> None:
+    """Make a fleet of the backup FILE, in an empty folder. Never run two managers of one fleet.
+
+    Devices that have moved on since keep what they have; the manager takes their numbers over.
+    """
+    folder = find_folder(path)
+    from edgekit_fleet.operations import records
+
+    records.restore(folder, file)
+    if as_json:
+        print_json({"folder": str(folder.path)})
+    else:
+        click.echo(f"Restored to {folder.path}. Next: edgekit fleet up")

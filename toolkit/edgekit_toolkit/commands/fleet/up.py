@@ -1,0 +1,82 @@
+"""`edgekit fleet up`: the whole fleet on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgekit_toolkit.commands.fleet.fleet_options import as_json_option, find_folder, folder_option
+
+if TYPE_CHECKING:
+    from edgekit_fleet.operations.running import RunningFleet
+
+
+@click.command("up")
+@folder_option
+@click.option("--host", help="Address to listen on; 0.0.0.0 for all.  [default: 127.0.0.1]")
+@click.option(
+    "--name", "names", multiple=True, help="DNS name or address under which devices find this machine."
+)
+@click.option("--broker-port", type=click.IntRange(1, 65535), help="TCP port of MQTT.  [default: 8883]")
+@click.option("--web-port", type=click.IntRange(1, 65535), help="TCP port of HTTPS.  [default: 8443]")
+@click.option("--store", "store_url", help="URL of a PostgreSQL database.  [default: SQLite in the folder]")
+@as_json_option
+def command(path: Path | None, *, as_json: bool, **options: Any) -> None:
+    """Start broker, web server and manager, and run them until Ctrl-C.
+
+    The first start makes the fleet: its authority, its keys, its store. Options are kept for the next start.
+    Everything is encrypted, and each device needs a certificate of the fleet.
+    """
+    folder = find_folder(path)
+    from edgekit_fleet.operations.running import start
+    from edgekit_fleet.operations.turns import decide
+    from edgekit_fleet.store.fleet_folder import FleetSettings
+
+    settings = folder.read_settings() if folder.has_settings else FleetSettings()
+    chosen = {name: value for name, value in options.items() if value}
+    settings = dataclasses.replace(settings, **chosen)
+    with start(folder, settings, decide) as fleet:
+        _print(fleet, as_json=as_json)
+        asyncio.run(_run(fleet))
+    if not as_json:
+        click.echo("Stopped.")
+
+
+async def _run(fleet: RunningFleet) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(each, stop.set)
+    await fleet.run(stop)
+
+
+def _print(fleet: RunningFleet, *, as_json: bool) -> None:
+    settings = fleet.settings
+    facts = {
+        "folder": str(fleet.folder.path),
+        "broker": f"mqtts://{settings.broker_address}",
+        "web": f"https://{settings.web_address}",
+        "store": fleet.store.name,
+        "devices": len(fleet.loop.index.devices),
+        "epoch": fleet.loop.epoch,
+    }
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    click.echo(f"Fleet in {facts['folder']}{' (new)' if fleet.is_new else ''}")
+    click.echo(f"  broker   {facts['broker']}   mosquitto, process {fleet.broker.pid}")
+    click.echo(f"  web      {facts['web']}")
+    click.echo(f"  store    {facts['store']}")
+    click.echo(f"  devices  {facts['devices']}")
+    if settings.host in ("127.0.0.1", "::1"):
+        click.echo("Only this machine reaches it; for others: --host 0.0.0.0 --name NAME")
+    click.echo("Next, in another terminal: edgekit fleet enroll --name d1")
+    click.echo("Ctrl-C stops all of it.")

@@ -1,0 +1,27 @@
+"""`edgekit fleet why`: one sentence about a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit_toolkit.commands.fleet.fleet_options import as_json_option, folder_option, open_fleet, print_json
+
+
+@click.command("why")
+@click.argument("name")
+@folder_option
+@as_json_option
+def command(name: str, *, path: Path | None, as_json: bool) -> None:
+    """Say what the device NAME runs, what it should run, and what stands between."""
+    with open_fleet(path) as (_folder, store):
+        from edgekit_fleet.operations import devices
+
+        found = devices.describe(store, name)
+    if as_json:
+        print_json({"device": name, "why": found.why})
+    else:
+        from edgekit_toolkit.console import open_console, print_line
+
+        print_line(open_console(), found.why)
