@@ -16,6 +16,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
 
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES
 from edgekit_runtime.errors import TransportError
@@ -65,21 +66,23 @@ class _Probe:
         if will is not None:
             self.client.will_set(*will, qos=1)
         self.client.on_message = lambda _client, _data, message: self.received.append(
-            (message.topic, message.payload)
+            (message.topic, bytes(message.payload))
         )
         self.client.on_connect = self._on_connect
         self.client.on_subscribe = lambda *_: self._granted.set()
-        self._code: Any = "no answer"
+        self._code: ReasonCode | None = None
         try:
             self.client.connect(*address, keepalive=30)
             self.client.loop_start()
-            is_in = self._ready.wait(_WAIT_S) and not self._code.is_failure
+            is_in = self._ready.wait(_WAIT_S) and self._code is not None and not self._code.is_failure
         except (OSError, ValueError) as cause:
             self.close()
             raise TransportError(f"{name} cannot connect to {address[0]}:{address[1]}: {cause}") from cause
         if not is_in:
             self.close()
-            raise TransportError(f"{address[0]}:{address[1]} does not let {name} in: {self._code}")
+            raise TransportError(
+                f"{address[0]}:{address[1]} does not let {name} in: {self._code or 'no answer'}"
+            )
 
     def _on_connect(self, _client: Any, _data: Any, _flags: Any, code: Any, _properties: Any) -> None:
         self._code = code

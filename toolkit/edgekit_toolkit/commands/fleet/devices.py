@@ -22,9 +22,8 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
 def command(selector: str, *, path: Path | None, as_json: bool) -> None:
     """List the devices that SELECTOR means, such as "class=jetson and site=lyon"; all by default."""
     with open_fleet(path) as (_folder, store):
-        from edgekit_fleet.rollouts.selector import parse_selector
-
         from edgekit_fleet.operations import devices
+        from edgekit_fleet.rollouts.selector import parse_selector
 
         found = devices.list_devices(store, parse_selector(selector).matches)
     if as_json:
