@@ -196,6 +196,19 @@ class ModelFolder:
         except OSError as cause:
             _logger.warning("%s: left-over files cannot be removed now: %s", self.path, cause.strerror)
 
+    def remove_all(self) -> None:
+        """Remove the packages, then the state, so that no package is found without its state.
+
+        Raises:
+            RecordError: a file cannot be removed.
+        """
+        try:
+            for name in sorted(self._list_names(), key=STATE_NAME.__eq__):
+                self._disk.remove(self.path / name)
+                self._disk.sync_folder(self.path)
+        except OSError as cause:
+            raise RecordError(f"{self.path}: cannot be removed: {cause.strerror}") from cause
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold this model's state against other processes and threads.

@@ -356,6 +356,16 @@ class Slots:
         active = state.current is not None and state.current.sha256 == new.sha256
         return Receipt(model=model, version=new.version, active=active, state=state)
 
+    def remove(self, model: str) -> None:
+        """Remove a model with all its packages; what was interrupted is removed by the next call.
+
+        Raises:
+            SlotError: no such model, or it cannot be removed.
+        """
+        folder = self._find(model)
+        with hold(self._models), folder.lock():
+            folder.remove_all()
+
     def _change(
         self, model: str, change: Callable[[ModelState], ModelState], written: Installed | None = None
     ) -> ModelState:

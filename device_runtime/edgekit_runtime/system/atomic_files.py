@@ -23,6 +23,13 @@ class Disk:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         return os.fdopen(descriptor, "wb")
 
+    def append(self, path: Path, begin: int) -> BinaryIO:
+        """Return the file at `path`, made where it is missing, cut to `begin` bytes and open for more."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        os.ftruncate(descriptor, begin)
+        os.lseek(descriptor, begin, os.SEEK_SET)
+        return os.fdopen(descriptor, "wb")
+
     def sync(self, file: BinaryIO) -> None:
         """Wait until what was written to `file` is on the disk."""
         file.flush()

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 from urllib.parse import unquote
 
 from edgekit_runtime import __version__
@@ -29,6 +29,7 @@ from edgekit_runtime.service.observability.triton_statistics import describe_sta
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.options.http import HttpLimits
+from edgekit_runtime.service.options.model import Rollout
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.tensors import TensorSpec
 
@@ -116,9 +117,9 @@ class Router:
             case ["v2", "repository", "index"]:
                 return _WRITE, self._respond_index
             case ["v2", "repository", "models", name, "load"]:
-                return _WRITE, bind(self._change, self._registry.load, name)
+                return _WRITE, bind(self._change, self._load, name)
             case ["v2", "repository", "models", name, "unload"]:
-                return _WRITE, bind(self._change, self._registry.unload, name)
+                return _WRITE, bind(self._change, self._unload, name)
             case ["v2", "systemsharedmemory", "status"]:
                 return _READ, bind(memory.respond_status, None)
             case ["v2", "systemsharedmemory", "region", name, "status"]:
@@ -177,7 +178,7 @@ class Router:
 
     def _change(
         self,
-        change: Callable[[str], Coroutine[Any, Any, None]],
+        change: Callable[[str, dict[str, Any]], Coroutine[Any, Any, None]],
         name: str,
         connection: Connection,
         _head: RequestHead,
@@ -191,10 +192,20 @@ class Router:
             )
 
         async def respond() -> None:
-            await change(name)
+            await change(name, stated)
             connection.respond(*make_json({}))
 
         self._start(connection, respond())
+
+    async def _load(self, name: str, stated: dict[str, Any]) -> None:
+        rollout = stated.get("rollout")
+        if rollout is not None and rollout not in get_args(Rollout):
+            known = ", ".join(get_args(Rollout))
+            raise RequestError(400, f"rollout is {str(rollout)[:40]!r}, expected one of {known}")
+        await self._registry.load(name, rollout=rollout)
+
+    async def _unload(self, name: str, _stated: dict[str, Any]) -> None:
+        await self._registry.unload(name)
 
     def _when_loaded(self, name: str, connection: Connection, act: Callable[[], None]) -> None:
         """Call `act` once a model is loaded again that was unloaded for others."""

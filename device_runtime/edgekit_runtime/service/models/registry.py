@@ -4,6 +4,7 @@ All of it happens on the thread of the event loop; `Lifecycle` does what waits f
 """
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final
@@ -17,7 +18,7 @@ from edgekit_runtime.service.models.rollout_controller import RolloutController
 from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
-from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.options.model import ModelOptions, Rollout
 from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.serving.loader import Loaded, OpenRemote, map_exceptions, trim_after_start
 from edgekit_runtime.service.serving.remote import RemoteVersion
@@ -123,7 +124,14 @@ class Registry:
             await self._lifecycle.list_names()  # raises where a source has found that no package is whole
         await self._lifecycle.on_thread(trim_after_start)
 
-    async def load(self, name: str, *, for_others: bool = True, patience_s: float = 0.0) -> None:
+    async def load(
+        self,
+        name: str,
+        *,
+        for_others: bool = True,
+        patience_s: float = 0.0,
+        rollout: Rollout | None = None,
+    ) -> None:
         """Serve the versions of `name` that its policy asks for, and no others.
 
         If that fails, the versions in use stay.
@@ -133,6 +141,7 @@ class Registry:
             for_others: whether other models may be unloaded for it; otherwise its first request loads it if
                 the memory cap leaves no room now.
             patience_s: longest wait for calls of models that must be unloaded.
+            rollout: how a new version is tried this time; None as the options say.
 
         Raises:
             EdgekitError: that says why.
@@ -142,7 +151,8 @@ class Registry:
             state, model.state, model.reason = model.state, "LOADING", "loading"
             try:
                 with map_exceptions(f"model '{name}'"):
-                    await self._swap(model, for_others=for_others, patience_s=patience_s)
+                    options = self._choose_options(name, rollout)
+                    await self._swap(model, options, for_others=for_others, patience_s=patience_s)
             except EdgekitError as error:
                 self.metrics.swaps[name, "failed"] += 1
                 model.reason = str(error)
@@ -237,8 +247,18 @@ class Registry:
             model = self.models.by_name.setdefault(name, ModelEntry(name))
         return model
 
-    async def _swap(self, model: ModelEntry, *, for_others: bool, patience_s: float) -> None:
-        options = self._options.get(model.name, ModelOptions())
+    def _choose_options(self, name: str, rollout: Rollout | None) -> ModelOptions:
+        options = self._options.get(name, ModelOptions())
+        if rollout is None:
+            return options
+        try:
+            return dataclasses.replace(options, rollout=rollout)
+        except ValueError as cause:
+            raise RequestError(400, f"model '{name}': {cause}") from cause
+
+    async def _swap(
+        self, model: ModelEntry, options: ModelOptions, *, for_others: bool, patience_s: float
+    ) -> None:
         is_swap = bool(model.versions)
         async with self._memory_cap.plan(model, for_others=for_others, patience_s=patience_s) as plan:
             if plan is None:

@@ -14,6 +14,8 @@ MAX_PROCESSES: Final = 64  # of one model
 
 SwapOrder: TypeAlias = Literal["auto", "availability", "resource"]
 """Order of a swap: load the new version first, or unload the old one first."""
+Rollout: TypeAlias = Literal["swap", "canary", "shadow"]
+"""How a new version takes over, see `ModelOptions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ class ModelOptions:
     cache: bool = False
     drift: bool = True
     keep_loaded: bool = False
-    rollout: Literal["swap", "canary", "shadow"] = "swap"
+    rollout: Rollout = "swap"
     canary: CanaryOptions = field(default_factory=CanaryOptions)
     shadow: ShadowOptions = field(default_factory=ShadowOptions)
     gates: Gates = field(default_factory=Gates)

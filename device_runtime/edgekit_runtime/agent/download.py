@@ -1,0 +1,251 @@
+"""Downloads over HTTPS that go on where they were cut, keep a cap, and end when they get nowhere.
+
+Nothing here knows what the bytes mean: the caller compares the digest. A file grows under its own name plus
+`.part`; what is there after a cut or a restart is not fetched again.
+
+Source: RFC 9110, sections 14 and 15.3.7 (ranges).
+"""
+
+import contextlib
+import http.client
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from edgekit_runtime.errors import EdgekitError, OutputError, TransportError
+from edgekit_runtime.system.atomic_files import DISK, Disk
+
+_CHUNK_BYTES: Final = 16 << 10
+_SYNC_BYTES: Final = 1 << 20
+_BURST_S: Final = 0.5  # of the cap, after a pause
+_RECONNECT_S: Final = 1.0
+_OK, _PARTIAL, _OUT_OF_RANGE = 200, 206, 416
+
+
+class HttpStatusError(TransportError):
+    """The server answered with an error.
+
+    Attributes:
+        status: of HTTP.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class SlowError(TransportError):
+    """So little came that the server, or somebody between, may do it on purpose."""
+
+
+class DownloadLimitError(EdgekitError):
+    """The limit of bytes is reached; what is there stays."""
+
+
+class DownloadStoppedError(EdgekitError):
+    """The download was stopped from outside; what is there stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadLimits:
+    """Limits of downloads.
+
+    Attributes:
+        bytes_per_s: cap of the bandwidth, or None.
+        least_bytes_per_s: a download that is slower over `slow_s` ends.
+        slow_s: see above.
+        timeout_s: longest wait for the connection or the next byte.
+    """
+
+    bytes_per_s: float | None = None
+    least_bytes_per_s: float = 256.0
+    slow_s: float = 60.0
+    timeout_s: float = 30.0
+
+
+class _Pace:
+    """Holds a download to its cap, and ends one that is too slow."""
+
+    def __init__(self, limits: DownloadLimits) -> None:
+        self._limits = limits
+        self._due_s = self._window_s = time.monotonic()
+        self._window_bytes = 0
+
+    def count(self, received_bytes: int, stop: threading.Event) -> None:
+        now_s = time.monotonic()
+        self._window_bytes += received_bytes
+        passed_s = now_s - self._window_s
+        if passed_s >= self._limits.slow_s:
+            rate = self._window_bytes / passed_s
+            if rate < self._limits.least_bytes_per_s:
+                raise SlowError(
+                    f"{rate:.0f} bytes/s over {passed_s:.0f} s, expected at least"
+                    f" {self._limits.least_bytes_per_s:.0f}"
+                )
+            self._window_s, self._window_bytes = now_s, 0
+        if self._limits.bytes_per_s is not None:
+            self._due_s = max(self._due_s, now_s - _BURST_S) + received_bytes / self._limits.bytes_per_s
+            stop.wait(max(0.0, self._due_s - now_s))
+
+
+class Downloader:
+    """Fetches files from one fleet.
+
+    Attributes:
+        limits: see there.
+    """
+
+    def __init__(self, context: ssl.SSLContext, limits: DownloadLimits, disk: Disk = DISK) -> None:
+        """Use the TLS `context`, which trusts the fleet's authority; `disk` carries changes out."""
+        self.limits = limits
+        self._context, self._disk = context, disk
+
+    def fetch(
+        self,
+        url: str,
+        path: Path,
+        size_bytes: int,
+        *,
+        count: Callable[[int], None],
+        stop: threading.Event,
+        most_bytes: int | None = None,
+    ) -> None:
+        """Make `path` the file at `url`, over as many connections as needed; go on with what is there.
+
+        Args:
+            url: of the file.
+            path: of the file; what is incomplete lies beside it.
+            size_bytes: of the file; not one byte more is read.
+            count: called with the number of bytes that came, also of those that came in vain.
+            stop: set to stop.
+            most_bytes: that may come, or None.
+
+        Raises:
+            TransportError: there is no connection, or it brings nothing any more.
+            DownloadLimitError: `most_bytes` came.
+            DownloadStoppedError: stopped.
+            OutputError: the disk takes no more.
+        """
+        part = path.with_name(f"{path.name}.part")
+        pace, came_bytes = _Pace(self.limits), 0
+
+        def add(received_bytes: int) -> None:
+            nonlocal came_bytes
+            came_bytes += received_bytes
+            count(received_bytes)
+            if most_bytes is not None and came_bytes > most_bytes:
+                raise DownloadLimitError(f"{came_bytes} bytes came, {most_bytes} were left of the budget")
+            pace.count(received_bytes, stop)
+            if stop.is_set():
+                raise DownloadStoppedError("the download was stopped")
+
+        while (begin := _size(part)) < size_bytes:
+            try:
+                self._append(url, part, size_bytes, add)
+            except (OSError, http.client.HTTPException) as cause:
+                if _size(part) <= begin:  # nothing came on this connection
+                    raise TransportError(f"{url}: {cause}") from cause
+                stop.wait(_RECONNECT_S)
+            if stop.is_set():
+                raise DownloadStoppedError("the download was stopped")
+        try:
+            self._disk.replace(part, path)
+            self._disk.sync_folder(path.parent)
+        except OSError as cause:
+            raise OutputError(f"cannot write {path}: {cause.strerror}") from cause
+
+    def _append(self, url: str, part: Path, size_bytes: int, add: Callable[[int], None]) -> None:
+        begin = _size(part)
+        headers = {"Range": f"bytes={begin}-{size_bytes - 1}"} if begin else {}
+        with self._open(url, headers) as response:
+            if response.status == _OK and begin:
+                begin = 0  # the server has no ranges
+            elif response.status == _PARTIAL:
+                stated = response.headers.get("Content-Range", "")
+                if not stated.startswith(f"bytes {begin}-"):
+                    raise TransportError(f"{url}: answers with range {stated!r}, expected one from {begin}")
+            elif response.status != _OK:
+                raise HttpStatusError(response.status, f"{url}: answers with status {response.status}")
+            self._copy(response, part, begin, size_bytes, add)
+
+    def _copy(
+        self,
+        response: http.client.HTTPResponse,
+        part: Path,
+        begin: int,
+        size_bytes: int,
+        add: Callable[[int], None],
+    ) -> None:
+        unsynced, left = 0, size_bytes - begin
+        try:
+            file = self._disk.append(part, begin)
+        except OSError as cause:
+            raise OutputError(f"cannot write {part}: {cause.strerror}; free space") from cause
+        with file:
+            try:
+                while left > 0:
+                    data = response.read1(min(_CHUNK_BYTES, left))
+                    if not data:
+                        raise ConnectionResetError("the connection ended too early")
+                    _write(file.write, data, part)
+                    left -= len(data)
+                    unsynced += len(data)
+                    if unsynced >= _SYNC_BYTES or left == 0:
+                        _write(lambda _: self._disk.sync(file), b"", part)
+                        unsynced = 0
+                    add(len(data))
+            finally:
+                with contextlib.suppress(OSError):
+                    file.flush()
+
+    def read(self, url: str, timeout_s: float) -> Iterator[bytes]:
+        """Yield the content of a small file; the caller bounds its size.
+
+        Raises:
+            TransportError: there is no connection, an error of HTTP, or it takes longer than `timeout_s`.
+        """
+        give_up_s = time.monotonic() + timeout_s
+        try:
+            with self._open(url, {}) as response:
+                if response.status != _OK:
+                    raise HttpStatusError(response.status, f"{url}: answers with status {response.status}")
+                while data := response.read1(_CHUNK_BYTES):
+                    yield data
+                    if time.monotonic() > give_up_s:
+                        raise SlowError(f"{url}: is not there after {timeout_s:.0f} s")
+        except (OSError, http.client.HTTPException) as cause:
+            raise TransportError(f"{url}: {cause}") from cause
+
+    @contextlib.contextmanager
+    def _open(self, url: str, headers: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
+        address = urlsplit(url)
+        if address.scheme != "https":
+            raise TransportError(f"{url}: expected https")
+        connection = http.client.HTTPSConnection(
+            address.hostname or "", address.port, timeout=self.limits.timeout_s, context=self._context
+        )
+        try:
+            connection.request("GET", address.path, headers={**headers, "User-Agent": "edgekit"})
+            yield connection.getresponse()
+        finally:
+            connection.close()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _write(write: Callable[[bytes], object], data: bytes, path: Path) -> None:
+    """Write, and tell errors of the disk from those of the network."""
+    try:
+        write(data)
+    except OSError as cause:
+        raise OutputError(f"cannot write {path}: {cause.strerror}; free space") from cause

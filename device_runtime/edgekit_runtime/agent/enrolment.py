@@ -1,0 +1,236 @@
+"""How a device joins a fleet: a key made here, a one-time code, a certificate, and all that it must trust.
+
+    <config>/fleet/device.key       Ed25519 private key, never leaves the device
+    <config>/fleet/device.crt       its certificate
+    <config>/fleet/enrolment.json   what the fleet answered, see `Enrolment`
+    <config>/keys/NAME.pub.pem      keys whose packages are trusted
+
+The key is on the disk before the request, so a device that lost the answer asks again with the same key,
+which the fleet lets pass.
+"""
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+from cryptography.x509.oid import NameOID
+
+from edgekit_runtime.agent.documents import Enrolment, EnrolmentCode, EnrolmentRequest, RenewalRequest
+from edgekit_runtime.agent.mqtt_link import make_context
+from edgekit_runtime.agent.signing import key_id
+from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.errors import ConfigError, EdgekitError, SignatureError, TransportError
+from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
+from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
+from edgekit_runtime.trust.trusted_keys import check_name, make_keys_folder, write_public_file
+
+_KEY, _CERTIFICATE, _ENROLMENT = "device.key", "device.crt", "enrolment.json"
+_MAX_ANSWER_BYTES: Final = 1 << 20
+_TIMEOUT_S: Final = 30.0
+_OK: Final = 200
+_RENEW_AT: Final = 1 / 3  # of the certificate's life is left
+
+
+class EnrolmentError(EdgekitError):
+    """The fleet does not let this device in, or this device is in none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """This device in its fleet.
+
+    Attributes:
+        enrolment: what the fleet answered.
+        key: of the device.
+        manager_keys: key id -> key, of those who sign for the manager.
+        folder: where key and certificate lie.
+    """
+
+    enrolment: Enrolment
+    key: Ed25519PrivateKey
+    manager_keys: Mapping[str, Ed25519PublicKey]
+    folder: Path
+
+    def make_context(self) -> ssl.SSLContext:
+        """Return a TLS context of this device."""
+        certificate, key = self.folder / _CERTIFICATE, self.folder / _KEY
+        return make_context(self.enrolment.authority, str(certificate), str(key))
+
+    def needs_renewal(self, now_s: float) -> bool:
+        """Return whether it is time for a new certificate.
+
+        Args:
+            now_s: seconds since 1970.
+        """
+        certificate = x509.load_pem_x509_certificate(self.enrolment.certificate.encode())
+        begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        return datetime.fromtimestamp(now_s, timezone.utc) > end - (end - begin) * _RENEW_AT
+
+
+def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Disk = DISK) -> Membership:
+    """Join the fleet of a code.
+
+    Args:
+        code: from `edgekit fleet enroll`.
+        config: folder of the configuration.
+        facts: of this device, see `EnrolmentRequest`.
+        disk: carries changes out.
+
+    Raises:
+        EnrolmentError: the fleet refuses.
+        SignatureError: the server is not the one that the code names.
+        TransportError: it cannot be reached.
+        OutputError: the answer cannot be stored.
+    """
+    folder = config / "fleet"
+    make_keys_folder(folder, 0o700)
+    key = _make_key(folder, disk)
+    # Nothing of this connection is trusted but what has the digest of the code.
+    unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+    authority = _ask(code.address, unverified, "GET", "/authority").decode(errors="replace")
+    found = hashlib.sha256(_read_certificate(authority)).hexdigest()
+    if found != code.authority_sha256:
+        raise SignatureError(
+            f"{code.address}: its authority has sha256 {found}, the code states {code.authority_sha256}; is"
+            " this the right server?"
+        )
+    request = EnrolmentRequest(secret=code.secret, csr=_make_csr(key), facts=facts)
+    body = json.dumps(to_plain(request)).encode()
+    answer = _ask(code.address, make_context(authority), "POST", "/enrol", body)
+    _store(config, _parse(answer, code.address), authority, disk)
+    return read_membership(config)
+
+
+def renew(config: Path, disk: Disk = DISK) -> Membership:
+    """Fetch a new certificate, and what the fleet has changed beside it.
+
+    Raises:
+        EnrolmentError: the fleet refuses, or this device is in none.
+        TransportError: it cannot be reached.
+        OutputError: the answer cannot be stored.
+    """
+    member = read_membership(config)
+    before = member.enrolment
+    request = RenewalRequest(device=before.device, csr=_make_csr(member.key))
+    address = before.web.removeprefix("https://").rstrip("/")
+    body = json.dumps(to_plain(request)).encode()
+    answer = _parse(_ask(address, make_context(before.authority), "POST", "/renew", body), address)
+    if answer.device != before.device:
+        raise EnrolmentError(f"{address}: renews {answer.device!r}, this is {before.device!r}")
+    _store(config, answer, before.authority, disk)
+    return read_membership(config)
+
+
+def read_membership(config: Path) -> Membership:
+    """Return this device in its fleet.
+
+    Raises:
+        EnrolmentError: it is in none, or its files are damaged.
+    """
+    folder = config / "fleet"
+    try:
+        enrolment = from_plain(Enrolment, json.loads((folder / _ENROLMENT).read_bytes()), _ENROLMENT)
+        key = load_pem_private_key((folder / _KEY).read_bytes(), None)
+        keys = [load_pem_public_key(pem.encode()) for pem in enrolment.manager_keys]
+    except FileNotFoundError as cause:
+        raise EnrolmentError(
+            "this device is in no fleet; join one by `edgekit-device enroll --code CODE`"
+        ) from cause
+    except (OSError, ValueError, ConfigError) as cause:
+        raise EnrolmentError(f"{folder}: {cause}; join the fleet again") from cause
+    if not isinstance(key, Ed25519PrivateKey):
+        raise EnrolmentError(f"{folder / _KEY}: is no Ed25519 key; join the fleet again")
+    trusted = {key_id(each): each for each in keys if isinstance(each, Ed25519PublicKey)}
+    return Membership(enrolment=enrolment, key=key, manager_keys=trusted, folder=folder)
+
+
+def _make_key(folder: Path, disk: Disk) -> Ed25519PrivateKey:
+    with contextlib.suppress(OSError, ValueError):
+        there = load_pem_private_key((folder / _KEY).read_bytes(), None)
+        if isinstance(there, Ed25519PrivateKey):
+            return there
+    key = Ed25519PrivateKey.generate()
+    with write_atomically(folder / _KEY, mode=0o600, disk=disk) as file:
+        file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return key
+
+
+def _make_csr(key: Ed25519PrivateKey) -> str:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "device")])
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, None)
+    return request.public_bytes(Encoding.PEM).decode()
+
+
+def _read_certificate(pem: str) -> bytes:
+    try:
+        return x509.load_pem_x509_certificate(pem.encode()).public_bytes(Encoding.DER)
+    except ValueError as cause:
+        raise SignatureError(f"the server's authority is no certificate: {cause}") from cause
+
+
+def _parse(answer: bytes, where: str) -> Enrolment:
+    try:
+        found = from_plain(Enrolment, json.loads(answer), where)
+        for each in found.package_keys:
+            check_name(each.name)
+    except (ValueError, ConfigError, SignatureError) as cause:
+        raise EnrolmentError(f"{where}: its answer is not understood: {cause}; update edgekit") from cause
+    return found
+
+
+def _store(config: Path, answer: Enrolment, authority: str, disk: Disk) -> None:
+    """Store the answer; the file that says that this device is in a fleet comes last."""
+    if _read_certificate(answer.authority) != _read_certificate(authority):
+        raise EnrolmentError("the fleet's answer names another authority than its server")
+    keys = config / "keys"
+    make_keys_folder(keys, 0o755)
+    for each in answer.package_keys:
+        write_public_file(keys / f"{each.name}{PUBLIC_KEY_SUFFIX}", each.public_key.encode())
+    folder = config / "fleet"
+    with write_atomically(folder / _CERTIFICATE, mode=0o600, disk=disk) as file:
+        file.write(answer.certificate.encode())
+    with write_atomically(folder / _ENROLMENT, mode=0o600, disk=disk) as file:
+        file.write(encode_json(to_plain(answer)))
+
+
+def _ask(address: str, context: ssl.SSLContext, method: str, path: str, body: bytes | None = None) -> bytes:
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=_TIMEOUT_S, context=context)
+    try:
+        connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+        response = connection.getresponse()
+        data = response.read(_MAX_ANSWER_BYTES)
+    except (OSError, http.client.HTTPException, ValueError) as cause:
+        raise TransportError(f"{address}: {cause}; is the fleet's server up?") from cause
+    finally:
+        connection.close()
+    if response.status != _OK:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            raise EnrolmentError(f"{address}: refuses ({response.status}): {json.loads(data)['error']}")
+        raise EnrolmentError(f"{address}: refuses ({response.status})")
+    return data
+
+
+def list_facts() -> dict[str, str]:
+    """Return what does not change about this device while it runs."""
+    system = os.uname()
+    return {"machine": system.machine, "kernel": system.release[:40], "hostname": system.nodename[:60]}

@@ -1,0 +1,168 @@
+"""What the agent does to the models of this device: install, let the service load, unload, remove, look.
+
+Each function can be called again after it was interrupted anywhere: the slots switch in one step, and the
+service opens what they name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from edgekit_runtime.agent.conditions import ModelView
+from edgekit_runtime.agent.documents import DesiredModel
+from edgekit_runtime.client.control import is_listening, load_installed, read_index, unload_model
+from edgekit_runtime.errors import BackendError, SlotError
+from edgekit_runtime.sessions.session import check_engines
+from edgekit_runtime.slots import REJECTED, Permissions, Slots
+from edgekit_runtime.system.child_process import ChildProcess
+from edgekit_runtime.system.paths import find_running_service
+
+_SELF_TEST_S: Final = 180.0
+_TRIALS: Final = ("canary with", "shadow with")  # how the service's index describes a trial
+
+ServiceIndex = dict[str, list[dict[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Installer:
+    """The models of this device.
+
+    Attributes:
+        slots: where they are installed.
+        socket_path: of the service, or None for the one that runs, if any.
+    """
+
+    slots: Slots
+    socket_path: Path | None = None
+
+    def install(self, path: Path, wanted: DesiredModel) -> None:
+        """Make the package at `path` the active version of its model.
+
+        Without a service, nobody else tests it before it is used: a process of its own does.
+
+        Raises:
+            PackageError: it is damaged, or by a key that is not trusted.
+            SlotError: it is refused, is another one than `wanted`, or cannot be written.
+            BackendError: no engine runs it here, or its self-test failed.
+        """
+        socket_path = self._find_service()
+        if socket_path is None or not is_listening(socket_path):
+            _test_in_child(path)
+        allowed = Permissions(downgrade=wanted.is_return, retry=wanted.is_return)
+
+        def check(manifest: object) -> None:
+            check_engines(manifest)  # type: ignore[arg-type]  # a Manifest
+            found = getattr(manifest, "name", ""), getattr(manifest, "sha256", "")
+            if found != (wanted.model, wanted.manifest_sha256):
+                raise SlotError(
+                    f"the package is {found[0]} with manifest {found[1][:12]}, desired is {wanted.model} with"
+                    f" {wanted.manifest_sha256[:12]}"
+                )
+
+        self.slots.install(path, allowed, check=check)
+
+    def load(self, wanted: DesiredModel) -> None:
+        """Let the service load what is active.
+
+        Raises:
+            SlotError: it refused, or did not answer.
+        """
+        socket_path = self._find_service()
+        if socket_path is None:
+            return
+        if wanted.order == "old-first":
+            self.unload(wanted.model)
+        # A trial needs both versions in memory, and one to compare with.
+        rollout = wanted.trial if wanted.trial != "none" and wanted.order == "new-first" else "swap"
+        load_installed(socket_path, wanted.model, rollout)
+
+    def unload(self, model: str) -> None:
+        """Let the service stop serving a model; no effect where it does not.
+
+        Raises:
+            SlotError: it refused, or did not answer.
+        """
+        socket_path = self._find_service()
+        index = None if socket_path is None else read_index(socket_path)
+        if socket_path is not None and any(line["version"] for line in (index or {}).get(model, ())):
+            unload_model(socket_path, model)
+
+    def remove(self, model: str) -> None:
+        """Remove a model from the device.
+
+        Raises:
+            SlotError: it cannot be removed.
+        """
+        self.unload(model)
+        self.slots.remove(model)
+
+    def read_service(self) -> tuple[bool, ServiceIndex | None]:
+        """Return whether a service runs, and its index if it answers."""
+        socket_path = self._find_service()
+        if socket_path is None or not is_listening(socket_path):
+            return False, None
+        return True, read_index(socket_path)
+
+    def fingerprint(self) -> Mapping[str, int]:
+        """Return a number for each model that changes with its state; cheap."""
+        models = self.slots.folder / "models"
+        try:
+            return {folder.name: _fingerprint(folder / "state.json") for folder in models.iterdir()}
+        except OSError:
+            return {}
+
+    def view(self, model: str) -> ModelView:
+        """Return what the slots state of a model.
+
+        Raises:
+            SlotError: there is no such model.
+        """
+        state = self.slots.load(model).state
+        current, spare = state.current, state.spare
+        return ModelView(
+            model=model,
+            version="" if current is None else current.version,
+            manifest_sha256="" if current is None else current.sha256,
+            health="missing" if current is None else _HEALTHS[current.health],
+            previous="" if spare is None or spare.health == REJECTED else spare.version,
+            pinned=state.pinned,
+            rejected=tuple((one.sha256, one.reason) for one in state.rejected),
+        )
+
+    def _find_service(self) -> Path | None:
+        return self.socket_path or find_running_service()
+
+
+_HEALTHS: Final[dict[str, Literal["unproven", "healthy", "rejected"]]] = {
+    "unproven": "unproven",
+    "healthy": "healthy",
+    "rejected": "rejected",
+}
+
+
+def _fingerprint(path: Path) -> int:
+    try:
+        status = path.stat()
+    except OSError:
+        return 0
+    return hash((status.st_mtime_ns, status.st_ino, status.st_size))
+
+
+def describe_service(index: ServiceIndex, model: str) -> tuple[tuple[str, ...], str, str]:
+    """Return the versions of a model that the service serves, the one on trial, and a remark."""
+    lines = index.get(model, [])
+    served = tuple(line["version"] for line in lines if line["state"] == "READY" and line["version"])
+    on_trial = [line for line in lines if line["version"] and line["reason"].startswith(_TRIALS)]
+    if on_trial:
+        return served, on_trial[0]["version"], on_trial[0]["reason"]
+    return served, "", "; ".join(line["reason"] for line in lines if line["state"] != "READY")
+
+
+def _test_in_child(path: Path) -> None:
+    with ChildProcess("edgekit_runtime.agent.selftest_child", str(path)) as child:
+        exit_code = child.wait(_SELF_TEST_S)
+        if exit_code is None:
+            raise BackendError(f"{path.name}: its self-test did not end within {_SELF_TEST_S:.0f} s")
+        if exit_code != 0:
+            raise BackendError(f"{path.name}: self-test: {child.explain_end()}")

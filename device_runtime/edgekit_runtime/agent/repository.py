@@ -1,0 +1,154 @@
+"""What the fleet offers today: the client of its TUF repository, for packages of this device's class.
+
+python-tuf verifies; this bounds each download in size and time, keeps a lying clock from making old metadata
+valid again, and says in one word which attack a refusal looks like. Packages themselves come by `download`.
+
+Source: The Update Framework Specification 1.0, section 5.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from edgekit_runtime.agent.download import Downloader, HttpStatusError
+from edgekit_runtime.errors import OutputError, SignatureError, TransportError
+
+if TYPE_CHECKING:
+    from tuf.ngclient.fetcher import FetcherInterface
+
+_FILE_TIMEOUT_S: Final = 60.0  # of one file of metadata
+
+
+class RepositoryAttackError(SignatureError):
+    """The repository's metadata is refused.
+
+    Attributes:
+        attack: `freeze`, `rollback`, `forged`, `mix-and-match`, or `malformed`.
+    """
+
+    def __init__(self, attack: str, message: str) -> None:
+        super().__init__(message)
+        self.attack = attack
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A file that the repository offers.
+
+    Attributes:
+        url: of the file.
+        size_bytes, sha256: of the file.
+        custom: what its metadata says beside that, such as the engine that a package needs.
+    """
+
+    url: str
+    size_bytes: int
+    sha256: str
+    custom: Mapping[str, Any]
+
+
+class RepositoryClient:
+    """Looks up files in the repository of the fleet; one thread uses it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        root: str,
+        downloader: Downloader,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Use the repository at `url`.
+
+        Args:
+            folder: where verified metadata is kept, so that no older one is accepted later.
+            url: of the repository.
+            root: the root metadata that is trusted first.
+            downloader: fetches.
+            clock: seconds since 1970.
+        """
+        self._folder, self._url, self._root = folder, url.rstrip("/"), root.encode()
+        self._downloader, self._clock = downloader, clock
+
+    def find(self, path: str, target: str, known_time_s: float) -> Offer | None:
+        """Return the file at `path`, from metadata that is verified anew; None if it is not offered.
+
+        Args:
+            path: `CLASS/NAME`.
+            target: of this device, the only class whose files it takes.
+            known_time_s: it is not earlier than this, whatever the clock shows.
+
+        Raises:
+            RepositoryAttackError: the metadata is refused.
+            TransportError: it cannot be fetched.
+            OutputError: it cannot be kept.
+        """
+        from tuf.api.exceptions import DownloadError, RepositoryError
+        from tuf.ngclient.updater import Updater
+
+        if not path.startswith(f"{target}/"):
+            return None
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            updater = Updater(
+                str(self._folder),
+                f"{self._url}/metadata/",
+                fetcher=_make_fetcher(self._downloader),
+                bootstrap=self._root,
+            )
+            if self._clock() < known_time_s:
+                now = datetime.fromtimestamp(known_time_s, timezone.utc)
+                updater._trusted_set.reference_time = now  # the library has no other way
+            found = updater.get_targetinfo(path)
+        except RepositoryError as cause:
+            attack = _name_attack(cause)
+            raise RepositoryAttackError(attack, f"{self._url}: {attack}: {cause}") from cause
+        except DownloadError as cause:
+            raise TransportError(f"{self._url}: {cause.__cause__ or cause}") from cause
+        except OSError as cause:
+            raise OutputError(f"cannot write {self._folder}: {cause.strerror}") from cause
+        if found is None:
+            return None
+        folder, _, name = path.rpartition("/")
+        sha256 = found.hashes["sha256"]
+        url = f"{self._url}/targets/{folder}/{sha256}.{name}"
+        return Offer(url, found.length, sha256, found.unrecognized_fields.get("custom", {}))
+
+
+def _make_fetcher(downloader: Downloader) -> "FetcherInterface":
+    """Return python-tuf's interface over our downloads; made here, since tuf is imported only when needed."""
+    from tuf.api.exceptions import DownloadHTTPError
+    from tuf.ngclient.fetcher import FetcherInterface
+
+    class BoundedFetcher(FetcherInterface):
+        def _fetch(self, url: str) -> Iterator[bytes]:
+            pieces = downloader.read(url, _FILE_TIMEOUT_S)
+            try:
+                first = next(pieces, b"")
+            except HttpStatusError as cause:
+                raise DownloadHTTPError(str(cause), cause.status) from cause
+
+            def rest() -> Iterator[bytes]:
+                with contextlib.closing(pieces):  # type: ignore[type-var]  # a generator
+                    yield first
+                    yield from pieces
+
+            return rest()
+
+    return BoundedFetcher()
+
+
+def _name_attack(error: Exception) -> str:
+    from tuf.api import exceptions
+
+    names = (
+        (exceptions.ExpiredMetadataError, "freeze"),
+        (exceptions.BadVersionNumberError, "rollback"),
+        (exceptions.UnsignedMetadataError, "forged"),
+        (exceptions.LengthOrHashMismatchError, "mix-and-match"),
+    )
+    return next((name for kind, name in names if isinstance(error, kind)), "malformed")
