@@ -68,7 +68,7 @@ class DownloadLimits:
     timeout_s: float = 30.0
 
 
-class _Pace:
+class _RateCap:
     """Holds a download to its cap, and ends one that is too slow."""
 
     def __init__(self, limits: DownloadLimits) -> None:
@@ -132,7 +132,7 @@ class Downloader:
             OutputError: the disk takes no more.
         """
         part = path.with_name(f"{path.name}.part")
-        pace, came_bytes = _Pace(self.limits), 0
+        rate_cap, came_bytes = _RateCap(self.limits), 0
 
         def add(received_bytes: int) -> None:
             nonlocal came_bytes
@@ -140,7 +140,7 @@ class Downloader:
             count(received_bytes)
             if most_bytes is not None and came_bytes > most_bytes:
                 raise DownloadLimitError(f"{came_bytes} bytes came, {most_bytes} were left of the budget")
-            pace.count(received_bytes, stop)
+            rate_cap.count(received_bytes, stop)
             if stop.is_set():
                 raise DownloadStoppedError("the download was stopped")
 
