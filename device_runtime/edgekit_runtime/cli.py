@@ -29,6 +29,9 @@ _COMMANDS: Final = (
     "metrics",
     "sensors",
     "offload",
+    "enroll",
+    "agent",
+    "fleet",
 )  # modules of `commands`
 _INTERRUPTED_EXIT_CODE: Final = 130  # 128 + SIGINT, as shells report it
 

@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import http.client
 import json
-import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -228,9 +227,3 @@ def _ask(address: str, context: ssl.SSLContext, method: str, path: str, body: by
             raise EnrolmentError(f"{address}: refuses ({response.status}): {json.loads(data)['error']}")
         raise EnrolmentError(f"{address}: refuses ({response.status})")
     return data
-
-
-def list_facts() -> dict[str, str]:
-    """Return what does not change about this device while it runs."""
-    system = os.uname()
-    return {"machine": system.machine, "kernel": system.release[:40], "hostname": system.nodename[:60]}

@@ -144,6 +144,20 @@ class Journal:
         return self._sequence - 1
 
 
+def read_journal(path: Path) -> JournalRecord:
+    """Return what the journal at `path` holds; an empty record where it is missing.
+
+    Raises:
+        JournalError: it is damaged or cannot be read.
+    """
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        return JournalRecord()
+    except OSError as cause:
+        raise JournalError(f"{path}: cannot be read: {cause.strerror}") from cause
+
+
 def _read(path: Path) -> JournalRecord:
     with path.open("rb") as file:
         data = file.read(_MAX_BYTES + 1)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, TypeAlias, get_args
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 from edgekit_runtime import __version__
@@ -29,7 +29,6 @@ from edgekit_runtime.service.observability.triton_statistics import describe_sta
 from edgekit_runtime.service.oip.shared_memory import Regions
 from edgekit_runtime.service.oip.time_slices import Slicer
 from edgekit_runtime.service.options.http import HttpLimits
-from edgekit_runtime.service.options.model import Rollout
 from edgekit_runtime.service.serving.served_version import Served
 from edgekit_runtime.tensors import TensorSpec
 
@@ -198,10 +197,7 @@ class Router:
         self._start(connection, respond())
 
     async def _load(self, name: str, stated: dict[str, Any]) -> None:
-        rollout = stated.get("rollout")
-        if rollout is not None and rollout not in get_args(Rollout):
-            known = ", ".join(get_args(Rollout))
-            raise RequestError(400, f"rollout is {str(rollout)[:40]!r}, expected one of {known}")
+        rollout = take_field(stated, "rollout", "parameters", str, "") or None
         await self._registry.load(name, rollout=rollout)
 
     async def _unload(self, name: str, _stated: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from edgekit_runtime.errors import EdgekitError, RequestError, UnavailableError
 from edgekit_runtime.service.models.catalogue import SWAP_RETRY_S, Catalogue, ModelEntry, Status
@@ -130,7 +130,7 @@ class Registry:
         *,
         for_others: bool = True,
         patience_s: float = 0.0,
-        rollout: Rollout | None = None,
+        rollout: str | None = None,
     ) -> None:
         """Serve the versions of `name` that its policy asks for, and no others.
 
@@ -247,12 +247,15 @@ class Registry:
             model = self.models.by_name.setdefault(name, ModelEntry(name))
         return model
 
-    def _choose_options(self, name: str, rollout: Rollout | None) -> ModelOptions:
+    def _choose_options(self, name: str, rollout: str | None) -> ModelOptions:
         options = self._options.get(name, ModelOptions())
         if rollout is None:
             return options
+        if rollout not in get_args(Rollout):
+            known = ", ".join(get_args(Rollout))
+            raise RequestError(400, f"rollout is {rollout[:40]!r}, expected one of {known}")
         try:
-            return dataclasses.replace(options, rollout=rollout)
+            return dataclasses.replace(options, rollout=rollout)  # type: ignore[arg-type]  # checked
         except ValueError as cause:
             raise RequestError(400, f"model '{name}': {cause}") from cause
 

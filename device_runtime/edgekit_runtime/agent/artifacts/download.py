@@ -1,12 +1,13 @@
 """Downloads over HTTPS that go on where they were cut, keep a cap, and end when they get nowhere.
 
-Nothing here knows what the bytes mean: the caller compares the digest. A file grows under its own name plus
+A file grows under its own name plus
 `.part`; what is there after a cut or a restart is not fetched again.
 
 Source: RFC 9110, sections 14 and 15.3.7 (ranges).
 """
 
 import contextlib
+import hashlib
 import http.client
 import ssl
 import threading
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from edgekit_runtime.errors import EdgekitError, OutputError, TransportError
-from edgekit_runtime.system.atomic_files import DISK, Disk
+from edgekit_runtime.errors import DigestError, EdgekitError, OutputError, TransportError
+from edgekit_runtime.system.atomic_files import DISK, Disk, hash_file
 
 _CHUNK_BYTES: Final = 16 << 10
 _SYNC_BYTES: Final = 1 << 20
@@ -111,6 +112,7 @@ class Downloader:
         path: Path,
         size_bytes: int,
         *,
+        sha256: str,
         count: Callable[[int], None],
         stop: threading.Event,
         most_bytes: int | None = None,
@@ -121,12 +123,14 @@ class Downloader:
             url: of the file.
             path: of the file; what is incomplete lies beside it.
             size_bytes: of the file; not one byte more is read.
+            sha256: of the file; what has another one is removed.
             count: called with the number of bytes that came, also of those that came in vain.
             stop: set to stop.
             most_bytes: that may come, or None.
 
         Raises:
             TransportError: there is no connection, or it brings nothing any more.
+            DigestError: another file came.
             DownloadLimitError: `most_bytes` came.
             DownloadStoppedError: stopped.
             OutputError: the disk takes no more.
@@ -154,6 +158,10 @@ class Downloader:
             if stop.is_set():
                 raise DownloadStoppedError("the download was stopped")
         try:
+            found = hash_file(part) if size_bytes else hashlib.sha256().hexdigest()
+            if found != sha256:
+                self._disk.remove(part)
+                raise DigestError(f"{url}: has sha256 {found}, expected {sha256}")
             self._disk.replace(part, path)
             self._disk.sync_folder(path.parent)
         except OSError as cause:

@@ -46,7 +46,7 @@ class Installer:
             SlotError: it is refused, is another one than `wanted`, or cannot be written.
             BackendError: no engine runs it here, or its self-test failed.
         """
-        socket_path = self._find_service()
+        socket_path = self.find_service()
         if socket_path is None or not is_listening(socket_path):
             _test_in_child(path)
         allowed = Permissions(downgrade=wanted.is_return, retry=wanted.is_return)
@@ -68,7 +68,7 @@ class Installer:
         Raises:
             SlotError: it refused, or did not answer.
         """
-        socket_path = self._find_service()
+        socket_path = self.find_service()
         if socket_path is None:
             return
         if wanted.order == "old-first":
@@ -83,7 +83,7 @@ class Installer:
         Raises:
             SlotError: it refused, or did not answer.
         """
-        socket_path = self._find_service()
+        socket_path = self.find_service()
         index = None if socket_path is None else read_index(socket_path)
         if socket_path is not None and any(line["version"] for line in (index or {}).get(model, ())):
             unload_model(socket_path, model)
@@ -99,7 +99,7 @@ class Installer:
 
     def read_service(self) -> tuple[bool, ServiceIndex | None]:
         """Return whether a service runs, and its index if it answers."""
-        socket_path = self._find_service()
+        socket_path = self.find_service()
         if socket_path is None or not is_listening(socket_path):
             return False, None
         return True, read_index(socket_path)
@@ -130,7 +130,8 @@ class Installer:
             rejected=tuple((one.sha256, one.reason) for one in state.rejected),
         )
 
-    def _find_service(self) -> Path | None:
+    def find_service(self) -> Path | None:
+        """Return the socket of the service, or None."""
         return self.socket_path or find_running_service()
 
 
@@ -160,7 +161,7 @@ def describe_service(index: ServiceIndex, model: str) -> tuple[tuple[str, ...], 
 
 
 def _test_in_child(path: Path) -> None:
-    with ChildProcess("edgekit_runtime.agent.selftest_child", str(path)) as child:
+    with ChildProcess("edgekit_runtime.agent.execution.selftest_child", str(path)) as child:
         exit_code = child.wait(_SELF_TEST_S)
         if exit_code is None:
             raise BackendError(f"{path.name}: its self-test did not end within {_SELF_TEST_S:.0f} s")

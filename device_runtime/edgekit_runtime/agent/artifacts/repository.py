@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from edgekit_runtime.agent.download import Downloader, HttpStatusError
+from edgekit_runtime.agent.artifacts.download import Downloader, HttpStatusError
 from edgekit_runtime.errors import OutputError, SignatureError, TransportError
 
 if TYPE_CHECKING:

@@ -1,0 +1,437 @@
+"""The agent: a loop that holds what is desired against what is here, carries out steps, and reports.
+
+Decisions are in `reconcile`, which is pure; here is the order of things: write the journal, then begin a
+step. One thread carries out steps, so that the loop never waits for a network, a disk or an engine; another
+one keeps up the link to the broker. All else happens on the thread that calls `run`.
+"""
+
+import contextlib
+import logging
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from edgekit_runtime import __version__
+from edgekit_runtime.agent.artifacts.download import DownloadLimits
+from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
+from edgekit_runtime.agent.documents import (
+    Desired,
+    DeviceCommand,
+    Event,
+    Execution,
+    Hello,
+    Online,
+    Reported,
+)
+from edgekit_runtime.agent.enrolment import Membership
+from edgekit_runtime.agent.execution.install import Installer, ServiceIndex, describe_service
+from edgekit_runtime.agent.execution.step_runner import StepRunner
+from edgekit_runtime.agent.figures import read_figures
+from edgekit_runtime.agent.journal import Journal, Progress
+from edgekit_runtime.agent.mqtt_link import MqttLink, Received
+from edgekit_runtime.agent.reconcile import NextSteps, Step, count_time, reconcile
+from edgekit_runtime.agent.signing import seal, unseal
+from edgekit_runtime.client.control import read_metrics
+from edgekit_runtime.errors import EdgekitError, OutputError, SignatureError
+from edgekit_runtime.power.sensors.battery import find_battery
+from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label
+
+_TICK_S: Final = 1.0
+_BUSY_TICK_S: Final = 0.25
+_SERVICE_S: Final = 3.0  # between looks at the service's index; 1 while something is under way
+_SAVE_S: Final = 60.0  # of an execution's age that a power cut may lose
+_REPORT_S: Final = 0.25  # least time between two reports
+_DETAIL_S: Final = 5.0  # the same where only amounts have changed
+_FIGURES_S: Final = 10.0
+_QUIET_FIGURES_S: Final = 300.0
+_YOUNG_S: Final = 3600.0  # so long after an execution its figures come often
+_LEAST_CLOCK_S: Final = 1_704_067_200.0  # 2024: a clock before it was never set
+_RENEWAL_S: Final = 3600.0
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """Options of the agent.
+
+    Attributes:
+        bytes_per_s: cap of the bandwidth of downloads, or None.
+        month_bytes: what may be downloaded in a month, or None.
+    """
+
+    bytes_per_s: float | None = None
+    month_bytes: int | None = None
+
+
+class Agent:
+    """One device of a fleet."""
+
+    def __init__(
+        self,
+        member: Membership,
+        folder: Path,
+        installer: Installer,
+        options: AgentOptions | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Read the journal; `run` connects.
+
+        Args:
+            member: this device in its fleet.
+            folder: of journal, metadata and downloads; it is made.
+            installer: the models of the device.
+            options: see there.
+            clock: seconds since 1970.
+
+        Raises:
+            OutputError: the folder cannot be made or written.
+        """
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as cause:
+            raise OutputError(f"cannot make {folder}: {cause.strerror}") from cause
+        self._member, self._folder, self._installer = member, folder, installer
+        self._device, self._clock = member.enrolment.device, clock
+        self._options = options or AgentOptions()
+        self._journal = Journal(folder / "journal.json", installer.slots.disk, clock)
+        self._desired = self._read_desired()
+        # What the last run may have lost of their age: else a device that restarts in a loop never times out.
+        self._executions = count_time(self._journal.record.executions, _SAVE_S)
+        context = member.make_context()
+        self._steps = StepRunner(
+            member, folder, installer, context, DownloadLimits(bytes_per_s=self._options.bytes_per_s)
+        )
+        self._link = MqttLink(self._device, member.enrolment.brokers, context, b"")
+        self._views: dict[str, ModelView] = {}
+        self._fingerprint: dict[str, int] = {}
+        self._service: tuple[bool, ServiceIndex | None] = (False, None)
+        self._wants_renewal = False
+        self._service_s = self._saved_s = self._reported_s = self._figures_s = self._renewal_s = 0.0
+        self._last: tuple[Any, Any] = (None, None)
+        self._figures: tuple[Any, ...] = ()
+        self._boot = _read_boot()
+
+    def run(self, stop: threading.Event) -> Literal["stopped", "renew"]:
+        """Work until `stop` is set, or until a new certificate is due."""
+        self._prepare_presence()
+        self._link.start()
+        last_s = time.monotonic()
+        try:
+            while not stop.is_set():
+                is_busy = self._steps.is_busy or any(not one.has_ended for one in self._executions)
+                self._receive(_BUSY_TICK_S if is_busy else _TICK_S)
+                now_s = time.monotonic()
+                try:
+                    self._tick(now_s - last_s)
+                except (EdgekitError, OSError) as error:  # such as a full disk: the next turn tries again
+                    _logger.warning("%s", error)
+                    stop.wait(_TICK_S)
+                last_s = now_s
+                if self._is_renewal_due(now_s):
+                    return "renew"
+        finally:
+            self._steps.close()
+            self._link.stop()
+        return "stopped"
+
+    # What comes
+
+    def _receive(self, timeout_s: float) -> None:
+        with contextlib.suppress(queue.Empty):
+            message = self._link.received.get(timeout=timeout_s)
+            while True:
+                try:
+                    self._take(message)
+                except (EdgekitError, OSError) as error:
+                    _logger.warning("%s", error)
+                message = self._link.received.get_nowait()
+
+    def _take(self, message: Received) -> None:
+        if message.kind == "hello":
+            self._greet()
+            return
+        try:
+            if message.kind == "desired":
+                self._take_desired(message.payload)
+            else:
+                self._take_command(message.payload)
+        except SignatureError as error:
+            self._emit("attack", f"{message.kind}: {error}")
+
+    def _take_desired(self, payload: bytes) -> None:
+        keys = self._member.manager_keys
+        desired = unseal(payload, "desired", Desired, keys, "desired")
+        held = self._desired
+        if desired.device != self._device:
+            raise SignatureError(f"desired: is for {desired.device!r}, this is {self._device!r}")
+        if held is not None:
+            if desired == held:
+                return
+            if (desired.epoch, desired.version) < (held.epoch, held.version) or (
+                desired.version <= held.version
+            ):
+                raise SignatureError(
+                    f"desired: version {desired.version} of epoch {desired.epoch} is not newer than"
+                    f" {held.version} of {held.epoch}, which is held"
+                )
+        record = self._journal.record
+        known_s = max(record.known_time_s, desired.issued_at)
+        self._journal.write(replace(record, desired=payload.decode(), known_time_s=known_s))
+        self._desired, self._link.reconnect_s = desired, desired.reconnect_s
+        self._last = (None, None)  # the manager waits for a report that names the version
+
+    def _take_command(self, payload: bytes) -> None:
+        command = unseal(payload, "command", DeviceCommand, self._member.manager_keys, "command")
+        record = self._journal.record
+        if command.device != self._device:
+            raise SignatureError(f"command: is for {command.device!r}, this is {self._device!r}")
+        now_s = self._read_clock()
+        if command.version <= record.command_version or (now_s or 0.0) > command.expires_at:
+            return  # late, or repeated
+        self._journal.write(replace(record, command_version=command.version))
+        if command.name in ("pin", "unpin"):
+            self._installer.slots.pin(command.model, command.name == "pin")
+        self._wants_renewal = self._wants_renewal or command.name == "renew"
+        self._last = (None, None)
+
+    def _read_desired(self) -> Desired | None:
+        text = self._journal.record.desired
+        if not text:
+            return None
+        try:
+            keys = self._member.manager_keys
+            return unseal(text.encode(), "desired", Desired, keys, "the journal's document")
+        except SignatureError as error:  # the manager's key has changed
+            _logger.warning("%s", error)
+            return None
+
+    # What goes
+
+    def _prepare_presence(self) -> None:
+        self._presence = self._journal.next_sequence()
+        will = Online(device=self._device, sequence=self._presence, online=False)
+        self._link.will = seal(will, "online", self._member.key)
+
+    def _greet(self) -> None:
+        hello = Hello(
+            device=self._device,
+            sequence=self._journal.next_sequence(),
+            desired_version=0 if self._desired is None else self._desired.version,
+            runtime=__version__,
+        )
+        online = Online(device=self._device, sequence=self._presence, online=True)
+        self._link.put("online", seal(online, "online", self._member.key), is_retained=True)
+        self._link.put("hello", seal(hello, "hello", self._member.key))
+        self._prepare_presence()
+        self._last = (None, None)
+
+    def _emit(self, kind: str, text: str) -> None:
+        _logger.warning("%s: %s", kind, text)
+        at = max(0.0, self._clock())
+        sequence = self._journal.next_sequence()
+        event = Event(device=self._device, sequence=sequence, kind=kind, text=text[:1000], at=at)
+        self._link.put("event", seal(event, "event", self._member.key), key=kind)
+
+    # What is done
+
+    def _tick(self, elapsed_s: float) -> None:
+        self._executions = count_time(self._executions, elapsed_s)
+        for name, finish in self._steps.collect():
+            self._executions = tuple(
+                finish(one) if one.report.execution == name else one for one in self._executions
+            )
+            self._fingerprint, self._service_s = {}, 0.0  # look anew
+        for kind, text in self._steps.take_events():
+            self._emit(kind, text)
+        self._count_bytes()
+        self._look()
+        plan = reconcile(self._desired, self._executions, self._views, self._measure())
+        self._save(plan.executions)
+        self._executions = plan.executions
+        self._steps.retain({step.wanted.execution for step in plan.steps if step.wanted is not None})
+        if plan.steps:
+            self._begin(plan.steps[0])
+        self._report(plan)
+
+    def _begin(self, step: Step) -> None:
+        if self._steps.is_busy:
+            return
+        left = self._measure().budget_left_bytes
+        self._steps.begin(step, left, self._journal.record.known_time_s)
+
+    def _count_bytes(self) -> None:
+        """Enter what a download received into its execution, and into the month's budget."""
+        execution, came_bytes, done_bytes = self._steps.take_counts()
+        if not came_bytes:
+            return
+        self._executions = tuple(
+            _add_bytes(one, came_bytes, done_bytes) if one.report.execution == execution else one
+            for one in self._executions
+        )
+        record, month = self._journal.record, time.strftime("%Y-%m", time.gmtime(max(0.0, self._clock())))
+        before = record.metered_bytes if record.month == month else 0
+        self._journal.write(replace(record, month=month, metered_bytes=before + came_bytes))
+
+    def _save(self, executions: tuple[Progress, ...]) -> None:
+        """Write the executions down if one has another state, or is much older than it was written."""
+        written = self._journal.record.executions
+        is_same = [_outline(one) for one in executions] == [_outline(one) for one in written]
+        is_old = any(
+            one.age_s - other.age_s > _SAVE_S for one, other in zip(executions, written, strict=False)
+        )
+        if not is_same or is_old:
+            self._journal.write(replace(self._journal.record, executions=executions))
+
+    def _look(self) -> None:
+        """Read anew what has changed in the slots, and now and then what the service does."""
+        fingerprint = dict(self._installer.fingerprint())
+        now_s = time.monotonic()
+        is_under_way = any(not one.has_ended for one in self._executions)
+        if fingerprint == self._fingerprint and now_s < self._service_s:
+            return
+        if not self._steps.is_busy or now_s >= self._service_s:
+            runs, index = self._installer.read_service()
+            self._service = runs, self._service[1] if runs and index is None else index
+            self._service_s = now_s + (1.0 if is_under_way else _SERVICE_S)
+        models = {}
+        for model in fingerprint:
+            with contextlib.suppress(EdgekitError):
+                models[model] = self._add_service(self._installer.view(model))
+        self._views, self._fingerprint = models, fingerprint
+
+    def _add_service(self, view: ModelView) -> ModelView:
+        runs, index = self._service
+        if not runs:
+            return view
+        served, on_trial, remark = describe_service(index or {}, view.model)
+        return replace(view, served=served, on_trial=on_trial, remark=remark)
+
+    def _measure(self) -> DeviceConditions:
+        now_s, record = self._read_clock(), self._journal.record
+        local = time.localtime(max(0.0, self._clock()))
+        month = time.strftime("%Y-%m", time.gmtime(max(0.0, self._clock())))
+        budget = self._options.month_bytes
+        used = record.metered_bytes if record.month == month else 0
+        battery, is_charging = read_battery()
+        return DeviceConditions(
+            now_s=now_s,
+            minute_of_day=local.tm_hour * 60 + local.tm_min,
+            free_bytes=self._read_free_bytes(),
+            budget_left_bytes=None if budget is None else max(0, budget - used),
+            battery=battery,
+            is_charging=is_charging,
+            downloaded=self._steps.list_downloaded(),
+        )
+
+    def _read_clock(self) -> float | None:
+        now_s = self._clock()
+        return None if now_s < max(_LEAST_CLOCK_S, self._journal.record.known_time_s - 3600.0) else now_s
+
+    def _read_free_bytes(self) -> int:
+        try:
+            return shutil.disk_usage(self._folder).free
+        except OSError:
+            return 0
+
+    # What is reported
+
+    def _report(self, plan: NextSteps) -> None:
+        if not self._link.is_connected:
+            return
+        now_s = time.monotonic()
+        main = (plan.status, plan.because, plan.models, [_outline(one) for one in plan.executions])
+        detail = [one.report for one in plan.executions], self._read_figures(plan, now_s)
+        wait_s = _REPORT_S if main != self._last[0] else _DETAIL_S
+        if (main, detail) == self._last or now_s - self._reported_s < wait_s:
+            return
+        executions = (*(one.report for one in plan.executions), *plan.superseded)
+        reported = Reported(
+            device=self._device,
+            sequence=self._journal.next_sequence(),
+            desired_version=0 if self._desired is None else self._desired.version,
+            status=plan.status,
+            because=_shorten(plan.because),
+            models=tuple(replace(model, because=_shorten(model.because)) for model in plan.models),
+            executions=tuple(_shorten_reason(one) for one in executions),
+            figures=detail[1],
+            facts=self._list_facts(),
+        )
+        self._link.put("reported", seal(reported, "reported", self._member.key), is_retained=True)
+        self._last, self._reported_s = (main, detail), now_s
+
+    def _read_figures(self, plan: NextSteps, now_s: float) -> tuple[Any, ...]:
+        is_young = any(one.age_s < _YOUNG_S for one in plan.executions)
+        period_s = _FIGURES_S if is_young else _QUIET_FIGURES_S
+        socket_path = self._installer.find_service()
+        if self._service[0] and socket_path is not None and now_s - self._figures_s > period_s:
+            self._figures_s = now_s
+            with contextlib.suppress(EdgekitError):
+                self._figures = read_figures(read_metrics(socket_path))[:16]
+        return self._figures
+
+    def _list_facts(self) -> dict[str, str]:
+        enrolment = self._member.enrolment
+        battery, is_charging = read_battery()
+        facts = {
+            "target": enrolment.target,
+            "runtime": __version__,
+            "free_bytes": str(self._read_free_bytes()),
+            "boot": self._boot,
+            "clock": f"{self._clock():.0f}",
+        }
+        if battery is not None:
+            facts["battery"] = f"{battery:.2f}{', charging' if is_charging else ''}"
+        return facts
+
+    def _is_renewal_due(self, now_s: float) -> bool:
+        if self._wants_renewal:
+            return True
+        if now_s - self._renewal_s < _RENEWAL_S:
+            return False
+        is_first, self._renewal_s = self._renewal_s == 0.0, now_s
+        clock_s = self._read_clock()
+        return not is_first and clock_s is not None and self._member.needs_renewal(clock_s)
+
+
+def _outline(progress: Progress) -> tuple[Any, ...]:
+    """Return what must be on the disk before a step begins; amounts and ages may be older there."""
+    report = progress.report
+    return report.execution, report.state, report.code, report.reason, progress.failures
+
+
+def _add_bytes(progress: Progress, came_bytes: int, done_bytes: int) -> Progress:
+    report = progress.report
+    sent_bytes = report.sent_bytes + came_bytes
+    return replace(progress, report=replace(report, sent_bytes=sent_bytes, done_bytes=done_bytes))
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def _shorten_reason(execution: Execution) -> Execution:
+    return replace(execution, reason=_shorten(execution.reason))
+
+
+def _read_boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    except OSError:
+        return ""
+
+
+def read_battery() -> tuple[float | None, bool]:
+    """Return the charge of the battery from 0 to 1, or None without one, and whether it is being charged."""
+    sysfs = Sysfs()
+    charges = [probe for probe in find_battery(sysfs).probes if probe.quantity == "charge"]
+    if not charges:
+        return None, False
+    folder = sysfs.root / "class/power_supply" / charges[0].name.split("/")[1]
+    return charges[0].read(0.0), read_label(folder / "status", "") not in ("Discharging", "")

@@ -1,0 +1,1 @@
+"""Steps of an update, carried out on the models of this device."""

@@ -1,0 +1,40 @@
+"""`edgekit-device enroll`."""
+
+import argparse
+import os
+import platform
+
+from edgekit_runtime import __version__
+from edgekit_runtime.commands.command import Outcome
+from edgekit_runtime.system.paths import find_config_folder, find_device_target
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the parser of this command."""
+    parser = commands.add_parser(
+        "enroll",
+        help="join a fleet by a one-time code",
+        description="Make a key on this device, have it certified by the fleet that made the code, and store"
+        " what this device needs to trust. `edgekit-device agent` then does what the fleet wants.",
+    )
+    parser.add_argument("--code", required=True, help="from `edgekit fleet enroll`")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Join the fleet."""
+    from edgekit_runtime.agent.documents import EnrolmentCode
+    from edgekit_runtime.agent.enrolment import enrol
+
+    facts = {"runtime": __version__, "machine": platform.machine(), "hostname": os.uname().nodename[:60]}
+    if target := find_device_target():
+        facts["target"] = target
+    member = enrol(EnrolmentCode.parse(arguments.code), find_config_folder(), facts)
+    found = member.enrolment
+    document = {"device": found.device, "target": found.target, "brokers": list(found.brokers)}
+    lines = [
+        f"this device is {found.device}, target {found.target}",
+        "  next: edgekit-device agent, or a unit for systemd: edgekit-device agent --print-unit",
+    ]
+    return Outcome(document, lines)
