@@ -12,6 +12,7 @@ COMMANDS = {
     "rollback": "Bring devices back to what they ran before.",
     "devices": "List the devices.",
     "device": "Show one device; tag it, or shut it out.",
+    "tag": "Set tags of a device; asks where that changes what it gets.",
     "why": "Say in one sentence why a device runs what it runs.",
     "audit": "Show who did what, when.",
     "doctor": "Find out what a broker really does.",

@@ -15,23 +15,25 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
     print_json,
     read_tags,
 )
+from edgekit_toolkit.commands.fleet.tag import set_tags
 
 
 @click.command("device")
 @click.argument("name")
 @click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Set a tag; no value removes it.")
 @click.option("--revoke", metavar="REASON", help="Shut the device out: its certificates count no more.")
+@click.option("--yes", "is_sure", is_flag=True, help="Set tags also where that changes what it gets.")
 @folder_option
 @as_json_option
 def command(
-    name: str, *, tags: tuple[str, ...], revoke: str | None, path: Path | None, as_json: bool
+    name: str, *, tags: tuple[str, ...], revoke: str | None, is_sure: bool, path: Path | None, as_json: bool
 ) -> None:
     """Show the device NAME, after changing it if that is asked for."""
     with open_fleet(path) as (_folder, store):
         from edgekit_fleet.operations import devices
 
         if tags:
-            devices.tag(store, name, read_tags(tags), find_actor())
+            set_tags(store, name, read_tags(tags), is_sure=is_sure)
         if revoke is not None:
             devices.revoke(store, name, find_actor(), revoke)
         found = devices.describe(store, name)

@@ -36,13 +36,13 @@ def command(path: Path | None, *, as_json: bool, **options: Any) -> None:
     """
     folder = find_folder(path)
     from edgekit_fleet.operations.running import start
-    from edgekit_fleet.operations.turns import decide
+    from edgekit_fleet.rollouts.runner import RolloutRunner
     from edgekit_fleet.store.fleet_folder import FleetSettings
 
     settings = folder.read_settings() if folder.has_settings else FleetSettings()
     chosen = {name: value for name, value in options.items() if value}
     settings = dataclasses.replace(settings, **chosen)
-    with start(folder, settings, decide) as fleet:
+    with start(folder, settings, RolloutRunner().turn) as fleet:
         _print(fleet, as_json=as_json)
         asyncio.run(_run(fleet))
     if not as_json:

@@ -1,0 +1,152 @@
+"""`edgekit fleet release`, `rollout`, `rollback` and `tag`, from packages to what devices shall run."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from tests.runtime.conftest import PackageMaker
+from tests.runtime.conftest import maker as maker  # a fixture
+from tests.runtime.slot_cases import write_keys
+
+from edgekit_fleet.releases.repository import TufRepository
+from edgekit_fleet.rollouts.runner import RolloutRunner
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.tables import DeviceRow, ExecutionRow, WantedModelRow
+from edgekit_runtime.errors import FleetError, PackageError, SignatureError
+from edgekit_toolkit.cli import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[FleetFolder]:
+    made = FleetFolder(tmp_path / "fleet")
+    made.write_settings(FleetSettings())
+    TufRepository(made.repository, made.repository_keys).create(time.time())
+    store = made.open_store()
+    with store.transaction() as session:
+        for number, target in enumerate(("x86-64", "x86-64", "rpi5", "jetson-orin-nano")):
+            session.add(
+                DeviceRow(
+                    name=f"d{number}",
+                    target=target,
+                    tags={"site": "lyon"},
+                    public_key=b"",
+                    certificate_serial="1",
+                    certificate_expires_at=4e9,
+                    enrolled_at=0.0,
+                )
+            )
+    store.close()
+    return made
+
+
+class Shell:
+    """Runs commands on a fleet and returns what they print as JSON."""
+
+    def __init__(self, folder: FleetFolder, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.keys, self.capsys = folder, keys, capsys
+
+    def run(self, *arguments: str | Path, code: int = 0) -> Any:
+        texts = [str(one) for one in arguments]
+        got = main(["fleet", *texts, "--folder", str(self.folder.path), "--json"])
+        printed = self.capsys.readouterr()
+        assert got == code, printed.err
+        return json.loads(printed.out.splitlines()[-1] if code else printed.out)
+
+    def turn(self, runner: RolloutRunner, now: float) -> None:
+        store: Store = self.folder.open_store()
+        with store.transaction() as session:
+            runner.turn(session, now)
+            for row in session.scalars(select(ExecutionRow).where(ExecutionRow.state == "waiting")):
+                row.state, row.changed_at, row.ended_at = "succeeded", now + 1, now + 1
+        store.close()
+
+    def wanted(self) -> dict[str, bool]:
+        store = self.folder.open_store()
+        with store.transaction() as session:
+            found = {row.device: row.is_removed for row in session.scalars(select(WantedModelRow))}
+        store.close()
+        return found
+
+
+@pytest.fixture
+def shell(folder: FleetFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(folder, write_keys(tmp_path / "keys"), capsys)
+
+
+@pytest.fixture
+def packages(maker: PackageMaker, tmp_path: Path) -> list[Path]:
+    paths = []
+    for target in ("x86-64", "rpi5"):
+        path = tmp_path / f"linear-1.0.0-{target}.edgepkg"
+        maker.write(path, target=target)
+        paths.append(path)
+    return paths
+
+
+def test_release_goes_out_and_is_rolled_back(shell: Shell, packages: list[Path]) -> None:
+    (release,) = shell.run("release", *packages, "--keys", shell.keys, "--name", "first")
+    assert [one[2] for one in release["packages"]] == ["rpi5", "x86-64"]
+    offered = TufRepository(shell.folder.repository, shell.folder.repository_keys).list_targets()
+    assert sorted(offered) == [f"{target}/linear-1.0.0-{target}.edgepkg" for target in ("rpi5", "x86-64")]
+    plan = shell.run("rollout", "plan", "first", "--to", "site=lyon")
+    assert [one["device"] for one in plan["planned"]] == ["d0", "d1", "d2"]
+    assert plan["refused"][0]["code"] == "class" and plan["bytes"] > 0 and not shell.wanted()
+    (rollout,) = shell.run("rollout", "start", "first", "--to", "site=lyon", "--soak", "0", "--waves", "100%")
+    runner, now = RolloutRunner(), time.time()
+    for number in range(4):
+        shell.turn(runner, now + 2 * number)
+    (watched,) = shell.run("rollout", "watch", rollout["name"])
+    assert watched["state"] == "succeeded" and watched["members"] == {"succeeded": 3, "refused": 1}
+    shell.run("rollback", rollout["name"], "--note", "customers complain")
+    shell.turn(runner, now + 20)
+    assert shell.run("rollout", "list")[0]["state"] == "aborted"
+    assert shell.wanted() == {"d0": True, "d1": True, "d2": True}  # they ran nothing before
+
+
+def test_two_packages_of_one_model_and_class_are_refused(
+    shell: Shell, maker: PackageMaker, tmp_path: Path
+) -> None:
+    for version in ("1.0.0", "2.0.0"):
+        maker.write(tmp_path / f"{version}.edgepkg", version=version)
+    paths = [tmp_path / "1.0.0.edgepkg", tmp_path / "2.0.0.edgepkg"]
+    error = shell.run("release", *paths, "--keys", shell.keys, code=FleetError.exit_code)["error"]
+    assert "both model 'linear' for class 'x86-64'" in error["message"]
+    assert not TufRepository(shell.folder.repository, shell.folder.repository_keys).list_targets()
+
+
+def test_same_version_with_other_content_is_refused(
+    shell: Shell, maker: PackageMaker, tmp_path: Path
+) -> None:
+    maker.write(tmp_path / "a.edgepkg")
+    maker.write(tmp_path / "b.edgepkg", budget={"max_latency_ms": 11.0})
+    shell.run("release", tmp_path / "a.edgepkg", "--keys", shell.keys)
+    error = shell.run("release", tmp_path / "b.edgepkg", "--keys", shell.keys, code=PackageError.exit_code)[
+        "error"
+    ]
+    assert "another version" in error["message"]
+    assert len(shell.run("release", "--list")) == 1
+
+
+def test_package_of_an_unknown_key_is_refused(shell: Shell, packages: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    shell.run("release", *packages, "--keys", tmp_path / "none", code=SignatureError.exit_code)
+
+
+def test_tag_that_changes_a_rollout_asks_first(shell: Shell, packages: list[Path]) -> None:
+    shell.run("release", *packages, "--keys", shell.keys, "--name", "first")
+    shell.run("rollout", "start", "first", "--to", "site=lyon")
+    error = shell.run("tag", "d0", "site=paris", code=FleetError.exit_code)["error"]
+    assert "--yes" in error["message"]
+    assert shell.run("tag", "d0", "floor=2")["tags"] == {"site": "lyon", "floor": "2"}
+    assert shell.run("tag", "d0", "site=paris", "--yes")["tags"]["site"] == "paris"
+
+
+def test_malformed_selector_shows_the_place(shell: Shell, packages: list[Path]) -> None:
+    shell.run("release", *packages, "--keys", shell.keys, "--name", "first")
+    error = shell.run("rollout", "plan", "first", "--to", "site=", code=FleetError.exit_code)["error"]
+    assert "at character 6" in error["message"]

@@ -1,0 +1,71 @@
+"""`edgekit fleet release`: offer packages to devices under one approval; that alone updates no device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit_toolkit.commands.fleet.fleet_options import (
+    as_json_option,
+    find_actor,
+    folder_option,
+    open_fleet,
+    print_json,
+)
+
+
+@click.command("release")
+@click.argument("packages", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--name", default="", help="Name of the release.  [default: today's date and a number]")
+@click.option("--note", default="", help="A note for people.")
+@click.option("--list", "is_list", is_flag=True, help="List the releases instead.")
+@folder_option
+@click.option(
+    "--keys",
+    "keys_folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Release only what the keys *.pub.pem in this folder signed.  [default: `edgekit keys list`]",
+)
+@as_json_option
+def command(
+    packages: tuple[Path, ...],
+    *,
+    name: str,
+    note: str,
+    is_list: bool,
+    path: Path | None,
+    keys_folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Offer PACKAGES, one a model and device class, as one release.
+
+    Then `edgekit fleet rollout plan RELEASE --to SELECTOR` shows which devices would get it.
+    """
+    if not packages and not is_list:
+        raise click.UsageError("name at least one package, or --list")
+    with open_fleet(path) as (folder, store):
+        from edgekit_fleet.operations import releases
+        from edgekit_runtime.system.paths import find_keys_folder
+        from edgekit_runtime.trust.trust_store import TrustStore
+
+        if is_list:
+            found = releases.list_releases(store)
+        else:
+            trust = TrustStore.from_folder(keys_folder or find_keys_folder())
+            made = releases.make_release(
+                folder, store, trust, packages, actor=find_actor(), name=name, note=note
+            )
+            found = [made]
+    if as_json:
+        print_json(found)
+        return
+    from edgekit_toolkit.console import clean
+
+    for one in found:
+        withdrawn = " (withdrawn)" if one.is_withdrawn else ""
+        click.echo(clean(f"{one.name}{withdrawn}  {one.note}".rstrip()))
+        for model, version, target, size_bytes in one.packages:
+            click.echo(clean(f"  {model} {version} for {target}, {size_bytes / 1e6:.3f} MB"))
+    if not found:
+        click.echo("no releases; make one: edgekit fleet release PACKAGE...")

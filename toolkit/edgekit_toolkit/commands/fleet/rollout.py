@@ -1,0 +1,242 @@
+"""`edgekit fleet rollout`: bring a release to devices in waves, watch it, stop it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgekit_toolkit.commands.fleet.fleet_options import (
+    as_json_option,
+    find_actor,
+    folder_option,
+    open_fleet,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from edgekit_fleet.operations.rollouts import RolloutPlan, RolloutRequest, RolloutSummary
+    from edgekit_fleet.rollouts.progress import Order
+    from edgekit_fleet.store.database import Store
+
+_MOST_LISTED = 20
+_WATCH_S = 0.5
+_OPEN = ("running", "paused", "returning")
+
+
+@click.group("rollout")
+def command() -> None:
+    """Bring a release to devices, in waves that stop by themselves."""
+
+
+def _request_options(function: Callable[..., None]) -> Callable[..., None]:
+    options = (
+        click.argument("release"),
+        click.option(
+            "--to",
+            "selector",
+            required=True,
+            metavar="SELECTOR",
+            help='Which devices, as "class=jetson and site=lyon", or "all".',
+        ),
+        click.option("--waves", default="1%,10%,50%,100%", show_default=True, help="Shares or counts."),
+        click.option(
+            "--minimum",
+            type=click.IntRange(min=1),
+            help="Devices of the first step.  [default: a tenth, 2 to 30]",
+        ),
+        folder_option,
+        as_json_option,
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@command.command("plan")
+@_request_options
+def plan(
+    release: str, *, selector: str, waves: str, minimum: int | None, path: Path | None, as_json: bool
+) -> None:
+    """Show which devices would get RELEASE, which would not and why. Changes nothing."""
+    from edgekit_fleet.operations import rollouts
+
+    request = rollouts.RolloutRequest(release=release, selector=selector, waves=waves, minimum=minimum)
+    with open_fleet(path) as (_folder, store):
+        found = rollouts.plan_rollout(store, request)
+    _print_plan(found, as_json)
+
+
+@command.command("start")
+@_request_options
+@click.option("--name", default="", help="Name of the rollout.")
+@click.option("--window", help="Local time of day in which devices may switch, as 01:00-04:00.")
+@click.option(
+    "--approve",
+    "approval",
+    type=click.Choice(["none", "first", "each"]),
+    default="none",
+    show_default=True,
+    help="Which waves wait for `rollout approve`.",
+)
+@click.option("--trial", type=click.Choice(["none", "shadow", "canary"]), default="none", show_default=True)
+@click.option(
+    "--order",
+    type=click.Choice(["new-first", "old-first", "unloaded"]),
+    default="new-first",
+    show_default=True,
+    help="Load the new version before or after the old one is unloaded, or only unload.",
+)
+@click.option("--priority", type=click.IntRange(min=0), default=0, help="Higher goes first on a device.")
+@click.option(
+    "--soak", "soak_s", type=click.FloatRange(min=0), default=300.0, show_default=True, help="Seconds."
+)
+@click.option(
+    "--min-agreement", type=click.FloatRange(0, 0.9999), help="With the old version, on the same inputs."
+)
+@click.option("--max-latency-ratio", type=click.FloatRange(min=1.0001), help="New over old.")
+@click.option("--join", "is_dynamic", is_flag=True, help="Devices that match later join at the end.")
+def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> None:
+    """Start a rollout of RELEASE; its devices are chosen now, and stay the same."""
+    from edgekit_fleet.operations import rollouts
+
+    with open_fleet(path) as (_folder, store):
+        name = rollouts.start_rollout(store, _make_request(release, options), find_actor())
+        _print_summaries([rollouts.find_rollout(store, name)], as_json)
+    if not as_json:
+        click.echo(f"watch it: edgekit fleet rollout watch {name}")
+
+
+def _make_request(release: str, options: dict[str, Any]) -> RolloutRequest:
+    from edgekit_fleet.operations.rollouts import RolloutRequest
+
+    limits = {name: options.pop(name) for name in ("min_agreement", "max_latency_ratio")}
+    own = {name: options.pop(name) for name in ("selector", "waves", "minimum", "name")}
+    settings = {key: value for key, value in options.items() if value is not None}
+    known = {key: value for key, value in limits.items() if value is not None}
+    return RolloutRequest(release=release, options={**settings, "limits": known}, **own)
+
+
+@command.command("list")
+@folder_option
+@as_json_option
+def list_command(path: Path | None, as_json: bool) -> None:
+    """List the rollouts, the newest first."""
+    from edgekit_fleet.operations import rollouts
+
+    with open_fleet(path) as (_folder, store):
+        _print_summaries(rollouts.list_rollouts(store), as_json)
+
+
+@command.command("watch")
+@click.argument("name")
+@folder_option
+@as_json_option
+def watch(name: str, path: Path | None, as_json: bool) -> None:
+    """Follow a rollout until it ends: live on a terminal, else a line for each change."""
+    from edgekit_toolkit.console import open_console
+
+    console = open_console()
+    with open_fleet(path) as (_folder, store):
+        if console.is_terminal and not as_json:
+            from rich.live import Live
+
+            with Live(console=console, refresh_per_second=4) as live:
+                for summary in _follow(store, name):
+                    live.update(_describe(summary))
+            return
+        for summary in _follow(store, name):
+            _print_summaries([summary], as_json)
+
+
+def _follow(store: Store, name: str) -> Iterator[RolloutSummary]:
+    """Yield a rollout each time it has changed, until it has ended."""
+    from edgekit_fleet.operations import rollouts
+
+    last = None
+    while True:
+        summary = rollouts.find_rollout(store, name)
+        if summary != last:
+            yield summary
+        last = summary
+        if summary.state not in _OPEN:
+            return
+        time.sleep(_WATCH_S)
+
+
+def _make_order(order: Order, text: str) -> click.Command:
+    @click.command(order, help=text)
+    @click.argument("name")
+    @click.option("--note", default="", help="A note for the audit log.")
+    @folder_option
+    @as_json_option
+    def run(name: str, note: str, path: Path | None, as_json: bool) -> None:
+        give_order(name, order, note, path=path, as_json=as_json)
+
+    return run
+
+
+def give_order(name: str, order: Order, note: str, *, path: Path | None, as_json: bool) -> None:
+    """Order something of a rollout, and print it."""
+    from edgekit_fleet.operations import rollouts
+
+    with open_fleet(path) as (_folder, store):
+        _print_summaries([rollouts.give_order(store, name, order, find_actor(), note)], as_json)
+
+
+command.add_command(_make_order("approve", "Let the wave go that waits for an approval."))
+command.add_command(_make_order("pause", "Start no more devices; gates still stop a bad release."))
+command.add_command(_make_order("resume", "Go on after a pause."))
+command.add_command(_make_order("abort", "Stop, and take back every device that was updated."))
+
+
+def _print_plan(found: RolloutPlan, as_json: bool) -> None:
+    from edgekit_runtime.dataclass_json import to_plain
+    from edgekit_toolkit.console import clean
+
+    if as_json:
+        print_json({**to_plain(found), "bytes": found.bytes})
+        return
+    count = len(found.planned)
+    minutes = max((one.minutes for one in found.planned), default=0.0)
+    click.echo(
+        f"{count} devices get it: {found.bytes / 1e6:.1f} MB in all, at most {minutes:.1f} minutes each"
+        " (estimated)"
+    )
+    for one in found.planned[:_MOST_LISTED]:
+        packages = ", ".join(f"{each.model} {each.version}" for each in one.packages)
+        note = f" ({one.note})" if one.note else ""
+        click.echo(clean(f"  {one.device}: {packages}, {one.bytes / 1e6:.1f} MB{note}"))
+    _print_rest(count)
+    click.echo(f"{len(found.refused)} devices match and get nothing")
+    for each in found.refused[:_MOST_LISTED]:
+        click.echo(clean(f"  {each.device}: {each.reason}"))
+    _print_rest(len(found.refused))
+    if count:
+        click.echo(f"waves end at {', '.join(map(str, found.waves))} devices")
+
+
+def _print_rest(count: int) -> None:
+    if count > _MOST_LISTED:
+        click.echo(f"  and {count - _MOST_LISTED} more; --json lists all")
+
+
+def _print_summaries(found: list[RolloutSummary], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    for one in found:
+        click.echo(_describe(one))
+    if not found:
+        click.echo("no rollouts; start one: edgekit fleet rollout start RELEASE --to SELECTOR")
+
+
+def _describe(summary: RolloutSummary) -> str:
+    from edgekit_toolkit.console import clean
+
+    devices = ", ".join(f"{count} {state}" for state, count in sorted(summary.members.items()))
+    wave = f"wave {summary.wave} of {len(summary.waves)}"
+    return clean(f"{summary.name}: {summary.state}, {wave}; {devices}; {summary.because}")
