@@ -68,6 +68,8 @@ class Fleet:
                 with contextlib.suppress(RuntimeError):
                     self.events.call_soon_threadsafe(stop.set)
                 thread.join(20)
+                if self.failure is not None:
+                    logging.getLogger(__name__).error("the manager ended: %r", self.failure)
 
     def device(self, name, **options):
         (invitation,) = devices.invite(

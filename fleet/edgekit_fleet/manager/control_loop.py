@@ -24,16 +24,18 @@ from edgekit_fleet.identity.enrolment import list_revoked_serials
 from edgekit_fleet.manager.broker_link import BrokerLink, make_context
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.manager.publisher import Outgoing, Publisher
+from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.store import lease
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetSettings
 from edgekit_fleet.store.tables import AuditRow
-from edgekit_runtime.errors import OutputError, TransportError
+from edgekit_runtime.errors import OutputError, PackageError, TransportError
 
 _BATCH_S: Final = 0.05
 _DECIDE_S: Final = 0.5
 _UPKEEP_S: Final = 2.0
 _EXPIRY_S: Final = 60.0
+_REFRESH_S: Final = 600.0
 _UNANSWERED_S: Final = 30.0
 _ADMINISTERED: Final = ("device.enrol", "device.revoke")
 _log = logging.getLogger(__name__)
@@ -71,8 +73,12 @@ class ControlLoop:
         epoch: of the lease.
     """
 
-    def __init__(self, parts: ManagerParts) -> None:
+    def __init__(self, parts: ManagerParts, repository: TufRepository) -> None:
         """Take the lease, and read the devices.
+
+        Args:
+            parts: what the loop works on.
+            repository: whose metadata it signs again before it expires.
 
         Raises:
             UnavailableError: another manager is in charge.
@@ -80,6 +86,7 @@ class ControlLoop:
         """
         self._parts = parts
         self._store = parts.store
+        self._repository = repository
         self.index = DeviceIndex()
         self.inbox = Inbox(self.index)
         holder = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
@@ -91,7 +98,7 @@ class ControlLoop:
         key = parts.authority.manager_key
         self._publisher = Publisher(self.index, key, self.epoch, parts.settings.desired_life_s)
         self._link = BrokerLink(self.inbox.put)
-        self._decided_at = self._kept_at = self._expired_at = float("-inf")
+        self._decided_at = self._kept_at = self._expired_at = self._refreshed_at = float("-inf")
         self._connections = 0
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -127,6 +134,10 @@ class ControlLoop:
             OutputError: the store cannot be written.
         """
         now, clock = time.time(), time.monotonic()
+        unknown = self.inbox.list_unknown()
+        if unknown:
+            with self._store.transaction() as session:
+                self.index.load(session, unknown)
         hellos = self.inbox.take(now)
         answers: list[Outgoing] = []
         has_ended = False
@@ -172,6 +183,12 @@ class ControlLoop:
                 self._parts.broker.restart_if_ended()
             except TransportError as error:
                 _log.error("%s", error)
+        if now - self._refreshed_at >= _REFRESH_S:
+            self._refreshed_at = now
+            try:
+                await asyncio.to_thread(self._repository.refresh, now)
+            except PackageError as error:  # also a missing key; devices report `stale` if nobody mends it
+                _log.error("the repository cannot be signed again: %s", error)
         with self._store.transaction() as session:
             lease.renew(session, self.epoch, now)
             revoked = self._follow_administration(session)

@@ -128,6 +128,15 @@ class Inbox:
         else:
             self.refused["flood"] += 1
 
+    def list_unknown(self, limit: int = 1000) -> set[str]:
+        """Return devices that wrote messages and are not in the index; they may be enrolled just now.
+
+        Args:
+            limit: looks at so many messages, as `take` does.
+        """
+        names = {topic.split("/", 4)[3] for topic, _ in self._pending[:limit] if topic.count("/") == 4}
+        return names - self._index.devices.keys()
+
     def take(self, now: float, limit: int = 1000) -> list[Hello]:
         """Verify messages that have come; returns the hellos among them.
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetSettings
-from edgekit_fleet.store.tables import DeviceRow, ExecutionRow, WantedModelRow
+from edgekit_fleet.store.tables import CodeRow, DeviceRow, ExecutionRow, WantedModelRow
 from edgekit_runtime.agent.documents import ENDED, Reported
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import FleetError
@@ -144,7 +145,7 @@ def describe(store: Store, name: str) -> DeviceDetail:
     with store.transaction() as session:
         row = session.get(DeviceRow, name)
         if row is None:
-            raise FleetError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
+            raise FleetError(_explain_absence(session, name))
         wanted = session.scalars(select(WantedModelRow).where(WantedModelRow.device == name)).all()
         newest = session.scalars(
             select(ExecutionRow)
@@ -198,6 +199,18 @@ def revoke(store: Store, name: str, actor: str, why: str) -> None:
     """
     with store.transaction() as session:
         enrolment.revoke(session, name, actor, why)
+
+
+def _explain_absence(session: Session, name: str) -> str:
+    """Return why there is no such device."""
+    code = session.scalars(
+        select(CodeRow).where(CodeRow.device == name).order_by(CodeRow.expires_at.desc()).limit(1)
+    ).first()
+    if code is None:
+        return f"no device '{name}' is enrolled; `edgekit fleet devices` lists them"
+    if code.expires_at < time.time():
+        return f"'{name}' never used its code, which has expired; make a new one: edgekit fleet enroll"
+    return f"'{name}' has a code and has not used it yet: run `edgekit-device enroll --code CODE` on it"
 
 
 def _summarize(row: DeviceRow) -> DeviceSummary:

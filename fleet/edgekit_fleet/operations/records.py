@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sqlalchemy import select
 
-from edgekit_fleet.store import audit
+from edgekit_fleet.store import audit, lease
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder
 from edgekit_fleet.store.tables import AuditRow
@@ -126,4 +126,5 @@ def restore(folder: FleetFolder, path: Path) -> None:
     except OSError as cause:
         raise OutputError(f"cannot restore {path} to {folder.path}: {cause}") from cause
     with contextlib.closing(folder.open_store()) as store, store.transaction() as session:
+        lease.release(session, None)  # of the manager that ran when the backup was made
         audit.record(session, "restore", "fleet.restore", path.name)

@@ -10,6 +10,7 @@ from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.manager.control_loop import ControlLoop, Decide, local_parts
 from edgekit_fleet.releases.repository import TufRepository
+from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.web.server import WebServer
@@ -59,13 +60,15 @@ def open_authority(folder: FleetFolder, settings: FleetSettings) -> Authority:
 
 
 @contextlib.contextmanager
-def start(folder: FleetFolder, settings: FleetSettings, decide: Decide) -> Iterator[RunningFleet]:
+def start(
+    folder: FleetFolder, settings: FleetSettings, decide: Decide | None = None
+) -> Iterator[RunningFleet]:
     """Start a fleet, and end all of it with the block; makes what is missing.
 
     Args:
         folder: of the fleet.
         settings: kept in the folder.
-        decide: the rollouts.
+        decide: instead of the rollouts, for tests.
 
     Raises:
         ConfigError: the settings are wrong, or mosquitto is missing.
@@ -90,7 +93,8 @@ def start(folder: FleetFolder, settings: FleetSettings, decide: Decide) -> Itera
         configuration = write_configuration(folder, settings, authority)
         broker = parts.enter_context(Mosquitto(configuration, settings, authority))
         parts.enter_context(WebServer(store, folder, settings, authority))
-        loop = ControlLoop(local_parts(store, settings, authority, broker, decide))
+        decide = decide or RolloutRunner().turn
+        loop = ControlLoop(local_parts(store, settings, authority, broker, decide), repository)
         yield RunningFleet(
             folder=folder,
             settings=settings,

@@ -40,7 +40,8 @@ def take(session: Session, holder: str, now: float) -> int:
             f" stop it, or wait {LEASE_S:.0f} s after its end",
             LEASE_S - age_s,
         )
-    row.holder, row.epoch, row.heartbeat_at = holder, row.epoch + 1, now
+    # Above all epochs that a lost store had, where this one was restored from a backup.
+    row.holder, row.epoch, row.heartbeat_at = holder, max(row.epoch + 1, int(now)), now
     audit.record(session, "manager", "manager.start", holder, epoch=row.epoch)
     return row.epoch
 
@@ -67,10 +68,10 @@ def check(session: Session, epoch: int) -> LeaseRow:
     return row
 
 
-def release(session: Session, epoch: int) -> None:
-    """Let the next manager start at once."""
+def release(session: Session, epoch: int | None) -> None:
+    """Let the next manager start at once, if this epoch is still the newest; None releases any."""
     row = _lock(session)
-    if row is not None and row.epoch == epoch:
+    if row is not None and epoch in (row.epoch, None):
         row.holder = ""
 
 

@@ -36,25 +36,24 @@ def command(path: Path | None, *, as_json: bool, **options: Any) -> None:
     """
     folder = find_folder(path)
     from edgekit_fleet.operations.running import start
-    from edgekit_fleet.rollouts.runner import RolloutRunner
     from edgekit_fleet.store.fleet_folder import FleetSettings
 
     settings = folder.read_settings() if folder.has_settings else FleetSettings()
     chosen = {name: value for name, value in options.items() if value}
     settings = dataclasses.replace(settings, **chosen)
-    with start(folder, settings, RolloutRunner().turn) as fleet:
-        _print(fleet, as_json=as_json)
-        asyncio.run(_run(fleet))
+    with start(folder, settings) as fleet:
+        asyncio.run(_run(fleet, as_json=as_json))
     if not as_json:
         click.echo("Stopped.")
 
 
-async def _run(fleet: RunningFleet) -> None:
+async def _run(fleet: RunningFleet, *, as_json: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(each, stop.set)
+    _print(fleet, as_json=as_json)
     await fleet.run(stop)
 
 

@@ -1,0 +1,125 @@
+"""`edgekit fleet`, as a user types it."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.fleet.conftest import Fleet
+from tests.fleet.fleet_device import eventually, free_port
+
+from edgekit_fleet.store.fleet_folder import FleetFolder
+from edgekit_toolkit.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(capsys, *arguments, code=0):
+    assert main(["fleet", *map(str, arguments)]) == code
+    return capsys.readouterr()
+
+
+def run_json(capsys, *arguments):
+    return json.loads(run(capsys, *arguments, "--json").out)
+
+
+def test_up_starts_all_and_ctrl_c_ends_all(tmp_path, mosquitto):
+    ports = ("--broker-port", str(free_port()), "--web-port", str(free_port()))
+    command = [
+        sys.executable,
+        "-m",
+        "edgekit_toolkit",
+        "fleet",
+        "up",
+        "--folder",
+        str(tmp_path / "f"),
+        *ports,
+    ]
+    path = os.pathsep.join(str(ROOT / name) for name in ("device_runtime", "toolkit", "offload", "fleet"))
+    process = subprocess.Popen(
+        [*command, "--json"], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}, text=True
+    )
+    try:
+        facts = json.loads(process.stdout.readline())
+        assert facts["broker"] == f"mqtts://127.0.0.1:{ports[1]}"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_device_is_invited_listed_tagged_and_explained(fleet, capsys):
+    folder = ("--folder", fleet.folder.path)
+    assert "has a code" not in run(capsys, "why", "d1", *folder, code=19).err
+    run(capsys, "enroll", "--name", "d2", *folder)
+    assert "has not used it yet" in run(capsys, "why", "d2", *folder, code=19).err
+
+    async def connect():
+        device = fleet.device("d1", tags={"site": "lyon"}).enrol()
+        assert "never connected" in run_json(capsys, "why", "d1", *folder)["why"]
+        await device.connect()
+        await eventually(lambda: device.desired)
+        device.report(status="converged")
+        device.report(status="converged")
+        await eventually(lambda: fleet.detail("d1").summary.status == "converged")
+        await device.disconnect()
+
+    asyncio.run(connect())
+    names = [each["name"] for each in run_json(capsys, "devices", "site=lyon", *folder)]
+    assert names == ["d1"]
+    assert run_json(capsys, "devices", "site=paris", *folder) == []
+    run(capsys, "device", "d1", "--tag", "site=paris", *folder)
+    assert len(run_json(capsys, "devices", "site=paris", *folder)) == 1
+    assert run_json(capsys, "why", "d1", *folder)["why"].startswith("d1 runs no model")
+    written = [each["action"] for each in run_json(capsys, "audit", "d1", *folder)]
+    assert written == ["device.invite", "device.enrol", "device.tag"]
+
+
+def test_command_without_a_fleet_names_the_next_step(tmp_path, capsys):
+    assert "edgekit fleet up" in run(capsys, "devices", "--folder", tmp_path, code=17).err
+
+
+@pytest.mark.parametrize("name", ["up", "enroll", "devices", "device", "why", "audit", "doctor", "backup"])
+def test_help_explains_each_command(capsys, name):
+    assert "Usage: edgekit fleet" in run(capsys, name, "--help").out
+
+
+def test_old_backup_takes_the_numbers_of_devices_over(fleet_settings, tmp_path, capsys):
+    folder, settings = fleet_settings
+    saved = tmp_path / "fleet.backup"
+
+    async def first(fleet):
+        device = fleet.device("d1").enrol()
+        await device.connect()
+        await eventually(lambda: device.desired)
+        run(capsys, "backup", saved, "--folder", folder.path)
+        await device.disconnect()
+        return device
+
+    with Fleet(folder, settings).up() as fleet:
+        device = asyncio.run(first(fleet))
+    again = tmp_path / "again"
+    run(capsys, "restore", saved, "--folder", again)
+    assert "not empty" in run(capsys, "restore", saved, "--folder", again, code=17).err
+
+    async def second():
+        device.desired.clear()
+        await device.connect(held=9)  # the lost store had come so far
+        await eventually(lambda: [each.version for each in device.desired][-1:] == [10])
+        await device.disconnect()
+
+    with Fleet(FleetFolder(again), settings).up() as fleet:
+        asyncio.run(second())
+        assert "alarm.restored" in run(capsys, "audit", "d1", "--folder", again).out
+
+
+def test_file_that_is_no_backup_is_refused(tmp_path, capsys):
+    path = tmp_path / "x"
+    path.write_bytes(b"nothing")
+    assert "no backup" in run(capsys, "restore", path, "--folder", tmp_path / "f", code=17).err
