@@ -34,7 +34,7 @@ from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import EdgekitError, SignatureError
 from edgekit_runtime.system.paths import find_keys_folder
-from edgekit_runtime.trust.keys import list_keys
+from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, list_keys
 
 _MAX_BODY_BYTES: Final = 32 << 10
 _BODY_S: Final = 10.0
@@ -160,7 +160,7 @@ class EnrolmentPages:
             manager_keys=(self._authority.manager_public_pem,),
             tuf_root=root.read_text() if root.exists() else "",
             package_keys=tuple(
-                PackageKey(name=path.stem, public_key=path.read_text())
+                PackageKey(name=path.name.removesuffix(PUBLIC_KEY_SUFFIX), public_key=path.read_text())
                 for path in list_keys(find_keys_folder())
             ),
             target=device.target,
