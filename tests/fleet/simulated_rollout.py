@@ -52,7 +52,7 @@ BAD_MODELS = {
     "NaN": Model(not_finite_share=0.6),
     "crash loop": Model(crash_share=0.9),
     "30 % fail to install": Model(install_failures=0.3),
-    "2 % more errors": Model(errors=0.05),
+    "5 points more errors": Model(errors=0.05),
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import and_, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.rollouts.cohort import join_cohort
@@ -51,6 +51,8 @@ OPEN_STATES: Final = ("running", "paused", "returning")
 _ACTION: Final = "rollout.log"
 _CRASHES: Final = 3
 _JOIN_S: Final = 10.0
+_HOUR_S: Final = 3600.0
+_DEVICES_PER_S: Final = 2000
 _MOST_CONTROLS: Final = 20
 _FAULT_CODES: Final[dict[str, Fault]] = {"not-finite": "not-finite", "crash-loop": "crash-loop"}
 
@@ -83,6 +85,8 @@ class _Known:
     seen: int
     observed_at: float = 0.0
     joined_at: float = 0.0
+    decided_at: float = 0.0
+    has_news: bool = True
     packages: dict[tuple[str, str], ReleasePackageRow] = field(default_factory=dict)
 
 
@@ -120,6 +124,11 @@ class RolloutRunner:
         fresh = [answer.device for answer in ended if answer.outcome == "succeeded"]
         self._log(session, row, known, list(_observe_figures(session, row.name, known, fresh)), now)
         known.observed_at = now
+        # Without news only the time can change a decision: a large rollout is not weighed twice a second.
+        pause_s = len(known.progress.members) / _DEVICES_PER_S
+        if not known.has_news and now - known.decided_at < pause_s:
+            return
+        known.has_news, known.decided_at = False, now
         while (decision := decide(known.progress, now)) is not None:
             if decision.action == "wait" or decision == known.progress.last:
                 _update(row, "because", decision.sentence)
@@ -142,7 +151,7 @@ class RolloutRunner:
                 known = _Known(begin(entry, at), number)
             else:
                 apply(known.progress, entry, at)
-                known.seen = number
+                known.seen, known.has_news = number, True
         if known is None:
             raise LookupError(f"rollout '{row.name}' has no log")
         if not known.packages:
@@ -156,11 +165,20 @@ class RolloutRunner:
             return
         log_entries(session, row.name, "manager", entries, now)
         known.seen = session.scalars(select(AuditRow.number).order_by(AuditRow.number.desc()).limit(1)).one()
+        known.has_news = True
+        changed = []
         for entry in entries:
             apply(known.progress, entry, now)
             if isinstance(entry, Answered) and entry.outcome is not None:
-                values = {"state": entry.outcome, "answered_at": now, "because": entry.code}
-                _update_member(session, row.name, entry.device, values)
+                changed.append({"b_device": entry.device, "b_state": entry.outcome, "b_because": entry.code})
+        if changed:
+            table = MemberRow.__table__
+            session.connection().execute(
+                update(table)  # type: ignore[arg-type]
+                .where(table.c.rollout == row.name, table.c.device == bindparam("b_device"))
+                .values(state=bindparam("b_state"), because=bindparam("b_because"), answered_at=now),
+                changed,
+            )
 
 
 def execution_name(rollout: str, device: str, model: str, attempt: int) -> str:
@@ -172,12 +190,6 @@ def execution_name(rollout: str, device: str, model: str, attempt: int) -> str:
 def _update(row: RolloutRow, name: str, value: object) -> None:
     if getattr(row, name) != value:
         setattr(row, name, value)
-
-
-def _update_member(session: Session, rollout: str, device: str, values: dict[str, Any]) -> None:
-    session.execute(
-        update(MemberRow).where(MemberRow.rollout == rollout, MemberRow.device == device).values(**values)
-    )
 
 
 # What devices answered
@@ -227,7 +239,14 @@ def _observe_figures(
         .join(MemberRow, (MemberRow.device == FigureRow.device) & (MemberRow.rollout == rollout))
         .where(
             FigureRow.version.in_(versions),
-            or_(FigureRow.reported_at >= known.observed_at, FigureRow.device.in_(fresh)),
+            or_(
+                # The hour leads to the rows by the index.
+                and_(
+                    FigureRow.hour >= int(known.observed_at // _HOUR_S),
+                    FigureRow.reported_at >= known.observed_at,
+                ),
+                FigureRow.device.in_(fresh),
+            ),
         )
     )
     of_device: dict[str, list[FigureRow]] = {}
@@ -344,16 +363,25 @@ def _carry_out(session: Session, row: RolloutRow, known: _Known, decision: Decis
                 select(DeviceRow.name).where(DeviceRow.name.in_(devices), DeviceRow.revoked_at.is_not(None))
             )
         )
+        rows = session.scalars(select(WantedModelRow).where(WantedModelRow.device.in_(devices)))
+        wanted = {(each.device, each.model): each for each in rows}
         for device in devices:
             if device in members and device not in revoked:
-                _write_wanted(session, row, known, (members[device], decision.action == "abort"), now)
+                is_return = decision.action == "abort"
+                _write_wanted(session, row, known, members[device], wanted, is_return=is_return, now=now)
         _mark_due(session, devices)
 
 
 def _write_wanted(
-    session: Session, row: RolloutRow, known: _Known, which: tuple[MemberRow, bool], now: float
+    session: Session,
+    row: RolloutRow,
+    known: _Known,
+    member: MemberRow,
+    there: Mapping[tuple[str, str], WantedModelRow],
+    *,
+    is_return: bool,
+    now: float,
 ) -> None:
-    member, is_return = which
     progress = known.progress.members[member.device]
     # A return is an attempt of its own: an execution's name is never carried out twice.
     attempt = progress.attempts + is_return
@@ -362,9 +390,10 @@ def _write_wanted(
             continue
         before = member.before.get(model)
         document = _document_of_return(row, before) if is_return else _document(row, package, known)
-        wanted = session.get(WantedModelRow, (member.device, model)) or WantedModelRow(
-            device=member.device, model=model
-        )
+        wanted = there.get((member.device, model))
+        if wanted is None:
+            wanted = WantedModelRow(device=member.device, model=model)
+            session.add(wanted)
         wanted.rollout = row.name
         wanted.is_removed = document is None
         if document is None:
@@ -386,7 +415,6 @@ def _write_wanted(
                     changed_at=now,
                 )
             )
-        session.add(wanted)
     member.attempts = attempt
     member.state = "returned" if is_return else "offered"
     member.offered_at = now
