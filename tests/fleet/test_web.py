@@ -17,8 +17,9 @@ from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import CodeRow
 from edgekit_fleet.web.app import FailureLimit
 from edgekit_fleet.web.server import WebServer
-from edgekit_runtime.agent.documents import EnrolmentCode
+from edgekit_runtime.agent.documents import EnrolmentCode, PackageKey
 from edgekit_runtime.errors import ConfigError, TransportError
+from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
 
 
 class Site:
@@ -176,3 +177,10 @@ def test_taken_port_is_explained(site):
 def test_name_that_would_be_more_than_a_name_is_refused(site, name):
     with pytest.raises(ConfigError, match="cannot be named"):
         site.device(name)
+
+
+def test_device_learns_which_package_keys_the_fleet_trusts(site, monkeypatch, tmp_path):
+    monkeypatch.setattr("edgekit_fleet.web.app.find_keys_folder", lambda: tmp_path)
+    (tmp_path / f"release{PUBLIC_KEY_SUFFIX}").write_text("a key")
+    device = site.device("d1").enrol()
+    assert device.enrolment.package_keys == (PackageKey(name="release", public_key="a key"),)
