@@ -277,7 +277,9 @@ class _ResumingContext(ssl.SSLContext):
         """Return the socket over TLS, see `ssl.SSLContext.wrap_socket`."""
         try:
             return super().wrap_socket(*args, **{"session": self._session, **options})
-        except ValueError:  # of another context
+        except ssl.SSLError:  # some of them are ValueErrors
+            raise
+        except ValueError:  # a session of another context
             self._session = None
             return super().wrap_socket(*args, **options)
 
