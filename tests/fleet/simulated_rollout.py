@@ -124,7 +124,7 @@ def simulate(
         decision = decide(run.progress, now)
         if decision is None:
             break
-        if decision.action == "wait" or decision == run.progress.last:
+        if decision.action == "wait" or (decision.action == "ask" and decision == run.progress.last):
             now = max(now + TICK_S, events[0][0]) if events else now + 600.0
             continue
         run.log.append((now, decision))

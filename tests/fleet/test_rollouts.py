@@ -352,3 +352,18 @@ def test_latency_is_compared_with_devices_that_still_run_the_old_version(store: 
     with store.transaction() as session:
         members = session.scalars(select(MemberRow).where(MemberRow.state == "succeeded")).all()
     assert len(members) >= 10
+
+
+def test_device_that_fails_twice_by_the_network_is_tried_a_third_time(store: Store) -> None:
+    add_devices(store, 1)
+    add_release(store)
+    fleet = start(store)
+    tries: list[str] = []
+
+    def answer(row: ExecutionRow) -> str:
+        tries.append(row.execution)
+        row.code = "link" if len(tries) < 3 else ""
+        return "failed" if len(tries) < 3 else "succeeded"
+
+    assert fleet.run(answer) == "succeeded"
+    assert len(set(tries)) == 3

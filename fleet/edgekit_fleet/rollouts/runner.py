@@ -130,7 +130,7 @@ class RolloutRunner:
             return
         known.has_news, known.decided_at = False, now
         while (decision := decide(known.progress, now)) is not None:
-            if decision.action == "wait" or decision == known.progress.last:
+            if decision.action == "wait" or (decision.action == "ask" and decision == known.progress.last):
                 _update(row, "because", decision.sentence)
                 break
             self._log(session, row, known, [decision], now)
