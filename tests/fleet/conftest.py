@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 
 import pytest
 from tests.fleet.fleet_device import FleetDevice, free_port
@@ -62,6 +63,9 @@ class Fleet:
             thread = threading.Thread(target=work)
             thread.start()
             started.wait(10)
+            limit = time.monotonic() + 20
+            while fleet.loop._link.connections == 0 and thread.is_alive() and time.monotonic() < limit:
+                time.sleep(0.01)  # before that, a hello is lost
             try:
                 yield self
             finally:

@@ -36,7 +36,7 @@ _DECIDE_S: Final = 0.5
 _UPKEEP_S: Final = 2.0
 _EXPIRY_S: Final = 60.0
 _REFRESH_S: Final = 600.0
-_UNANSWERED_S: Final = 30.0
+_UNANSWERED_S: Final = 15.0  # also how soon a device is served whose hello came while we were away
 _ADMINISTERED: Final = ("device.enrol", "device.revoke")
 _log = logging.getLogger(__name__)
 
