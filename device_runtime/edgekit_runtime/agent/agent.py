@@ -363,8 +363,21 @@ class Agent:
             figures=detail[1],
             facts=self._list_facts(),
         )
-        self._link.put("reported", seal(reported, "reported", self._member.key), is_retained=True)
+        self._link.put("reported", self._seal_report(reported), is_retained=True)
         self._last, self._reported_s = (main, detail), now_s
+
+    def _seal_report(self, reported: Reported) -> bytes:
+        """Return the envelope; what explains most is left out last where the document would be too large."""
+        brief = tuple(replace(model, because="") for model in reported.models)
+        tried = (
+            reported,
+            replace(reported, figures=()),
+            replace(reported, figures=(), executions=(), models=brief),
+        )
+        for document in tried:
+            with contextlib.suppress(ValueError):
+                return seal(document, "reported", self._member.key)
+        return seal(replace(tried[-1], models=()), "reported", self._member.key)
 
     def _read_figures(self, plan: NextSteps, now_s: float) -> tuple[Any, ...]:
         is_young = any(one.age_s < _YOUNG_S for one in plan.executions)

@@ -138,8 +138,10 @@ class MqttLink:
             was_accepted = False
             try:
                 was_accepted = self._connect_once()
-            except (OSError, ValueError) as error:
+            except OSError as error:
                 _logger.warning("broker %s cannot be reached: %s", self._brokers[0], error)
+            except Exception:  # the link must come back whatever the library trips over
+                _logger.exception("the connection to broker %s failed", self._brokers[0])
             failures = 0 if was_accepted else failures + 1
             if not was_accepted:
                 self._brokers.append(self._brokers.pop(0))
