@@ -11,8 +11,10 @@ use_environment() {
     export PYTHONPATH
     wanted="$(cksum <"$root/requirements/$1.txt")|${EDGEKIT_PYTHON-}" || exit 1
     is_stamped "$1" && return
-    # dev holds the packages of host with identical pins.
-    [ "$1" = host ] && [ -r "$root/requirements/dev.txt" ] && is_stamped dev && return
+    # fleet holds the packages of host, and dev those of both, with identical pins.
+    for larger in dev fleet; do
+        [ "$1" != dev ] && [ -r "$root/requirements/$larger.txt" ] && is_stamped "$larger" && return
+    done
     find_python
     "$python" "$root/scripts/environment.py" "$1" "$wanted" || exit
 }

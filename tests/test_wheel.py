@@ -122,7 +122,14 @@ def test_host_wheel_has_the_data_of_the_toolkit(wheels: dict[str, Path]) -> None
     assert any(name.endswith(".json") and "/report/" in name for name in names)
 
 
-@pytest.mark.parametrize(("extra", "ours"), [("device", {"edgekit"}), ("host", {"edgekit", "edgekit-host"})])
+@pytest.mark.parametrize(
+    ("extra", "ours"),
+    [
+        ("device", {"edgekit"}),
+        ("host", {"edgekit", "edgekit-host"}),
+        ("fleet", {"edgekit", "edgekit-host"}),
+    ],
+)
 def test_extra_brings_what_its_machine_needs_in_the_same_version(
     extra: str, ours: set[str], wheels: dict[str, Path]
 ) -> None:
@@ -136,6 +143,8 @@ def test_extra_brings_what_its_machine_needs_in_the_same_version(
     assert result.returncode == 0, result.stderr
     chosen = [one["metadata"] for one in json.loads(result.stdout)["install"]]
     found = {one["name"]: one["version"] for one in chosen if one["name"].startswith("edgekit")}
+    # A device and a host that run no fleet get no database.
+    assert ("sqlalchemy" in {one["name"].lower() for one in chosen}) == (extra == "fleet")
     assert found == dict.fromkeys(ours, __version__)
 
 
