@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.waiting import bounded
 
 ROOT = Path(__file__).parents[1]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnxruntime
 import pytest
+
 from tests.service.serve_parts import wait_ready
 from tests.waiting import bounded
 
