@@ -1,0 +1,259 @@
+"""Makes a package of the installed one and a delta, with bounded memory, size and time.
+
+A delta comes from anybody: whoever made it cannot write outside the one file, nor more of it than was wanted,
+and the result counts only with the digest that the manager signed. Two formats, told apart by their first
+bytes: a zstd frame whose dictionary is the installed package (`zstd --patch-from`), and runs over its tensors.
+
+Source: docs/reference/fleet-deltas.md; RFC 8878 (zstd).
+"""
+
+import hashlib
+import lzma
+import mmap
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import BinaryIO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.agent.documents import DeltaOffer, DesiredModel
+from edgekit_runtime.errors import DigestError, OutputError, PackageError
+from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
+
+MAGIC: Final = b"EKDELTA1"
+HEAD: Final = struct.Struct("<8sQQIII")
+"""Magic, bytes of the base, bytes of the result, number of runs, packed bytes of the runs, of the literals."""
+RUN: Final = struct.Struct("<BIIII")
+"""Kind, offset in the base, length in bytes, number of channels, elements of one step along the channels."""
+LITERAL, BYTES, WORDS_16, WORDS_32, SCALED_INT8, SCALED_UINT8 = 0, 1, 2, 4, 5, 6
+ONE: Final = 1 << 12
+"""The multiplier that changes nothing."""
+BLOCK_BYTES: Final = 1 << 16
+MAX_RUNS: Final = 1 << 16
+MAX_CHANNELS: Final = 1 << 16
+LZMA_FILTERS: Final = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 20}]
+MAX_ZSTD_BYTES: Final = 32 << 20
+"""Of base and result together: a zstd delta holds both in memory."""
+ZSTD_SUFFIX: Final = ".zst"
+RUNS_SUFFIX: Final = ".ekdelta"
+
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_WINDOW_BYTES: Final = 64 << 20
+_PACKED_BYTES: Final = 16 << 10
+_BYTES_PER_S: Final = 100_000.0  # of a slow device; a delta that takes longer is made to take long
+_LEAST_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    kind: int
+    offset: int
+    length: int
+    channels: int
+    step: int
+
+    def check(self, base_bytes: int, left_bytes: int) -> None:
+        width = self.kind if self.kind in (WORDS_16, WORDS_32) else 1
+        is_scaled = self.kind in (SCALED_INT8, SCALED_UINT8)
+        if (
+            self.kind not in (LITERAL, BYTES, WORDS_16, WORDS_32, SCALED_INT8, SCALED_UINT8)
+            or not 0 < self.length <= left_bytes
+            or self.length % width
+            or (self.kind != LITERAL and self.offset + self.length > base_bytes)
+            or (is_scaled and not (0 < self.channels <= MAX_CHANNELS and self.step))
+        ):
+            raise PackageError(f"the delta is malformed: {self} of a base of {base_bytes} bytes")
+
+
+def find_delta(wanted: DesiredModel, installed: frozenset[str]) -> DeltaOffer | None:
+    """Return the smallest delta that can be used here and is smaller than the package, or None.
+
+    Args:
+        wanted: of the desired document.
+        installed: digests of the manifests of the packages that are installed here.
+    """
+    usable = [
+        offer
+        for offer in wanted.deltas
+        if offer.from_sha256 in installed
+        and 0 < offer.size_bytes < wanted.size_bytes
+        and (offer.path.endswith(RUNS_SUFFIX) or (offer.path.endswith(ZSTD_SUFFIX) and _find_zstd()))
+    ]
+    return min(usable, key=lambda offer: offer.size_bytes, default=None)
+
+
+def apply_delta(
+    delta: Path, base: Path, path: Path, *, size_bytes: int, sha256: str, stop: threading.Event, disk: Disk = DISK
+) -> None:
+    """Make `path` the package that `delta` makes of the package at `base`; nothing is at `path` otherwise.
+
+    Args:
+        delta: verified against its digest or not: nothing in it is trusted.
+        base: the installed package.
+        path: of the result.
+        size_bytes, sha256: of the wanted package file.
+        stop: set to stop.
+        disk: carries changes out.
+
+    Raises:
+        PackageError: it is damaged, for another base, makes another size, takes too long, or was stopped.
+        DigestError: it makes another file.
+        OutputError: the disk takes no more.
+    """
+    give_up_s = time.monotonic() + _LEAST_S + size_bytes / _BYTES_PER_S
+    digest, left_bytes = hashlib.sha256(), size_bytes
+    try:
+        with delta.open("rb") as file, write_atomically(path, mode=0o600, disk=disk) as out:
+            for piece in _decode(file, base, size_bytes):
+                left_bytes -= len(piece)
+                if left_bytes < 0:
+                    raise PackageError(f"the delta makes more than the {size_bytes} bytes of the package")
+                if stop.is_set() or time.monotonic() > give_up_s:
+                    raise PackageError("the delta was stopped, or took too long")
+                digest.update(piece)
+                out.write(piece)
+            if left_bytes:
+                raise PackageError(f"the delta ends {left_bytes} bytes before the package does")
+            if digest.hexdigest() != sha256:
+                raise DigestError(f"the delta makes sha256 {digest.hexdigest()}, wanted is {sha256}")
+    except OutputError:
+        raise
+    except (OSError, lzma.LZMAError, EOFError, ValueError, MemoryError, struct.error) as cause:
+        raise PackageError(f"the delta cannot be applied: {cause}") from cause
+
+
+def _decode(file: BinaryIO, base: Path, size_bytes: int) -> Iterator[bytes]:
+    with base.open("rb") as base_file, mmap.mmap(base_file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        begin = file.read(HEAD.size)
+        if begin[:4] == _ZSTD_MAGIC:
+            file.seek(0)
+            yield from _decode_zstd(file, content, size_bytes)
+        elif begin[:8] == MAGIC and len(begin) == HEAD.size:
+            yield from _decode_runs(file, begin, content, size_bytes)
+        else:
+            raise PackageError("the delta is malformed: it begins like no format that is known here")
+
+
+def _decode_zstd(file: BinaryIO, base: mmap.mmap, size_bytes: int) -> Iterator[bytes]:
+    zstd = _find_zstd()
+    if zstd is None or len(base) + size_bytes > MAX_ZSTD_BYTES:
+        raise PackageError(f"a zstd delta needs the package zstandard, and {MAX_ZSTD_BYTES} bytes at most")
+    dictionary = zstd.ZstdCompressionDict(base[:], dict_type=zstd.DICT_TYPE_RAWCONTENT)
+    reader = zstd.ZstdDecompressor(dict_data=dictionary, max_window_size=_WINDOW_BYTES)
+    try:
+        with reader.stream_reader(file, read_size=_PACKED_BYTES, closefd=False) as stream:
+            while piece := stream.read(BLOCK_BYTES):
+                yield piece
+    except zstd.ZstdError as cause:
+        raise PackageError(f"the delta is damaged: {cause}") from cause
+
+
+def _decode_runs(file: BinaryIO, head: bytes, base: mmap.mmap, size_bytes: int) -> Iterator[bytes]:
+    _, base_bytes, result_bytes, count, runs_bytes, literals_bytes = HEAD.unpack(head)
+    if base_bytes != len(base) or result_bytes != size_bytes or count > MAX_RUNS:
+        raise PackageError(
+            f"the delta makes {result_bytes} bytes of {base_bytes} in {count} runs, expected"
+            f" {size_bytes} of {len(base)} in {MAX_RUNS} at most"
+        )
+    literals_begin = HEAD.size + runs_bytes
+    residuals_begin = literals_begin + literals_bytes
+    control = _Unpacker(file, HEAD.size, literals_begin)
+    literals = _Unpacker(file, literals_begin, residuals_begin)
+    residuals = _Unpacker(file, residuals_begin, file.seek(0, 2))
+    left_bytes = size_bytes
+    for _ in range(count):
+        run = _Run(*RUN.unpack(control.read(RUN.size)))
+        run.check(base_bytes, left_bytes)
+        left_bytes -= run.length
+        multipliers = None
+        if run.kind in (SCALED_INT8, SCALED_UINT8):
+            multipliers = np.frombuffer(literals.read(2 * run.channels), dtype="<u2").astype(np.int32)
+        for start in range(0, run.length, BLOCK_BYTES):
+            length = min(BLOCK_BYTES, run.length - start)
+            if run.kind == LITERAL:
+                yield literals.read(length)
+                continue
+            old = np.frombuffer(base[run.offset + start : run.offset + start + length], dtype=np.uint8)
+            if multipliers is not None:
+                old = predict(old, multipliers, run.step, start, is_signed=run.kind == SCALED_INT8)
+            yield add_residual(old, np.frombuffer(residuals.read(length), dtype=np.uint8), run.kind).tobytes()
+
+
+class _Unpacker:
+    """Reads one of the packed streams of a delta, as much as is asked for."""
+
+    def __init__(self, file: BinaryIO, begin: int, end: int) -> None:
+        self._file, self._position, self._end = file, begin, end
+        self._unpacker = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=LZMA_FILTERS)
+
+    def read(self, size_bytes: int) -> bytes:
+        pieces, left = [], size_bytes
+        while left > 0:
+            if self._unpacker.eof:
+                raise PackageError("the delta is damaged: a stream of it ends too early")
+            packed = b""
+            if self._unpacker.needs_input:
+                self._file.seek(self._position)
+                packed = self._file.read(min(_PACKED_BYTES, self._end - self._position))
+                self._position += len(packed)
+                if not packed:
+                    raise PackageError("the delta is damaged: it ends too early")
+            piece = self._unpacker.decompress(packed, max_length=left)
+            left -= len(piece)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+
+def predict(
+    old: NDArray[np.uint8], multipliers: NDArray[np.int32], step: int, start: int, *, is_signed: bool
+) -> NDArray[np.uint8]:
+    """Return what the elements of a tensor become if only its scales have changed; the same on all machines.
+
+    Args:
+        old: uint8 [n], bytes of the base; signed, or with the zero point 128.
+        multipliers: int32 [channels], of `ONE`.
+        step: elements before the channel changes.
+        start: number of the first element in its tensor.
+        is_signed: see `old`.
+    """
+    channel = (np.arange(start, start + len(old)) // step) % len(multipliers)
+    flip = np.uint8(0 if is_signed else 0x80)
+    signed = (old ^ flip).view(np.int8).astype(np.int32)
+    scaled = (signed * multipliers[channel] + ONE // 2) >> 12
+    return np.clip(scaled, -128, 127).astype(np.int8).view(np.uint8) ^ flip
+
+
+def add_residual(old: NDArray[np.uint8], residual: NDArray[np.uint8], kind: int) -> NDArray[np.uint8]:
+    """Return the elements of the result; `deltas` of the host subtracts.
+
+    Args:
+        old: uint8 [n], as predicted.
+        residual: uint8 [n]: difference folded so that small ones of both signs are small; of words first all
+            low bytes, then all next ones.
+        kind: of the run.
+    """
+    if kind in (WORDS_16, WORDS_32):
+        unsigned = np.dtype("<u2" if kind == WORDS_16 else "<u4")
+        words = np.ascontiguousarray(residual.reshape(kind, -1).T).view(unsigned).ravel()
+        return np.asarray(old.view(unsigned) + unfold(words)).view(np.uint8)
+    return np.asarray(old + unfold(residual))
+
+
+def unfold(folded: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+    """Return 0, -1, 1, -2 ... (modulo the type) of 0, 1, 2, 3 ..."""
+    one = folded.dtype.type(1)
+    return np.asarray((folded >> one) ^ (np.zeros_like(folded) - (folded & one)))
+
+
+def _find_zstd() -> ModuleType | None:
+    try:
+        import zstandard
+    except ImportError:
+        return None
+    return zstandard

@@ -1,0 +1,329 @@
+"""Deltas: the small file that makes one package of another one.
+
+Two are made and the smaller one is kept: zstd with the old package as dictionary, and runs over the tensors of
+the model, which find the difference of int8 weights also where nearly every byte has changed. A delta is used
+only after it has made the package here, byte for byte, as a device will.
+
+Source: docs/reference/fleet-deltas.md.
+"""
+
+import lzma
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from edgekit_fleet.releases.tensor_positions import TensorPosition, find_tensors
+from edgekit_runtime.agent.artifacts.deltas import (
+    BLOCK_BYTES,
+    BYTES,
+    HEAD,
+    LITERAL,
+    LZMA_FILTERS,
+    MAGIC,
+    MAX_CHANNELS,
+    MAX_RUNS,
+    MAX_ZSTD_BYTES,
+    ONE,
+    RUN,
+    RUNS_SUFFIX,
+    SCALED_INT8,
+    SCALED_UINT8,
+    WORDS_16,
+    WORDS_32,
+    ZSTD_SUFFIX,
+    apply_delta,
+    predict,
+)
+from edgekit_runtime.errors import PackageError
+from edgekit_runtime.package.archive import DEFAULT_LIMITS
+from edgekit_runtime.package.canonical_zip import read_members
+from edgekit_runtime.system.atomic_files import hash_file
+
+_WORTH: Final = 0.8
+"""A delta that is larger than this share of the package is not offered."""
+_GRAM_BYTES: Final = 8  # shortest piece that is copied; a run costs about as much
+_LEAST_TENSOR_BYTES: Final = 16
+_UNKNOWN_BYTES: Final = 64 << 10  # a larger member without known tensors is compared in place
+_MAX_SEARCHED_BYTES: Final = 2 << 20  # of what is neither tensor nor equal in place; the index takes 100 x that
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A stretch of the new package; see `RUN`."""
+
+    kind: int
+    base: int
+    begin: int
+    length: int
+    multipliers: NDArray[np.int32] | None = None
+    step: int = 0
+
+
+def make_delta(base: Path, new: Path) -> tuple[str, bytes] | None:
+    """Return suffix and content of the smallest delta from one package to another; None if none is worth it.
+
+    Args:
+        base: a package; it is valid.
+        new: the package to be made of it; it is valid.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    old, wanted = base.read_bytes(), new.read_bytes()
+    made = [
+        (RUNS_SUFFIX, _make_runs_delta(old, wanted)),
+        (ZSTD_SUFFIX, _make_zstd_delta(old, wanted)),
+    ]
+    found = [
+        (suffix, content)
+        for suffix, content in made
+        if content is not None and len(content) < _WORTH * len(wanted)
+    ]
+    for suffix, content in sorted(found, key=lambda one: len(one[1])):
+        if _is_exact(content, base, new):
+            return suffix, content
+    return None
+
+
+def _is_exact(content: bytes, base: Path, new: Path) -> bool:
+    with tempfile.TemporaryDirectory(prefix="edgekit-delta-") as folder:
+        delta, made = Path(folder) / "delta", Path(folder) / "made"
+        delta.write_bytes(content)
+        size_bytes, sha256 = new.stat().st_size, hash_file(new)
+        try:
+            apply_delta(delta, base, made, size_bytes=size_bytes, sha256=sha256, stop=threading.Event())
+        except PackageError:
+            return False
+    return True
+
+
+def _make_zstd_delta(old: bytes, wanted: bytes) -> bytes | None:
+    if len(old) + len(wanted) > MAX_ZSTD_BYTES:
+        return None
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        19,
+        source_size=len(wanted),
+        dict_size=len(old),
+        window_log=max(10, (len(old) + len(wanted)).bit_length()),
+        enable_ldm=True,
+        write_checksum=False,
+    )
+    dictionary = zstandard.ZstdCompressionDict(old, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    return zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary).compress(wanted)
+
+
+def _make_runs_delta(old: bytes, wanted: bytes) -> bytes | None:
+    try:
+        runs = _find_runs(old, wanted)
+    except PackageError:
+        return None
+    if len(runs) > MAX_RUNS:
+        return None
+    base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(wanted, dtype=np.uint8)
+    control, literals, residuals = bytearray(), bytearray(), bytearray()
+    for run in runs:
+        channels = 0 if run.multipliers is None else len(run.multipliers)
+        control += RUN.pack(run.kind, run.base, run.length, channels, run.step)
+        if run.multipliers is not None:
+            literals += run.multipliers.astype("<u2").tobytes()
+        if run.kind == LITERAL:
+            literals += wanted[run.begin : run.begin + run.length]
+        else:
+            residuals += _subtract(run, base, new).tobytes()
+    packed = [_pack(bytes(each)) for each in (control, literals, residuals)]
+    head = HEAD.pack(MAGIC, len(old), len(wanted), len(runs), len(packed[0]), len(packed[1]))
+    return b"".join((head, *packed))
+
+
+def _pack(data: bytes) -> bytes:
+    """Return `data` as LZMA2, whose chunks name the model of their literals: the best of a few."""
+    models = ((0, 0, 0), (3, 0, 0), (0, 0, 2), (2, 2, 2))
+    tries = [
+        lzma.compress(data, lzma.FORMAT_RAW, filters=[{**LZMA_FILTERS[0], "lc": lc, "lp": lp, "pb": pb}])
+        for lc, lp, pb in models
+    ]
+    return min(tries, key=len)
+
+
+# What is made of what
+
+
+def _find_runs(old: bytes, wanted: bytes) -> list[_Run]:
+    """Return the runs of which the new package consists, in order.
+
+    Raises:
+        PackageError: one is no package, or too much of it is unknown.
+    """
+    base_tensors = {tensor.name: tensor for tensor in _list_tensors(old)}
+    base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(wanted, dtype=np.uint8)
+    matched: list[_Run] = []
+    end = 0
+    for tensor in _list_tensors(wanted):
+        twin = base_tensors.get(tensor.name)
+        if twin is None or (twin.length, twin.width) != (tensor.length, tensor.width) or tensor.offset < end:
+            continue
+        matched.append(_choose_run(tensor, twin, base, new))
+        end = tensor.offset + tensor.length
+    known = sorted((run.base, run.length) for run in matched)
+    rest = list(_list_gaps([(run.begin, run.length) for run in matched], len(wanted)))
+    old_rest = list(_list_gaps(known, len(old)))
+    copier = _Copier(old, old_rest)
+    if sum(length for _, length in rest) > _MAX_SEARCHED_BYTES:
+        raise PackageError("too much of the package is unknown")
+    runs = [*matched, *(run for begin, length in rest for run in copier.find(wanted, begin, length))]
+    return sorted(runs, key=lambda run: run.begin)
+
+
+def _list_tensors(package: bytes) -> Iterator[TensorPosition]:
+    """Yield the tensors of all models of a package, and large other members as if they were one."""
+    view = memoryview(package)
+    for member in read_members(view, "package", DEFAULT_LIMITS.max_members):
+        tensors = find_tensors(view[member.payload_offset : member.end_offset], member.name)
+        if not tensors and member.size_bytes > _UNKNOWN_BYTES:
+            yield TensorPosition(member.name, member.payload_offset, member.size_bytes, 1)
+        for tensor in tensors:
+            if tensor.length >= _LEAST_TENSOR_BYTES:
+                yield replace(
+                    tensor,
+                    name=f"{member.name}/{tensor.name}",
+                    offset=member.payload_offset + tensor.offset,
+                )
+
+
+def _list_gaps(taken: list[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
+    """Yield begin and length of what lies between `taken`, which is in order."""
+    position = 0
+    for begin, length in (*taken, (end, 0)):
+        if begin > position:
+            yield position, begin - position
+        position = max(position, begin + length)
+
+
+class _Copier:
+    """Finds pieces of the new package that are somewhere in the rest of the old one."""
+
+    def __init__(self, old: bytes, rest: list[tuple[int, int]]) -> None:
+        self._old, self._shift = old, 0
+        self._places: dict[bytes, int] = {}
+        if sum(length for _, length in rest) <= _MAX_SEARCHED_BYTES:
+            for begin, length in rest:
+                for place in range(begin, begin + length - _GRAM_BYTES + 1):
+                    self._places.setdefault(old[place : place + _GRAM_BYTES], place)
+
+    def find(self, wanted: bytes, begin: int, length: int) -> Iterator[_Run]:
+        position = unknown = begin
+        end = begin + length
+        while position < end:
+            place = self._locate(wanted[position : min(end, position + _GRAM_BYTES)], position)
+            if place is None:
+                position += 1
+                continue
+            same = _GRAM_BYTES
+            while position + same < end and place + same < len(self._old):
+                if wanted[position + same] != self._old[place + same]:
+                    break
+                same += 1
+            if unknown < position:
+                yield _Run(LITERAL, 0, unknown, position - unknown)
+            yield _Run(BYTES, place, position, same)
+            self._shift = place - position
+            position = unknown = position + same
+        if unknown < end:
+            yield _Run(LITERAL, 0, unknown, end - unknown)
+
+    def _locate(self, gram: bytes, position: int) -> int | None:
+        expected = position + self._shift
+        if len(gram) < _GRAM_BYTES:
+            return None
+        if expected >= 0 and self._old[expected : expected + _GRAM_BYTES] == gram:
+            return expected
+        return self._places.get(gram)
+
+
+# Tensors
+
+
+def _choose_run(
+    tensor: TensorPosition, twin: TensorPosition, base: NDArray[np.uint8], new: NDArray[np.uint8]
+) -> _Run:
+    """Return the run of a tensor that is expected to pack best."""
+    kind = {1: BYTES, 2: WORDS_16, 4: WORDS_32}[tensor.width]
+    plain = _Run(kind, twin.offset, tensor.offset, tensor.length)
+    if tensor.is_signed is None:
+        return plain
+    kind = SCALED_INT8 if tensor.is_signed else SCALED_UINT8
+    tries = [plain]
+    for step, channels in _list_layouts(tensor.shape, tensor.length):
+        multipliers = _fit(tensor, twin, base, new, step, channels)
+        tries.append(_Run(kind, twin.offset, tensor.offset, tensor.length, multipliers, step))
+    return min(tries, key=lambda run: _estimate_bytes(run, base, new))
+
+
+def _list_layouts(shape: tuple[int, ...], length: int) -> Iterator[tuple[int, int]]:
+    """Yield step and number of channels: one for all, along the first axis, along the last."""
+    yield length, 1
+    if len(shape) > 1 and 1 < shape[0] <= MAX_CHANNELS:
+        yield length // shape[0], shape[0]
+    if len(shape) > 1 and 1 < shape[-1] <= MAX_CHANNELS:
+        yield 1, shape[-1]
+
+
+def _fit(
+    tensor: TensorPosition,
+    twin: TensorPosition,
+    base: NDArray[np.uint8],
+    new: NDArray[np.uint8],
+    step: int,
+    channels: int,
+) -> NDArray[np.int32]:
+    """Return the multiplier of each channel with the least squared error."""
+    flip = 0 if tensor.is_signed else 0x80
+
+    def read(content: NDArray[np.uint8], offset: int) -> NDArray[np.float64]:
+        flat = (content[offset : offset + tensor.length] ^ np.uint8(flip)).view(np.int8)
+        return flat.reshape(-1, channels, step).astype(np.float64)
+
+    old, wanted = read(base, twin.offset), read(new, tensor.offset)
+    power = (old * old).sum(axis=(0, 2))
+    ratio = np.divide((old * wanted).sum(axis=(0, 2)), power, out=np.ones(channels), where=power > 0)
+    return np.clip(np.rint(ratio * ONE), 0, 0xFFFF).astype(np.int32)
+
+
+def _estimate_bytes(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> float:
+    """Return the size after an ideal coder that knows only how frequent each byte is."""
+    counts = np.bincount(_subtract(run, base, new), minlength=256)
+    shares = counts[counts > 0] / run.length
+    bits = run.length * -float((shares * np.log2(shares)).sum())
+    channels = 0 if run.multipliers is None else len(run.multipliers)
+    return bits / 8 + 1.5 * channels
+
+
+def _subtract(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return what `add_residual` on the device adds again."""
+    old, wanted = (
+        content[begin : begin + run.length] for content, begin in ((base, run.base), (new, run.begin))
+    )
+    if run.multipliers is not None:
+        old = predict(old, run.multipliers, run.step, 0, is_signed=run.kind == SCALED_INT8)
+    if run.kind not in (WORDS_16, WORDS_32):
+        return _fold(wanted - old)
+    unsigned = np.dtype("<u2" if run.kind == WORDS_16 else "<u4")
+    folded = _fold(np.ascontiguousarray(wanted).view(unsigned) - np.ascontiguousarray(old).view(unsigned))
+    words = BLOCK_BYTES // run.kind
+    blocks = (folded[start : start + words] for start in range(0, len(folded), words))
+    return np.concatenate([block.view(np.uint8).reshape(-1, run.kind).T.ravel() for block in blocks])
+
+
+def _fold(difference: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+    """Return 0, 1, 2, 3 ... of 0, -1, 1, -2 ... (modulo the type)."""
+    kind = difference.dtype
+    one = kind.type(1)
+    sign = np.zeros_like(difference) - (difference >> kind.type(8 * kind.itemsize - 1))
+    return np.asarray((difference << one) ^ sign)

@@ -1,0 +1,215 @@
+"""Where the tensors of a model lie in its file: ONNX and TFLite, without their libraries.
+
+A wrong answer costs bytes and nothing else, since a delta is checked by making the package of it. So what is
+not understood is left out.
+
+Source: onnx.proto and onnx-data (ONNX 1.23), Protocol Buffers encoding; schema.fbs (TensorFlow Lite),
+FlatBuffers internals.
+"""
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+_ONNX_WIDTHS: Final = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 4, 10: 2, 11: 4, 12: 4, 13: 4, 16: 2}
+_ONNX_SIGNS: Final = {3: True, 2: False}  # int8, uint8
+_TFLITE_WIDTHS: Final = {0: 4, 1: 2, 2: 4, 3: 1, 4: 4, 7: 2, 9: 1, 10: 4}
+_TFLITE_SIGNS: Final = {9: True, 3: False}
+_MAX_DEPTH: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPosition:
+    """A tensor in a file.
+
+    Attributes:
+        name: equal for the same tensor of another version of the model.
+        offset, length: in bytes.
+        width: bytes of the words whose differences are small: 1, 2 or 4.
+        shape: of the tensor, or () where it is unknown.
+        is_signed: whether bytes are int8 (True), uint8 (False), or neither (None).
+    """
+
+    name: str
+    offset: int
+    length: int
+    width: int
+    shape: tuple[int, ...] = ()
+    is_signed: bool | None = None
+
+
+def find_tensors(data: memoryview, file_name: str) -> list[TensorPosition]:
+    """Return the tensors of the model in `data`, by offset; none of a file that is not understood."""
+    find = _find_onnx if file_name.endswith(".onnx") else _find_tflite
+    try:
+        if file_name.endswith(".onnx") or bytes(data[4:8]) == b"TFL3":
+            return sorted(find(data), key=lambda tensor: tensor.offset)
+    except (struct.error, IndexError, ValueError, UnicodeDecodeError, OverflowError):
+        pass
+    return []
+
+
+# ONNX
+
+
+def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number is too long")
+
+
+def _read_fields(data: memoryview, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield number, value (0 of bytes), begin and end of each field of a message."""
+    position = begin
+    while position < end:
+        tag, position = _read_varint(data, position)
+        kind, value, start = tag & 7, 0, position
+        if kind == 0:
+            value, position = _read_varint(data, position)
+        elif kind == 1:
+            position += 8
+        elif kind == 2:
+            length, start = _read_varint(data, position)
+            position = start + length
+        elif kind == 5:
+            position += 4
+        else:
+            raise ValueError("a field is of no known kind")
+        if position > end:
+            raise ValueError("a field reaches past its message")
+        yield tag >> 3, value, start, position
+
+
+def _find_onnx(data: memoryview) -> Iterator[TensorPosition]:
+    for number, _, begin, end in _read_fields(data, 0, len(data)):
+        if number == 7:
+            yield from _find_in_graph(data, begin, end, "", 0)
+
+
+def _find_in_graph(data: memoryview, begin: int, end: int, scope: str, depth: int) -> Iterator[TensorPosition]:
+    nodes = 0
+    for number, _, start, stop in _read_fields(data, begin, end):
+        if number == 5:
+            yield from _read_tensor(data, start, stop, f"{scope}/")
+        elif number == 1 and depth < _MAX_DEPTH:
+            nodes += 1
+            for field, _, first, last in _read_fields(data, start, stop):
+                if field == 5:
+                    yield from _find_in_attribute(data, first, last, f"{scope}/{nodes}", depth)
+
+
+def _find_in_attribute(
+    data: memoryview, begin: int, end: int, scope: str, depth: int
+) -> Iterator[TensorPosition]:
+    for number, _, start, stop in _read_fields(data, begin, end):
+        if number == 5:
+            yield from _read_tensor(data, start, stop, f"{scope}:")
+        elif number == 6:
+            yield from _find_in_graph(data, start, stop, scope, depth + 1)
+
+
+def _read_tensor(data: memoryview, begin: int, end: int, scope: str) -> Iterator[TensorPosition]:
+    shape: list[int] = []
+    kind, name = 0, ""
+    content: tuple[int, int] | None = None
+    for number, value, start, stop in _read_fields(data, begin, end):
+        if number == 1 and start < stop and value == 0 and stop - start > 1:  # packed
+            position = start
+            while position < stop:
+                size, position = _read_varint(data, position)
+                shape.append(size)
+        elif number == 1:
+            shape.append(value)
+        elif number == 2:
+            kind = value
+        elif number == 8:
+            name = bytes(data[start:stop]).decode()
+        elif number in (4, 9):  # float_data is packed, and so as raw_data is
+            content = start, stop
+    width = _ONNX_WIDTHS.get(kind)
+    if content is None or width is None or content[0] == content[1]:
+        return
+    length = content[1] - content[0]
+    known = tuple(shape) if math.prod(shape) * width == length else ()
+    yield TensorPosition(f"{scope}{name}", content[0], length, width, known, _ONNX_SIGNS.get(kind))
+
+
+# TFLite
+
+
+def _read_field(data: memoryview, table: int, number: int) -> int | None:
+    """Return where a field of a table lies, or None where it is absent."""
+    vtable = table - _unpack(data, "<i", table)
+    if 4 + 2 * number + 2 > _unpack(data, "<H", vtable):
+        return None
+    offset = _unpack(data, "<H", vtable + 4 + 2 * number)
+    return table + offset if offset else None
+
+
+def _unpack(data: memoryview, kind: str, position: int) -> int:
+    if position < 0:
+        raise ValueError("an offset is negative")
+    return int(struct.unpack_from(kind, data, position)[0])
+
+
+def _follow(data: memoryview, field: int | None) -> int | None:
+    return None if field is None else field + _unpack(data, "<I", field)
+
+
+def _read_tables(data: memoryview, field: int | None) -> list[int]:
+    vector = _follow(data, field)
+    if vector is None:
+        return []
+    places = range(vector + 4, vector + 4 + 4 * _unpack(data, "<I", vector), 4)
+    return [place + _unpack(data, "<I", place) for place in places]
+
+
+def _read_vector(data: memoryview, field: int | None, width: int) -> tuple[int, int]:
+    """Return offset and length in bytes of the content of a vector."""
+    vector = _follow(data, field)
+    if vector is None:
+        return 0, 0
+    return vector + 4, width * _unpack(data, "<I", vector)
+
+
+def _find_tflite(data: memoryview) -> Iterator[TensorPosition]:
+    model = _unpack(data, "<I", 0)
+    buffers = _read_tables(data, _read_field(data, model, 4))
+    seen = set()
+    for graph_number, graph in enumerate(_read_tables(data, _read_field(data, model, 2))):
+        for number, tensor in enumerate(_read_tables(data, _read_field(data, graph, 0))):
+            name = f"{graph_number}/{number}"
+            scales = _follow(data, _read_field(data, tensor, 4))
+            if scales is not None:
+                offset, length = _read_vector(data, _read_field(data, scales, 2), 4)
+                if length and offset not in seen:
+                    seen.add(offset)
+                    yield TensorPosition(f"{name}:scale", offset, length, 4)
+            field = _read_field(data, tensor, 2)
+            buffer = 0 if field is None else _unpack(data, "<I", field)
+            offset, length = _read_vector(data, _read_field(data, buffers[buffer], 0), 1)
+            if not length or offset in seen:
+                continue
+            seen.add(offset)
+            yield _describe(data, tensor, name, offset, length)
+
+
+def _describe(data: memoryview, tensor: int, name: str, offset: int, length: int) -> TensorPosition:
+    field = _read_field(data, tensor, 1)
+    kind = 0 if field is None else data[field]
+    begin, size = _read_vector(data, _read_field(data, tensor, 0), 4)
+    shape = struct.unpack_from(f"<{size // 4}i", data, begin)
+    width = _TFLITE_WIDTHS.get(kind, 1)
+    if length % width:
+        width = 1
+    known = shape if math.prod(shape) * width == length else ()
+    return TensorPosition(name, offset, length, width, known, _TFLITE_SIGNS.get(kind))
