@@ -9,11 +9,14 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from edgekit_fleet.releases.delta_offers import find_bases, publish_deltas
 from edgekit_fleet.releases.repository import NewTarget, PublishedTarget, TufRepository
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder
 from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
+from edgekit_runtime.agent.documents import DeltaOffer
+from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import FleetError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.package.manifest import Manifest
@@ -28,6 +31,7 @@ class ReleaseSummary:
         name, note, created_at, created_by: of the release.
         is_withdrawn: whether no rollout may use it.
         packages: (model, version, target, size in bytes) of each.
+        deltas: (model, target, version to start from, size in bytes) of each.
     """
 
     name: str
@@ -36,6 +40,7 @@ class ReleaseSummary:
     created_by: str
     is_withdrawn: bool
     packages: tuple[tuple[str, str, str, int], ...]
+    deltas: tuple[tuple[str, str, str, int], ...] = ()
 
 
 def make_release(
@@ -74,6 +79,9 @@ def make_release(
     with store.transaction() as session:
         if name and session.get(ReleaseRow, name) is not None:
             raise FleetError(f"release '{name}' exists; choose another name")
+        wanted = [
+            (path, manifest, find_bases(session, folder.repository, manifest)) for path, manifest in manifests
+        ]
     targets = [
         NewTarget(
             device_class=manifest.target,
@@ -84,7 +92,9 @@ def make_release(
         for path, manifest in manifests
     ]
     # Offered first, recorded then: what is offered and not recorded is wanted of no device.
-    published = TufRepository(folder.repository, folder.repository_keys).publish(targets, now)
+    repository = TufRepository(folder.repository, folder.repository_keys)
+    published = repository.publish(targets, now)
+    deltas = publish_deltas(repository, wanted, now)
     with store.transaction() as session:
         day = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%d")
         count = session.scalar(
@@ -98,7 +108,7 @@ def make_release(
         )
         session.flush()
         for (_, manifest), target in zip(manifests, published, strict=True):
-            session.add(_make_row(name, manifest, target))
+            session.add(_make_row(name, manifest, target, deltas.get(manifest.sha256, ())))
         digests = {manifest.file_name: manifest.sha256 for _, manifest in manifests}
         audit.record(session, actor, "release.make", name, note=note, packages=digests)
     return find_release(store, name)
@@ -118,7 +128,9 @@ def _check(manifests: Sequence[tuple[Path, Manifest]]) -> None:
         seen[place] = path
 
 
-def _make_row(release: str, manifest: Manifest, target: PublishedTarget) -> ReleasePackageRow:
+def _make_row(
+    release: str, manifest: Manifest, target: PublishedTarget, deltas: Sequence[DeltaOffer]
+) -> ReleasePackageRow:
     needs: dict[str, Any] = {"engines": [choice.name for choice in manifest.backend.chain]}
     return ReleasePackageRow(
         release=release,
@@ -130,7 +142,7 @@ def _make_row(release: str, manifest: Manifest, target: PublishedTarget) -> Rele
         size_bytes=target.size_bytes,
         sha256=target.sha256,
         needs=needs,
-        deltas=[],
+        deltas=[to_plain(offer) for offer in deltas],
     )
 
 
@@ -150,8 +162,15 @@ def list_releases(store: Store) -> list[ReleaseSummary]:
     """Return all releases, the newest first."""
     with store.transaction() as session:
         packages: dict[str, list[tuple[str, str, str, int]]] = {}
-        for one in session.scalars(select(ReleasePackageRow)):
+        deltas: dict[str, list[tuple[str, str, str, int]]] = {}
+        rows = session.scalars(select(ReleasePackageRow)).all()
+        versions = {one.manifest_sha256: one.version for one in rows}
+        for one in rows:
             packages.setdefault(one.release, []).append((one.model, one.version, one.target, one.size_bytes))
+            deltas.setdefault(one.release, []).extend(
+                (one.model, one.target, versions.get(delta["from_sha256"], ""), delta["size_bytes"])
+                for delta in one.deltas
+            )
         return [
             ReleaseSummary(
                 name=row.name,
@@ -160,6 +179,7 @@ def list_releases(store: Store) -> list[ReleaseSummary]:
                 created_by=row.created_by,
                 is_withdrawn=row.withdrawn_at is not None,
                 packages=tuple(sorted(packages.get(row.name, ()))),
+                deltas=tuple(sorted(deltas.get(row.name, ()))),
             )
             for row in session.scalars(select(ReleaseRow).order_by(ReleaseRow.created_at.desc()))
         ]

@@ -130,6 +130,12 @@ class Installer:
             rejected=tuple((one.sha256, one.reason) for one in state.rejected),
         )
 
+    def list_installed(self, model: str) -> frozenset[str]:
+        """Return the digests of the manifests of a model's packages here; empty for an unknown one."""
+        if model not in self.slots.models():
+            return frozenset()
+        return frozenset(one.sha256 for one in self.slots.load(model).state.installed)
+
     def find_service(self) -> Path | None:
         """Return the socket of the service, or None."""
         return self.socket_path or find_running_service()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from edgekit_runtime.agent.artifacts.deltas import apply_delta, find_delta
 from edgekit_runtime.agent.artifacts.download import (
     Downloader,
     DownloadLimitError,
@@ -22,7 +23,7 @@ from edgekit_runtime.agent.artifacts.download import (
     SlowError,
 )
 from edgekit_runtime.agent.artifacts.repository import Offer, RepositoryAttackError, RepositoryClient
-from edgekit_runtime.agent.documents import DesiredModel
+from edgekit_runtime.agent.documents import DeltaOffer, DesiredModel
 from edgekit_runtime.agent.enrolment import Membership
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.journal import Progress
@@ -77,6 +78,7 @@ class StepRunner:
             folder / "tuf", member.enrolment.artifacts, member.enrolment.tuf_root, self._downloader
         )
         self._disk = disk
+        self._bad_deltas: set[str] = set()
         self._finished: queue.SimpleQueue[tuple[str, Finish]] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -191,13 +193,8 @@ class StepRunner:
                 return _refuse("not-offered", problem)
             self._remove_others(wanted)
             path = self._downloads / wanted.sha256
-            self._downloader.fetch(
-                *(offer.url, path, offer.size_bytes),
-                count=self._count,
-                stop=self._stop,
-                most_bytes=most_bytes,
-                sha256=wanted.sha256,
-            )
+            if not self._make_from_delta(wanted, path, most_bytes, known_time_s):
+                self._fetch(offer, path, most_bytes)
         except RepositoryAttackError as error:
             self._events.put(("attack", str(error)))
             return _retry(error.attack, str(error))
@@ -217,6 +214,58 @@ class StepRunner:
             self._events.put(("disk-full", str(error)))
             return _retry("disk-full", str(error), most=_MAX_WRITE_FAILURES)
         return _leave
+
+    def _fetch(self, offer: Offer, path: Path, most_bytes: int | None) -> None:
+        self._downloader.fetch(
+            *(offer.url, path, offer.size_bytes),
+            count=self._count,
+            stop=self._stop,
+            most_bytes=most_bytes,
+            sha256=offer.sha256,
+        )
+
+    def _make_from_delta(
+        self, wanted: DesiredModel, path: Path, most_bytes: int | None, known_time_s: float
+    ) -> bool:
+        """Make the package of an installed one and a delta; returns False where the whole file is needed."""
+        if path.with_name(f"{path.name}.part").exists():
+            return False
+        delta: DeltaOffer | None = None
+        try:
+            installed = self._installer.list_installed(wanted.model)
+            delta = find_delta(wanted, installed - self._bad_deltas)
+            offer = None if delta is None else self._repository.find(delta.path, self._target, known_time_s)
+            if delta is None or offer is None or (offer.sha256, offer.size_bytes) != (
+                delta.sha256,
+                delta.size_bytes,
+            ):
+                return False
+            source = self._downloads / f"{delta.sha256}.delta"
+            self._fetch(offer, source, most_bytes)
+            return self._apply(delta, source, wanted, path)
+        except RepositoryAttackError:
+            raise
+        except (PackageError, SlotError) as error:
+            if delta is not None:
+                self._bad_deltas.add(delta.from_sha256)
+            self._events.put(("delta", f"{wanted.model} {wanted.version}: {error}; fetches the whole file"))
+            return False
+
+    def _apply(self, delta: DeltaOffer, source: Path, wanted: DesiredModel, path: Path) -> bool:
+        try:
+            with self._installer.slots.open(wanted.model, delta.from_sha256) as base:
+                apply_delta(
+                    *(source, base.path, path),
+                    size_bytes=wanted.size_bytes,
+                    sha256=wanted.sha256,
+                    stop=self._stop,
+                    disk=self._disk,
+                )
+        finally:
+            if not self._stop.is_set():
+                with contextlib.suppress(OSError):
+                    self._disk.remove(source)
+        return True
 
     def _install(self, wanted: DesiredModel) -> Finish:
         path = self._downloads / wanted.sha256
@@ -242,7 +291,8 @@ class StepRunner:
 
     def _remove_others(self, wanted: DesiredModel) -> None:
         """Remove what other executions left: one at a time downloads, and space is scarce."""
-        kept = {wanted.sha256, f"{wanted.sha256}.part"}
+        whole = (wanted.sha256, *(f"{delta.sha256}.delta" for delta in wanted.deltas))
+        kept = {*whole, *(f"{name}.part" for name in whole)}
         with contextlib.suppress(OSError):
             for path in self._downloads.iterdir():
                 if path.name not in kept:

@@ -67,5 +67,7 @@ def command(
         click.echo(clean(f"{one.name}{withdrawn}  {one.note}".rstrip()))
         for model, version, target, size_bytes in one.packages:
             click.echo(clean(f"  {model} {version} for {target}, {size_bytes / 1e6:.3f} MB"))
+        for model, target, version, size_bytes in one.deltas:
+            click.echo(clean(f"  {model} for {target} from {version}: {size_bytes / 1e6:.3f} MB"))
     if not found:
         click.echo("no releases; make one: edgekit fleet release PACKAGE...")

@@ -1,0 +1,40 @@
+"""The agent takes a delta where it can, and the whole file where it cannot."""
+
+import time
+
+import pytest
+from tests.agent.test_agent import site, status  # noqa: F401  # fixtures
+from tests.fleet.conftest import fleet, fleet_settings, mosquitto  # noqa: F401  # fixtures
+from tests.runtime.conftest import maker  # noqa: F401  # a fixture
+from tests.waiting import wait_for
+
+from edgekit_fleet.releases.deltas import make_delta
+from edgekit_fleet.releases.repository import NewTarget
+from edgekit_runtime.agent.documents import DeltaOffer
+
+pytest.importorskip("zstandard")
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+def test_delta_saves_bytes_and_a_wrong_one_costs_only_its_own(site, is_good):  # noqa: F811
+    site.enrol()
+    site.start("agent")
+    site.want("1.0.0")
+    wait_for(lambda: status(site) == ("converged", ["succeeded"]), f"1.0.0; {site.log()}", 40)
+    found, _ = site.publish("2.0.0")
+    old, new = (site.path / f"linear-{version}-x86-64.edgepkg" for version in ("1.0.0", "2.0.0"))
+    suffix, content = make_delta(old, new)
+    source = site.path / f"linear-2.0.0.from-1.0.0{suffix}"
+    source.write_bytes(content if is_good else content[:-8] + bytes(8))
+    (delta,) = site.repository.publish(
+        [NewTarget(device_class="x86-64", name=source.name, source=source)], time.time()
+    )
+    base = site.slots().load("linear").state.current.sha256
+    offer = DeltaOffer(
+        from_sha256=base, path=delta.path, size_bytes=delta.size_bytes, sha256=delta.sha256
+    )
+    site.want("2.0.0", deltas=(offer,))
+    wait_for(lambda: [one.version for one in site.reported().models] == ["2.0.0"], f"2.0.0; {site.log()}", 40)
+    wait_for(lambda: site.reported().executions[0].sent_bytes, "its bytes", 20)
+    sent_bytes = site.reported().executions[0].sent_bytes
+    assert sent_bytes == delta.size_bytes + (0 if is_good else found.size_bytes)
