@@ -30,9 +30,7 @@ def test_delta_saves_bytes_and_a_wrong_one_costs_only_its_own(site, is_good):  #
         [NewTarget(device_class="x86-64", name=source.name, source=source)], time.time()
     )
     base = site.slots().load("linear").state.current.sha256
-    offer = DeltaOffer(
-        from_sha256=base, path=delta.path, size_bytes=delta.size_bytes, sha256=delta.sha256
-    )
+    offer = DeltaOffer(from_sha256=base, path=delta.path, size_bytes=delta.size_bytes, sha256=delta.sha256)
     site.want("2.0.0", deltas=(offer,))
     wait_for(lambda: [one.version for one in site.reported().models] == ["2.0.0"], f"2.0.0; {site.log()}", 40)
     wait_for(lambda: site.reported().executions[0].sent_bytes, "its bytes", 20)

@@ -6,10 +6,9 @@ import lzma
 import threading
 
 import numpy as np
+import onnx
 import pytest
-
-zstandard = pytest.importorskip("zstandard")
-onnx = pytest.importorskip("onnx")
+import zstandard
 
 from edgekit_fleet.releases import deltas as making
 from edgekit_fleet.releases.deltas import make_delta

@@ -1,8 +1,8 @@
 """Deltas: the small file that makes one package of another one.
 
-Two are made and the smaller one is kept: zstd with the old package as dictionary, and runs over the tensors of
-the model, which find the difference of int8 weights also where nearly every byte has changed. A delta is used
-only after it has made the package here, byte for byte, as a device will.
+Two are made and the smaller one is kept: zstd with the old package as dictionary, and runs over the tensors
+of the model, which find the difference of int8 weights also where nearly every byte has changed. A delta is
+used only after it has made the package here, byte for byte, as a device will.
 
 Source: docs/reference/fleet-deltas.md.
 """
@@ -50,8 +50,11 @@ _WORTH: Final = 0.8
 """A delta that is larger than this share of the package is not offered."""
 _GRAM_BYTES: Final = 8  # shortest piece that is copied; a run costs about as much
 _LEAST_TENSOR_BYTES: Final = 16
+_QUICK_BYTES: Final = 4 << 20  # of a stream that is packed several times, a second each
 _UNKNOWN_BYTES: Final = 64 << 10  # a larger member without known tensors is compared in place
-_MAX_SEARCHED_BYTES: Final = 2 << 20  # of what is neither tensor nor equal in place; the index takes 100 x that
+_MAX_SEARCHED_BYTES: Final = (
+    2 << 20
+)  # of what is neither tensor nor equal in place; the index takes 100 x that
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,7 @@ def _make_runs_delta(old: bytes, wanted: bytes) -> bytes | None:
 
 def _pack(data: bytes) -> bytes:
     """Return `data` as LZMA2, whose chunks name the model of their literals: the best of a few."""
-    models = ((0, 0, 0), (3, 0, 0), (0, 0, 2), (2, 2, 2))
+    models = ((0, 0, 0), (3, 0, 0), (0, 0, 2), (2, 2, 2))[: 4 if len(data) <= _QUICK_BYTES else 1]
     tries = [
         lzma.compress(data, lzma.FORMAT_RAW, filters=[{**LZMA_FILTERS[0], "lc": lc, "lp": lp, "pb": pb}])
         for lc, lp, pb in models
@@ -288,12 +291,12 @@ def _fit(
 
     def read(content: NDArray[np.uint8], offset: int) -> NDArray[np.float64]:
         flat = (content[offset : offset + tensor.length] ^ np.uint8(flip)).view(np.int8)
-        return flat.reshape(-1, channels, step).astype(np.float64)
+        return np.asarray(flat.reshape(-1, channels, step).astype(np.float64))
 
     old, wanted = read(base, twin.offset), read(new, tensor.offset)
     power = (old * old).sum(axis=(0, 2))
     ratio = np.divide((old * wanted).sum(axis=(0, 2)), power, out=np.ones(channels), where=power > 0)
-    return np.clip(np.rint(ratio * ONE), 0, 0xFFFF).astype(np.int32)
+    return np.asarray(np.clip(np.rint(ratio * ONE), 0, 0xFFFF).astype(np.int32))
 
 
 def _estimate_bytes(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> float:

@@ -95,7 +95,9 @@ def _find_onnx(data: memoryview) -> Iterator[TensorPosition]:
             yield from _find_in_graph(data, begin, end, "", 0)
 
 
-def _find_in_graph(data: memoryview, begin: int, end: int, scope: str, depth: int) -> Iterator[TensorPosition]:
+def _find_in_graph(
+    data: memoryview, begin: int, end: int, scope: str, depth: int
+) -> Iterator[TensorPosition]:
     nodes = 0
     for number, _, start, stop in _read_fields(data, begin, end):
         if number == 5:

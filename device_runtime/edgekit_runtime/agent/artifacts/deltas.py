@@ -1,8 +1,9 @@
 """Makes a package of the installed one and a delta, with bounded memory, size and time.
 
-A delta comes from anybody: whoever made it cannot write outside the one file, nor more of it than was wanted,
-and the result counts only with the digest that the manager signed. Two formats, told apart by their first
-bytes: a zstd frame whose dictionary is the installed package (`zstd --patch-from`), and runs over its tensors.
+A delta comes from anybody: whoever made it cannot write outside the one file, nor more of it than was
+wanted, and the result counts only with the digest that the manager signed. Two formats, told apart by their
+first bytes: a zstd frame whose dictionary is the installed package (`zstd --patch-from`), and runs over the
+tensors of both.
 
 Source: docs/reference/fleet-deltas.md; RFC 8878 (zstd).
 """
@@ -28,7 +29,7 @@ from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 
 MAGIC: Final = b"EKDELTA1"
 HEAD: Final = struct.Struct("<8sQQIII")
-"""Magic, bytes of the base, bytes of the result, number of runs, packed bytes of the runs, of the literals."""
+"""Magic, bytes of base and result, number of runs, packed bytes of the runs and of the literals."""
 RUN: Final = struct.Struct("<BIIII")
 """Kind, offset in the base, length in bytes, number of channels, elements of one step along the channels."""
 LITERAL, BYTES, WORDS_16, WORDS_32, SCALED_INT8, SCALED_UINT8 = 0, 1, 2, 4, 5, 6
@@ -89,7 +90,14 @@ def find_delta(wanted: DesiredModel, installed: frozenset[str]) -> DeltaOffer | 
 
 
 def apply_delta(
-    delta: Path, base: Path, path: Path, *, size_bytes: int, sha256: str, stop: threading.Event, disk: Disk = DISK
+    delta: Path,
+    base: Path,
+    path: Path,
+    *,
+    size_bytes: int,
+    sha256: str,
+    stop: threading.Event,
+    disk: Disk = DISK,
 ) -> None:
     """Make `path` the package that `delta` makes of the package at `base`; nothing is at `path` otherwise.
 
@@ -97,7 +105,8 @@ def apply_delta(
         delta: verified against its digest or not: nothing in it is trusted.
         base: the installed package.
         path: of the result.
-        size_bytes, sha256: of the wanted package file.
+        size_bytes: of the wanted package file.
+        sha256: of the same.
         stop: set to stop.
         disk: carries changes out.
 
@@ -226,7 +235,7 @@ def predict(
     flip = np.uint8(0 if is_signed else 0x80)
     signed = (old ^ flip).view(np.int8).astype(np.int32)
     scaled = (signed * multipliers[channel] + ONE // 2) >> 12
-    return np.clip(scaled, -128, 127).astype(np.int8).view(np.uint8) ^ flip
+    return np.asarray(np.clip(scaled, -128, 127).astype(np.int8).view(np.uint8) ^ flip)
 
 
 def add_residual(old: NDArray[np.uint8], residual: NDArray[np.uint8], kind: int) -> NDArray[np.uint8]:

@@ -83,6 +83,7 @@ class StepRunner:
         self._events: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._came_bytes = 0
+        self._counted: DesiredModel | None = None
         self._step: Step | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -101,6 +102,8 @@ class StepRunner:
             known_time_s: it is not earlier, whatever the clock shows.
         """
         self._step, self._stop = step, threading.Event()
+        if step.action == "download":
+            self._counted = step.wanted
 
         def work() -> None:
             name = "" if step.wanted is None else step.wanted.execution
@@ -133,7 +136,7 @@ class StepRunner:
         """Return the execution that downloads, the bytes that came since the last call, and those there."""
         with self._lock:
             came_bytes, self._came_bytes = self._came_bytes, 0
-        wanted = None if self._step is None else self._step.wanted
+        wanted = self._counted  # also after its step: what came last is counted, too
         if wanted is None:
             return "", came_bytes, 0
         return wanted.execution, came_bytes, self._read_size(wanted)
@@ -235,9 +238,14 @@ class StepRunner:
             installed = self._installer.list_installed(wanted.model)
             delta = find_delta(wanted, installed - self._bad_deltas)
             offer = None if delta is None else self._repository.find(delta.path, self._target, known_time_s)
-            if delta is None or offer is None or (offer.sha256, offer.size_bytes) != (
-                delta.sha256,
-                delta.size_bytes,
+            if (
+                delta is None
+                or offer is None
+                or (offer.sha256, offer.size_bytes)
+                != (
+                    delta.sha256,
+                    delta.size_bytes,
+                )
             ):
                 return False
             source = self._downloads / f"{delta.sha256}.delta"
