@@ -34,7 +34,7 @@ from edgekit_runtime.agent.execution.step_runner import StepRunner
 from edgekit_runtime.agent.figures import read_figures
 from edgekit_runtime.agent.journal import Journal, Progress
 from edgekit_runtime.agent.mqtt_link import MqttLink, Received
-from edgekit_runtime.agent.reconcile import NextSteps, Step, count_time, reconcile
+from edgekit_runtime.agent.reconcile import NextSteps, Step, accept_desired, count_time, reconcile
 from edgekit_runtime.agent.signing import seal, unseal
 from edgekit_runtime.client.control import read_metrics
 from edgekit_runtime.errors import EdgekitError, OutputError, SignatureError
@@ -168,19 +168,8 @@ class Agent:
     def _take_desired(self, payload: bytes) -> None:
         keys = self._member.manager_keys
         desired = unseal(payload, "desired", Desired, keys, "desired")
-        held = self._desired
-        if desired.device != self._device:
-            raise SignatureError(f"desired: is for {desired.device!r}, this is {self._device!r}")
-        if held is not None:
-            if desired == held:
-                return
-            if (desired.epoch, desired.version) < (held.epoch, held.version) or (
-                desired.version <= held.version
-            ):
-                raise SignatureError(
-                    f"desired: version {desired.version} of epoch {desired.epoch} is not newer than"
-                    f" {held.version} of {held.epoch}, which is held"
-                )
+        if not accept_desired(desired, self._desired, self._device):
+            return
         record = self._journal.record
         known_s = max(record.known_time_s, desired.issued_at)
         self._journal.write(replace(record, desired=payload.decode(), known_time_s=known_s))

@@ -11,6 +11,7 @@ from typing import Final, Literal, TypeAlias
 from edgekit_runtime.agent.conditions import DeviceConditions, ModelView, check_window, find_obstacle
 from edgekit_runtime.agent.documents import Desired, DesiredModel, Execution, ReportedModel
 from edgekit_runtime.agent.journal import Progress
+from edgekit_runtime.errors import SignatureError
 
 Action: TypeAlias = Literal["download", "install", "load", "unload", "remove"]
 Status: TypeAlias = Literal["converged", "working", "diverged", "stale"]
@@ -56,6 +57,31 @@ class NextSteps:
     models: tuple[ReportedModel, ...]
     status: Status
     because: str
+
+
+def accept_desired(desired: Desired, held: Desired | None, device: str) -> bool:
+    """Return whether a document, whose signature was verified, replaces the one that is held.
+
+    Args:
+        desired: the document.
+        held: the newest that was accepted before, or None.
+        device: identifier of this device.
+
+    Raises:
+        SignatureError: it is for another device, older, or of the same version with other content.
+    """
+    if desired.device != device:
+        raise SignatureError(f"desired: is for {desired.device!r}, this is {device!r}")
+    if held is None:
+        return True
+    if desired == held:
+        return False
+    if desired.epoch < held.epoch or desired.version <= held.version:
+        raise SignatureError(
+            f"desired: version {desired.version} of epoch {desired.epoch} is not newer than"
+            f" {held.version} of {held.epoch}, which is held"
+        )
+    return True
 
 
 def reconcile(

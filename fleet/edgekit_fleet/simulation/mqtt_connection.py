@@ -1,0 +1,222 @@
+"""One connection of a simulated device: MQTT 3.1.1 or 5 over TLS, with QoS 1, on an asyncio transport.
+
+Only what devices of a fleet use: connect with a last will, subscribe, publish, receive, ping. TLS runs over
+memory here, because asyncio's own needs 256 KiB a connection and does not resume sessions.
+"""
+
+import asyncio
+import ssl
+import struct
+import time
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+_CONNECT, _CONNACK, _PUBLISH, _PUBACK, _SUBSCRIBE, _SUBACK, _PINGREQ = 1, 2, 3, 4, 8, 9, 12
+_CLEAN, _WILL, _WILL_QOS_1, _WILL_RETAINED = 0x02, 0x04, 0x08, 0x20
+_KEEPALIVE_S: Final = 1200
+_MAX_READ: Final = 1 << 16
+
+
+class ConnectionOwner(Protocol):
+    """Who is told what happens on a connection; all calls come from the loop's thread."""
+
+    def connected(self, connection: "MqttConnection") -> None:
+        """The broker has accepted the connection and its subscriptions."""
+
+    def received(self, connection: "MqttConnection", topic: str, payload: bytes, at_s: float) -> None:
+        """A message came at `at_s` of the monotonic clock."""
+
+    def closed(self, connection: "MqttConnection", reason: str) -> None:
+        """The connection has ended, or was never made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """How to connect.
+
+    Attributes:
+        client_id: of MQTT.
+        context: of TLS, with the device's certificate.
+        session: of an earlier connection with this context, to be resumed; or None.
+        host: name that the broker's certificate must have.
+        topics: to be subscribed to.
+        will_topic, will: the last will, retained.
+        is_mqtt5: see `DeviceBehaviour`.
+    """
+
+    client_id: str
+    context: ssl.SSLContext
+    session: ssl.SSLSession | None
+    host: str
+    topics: tuple[str, ...]
+    will_topic: str
+    will: bytes
+    is_mqtt5: bool
+
+
+class MqttConnection(asyncio.Protocol):
+    """A connection.
+
+    Attributes:
+        sent, acknowledged: numbers of messages that were published, and that the broker took.
+    """
+
+    def __init__(self, options: ConnectionOptions, owner: ConnectionOwner) -> None:
+        """Prepare the connection; the transport begins it."""
+        self.sent = self.acknowledged = 0
+        self._options, self._owner = options, owner
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = options.context.wrap_bio(
+            self._incoming, self._outgoing, server_hostname=options.host, session=options.session
+        )
+        self._is_secure = False
+        self._buffer = bytearray()
+        self._reason = "closed"
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def session(self) -> ssl.SSLSession | None:
+        """Return the session of TLS, for the next connection."""
+        return self._tls.session
+
+    @property
+    def is_resumed(self) -> bool:
+        """Return whether TLS has resumed a session."""
+        return bool(self._tls.session_reused)
+
+    def publish(self, topic: str, payload: bytes, *, is_retained: bool) -> None:
+        """Send a message with QoS 1."""
+        self.sent += 1
+        number = struct.pack(">H", (self.sent - 1) % 65535 + 1)
+        body = _string(topic.encode()) + number + self._properties + payload
+        self._send(_packet(_PUBLISH << 4 | 0x02 | is_retained, body))
+
+    def ping(self) -> None:
+        """Show the broker that the device is there."""
+        self._send(_packet(_PINGREQ << 4, b""))
+
+    def abort(self, reason: str) -> None:
+        """Break the connection off, so that the broker sends the last will."""
+        self._reason = reason
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Called by asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # of TCP
+        self._transport = transport
+        self._shake_hands()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come."""
+        at_s = time.monotonic()
+        self._incoming.write(data)
+        try:
+            if not self._is_secure:
+                self._shake_hands()
+            while self._is_secure:
+                chunk = self._tls.read(_MAX_READ)
+                if not chunk:
+                    break
+                self._buffer += chunk
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            self.abort(f"TLS: {error}")
+            return
+        self._parse(at_s)
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Report the end."""
+        self._transport = None
+        self._owner.closed(self, str(exc or self._reason))
+
+    # What goes
+
+    @property
+    def _properties(self) -> bytes:
+        return b"\0" if self._options.is_mqtt5 else b""
+
+    def _shake_hands(self) -> None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush()
+            return
+        self._is_secure = True
+        options, empty = self._options, self._properties
+        flags = _CLEAN | _WILL | _WILL_QOS_1 | _WILL_RETAINED
+        head = _string(b"MQTT") + struct.pack(">BBH", 5 if options.is_mqtt5 else 4, flags, _KEEPALIVE_S)
+        will = empty + _string(options.will_topic.encode()) + _string(options.will)
+        body = head + empty + _string(options.client_id.encode()) + will
+        self._send(_packet(_CONNECT << 4, body))
+
+    def _send(self, packet: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._tls.write(packet)
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._outgoing.pending and self._transport is not None:
+            self._transport.write(self._outgoing.read())
+
+    # What comes
+
+    def _parse(self, at_s: float) -> None:
+        buffer = self._buffer
+        while len(buffer) > 1:
+            length, shift, begin = 0, 0, 1
+            while True:
+                if begin >= len(buffer):
+                    return
+                digit = buffer[begin]
+                length |= (digit & 127) << shift
+                begin, shift = begin + 1, shift + 7
+                if digit < 128:
+                    break
+            if len(buffer) < begin + length:
+                return
+            first, body = buffer[0], bytes(buffer[begin : begin + length])
+            del buffer[: begin + length]
+            self._take(first, body, at_s)
+
+    def _take(self, first: int, body: bytes, at_s: float) -> None:
+        kind = first >> 4
+        if kind == _CONNACK:
+            if body[1]:
+                self.abort(f"the broker refuses with code {body[1]}")
+                return
+            topics = b"".join(_string(topic.encode()) + b"\x01" for topic in self._options.topics)
+            self._send(_packet(_SUBSCRIBE << 4 | 0x02, b"\0\1" + self._properties + topics))
+        elif kind == _SUBACK:
+            if body[-1] & 0x80:
+                self.abort(f"the broker refuses a subscription with code {body[-1]}")
+                return
+            self._owner.connected(self)
+        elif kind == _PUBACK:
+            self.acknowledged += 1
+        elif kind == _PUBLISH:
+            begin = 2 + int.from_bytes(body[:2], "big")
+            topic = body[2:begin].decode()
+            if first & 0x06:
+                self._send(_packet(_PUBACK << 4, body[begin : begin + 2]))
+                begin += 2
+            if self._options.is_mqtt5:
+                begin += 1 + body[begin]  # no property that a broker sends here is longer than 127 bytes
+            self._owner.received(self, topic, body[begin:], at_s)
+
+
+def _string(data: bytes) -> bytes:
+    return struct.pack(">H", len(data)) + data
+
+
+def _packet(first: int, body: bytes) -> bytes:
+    length, head = len(body), bytearray((first,))
+    while True:
+        length, digit = divmod(length, 128)
+        head.append(digit | (0x80 if length else 0))
+        if not length:
+            return bytes(head) + body

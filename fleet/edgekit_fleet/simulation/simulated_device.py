@@ -1,0 +1,551 @@
+"""A simulated device: the agent's real decisions and signed documents; all that takes time is a timer.
+
+Slots, downloads, self-tests and the service are simulated. What the device must know after a reboot is kept
+as the agent's journal keeps it. All happens on the loop's thread.
+"""
+
+import asyncio
+import random
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
+from edgekit_fleet.simulation.mqtt_connection import ConnectionOptions, MqttConnection
+from edgekit_runtime import __version__
+from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
+from edgekit_runtime.agent.documents import (
+    Desired,
+    DesiredModel,
+    Execution,
+    Hello,
+    Kind,
+    ModelFigures,
+    Online,
+    Reported,
+    topic,
+)
+from edgekit_runtime.agent.journal import Progress
+from edgekit_runtime.agent.mqtt_link import make_context
+from edgekit_runtime.agent.reconcile import NextSteps, Step, accept_desired, count_time, reconcile
+from edgekit_runtime.agent.signing import seal, unseal
+from edgekit_runtime.errors import SignatureError
+
+_REPORT_S: Final = 0.25  # least time between two reports, as the agent's
+_WAIT_S: Final = 1.0  # between looks while an execution waits
+_LEAST_CLOCK_S: Final = 1_704_067_200.0  # as the agent's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedMember:
+    """A device that is enrolled.
+
+    Attributes:
+        device, target: its identifier and the target of its packages.
+        pem: file with its certificate and its key.
+    """
+
+    device: str
+    target: str
+    pem: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetAccess:
+    """What all devices of a fleet know.
+
+    Attributes:
+        host, port: of the broker.
+        authority: its certificate, in PEM.
+        manager_keys: key id -> key, of those who sign for the manager.
+    """
+
+    host: str
+    port: int
+    authority: str
+    manager_keys: Mapping[str, Ed25519PublicKey]
+
+
+@dataclass(slots=True)
+class DeviceCounts:
+    """What was counted on a device.
+
+    Attributes:
+        connects, resumed: connections that were made, and those of them that resumed a TLS session.
+        refused: documents that were refused.
+        reports: that were sent.
+    """
+
+    connects: int = 0
+    resumed: int = 0
+    refused: int = 0
+    reports: int = 0
+
+
+@dataclass(slots=True)
+class _Installed:
+    """A model in the simulated slots; the service runs `version` since `served_at` if it serves it."""
+
+    version: str = ""
+    manifest_sha256: str = ""
+    health: str = "missing"
+    previous: tuple[str, str] = ("", "")
+    rejected: list[tuple[str, str]] = field(default_factory=list)
+    served_at: float | None = None
+    on_trial: str = ""
+    remark: str = ""
+
+
+class SimulatedDevice:
+    """One device.
+
+    Attributes:
+        name: its identifier.
+        behaviour: see there; may be replaced at any time.
+        counts: see there.
+        desired: the newest document that was accepted, or None.
+        arrived_at: when it came, by the monotonic clock.
+        status, because: as last decided.
+        is_cut: whether the network is cut.
+    """
+
+    def __init__(
+        self,
+        member: SimulatedMember,
+        access: FleetAccess,
+        behaviour: DeviceBehaviour,
+        versions: Mapping[str, VersionBehaviour],
+        later: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """Read key and certificate; `start` connects.
+
+        Args:
+            member: which device.
+            access: to its fleet.
+            behaviour: of the device.
+            versions: version -> its behaviour; the mapping may change later.
+            later: does what would need the device's own processor, after what has come was taken.
+        """
+        self.name, self.behaviour, self.counts = member.device, behaviour, DeviceCounts()
+        self.desired: Desired | None = None
+        self.arrived_at = 0.0
+        self.status, self.because = "stale", ""
+        self.is_cut = False
+        self._access, self._versions, self._later, self._target = access, versions, later, member.target
+        key = load_pem_private_key(member.pem.read_bytes(), None)
+        if not isinstance(key, Ed25519PrivateKey):
+            raise SignatureError(f"{member.pem}: is no Ed25519 key")
+        self._key = key
+        self._context = make_context(access.authority, str(member.pem))
+        self._session: ssl.SSLSession | None = None
+        self._draw = random.Random(member.device)  # noqa: S311  # no secret
+        # As a new journal, so that documents of an earlier simulation are older.
+        self._sequence = int(time.time() * 1000)
+        self._presence = 0
+        self._known_s = 0.0
+        self._executions: tuple[Progress, ...] = ()
+        self._counted_at = time.monotonic()
+        self._models: dict[str, _Installed] = {}
+        self._downloaded: set[str] = set()
+        self._connection: MqttConnection | None = None
+        self._is_greeted = self._is_off = True
+        self._step: tuple[Step, asyncio.TimerHandle, float] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._reporting: asyncio.TimerHandle | None = None
+        self._last: object = None
+        self._reported_at = 0.0
+
+    # The link
+
+    @property
+    def is_online(self) -> bool:
+        """Return whether the device has said hello on a connection that stands."""
+        return self._connection is not None and self._is_greeted
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Return model -> version that the slots open."""
+        return {name: model.version for name, model in self._models.items()}
+
+    def start(self, within_s: float) -> None:
+        """Switch the device on; it connects within this time."""
+        self._is_off = False
+        self._connect_within(within_s)
+        if self.behaviour.reboot_s is not None:
+            wait_s = self._draw.expovariate(1 / self.behaviour.reboot_s)
+            asyncio.get_running_loop().call_later(wait_s, self.reboot)
+
+    def stop(self) -> None:
+        """Switch the device off."""
+        self._is_off = True
+        self._end_step()
+        for timer in (self._timer, self._reporting):
+            if timer is not None:
+                timer.cancel()
+        if self._connection is not None:
+            self._connection.abort("off")
+
+    def reboot(self) -> None:
+        """Switch off in the middle of everything, and on again."""
+        if self._is_off:
+            return
+        self.stop()
+        self._executions = count_time(self._executions, 60.0)  # as the agent adds what it may have lost
+        for model in self._models.values():
+            model.on_trial = ""
+        asyncio.get_running_loop().call_later(self.behaviour.boot_s, self.start, 0.5)
+
+    def cut(self) -> None:
+        """Cut the network; a download goes on when it is back."""
+        self.is_cut = True
+        if self._step is not None and self._step[0].action == "download":
+            self._end_step()
+        self.drop()
+
+    def restore(self, within_s: float) -> None:
+        """Bring the network back."""
+        self.is_cut = False
+        self._connect_within(within_s)
+
+    def drop(self) -> None:
+        """Break the connection off."""
+        if self._connection is not None:
+            self._connection.abort("dropped")
+
+    def ping(self) -> None:
+        """Keep the connection."""
+        if self.is_online and self._connection is not None:
+            self._connection.ping()
+
+    def _connect_within(self, within_s: float) -> None:
+        wait_s = self._draw.uniform(0.0, within_s)
+        asyncio.get_running_loop().call_later(wait_s, self._begin_connection)
+
+    def _begin_connection(self) -> None:
+        if self._is_off or self.is_cut or self._connection is not None:
+            return
+        self._presence = self._next_sequence()
+        will = Online(device=self.name, sequence=self._presence, online=False)
+        options = ConnectionOptions(
+            client_id=self.name,
+            context=self._context,
+            session=self._session,
+            host=self._access.host,
+            topics=(topic(self.name, "desired"), topic(self.name, "command")),
+            will_topic=topic(self.name, "online"),
+            will=seal(will, "online", self._key),
+            is_mqtt5=self.behaviour.is_mqtt5,
+        )
+        self._connection, self._is_greeted = MqttConnection(options, self), False
+        loop = asyncio.get_running_loop()
+        made = loop.create_connection(partial(_same, self._connection), self._access.host, self._access.port)
+        self._opening = loop.create_task(self._open(made, self._connection))
+
+    async def _open(self, made: object, connection: MqttConnection) -> None:
+        try:
+            await made  # type: ignore[misc]
+        except OSError as error:
+            self.closed(connection, str(error))
+
+    def connected(self, connection: MqttConnection) -> None:
+        """Say hello; see `ConnectionOwner`."""
+        self._is_greeted = True
+        self.counts.connects += 1
+        self.counts.resumed += connection.is_resumed
+        held = 0 if self.desired is None else self.desired.version
+        online = Online(device=self.name, sequence=self._presence, online=True)
+        hello = Hello(
+            device=self.name, sequence=self._next_sequence(), desired_version=held, runtime=__version__
+        )
+        self._send("online", online)
+        self._send("hello", hello)
+        self._last = None
+        self._later(self.tick)
+
+    def received(self, connection: MqttConnection, name: str, payload: bytes, at_s: float) -> None:
+        """Take a message; see `ConnectionOwner`."""
+        if self._loses():
+            connection.abort("lost")
+            return
+        self._session = connection.session
+        if name == topic(self.name, "desired") and payload:
+            self._later(partial(self._take_desired, payload, at_s))
+
+    def closed(self, connection: MqttConnection, reason: str) -> None:
+        """Connect again in the window of the manager; see `ConnectionOwner`."""
+        if connection is not self._connection:
+            return
+        del reason
+        self._connection, self._is_greeted = None, False
+        if not self._is_off and not self.is_cut:
+            self._connect_within(30.0 if self.desired is None else self.desired.reconnect_s)
+
+    def _send(self, kind: Kind, document: object) -> None:
+        connection = self._connection
+        if connection is None or not self._is_greeted:
+            return
+        if self._loses():
+            connection.abort("lost")
+            return
+        payload = seal(document, kind, self._key)
+        connection.publish(topic(self.name, kind), payload, is_retained=kind in ("online", "reported"))
+
+    def _loses(self) -> bool:
+        return self.behaviour.loss > 0 and self._draw.random() < self.behaviour.loss
+
+    def _next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    # What is decided, by the agent's own functions
+
+    def _take_desired(self, payload: bytes, at_s: float) -> None:
+        if self._is_off:
+            return
+        try:
+            desired = unseal(payload, "desired", Desired, self._access.manager_keys, "desired")
+            if not accept_desired(desired, self.desired, self.name):
+                return
+        except SignatureError:
+            self.counts.refused += 1
+            return
+        self.desired, self.arrived_at = desired, at_s
+        self._known_s = max(self._known_s, desired.issued_at)
+        self._last = None  # the manager waits for a report that names the version
+        self.tick()
+
+    def tick(self) -> None:
+        """Decide what to do next, begin it, and report."""
+        if self._is_off:
+            return
+        now_s = time.monotonic()
+        self._executions = count_time(self._executions, now_s - self._counted_at)
+        self._counted_at = now_s
+        views = {name: self._view(name, model) for name, model in self._models.items()}
+        plan = reconcile(self.desired, self._executions, views, self._measure())
+        self._executions = plan.executions
+        self.status, self.because = plan.status, plan.because
+        wanted = {step.wanted.execution for step in plan.steps if step.wanted is not None}
+        if self._step is not None and self._step[0].action == "download":
+            step = self._step[0]
+            if step.wanted is not None and step.wanted.execution not in wanted:
+                self._end_step()
+        if plan.steps and self._step is None and not (self.is_cut and plan.steps[0].action == "download"):
+            self._begin(plan.steps[0])
+        self._report(plan)
+        is_waiting = any(not one.has_ended for one in self._executions) and self._step is None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if is_waiting:
+            self._timer = asyncio.get_running_loop().call_later(_WAIT_S, self.tick)
+
+    def _measure(self) -> DeviceConditions:
+        clock_s = time.time() + self.behaviour.clock_s
+        local = time.gmtime(max(0.0, clock_s))
+        is_wrong = clock_s < max(_LEAST_CLOCK_S, self._known_s - 3600.0)
+        return DeviceConditions(
+            now_s=None if is_wrong else clock_s,
+            minute_of_day=local.tm_hour * 60 + local.tm_min,
+            free_bytes=self.behaviour.free_bytes,
+            downloaded=frozenset(self._downloaded),
+        )
+
+    @staticmethod
+    def _view(name: str, model: _Installed) -> ModelView:
+        served = () if model.served_at is None else (model.version,)
+        return ModelView(
+            model=name,
+            version=model.version,
+            manifest_sha256=model.manifest_sha256,
+            health=model.health,  # type: ignore[arg-type]
+            previous=model.previous[0],
+            rejected=tuple(model.rejected),
+            served=served,
+            on_trial=model.on_trial,
+            remark=model.remark,
+        )
+
+    # What is done, by timers
+
+    def _begin(self, step: Step) -> None:
+        behaviour, wanted = self.behaviour, step.wanted
+        wait_s = 0.05
+        if step.action == "download" and wanted is not None:
+            (progress,) = (one for one in self._executions if one.report.execution == wanted.execution)
+            wait_s = max(wanted.size_bytes - progress.report.done_bytes, 0) / max(behaviour.bytes_per_s, 1.0)
+        elif step.action == "install":
+            wait_s = behaviour.install_s
+        timer = asyncio.get_running_loop().call_later(wait_s, self._finish, step)
+        self._step = (step, timer, time.monotonic())
+
+    def _end_step(self) -> None:
+        """Break a step off; what was downloaded stays."""
+        if self._step is None:
+            return
+        step, timer, begun_at = self._step
+        timer.cancel()
+        self._step = None
+        if step.action == "download" and step.wanted is not None:
+            came = int((time.monotonic() - begun_at) * self.behaviour.bytes_per_s)
+            self._count_bytes(step.wanted, came)
+
+    def _count_bytes(self, wanted: DesiredModel, came: int) -> None:
+        def add(report: Execution) -> Execution:
+            came_bytes = min(came, wanted.size_bytes - report.done_bytes)
+            done_bytes, sent_bytes = report.done_bytes + came_bytes, report.sent_bytes + came_bytes
+            return replace(report, done_bytes=done_bytes, sent_bytes=sent_bytes)
+
+        self._change(wanted.execution, lambda one: replace(one, report=add(one.report)))
+
+    def _change(self, execution: str, change: Callable[[Progress], Progress]) -> None:
+        self._executions = tuple(
+            change(one) if one.report.execution == execution else one for one in self._executions
+        )
+
+    def _finish(self, step: Step) -> None:
+        self._step = None
+        model, wanted = self._models.setdefault(step.model, _Installed()), step.wanted
+        if step.action == "remove":
+            self._models.pop(step.model)
+        elif step.action == "unload":
+            model.served_at = None
+        elif wanted is not None and step.action == "download":
+            self._count_bytes(wanted, wanted.size_bytes)
+            self._downloaded.add(wanted.sha256)
+        elif wanted is not None and step.action == "install":
+            self._install(model, wanted)
+        elif wanted is not None:
+            self._serve(model, wanted)
+        self._later(self.tick)
+
+    def _install(self, model: _Installed, wanted: DesiredModel) -> None:
+        self._downloaded.discard(wanted.sha256)
+        if self._has(wanted.version, "install", self._of(wanted.version).install_failures):
+            reason = "the self-test gives other outputs than the package states"
+            self._change(wanted.execution, lambda one: one.enter("failed", code="self-test", reason=reason))
+            return
+        if model.version:
+            model.previous = (model.version, model.manifest_sha256)
+        model.version, model.manifest_sha256, model.health = (
+            wanted.version,
+            wanted.manifest_sha256,
+            "unproven",
+        )
+        model.rejected = [one for one in model.rejected if one[0] != wanted.manifest_sha256]
+        model.served_at, model.on_trial = None, ""
+        self._change(wanted.execution, lambda one: one.enter("trying", code="load"))
+
+    def _serve(self, model: _Installed, wanted: DesiredModel) -> None:
+        model.served_at = time.monotonic()
+        is_tried = wanted.trial != "none" and bool(model.previous[0])
+        model.on_trial = wanted.version if is_tried else ""
+        model.remark = f"{wanted.trial} with {model.previous[0]}" if is_tried else ""
+        wait_s = self.behaviour.trial_s if is_tried else self.behaviour.confirm_s
+        asyncio.get_running_loop().call_later(wait_s, self._judge, model, wanted.manifest_sha256)
+
+    def _judge(self, model: _Installed, manifest_sha256: str) -> None:
+        """Do what the service does at the end of a trial: confirm the version, or return to the old one."""
+        if self._is_off or model.manifest_sha256 != manifest_sha256 or model.served_at is None:
+            return
+        behaviour = self._of(model.version)
+        model.on_trial = model.remark = ""
+        reason = ""
+        if self._has(model.version, "crash", behaviour.crashes):
+            reason = "crash loop: 3 restarts within 60 s"
+        elif self._has(model.version, "nan", behaviour.not_finite):
+            reason = "not finite: outputs hold NaN"
+        if reason:
+            model.rejected.append((manifest_sha256, reason))
+            old = model.previous
+            model.version, model.manifest_sha256, model.previous = *old, ("", "")
+            model.health = "healthy" if old[0] else "missing"
+            model.served_at = time.monotonic() if old[0] else None
+        else:
+            model.health = "healthy"
+        self._later(self.tick)
+
+    def _of(self, version: str) -> VersionBehaviour:
+        return self._versions.get(version, _GOOD)
+
+    def _has(self, version: str, what: str, share: float) -> bool:
+        """Return whether this device is one of the share that this happens to; always the same answer."""
+        return random.Random(f"{self.name}/{version}/{what}").random() < share  # noqa: S311
+
+    # What is reported
+
+    def _report(self, plan: NextSteps) -> None:
+        if not self.is_online:
+            return
+        executions = tuple(one.report for one in plan.executions)
+        content = (plan.status, plan.because, plan.models, executions)
+        if self._reporting is not None:
+            self._reporting.cancel()
+            self._reporting = None
+        loop, now_s = asyncio.get_running_loop(), time.monotonic()
+        has_changed = content != self._last
+        due_s = self._reported_at + (_REPORT_S if has_changed else self.behaviour.figures_s) - now_s
+        if not has_changed and not self._models:
+            return
+        if due_s > 0:
+            self._reporting = loop.call_later(due_s, self._later, self.tick)
+            return
+        reported = Reported(
+            device=self.name,
+            sequence=self._next_sequence(),
+            desired_version=0 if self.desired is None else self.desired.version,
+            status=plan.status,
+            because=plan.because,
+            models=plan.models,
+            executions=(*executions, *plan.superseded),
+            figures=self._count_figures(now_s),
+            facts={
+                "target": self._target,
+                "runtime": __version__,
+                "free_bytes": str(self.behaviour.free_bytes),
+                "clock": f"{time.time() + self.behaviour.clock_s:.0f}",
+            },
+        )
+        self._send("reported", reported)
+        self.counts.reports += 1
+        self._last, self._reported_at = content, now_s
+        if self._models:
+            self._reporting = loop.call_later(self.behaviour.figures_s, self._later, self.tick)
+
+    def _count_figures(self, now_s: float) -> tuple[ModelFigures, ...]:
+        found = []
+        for name, model in self._models.items():
+            if model.served_at is None or not model.version:
+                continue
+            behaviour = self._of(model.version)
+            requests = int((now_s - model.served_at) * self.behaviour.requests_per_s)
+            latency_ms = self.behaviour.latency_ms * behaviour.latency * self._draw.uniform(0.95, 1.05)
+            agreement = min(1.0, max(0.0, behaviour.agreement + self._draw.uniform(-0.02, 0.02)))
+            is_compared = bool(model.previous[0]) and requests > 0
+            found.append(
+                ModelFigures(
+                    model=name,
+                    version=model.version,
+                    requests=requests,
+                    failed=int(requests * behaviour.errors),
+                    p50_ms=latency_ms if requests else None,
+                    p99_ms=3 * latency_ms if requests else None,
+                    agreement=agreement if is_compared else None,
+                    compared=requests if is_compared else 0,
+                )
+            )
+        return tuple(found)
+
+
+_GOOD: Final = VersionBehaviour()
+
+
+def _same(connection: MqttConnection) -> MqttConnection:
+    return connection

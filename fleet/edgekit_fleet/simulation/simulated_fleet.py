@@ -1,0 +1,188 @@
+"""Simulated devices on one asyncio loop, in a thread of its own.
+
+members = enrol_simulated(fleet, [f"sim-{n:03}" for n in range(50)], folder)
+with SimulatedFleet(members, read_access(fleet), versions={"2.0.0": VersionBehaviour(crashes=1.0)}) as it:
+it.wait_until(lambda device: device.is_online, 20)
+"""
+
+import asyncio
+import contextlib
+import resource
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
+from edgekit_fleet.simulation.simulated_device import FleetAccess, SimulatedDevice, SimulatedMember
+from edgekit_runtime.errors import TransportError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_PING_S: Final = 300.0
+_CONNECTS_A_SECOND: Final = 250.0  # as the manager spreads reconnects
+_POLL_S: Final = 0.05
+_SHARE_OF_TURN_S: Final = 0.005  # of the loop, for what devices compute
+
+
+class SimulatedFleet:
+    """Devices that connect when the `with` block begins, and are switched off at its end.
+
+    Any thread may use the methods; what a device states is read as it is at that moment.
+
+    Attributes:
+        devices: by name.
+        versions: version -> its behaviour; may be changed at any time.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[SimulatedMember],
+        access: FleetAccess,
+        *,
+        behaviours: Mapping[str, DeviceBehaviour] | None = None,
+        versions: Mapping[str, VersionBehaviour] | None = None,
+        connect_within_s: float | None = None,
+    ) -> None:
+        """Prepare the devices.
+
+        Args:
+            members: of the fleet; see `enrol_simulated`.
+            access: to the fleet; see `read_access`.
+            behaviours: device -> its behaviour; all others are good.
+            versions: see the attribute; a version that is not named is good.
+            connect_within_s: all devices connect in this time; None for what a broker bears.
+        """
+        allow_many_files(len(members) + 100)
+        self.versions = dict(versions or {})
+        self._within_s = len(members) / _CONNECTS_A_SECOND if connect_within_s is None else connect_within_s
+        self._work: deque[Callable[[], None]] = deque()
+        self._is_working = False
+        chosen, good = behaviours or {}, DeviceBehaviour()
+        self.devices = {
+            member.device: SimulatedDevice(
+                member, access, chosen.get(member.device, good), self.versions, self._later
+            )
+            for member in members
+        }
+        self._thread = threading.Thread(target=self._run, name="edgekit-simulation", daemon=True)
+        self._started = threading.Event()
+
+    def __enter__(self) -> "Self":
+        self._thread.start()
+        self._started.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30.0)
+
+    # What happens to devices
+
+    def cut(self, names: Iterable[str] | None = None) -> None:
+        """Cut the network of devices, or of all."""
+        self._each(names, SimulatedDevice.cut)
+
+    def restore(self, names: Iterable[str] | None = None, within_s: float | None = None) -> None:
+        """Bring the network of devices back, or of all; they connect within `within_s`."""
+        wait_s = self._within_s if within_s is None else within_s
+        self._each(names, lambda device: device.restore(wait_s))
+
+    def drop(self, names: Iterable[str] | None = None) -> None:
+        """Break connections off; devices connect again in the window that the manager has set."""
+        self._each(names, SimulatedDevice.drop)
+
+    def reboot(self, names: Iterable[str] | None = None) -> None:
+        """Reboot devices, or all."""
+        self._each(names, SimulatedDevice.reboot)
+
+    # What devices state
+
+    def count(self, holds: Callable[[SimulatedDevice], bool]) -> int:
+        """Return the number of devices for which this holds."""
+        return sum(map(holds, self.devices.values()))
+
+    def count_versions(self, model: str) -> dict[str, int]:
+        """Return version -> number of devices whose slots open it; empty where nothing is installed."""
+        found: dict[str, int] = {}
+        for device in self.devices.values():
+            version = device.versions.get(model, "")
+            found[version] = found.get(version, 0) + 1
+        return found
+
+    def wait_until(
+        self, holds: Callable[[SimulatedDevice], bool], limit_s: float, *, devices: int | None = None
+    ) -> float:
+        """Wait until this holds for all devices, or so many; returns the seconds that it took.
+
+        Raises:
+            TransportError: it did not come true in `limit_s`.
+        """
+        begin_s, wanted = time.monotonic(), len(self.devices) if devices is None else devices
+        while (found := self.count(holds)) < wanted:
+            if time.monotonic() - begin_s > limit_s:
+                raise TransportError(f"{found} of {wanted} simulated devices are there after {limit_s:g} s")
+            time.sleep(_POLL_S)
+        return time.monotonic() - begin_s
+
+    # The loop
+
+    def _each(self, names: Iterable[str] | None, act: Callable[[SimulatedDevice], None]) -> None:
+        chosen = self.devices if names is None else names
+
+        async def on_loop() -> None:
+            for name in chosen:
+                act(self.devices[name])
+
+        asyncio.run_coroutine_threadsafe(on_loop(), self._loop).result()
+
+    def _run(self) -> None:
+        asyncio.run(self._main())
+
+    async def _main(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        for device in self.devices.values():
+            device.start(self._within_s)
+        self._started.set()
+        while not self._stop.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), _PING_S)
+            for device in self.devices.values():
+                device.ping()
+        for device in self.devices.values():
+            device.stop()
+        await asyncio.sleep(0.05)  # transports close
+
+    def _later(self, work: Callable[[], None]) -> None:
+        """Do what a device would do on its own processor: after all that has come was taken."""
+        self._work.append(work)
+        if not self._is_working:
+            self._is_working = True
+            self._loop.call_soon(self._do_work)
+
+    def _do_work(self) -> None:
+        until_s = time.monotonic() + _SHARE_OF_TURN_S
+        while self._work and time.monotonic() < until_s:
+            self._work.popleft()()
+        self._is_working = bool(self._work)
+        if self._work:
+            self._loop.call_soon(self._do_work)
+
+
+def allow_many_files(wanted: int) -> None:
+    """Raise the limit of open files of this process.
+
+    Raises:
+        TransportError: the system allows fewer.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= wanted or soft == resource.RLIM_INFINITY:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise TransportError(f"{wanted} open files are needed, the system allows {hard}; see ulimit -Hn")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

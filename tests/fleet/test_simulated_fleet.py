@@ -1,0 +1,104 @@
+"""Simulated devices over a real mosquitto and the real manager: they converge, and what is bad shows."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+from tests.waiting import wait_for
+
+from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
+from edgekit_fleet.rollouts.runner import RolloutRunner
+from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
+from edgekit_fleet.simulation.enrolment import enrol_simulated, read_access
+from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet
+from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
+
+NAMES = tuple(f"sim-{number:02}" for number in range(50))
+FAST = DeviceBehaviour(install_s=0.05, confirm_s=0.1, figures_s=1.0, requests_per_s=100.0)
+OPTIONS = {"soak_s": 1.0, "quorum": 0.9, "patience_s": 5.0}
+
+
+class Site:
+    """A fleet with simulated devices."""
+
+    def __init__(self, fleet, folder):
+        self.fleet = fleet
+        fleet.decide = RolloutRunner().turn
+        self.members = enrol_simulated(fleet.store, fleet.authority, NAMES, folder)
+
+    def simulate(self, **options):
+        behaviours = {**dict.fromkeys(NAMES, FAST), **options.pop("behaviours", {})}
+        access = read_access(self.fleet.authority, self.fleet.settings)
+        return SimulatedFleet(self.members, access, behaviours=behaviours, connect_within_s=0.5, **options)
+
+    def release(self, version):
+        name = f"digits-{version}-x86-64.edgepkg"
+        with self.fleet.store.transaction() as session:
+            session.add(ReleaseRow(name=version, created_at=0.0))
+            session.flush()
+            session.add(
+                ReleasePackageRow(
+                    release=version,
+                    model="digits",
+                    target="x86-64",
+                    version=version,
+                    manifest_sha256=version.rjust(64, "0"),
+                    path=f"x86-64/{name}",
+                    size_bytes=100_000,
+                    sha256=version.rjust(64, "f"),
+                    needs={},
+                )
+            )
+
+    def roll_out(self, version, **changes):
+        self.release(version)
+        request = RolloutRequest(release=version, selector="all", options=OPTIONS, **changes)
+        return start_rollout(self.fleet.store, request, "test")
+
+    def state(self, rollout):
+        return find_rollout(self.fleet.store, rollout).state
+
+
+@pytest.fixture
+def site(fleet, tmp_path):
+    logging.getLogger("edgekit_fleet").setLevel(logging.ERROR)
+    return Site(fleet, tmp_path / "simulated")
+
+
+def runs(version):
+    return lambda device: device.versions.get("digits", "") == version
+
+
+def test_rollout_reaches_all_devices_over_mqtt_5_and_3_1_1_and_after_a_cut(site):
+    old_protocol = {NAMES[0]: replace(FAST, is_mqtt5=False), NAMES[1]: replace(FAST, loss=0.1)}
+    with site.simulate(behaviours=old_protocol) as devices:
+        devices.wait_until(lambda device: device.is_online, 20, devices=49)
+        late = NAMES[10:20]
+        devices.cut(late)
+        site.roll_out("1.0.0", waves="50%,100%")
+        devices.wait_until(runs("1.0.0"), 30, devices=25)
+        devices.restore(late, within_s=0.5)
+        devices.reboot(NAMES[30:35])
+        devices.wait_until(lambda device: runs("1.0.0")(device) and device.status == "converged", 30)
+        assert devices.count(lambda device: device.counts.refused) == 0
+
+
+def test_version_that_crashes_stops_early_and_all_are_back_on_the_old_one(site):
+    versions = {"2.0.0": VersionBehaviour(crashes=1.0)}
+    with site.simulate(versions=versions) as devices:
+        first = site.roll_out("1.0.0", waves="100%", minimum=50)
+        devices.wait_until(runs("1.0.0"), 30)
+        wait_for(lambda: site.state(first) == "succeeded", "the good release", 30)
+        second = site.roll_out("2.0.0")
+        wait_for(lambda: site.state(second) == "aborted", "the stop", 30)
+        devices.wait_until(lambda device: runs("1.0.0")(device) and device.status == "converged", 10)
+        members = find_rollout(site.fleet.store, second).members
+        assert 50 - members["waiting"] <= 12
+
+
+def test_lying_clock_shows_as_stale_and_keeps_the_model(site):
+    liar = replace(FAST, clock_s=10 * 365 * 86_400.0)
+    with site.simulate(behaviours={NAMES[0]: liar}) as devices:
+        site.roll_out("1.0.0", waves="100%", minimum=50)
+        devices.wait_until(runs("1.0.0"), 30, devices=49)
+        assert devices.devices[NAMES[0]].status == "stale"
