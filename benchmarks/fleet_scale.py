@@ -1,0 +1,258 @@
+"""Many TLS devices against the real mosquitto and the real manager, on this machine.
+
+    PYTHONPATH=device_runtime:toolkit:fleet:. .venv/bin/python -m benchmarks.fleet_scale [--devices 500]
+
+Real: mosquitto, `edgekit fleet up` in a process of its own, TLS with a certificate each, signed documents,
+and the agent's decisions. Simulated: downloads, slots and services of the devices. Three things happen: all
+devices connect; one rollout offers a release to all of them in a single wave; all connections break at once,
+and a second release follows when all are back. Ends by itself after 280 s; keys and certificates are kept in
+the folder for temporary files, for the next call.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
+from edgekit_fleet.releases.repository import TufRepository
+from edgekit_fleet.simulation.behaviour import DeviceBehaviour
+from edgekit_fleet.simulation.enrolment import enrol_simulated, read_access
+from edgekit_fleet.simulation.simulated_device import SimulatedDevice, SimulatedMember
+from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet, allow_many_files
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
+
+LIMIT_S = 280
+MODEL, TARGET = "digits", "x86-64"
+QUIET = DeviceBehaviour(figures_s=300.0, install_s=0.5, confirm_s=1.0)
+
+
+def prepare(devices: int, folder: Path) -> list[SimulatedMember]:
+    """Return the devices of a fleet in `folder`; keys and certificates are made once for all calls."""
+    kept = Path(tempfile.gettempdir()) / f"edgekit-fleet-scale-{devices}"
+    names = [f"sim-{number:05}" for number in range(devices)]
+    if not (kept / "done").exists():
+        shutil.rmtree(kept, ignore_errors=True)
+        fleet = FleetFolder(kept / "fleet")
+        fleet.write_settings(FleetSettings())
+        TufRepository(fleet.repository, fleet.repository_keys).create(time.time())
+        store = fleet.open_store()
+        enrol_simulated(store, Authority(fleet.identity), names, kept / "devices", target=TARGET)
+        store.close()
+        (kept / "done").touch()
+    shutil.copytree(kept / "fleet", folder)
+    return [
+        SimulatedMember(device=name, target=TARGET, pem=kept / "devices" / f"{name}.pem") for name in names
+    ]
+
+
+def add_release(store: Store, version: str) -> None:
+    """Write a release into the store; its package exists nowhere, because downloads are simulated."""
+    with store.transaction() as session:
+        session.add(ReleaseRow(name=version, created_at=time.time()))
+        session.flush()
+        session.add(
+            ReleasePackageRow(
+                release=version,
+                model=MODEL,
+                target=TARGET,
+                version=version,
+                manifest_sha256=version.rjust(64, "0"),
+                path=f"{TARGET}/{MODEL}-{version}-{TARGET}.edgepkg",
+                size_bytes=5_000_000,
+                sha256=version.rjust(64, "f"),
+                needs={},
+            )
+        )
+
+
+@contextlib.contextmanager
+def running_manager(folder: FleetFolder) -> Iterator[tuple[int, int]]:
+    """Run `edgekit fleet up`; yields the process ids of manager and broker."""
+    command = [sys.executable, "-m", "edgekit_toolkit", "fleet", "up", "--folder", str(folder.path)]
+    with (folder.path / "manager.log").open("wb") as log:
+        process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=log)
+    try:
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            sys.exit((folder.path / "manager.log").read_text())
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        yield process.pid, int(children[0])
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+
+
+class Meter:
+    """Processor time and memory of manager, broker and simulator."""
+
+    def __init__(self, manager: int, broker: int) -> None:
+        self.pids = {"manager": manager, "broker": broker, "simulator": os.getpid()}
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now."""
+        self._cpu_s = {name: self._read_cpu(pid) for name, pid in self.pids.items()}
+
+    def take(self) -> dict[str, float]:
+        """Return seconds of processor time since `begin`."""
+        return {name: self._read_cpu(pid) - self._cpu_s[name] for name, pid in self.pids.items()}
+
+    def memory(self, name: str) -> tuple[float, float]:
+        """Return RSS and PSS in MB."""
+        text = Path(f"/proc/{self.pids[name]}/smaps_rollup").read_text()
+        rss, pss = (int(re.findall(rf"^{kind}: +(\d+) kB", text, re.MULTILINE)[0]) for kind in ("Rss", "Pss"))
+        return rss / 1024, pss / 1024
+
+    @staticmethod
+    def _read_cpu(pid: int) -> float:
+        ticks = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def holds(version: str, device: SimulatedDevice) -> bool:
+    desired = device.desired
+    return desired is not None and any(model.version == version for model in desired.models)
+
+
+def offer(store: Store, devices: SimulatedFleet, version: str, limit_s: float) -> dict[str, float]:
+    """Roll a release out in one wave; returns when desired documents arrived, and all had installed it."""
+    add_release(store, version)
+    count = len(devices.devices)
+    request = RolloutRequest(
+        release=version, selector="all", waves="100%", minimum=count, options={"soak_s": 1.0}
+    )
+    asked = time.monotonic()
+    name = start_rollout(store, request, "benchmark")
+    begin = time.monotonic()
+    devices.wait_until(lambda device: holds(version, device), limit_s)
+    arrivals = sorted(device.arrived_at - begin for device in devices.devices.values())
+    issued = [device.desired.issued_at for device in devices.devices.values() if device.desired is not None]
+    offset = time.time() - time.monotonic()
+    ages = sorted(
+        device.arrived_at + offset - device.desired.issued_at
+        for device in devices.devices.values()
+        if device.desired is not None
+    )
+    devices.wait_until(lambda device: device.versions.get(MODEL) == version, limit_s)
+    installed_s = time.monotonic() - begin
+    while find_rollout(store, name).state != "succeeded" and time.monotonic() - begin < limit_s:
+        time.sleep(0.2)
+    return {
+        "ordered_s": begin - asked,
+        "signed_s": max(issued) - min(issued),
+        "p50_s": statistics.median(arrivals),
+        "p99_s": arrivals[int(count * 0.99) - 1],
+        "max_s": arrivals[-1],
+        "document_p50_s": statistics.median(ages),
+        "document_p99_s": ages[int(count * 0.99) - 1],
+        "installed_s": installed_s,
+        "succeeded_s": time.monotonic() - begin,
+    }
+
+
+def measure(folder: FleetFolder, members: list[SimulatedMember]) -> dict[str, object]:
+    """Return all figures of a fleet."""
+    settings = FleetSettings(broker_port=free_port(), web_port=free_port())
+    folder.write_settings(settings)
+    authority = Authority(folder.identity)
+    authority.make_server(("127.0.0.1", "localhost"))
+    count, found = len(members), {}
+    store = folder.open_store()
+    with running_manager(folder) as (manager, broker):
+        meter = Meter(manager, broker)
+        behaviours = {member.device: QUIET for member in members}
+        begin = time.monotonic()
+        with SimulatedFleet(members, read_access(authority, settings), behaviours=behaviours) as devices:
+            devices.wait_until(lambda device: device.is_online and device.desired is not None, 150)
+            found["connect"] = {"seconds": time.monotonic() - begin, "cpu_s": meter.take()}
+            print_row("connect", found["connect"])
+            meter.begin()
+            found["wave"] = offer(store, devices, "1.0.0", 90) | {"cpu_s": meter.take()}
+            print_row("wave", found["wave"])
+            found["storm"] = storm(devices, meter)
+            print_row("storm", found["storm"])
+            meter.begin()
+            found["second"] = offer(store, devices, "2.0.0", 90) | {"cpu_s": meter.take()}
+            print_row("second wave", found["second"])
+            found["lost"] = count - devices.count(lambda device: holds("2.0.0", device))
+            found["manager_mb"] = meter.memory("manager")
+            found["broker_mb"], found["simulator_mb"] = meter.memory("broker"), meter.memory("simulator")
+    store.close()
+    print_row("end", {name: found[name] for name in ("lost", "manager_mb", "broker_mb", "simulator_mb")})
+    return found
+
+
+def storm(devices: SimulatedFleet, meter: Meter) -> dict[str, object]:
+    """Break all connections off; returns how long it takes until all are back."""
+    before = {name: device.counts.connects for name, device in devices.devices.items()}
+    resumed = sum(device.counts.resumed for device in devices.devices.values())
+    meter.begin()
+    devices.drop()
+    seconds = devices.wait_until(
+        lambda device: device.is_online and device.counts.connects > before[device.name], 120
+    )
+    cpu_s = meter.take()
+    return {
+        "seconds": seconds,
+        "cpu_s": cpu_s,
+        "manager_share": cpu_s["manager"] / sum(cpu_s.values()),
+        "resumed": sum(device.counts.resumed for device in devices.devices.values()) - resumed,
+    }
+
+
+def print_row(name: str, figures: object) -> None:
+    """Print the figures of one thing that happened."""
+    print(f"{name:12} {json.dumps(_round(figures))}", flush=True)
+
+
+def _round(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _round(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return [_round(one) for one in value]
+    return round(value, 3) if isinstance(value, float) else value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--devices", type=int, default=500)
+    parser.add_argument("--prepare", action="store_true", help="only make keys and certificates")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    allow_many_files(options.devices + 200)
+    with tempfile.TemporaryDirectory(prefix="edgekit-fleet-scale-") as place:
+        folder = FleetFolder(Path(place) / "fleet")
+        members = prepare(options.devices, folder.path)
+        if options.prepare:
+            return
+        signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"stopped after {LIMIT_S} s"))
+        signal.alarm(LIMIT_S)
+        found = {"devices": options.devices, **measure(folder, members)}
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
