@@ -258,6 +258,20 @@ def test_restart_in_the_middle_of_a_trial_goes_on_with_both_versions(
     assert (current.version, current.health, current.begun) == ("2.0.0", UNPROVEN, 2)
 
 
+@pytest.mark.parametrize("trial", ["shadow", "canary"])
+def test_trial_that_an_installation_asked_for_survives_a_restart(
+    serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots, trial: str
+) -> None:
+    slots.install(write(maker, tmp_path, "2.0.0"), trial=trial)
+    for _ in range(2):
+        with serve(tmp_path, slots, ModelOptions()) as service:
+            assert served_version(service) == "1.0.0"
+            assert trial in index(service)[1][3]
+    slots.confirm("linear", "2.0.0")
+    with serve(tmp_path, slots, ModelOptions()) as service:
+        assert [line[:3] for line in index(service)] == [("linear", "2.0.0", "READY")]
+
+
 def test_restart_in_the_middle_of_a_trial_does_not_follow_a_link_to_the_proven_version(
     serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots
 ) -> None:

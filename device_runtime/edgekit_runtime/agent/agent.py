@@ -40,6 +40,8 @@ from edgekit_runtime.client.control import read_metrics
 from edgekit_runtime.errors import EdgekitError, OutputError, SignatureError
 from edgekit_runtime.power.sensors.battery import find_battery
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label
+from edgekit_runtime.sessions.session import list_engines
+from edgekit_runtime.system.machine import machine_bytes
 
 _TICK_S: Final = 1.0
 _BUSY_TICK_S: Final = 0.25
@@ -385,6 +387,8 @@ class Agent:
             "target": enrolment.target,
             "runtime": __version__,
             "free_bytes": str(self._read_free_bytes()),
+            "memory_bytes": str(machine_bytes()),
+            "engines": ",".join(list_engines()),
             "boot": self._boot,
             "clock": f"{self._clock():.0f}",
         }

@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -241,12 +241,29 @@ def check_engines(manifest: Manifest) -> None:
     Raises:
         EngineMissingError: none is; the message has what to install for each.
     """
+    check_backends(list_backends(manifest), f"{manifest.name} {manifest.version}")
+
+
+def list_backends(manifest: Manifest) -> tuple[str, ...]:
+    """Return the backends that the variants of a manifest name; one of them is enough."""
     choices = [choice.name for variant in manifest.all_variants for choice in variant.backend.chain]
-    lacks = [_find_lack(backend) for backend in dict.fromkeys(choices)]
+    return tuple(dict.fromkeys(choices))
+
+
+def check_backends(backends: Sequence[str], where: str) -> None:
+    """Check that an engine is installed here for one of `backends`, see `check_engines`.
+
+    Raises:
+        EngineMissingError: none is.
+    """
+    lacks = [_find_lack(backend) for backend in backends]
     if all(lacks):
-        raise EngineMissingError(
-            f"{manifest.name} {manifest.version}: no engine for it is installed here: {'; or '.join(lacks)}"
-        )
+        raise EngineMissingError(f"{where}: no engine for it is installed here: {'; or '.join(lacks)}")
+
+
+def list_engines() -> tuple[str, ...]:
+    """Return the built-in backends of which an engine is installed here."""
+    return tuple(sorted(backend for backend in _BUILT_IN if not _find_lack(backend)))
 
 
 def _find_lack(backend: str) -> str:

@@ -23,6 +23,7 @@ MAX_REASON_LENGTH: Final = 500
 UNPROVEN, HEALTHY, REJECTED = "unproven", "healthy", "rejected"
 
 _HEALTHS: Final = (UNPROVEN, HEALTHY, REJECTED)
+_TRIALS: Final = ("", "shadow", "canary")
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -43,6 +44,8 @@ class Installed(Record):
         sha256: digest of the manifest, in 64 lower-case hexadecimal digits.
         health: `unproven` until it is confirmed for the first time, `healthy` from then on, or `rejected`.
         begun: how often it was begun since it was installed, while unproven.
+        trial: how a service tries it beside the version before, also after a restart, while unproven: as
+            `shadow`, as `canary`, or empty for as the service is configured.
 
     Raises:
         DamagedStateError: a field has the wrong type or value.
@@ -54,6 +57,7 @@ class Installed(Record):
     sha256: str
     health: str = UNPROVEN
     begun: int = 0
+    trial: str = field(default="", metadata={"optional": True})
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +65,7 @@ class Installed(Record):
         _require(self.health in _HEALTHS, f"health is {self.health!r}, expected one of {', '.join(_HEALTHS)}")
         valid = isinstance(self.begun, int) and not isinstance(self.begun, bool) and self.begun >= 0
         _require(valid, f"begun is {self.begun!r}, expected a whole number from 0")
+        _require(self.trial in _TRIALS, f"trial is {self.trial!r}, expected one of {', '.join(_TRIALS[1:])}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

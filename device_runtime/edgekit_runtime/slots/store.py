@@ -8,7 +8,7 @@ Source: docs/explanation/slots.md.
 
 import logging
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -312,6 +312,7 @@ class Slots:
         *,
         factory: bool = False,
         check: Callable[[Manifest], None] | None = None,
+        trial: str = "",
     ) -> Receipt:
         """Install the package at `path`; what was active stays so until the last step, which is atomic.
 
@@ -320,6 +321,7 @@ class Slots:
             allowed: what is refused otherwise.
             factory: as the package that always remains, beside the slots.
             check: raises where this device cannot run a package, before anything is written.
+            trial: how a service tries it, see `Installed`.
 
         Raises:
             PackageError: of a subclass that says what is wrong with the package.
@@ -329,7 +331,7 @@ class Slots:
         with self._read(path) as package:
             if check is not None:
                 check(package.manifest)
-            new = identify(package.manifest)
+            new = replace(identify(package.manifest), trial=trial)
 
             def change(state: ModelState) -> ModelState:
                 if factory:

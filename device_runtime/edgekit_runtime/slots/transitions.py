@@ -184,6 +184,7 @@ def add(state: ModelState, new: Installed, allowed: Permissions) -> ModelState:
     known = next((item for item in (state.active, state.spare) if item and item.sha256 == new.sha256), new)
     if known.health == REJECTED:
         known = replace(known, health=UNPROVEN, begun=0)
+    known = replace(known, trial=new.trial)
     others = [item for item in (state.active, state.spare) if item and item.sha256 != new.sha256]
     spare = next((item for item in others if item.health == HEALTHY), None)
     if spare is None:

@@ -1,7 +1,7 @@
 """Releases: make, list, withdraw."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,6 +20,7 @@ from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import FleetError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.package.manifest import Manifest
+from edgekit_runtime.sessions.session import list_backends
 from edgekit_runtime.trust.dsse import Verifier
 
 
@@ -87,7 +88,7 @@ def make_release(
             device_class=manifest.target,
             name=manifest.file_name,
             source=path,
-            custom={"manifest_sha256": manifest.sha256},
+            custom={"manifest_sha256": manifest.sha256, **_list_needs(manifest)},
         )
         for path, manifest in manifests
     ]
@@ -131,7 +132,6 @@ def _check(manifests: Sequence[tuple[Path, Manifest]]) -> None:
 def _make_row(
     release: str, manifest: Manifest, target: PublishedTarget, deltas: Sequence[DeltaOffer]
 ) -> ReleasePackageRow:
-    needs: dict[str, Any] = {"engines": [choice.name for choice in manifest.backend.chain]}
     return ReleasePackageRow(
         release=release,
         model=manifest.name,
@@ -141,9 +141,18 @@ def _make_row(
         path=target.path,
         size_bytes=target.size_bytes,
         sha256=target.sha256,
-        needs=needs,
+        needs=_list_needs(manifest),
         deltas=[to_plain(offer) for offer in deltas],
     )
+
+
+def _list_needs(manifest: Manifest) -> dict[str, Any]:
+    """Return what a package needs of a device, which looks at it before it downloads the package."""
+    needs: dict[str, Any] = {"engines": list(list_backends(manifest))}
+    estimate = manifest.figures.get("memory_estimate")
+    if isinstance(estimate, Mapping) and isinstance(estimate.get("bytes_above_engine"), int):
+        needs["memory_bytes"] = estimate["bytes_above_engine"]
+    return needs
 
 
 def find_release(store: Store, name: str) -> ReleaseSummary:

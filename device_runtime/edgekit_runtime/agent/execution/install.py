@@ -60,7 +60,9 @@ class Installer:
                     f" {wanted.manifest_sha256[:12]}"
                 )
 
-        self.slots.install(path, allowed, check=check)
+        # A restart of the service must not end a trial: the slots remember it.
+        trial = _choose_trial(wanted)
+        self.slots.install(path, allowed, check=check, trial="" if trial == "swap" else trial)
 
     def load(self, wanted: DesiredModel) -> None:
         """Let the service load what is active.
@@ -73,9 +75,7 @@ class Installer:
             return
         if wanted.order == "old-first":
             self.unload(wanted.model)
-        # A trial needs both versions in memory, and one to compare with.
-        rollout = wanted.trial if wanted.trial != "none" and wanted.order == "new-first" else "swap"
-        load_installed(socket_path, wanted.model, rollout)
+        load_installed(socket_path, wanted.model, _choose_trial(wanted))
 
     def unload(self, model: str) -> None:
         """Let the service stop serving a model; no effect where it does not.
@@ -146,6 +146,11 @@ _HEALTHS: Final[dict[str, Literal["unproven", "healthy", "rejected"]]] = {
     "healthy": "healthy",
     "rejected": "rejected",
 }
+
+
+def _choose_trial(wanted: DesiredModel) -> Literal["swap", "shadow", "canary"]:
+    """Return how the service switches; a trial needs both versions in memory, and one to compare with."""
+    return wanted.trial if wanted.trial != "none" and wanted.order == "new-first" else "swap"
 
 
 def _fingerprint(path: Path) -> int:

@@ -37,14 +37,16 @@ from edgekit_runtime.errors import (
     TransportError,
     UnavailableError,
 )
-from edgekit_runtime.sessions.session import EngineMissingError
+from edgekit_runtime.sessions.session import EngineMissingError, check_backends
 from edgekit_runtime.slots.access import RecordError
+from edgekit_runtime.system.machine import available_bytes, machine_bytes
 
 Finish: TypeAlias = Callable[[Progress], Progress]
 """Takes an execution and returns it after its step."""
 
 _MAX_WRITE_FAILURES: Final = 3  # of a full disk, before the execution fails
 _LOAD_AGAIN_S: Final = 10.0
+_MEMORY_AGAIN_S: Final = 300.0
 
 _logger = logging.getLogger(__name__)
 
@@ -194,6 +196,8 @@ class StepRunner:
             offer = self._repository.find(wanted.path, self._target, known_time_s)
             if (problem := _find_mismatch(wanted, offer, self._target)) or offer is None:
                 return _refuse("not-offered", problem)
+            if finish := _check_needs(wanted, offer):
+                return finish
             self._remove_others(wanted)
             path = self._downloads / wanted.sha256
             if not self._make_from_delta(wanted, path, most_bytes, known_time_s):
@@ -320,6 +324,27 @@ def _find_mismatch(wanted: DesiredModel, offer: Offer | None, target: str) -> st
             f" is {wanted.sha256[:12]} of {wanted.size_bytes}"
         )
     return ""
+
+
+def _check_needs(wanted: DesiredModel, offer: Offer) -> Finish | None:
+    """Return what becomes of an execution whose package this device cannot run, as its metadata states."""
+    what = f"{wanted.model} {wanted.version}"
+    engines = offer.custom.get("engines")
+    if isinstance(engines, list) and engines:
+        try:
+            check_backends([str(engine) for engine in engines], what)
+        except EngineMissingError as error:
+            return _refuse("engine", str(error))
+    needed_bytes = offer.custom.get("memory_bytes")
+    if not isinstance(needed_bytes, int):
+        return None
+    if needed_bytes > machine_bytes():
+        return _refuse("memory", f"{what} needs {needed_bytes} bytes of memory, here are {machine_bytes()}")
+    free_bytes = available_bytes()
+    if needed_bytes > free_bytes and wanted.order == "new-first":  # beside what is there
+        reason = f"{what} needs {needed_bytes} bytes of memory beside the old version, {free_bytes} are free"
+        return _retry("memory", reason, _MEMORY_AGAIN_S)
+    return None
 
 
 def _leave(progress: Progress) -> Progress:

@@ -151,6 +151,8 @@ class Registry:
             state, model.state, model.reason = model.state, "LOADING", "loading"
             try:
                 with map_exceptions(f"model '{name}'"):
+                    if rollout is None:  # such as after a restart
+                        rollout = await self._lifecycle.on_thread(self._source.find_trial, name)
                     options = self._choose_options(name, rollout)
                     await self._swap(model, options, for_others=for_others, patience_s=patience_s)
             except EdgekitError as error:

@@ -53,6 +53,11 @@ class InstalledModels(Source):
                 return Servable(name, other.version, path, other.sha256)
         return None
 
+    def find_trial(self, name: str) -> str | None:
+        """Return how the current version is to be tried while it is unproven, or None."""
+        current = self._slots.load(name).state.current
+        return None if current is None or current.health != UNPROVEN else current.trial or None
+
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
         """Return what is to be served of `name`, see `Source`."""
         if not policy.specific:

@@ -46,6 +46,14 @@ class Source(Protocol):
         """
         return None
 
+    def find_trial(self, _name: str) -> str | None:
+        """Return how the newest version is to be tried, as an installation asked for it, or None.
+
+        Raises:
+            EdgekitError: it cannot be found out.
+        """
+        return None
+
     def open(self, name: str, policy: VersionPolicy, load: Load) -> list[Loaded]:
         """Verify the packages that `policy` chooses, each once, and return what `load` makes of them.
 
