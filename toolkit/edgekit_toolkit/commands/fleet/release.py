@@ -60,7 +60,7 @@ def command(
     if as_json:
         print_json(found)
         return
-    from edgekit_toolkit.console import clean
+    from edgekit_offload.report.markup import clean
 
     for one in found:
         withdrawn = " (withdrawn)" if one.is_withdrawn else ""

@@ -194,8 +194,8 @@ command.add_command(_make_order("abort", "Stop, and take back every device that 
 
 
 def _print_plan(found: RolloutPlan, as_json: bool) -> None:
+    from edgekit_offload.report.markup import clean
     from edgekit_runtime.dataclass_json import to_plain
-    from edgekit_toolkit.console import clean
 
     if as_json:
         print_json({**to_plain(found), "bytes": found.bytes})
@@ -235,7 +235,7 @@ def _print_summaries(found: list[RolloutSummary], as_json: bool) -> None:
 
 
 def _describe(summary: RolloutSummary) -> str:
-    from edgekit_toolkit.console import clean
+    from edgekit_offload.report.markup import clean
 
     devices = ", ".join(f"{count} {state}" for state, count in sorted(summary.members.items()))
     wave = f"wave {summary.wave} of {len(summary.waves)}"
