@@ -1,12 +1,14 @@
 """Many TLS devices against the real mosquitto and the real manager, on this machine.
 
     PYTHONPATH=device_runtime:toolkit:fleet:. .venv/bin/python -m benchmarks.fleet_scale [--devices 500]
+    ... --gates --devices 1000
 
 Real: mosquitto, `edgekit fleet up` in a process of its own, TLS with a certificate each, signed documents,
 and the agent's decisions. Simulated: downloads, slots and services of the devices. Three things happen: all
 devices connect; one rollout offers a release to all of them in a single wave; all connections break at once,
 and a second release follows when all are back. Ends by itself after 280 s; keys and certificates are kept in
-the folder for temporary files, for the next call.
+the folder for temporary files, for the next call. With --gates, bad releases follow a good one instead, in
+waves of 1, 10, 50 and 100 %: how many devices get them, and how long the way back takes.
 """
 
 import argparse
@@ -28,7 +30,7 @@ from pathlib import Path
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
 from edgekit_fleet.releases.repository import TufRepository
-from edgekit_fleet.simulation.behaviour import DeviceBehaviour
+from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
 from edgekit_fleet.simulation.enrolment import enrol_simulated, read_access
 from edgekit_fleet.simulation.simulated_device import SimulatedDevice, SimulatedMember
 from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet, allow_many_files
@@ -39,6 +41,13 @@ from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
 LIMIT_S = 280
 MODEL, TARGET = "digits", "x86-64"
 QUIET = DeviceBehaviour(figures_s=300.0, install_s=0.5, confirm_s=1.0)
+TALKING = DeviceBehaviour(figures_s=5.0, install_s=0.5, confirm_s=1.0)
+BAD = {
+    "2.0.0": ("crash loop", VersionBehaviour(crashes=1.0)),
+    "3.0.0": ("NaN", VersionBehaviour(not_finite=1.0)),
+    "4.0.0": ("2 x latency", VersionBehaviour(latency=2.0)),
+    "5.0.0": ("-5 points of agreement", VersionBehaviour(agreement=0.92)),
+}
 
 
 def prepare(devices: int, folder: Path) -> list[SimulatedMember]:
@@ -172,36 +181,80 @@ def offer(store: Store, devices: SimulatedFleet, version: str, limit_s: float) -
     }
 
 
-def measure(folder: FleetFolder, members: list[SimulatedMember]) -> dict[str, object]:
-    """Return all figures of a fleet."""
+@contextlib.contextmanager
+def running_fleet(
+    folder: FleetFolder, members: list[SimulatedMember], behaviour: DeviceBehaviour
+) -> Iterator[tuple[Store, SimulatedFleet, Meter]]:
+    """Start everything, and wait until all devices hold their first document."""
     settings = FleetSettings(broker_port=free_port(), web_port=free_port())
     folder.write_settings(settings)
     authority = Authority(folder.identity)
     authority.make_server(("127.0.0.1", "localhost"))
-    count, found = len(members), {}
-    store = folder.open_store()
-    with running_manager(folder) as (manager, broker):
+    behaviours = {member.device: behaviour for member in members}
+    versions = {version: bad for version, (_, bad) in BAD.items()}
+    with running_manager(folder) as (manager, broker), contextlib.closing(folder.open_store()) as store:
         meter = Meter(manager, broker)
-        behaviours = {member.device: QUIET for member in members}
-        begin = time.monotonic()
-        with SimulatedFleet(members, read_access(authority, settings), behaviours=behaviours) as devices:
+        access = read_access(authority, settings)
+        with SimulatedFleet(members, access, behaviours=behaviours) as devices:
             devices.wait_until(lambda device: device.is_online and device.desired is not None, 150)
-            found["connect"] = {"seconds": time.monotonic() - begin, "cpu_s": meter.take()}
-            print_row("connect", found["connect"])
-            meter.begin()
-            found["wave"] = offer(store, devices, "1.0.0", 90) | {"cpu_s": meter.take()}
-            print_row("wave", found["wave"])
-            found["storm"] = storm(devices, meter)
-            print_row("storm", found["storm"])
-            meter.begin()
-            found["second"] = offer(store, devices, "2.0.0", 90) | {"cpu_s": meter.take()}
-            print_row("second wave", found["second"])
-            found["lost"] = count - devices.count(lambda device: holds("2.0.0", device))
-            found["manager_mb"] = meter.memory("manager")
-            found["broker_mb"], found["simulator_mb"] = meter.memory("broker"), meter.memory("simulator")
-    store.close()
-    print_row("end", {name: found[name] for name in ("lost", "manager_mb", "broker_mb", "simulator_mb")})
+            print_row("connected", meter.take())
+            if behaviour is TALKING:
+                devices.versions.update(versions)
+            yield store, devices, meter
+
+
+def measure(folder: FleetFolder, members: list[SimulatedMember]) -> dict[str, object]:
+    """Return the figures of scale."""
+    found: dict[str, object] = {}
+    with running_fleet(folder, members, QUIET) as (store, devices, meter):
+        meter.begin()
+        found["wave"] = offer(store, devices, "1.0.0", 90) | {"cpu_s": meter.take()}
+        print_row("wave", found["wave"])
+        found["storm"] = storm(devices, meter)
+        print_row("storm", found["storm"])
+        meter.begin()
+        found["second"] = offer(store, devices, "2.0.0", 90) | {"cpu_s": meter.take()}
+        print_row("second wave", found["second"])
+        end = {
+            "lost": len(members) - devices.count(lambda device: holds("2.0.0", device)),
+            "rss_pss_mb": {name: meter.memory(name) for name in meter.pids},
+        }
+        print_row("end", end)
+    return found | end
+
+
+def measure_gates(folder: FleetFolder, members: list[SimulatedMember]) -> dict[str, object]:
+    """Return how bad releases end."""
+    found: dict[str, object] = {}
+    with running_fleet(folder, members, TALKING) as (store, devices, _):
+        offer(store, devices, "1.0.0", 90)
+        time.sleep(2 * TALKING.figures_s)  # figures of the good version
+        for version, (name, _) in BAD.items():
+            found[name] = stop_bad(store, devices, version)
+            print_row(name, found[name])
     return found
+
+
+def stop_bad(store: Store, devices: SimulatedFleet, version: str) -> dict[str, object]:
+    """Roll a bad release out; returns how many devices got it, and when all were back."""
+    add_release(store, version)
+    request = RolloutRequest(release=version, selector="all", options={"soak_s": 10.0})
+    name, begin = start_rollout(store, request, "benchmark"), time.monotonic()
+    while (rollout := find_rollout(store, name)).state == "running" and time.monotonic() - begin < 60:
+        time.sleep(0.05)
+    stopped = time.monotonic()
+
+    def is_back(device: SimulatedDevice) -> bool:
+        return device.versions[MODEL] == "1.0.0" and not holds(version, device)
+
+    devices.wait_until(is_back, 60)
+    return {
+        "state": rollout.state,
+        "because": rollout.because,
+        "exposed": len(devices.devices) - rollout.members.get("waiting", 0),
+        "stopped_s": stopped - begin,
+        "all_back_s": time.monotonic() - stopped,
+    }
 
 
 def storm(devices: SimulatedFleet, meter: Meter) -> dict[str, object]:
@@ -238,6 +291,7 @@ def _round(value: object) -> object:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--devices", type=int, default=500)
+    parser.add_argument("--gates", action="store_true", help="bad releases instead of scale")
     parser.add_argument("--prepare", action="store_true", help="only make keys and certificates")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -249,7 +303,7 @@ def main() -> None:
             return
         signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"stopped after {LIMIT_S} s"))
         signal.alarm(LIMIT_S)
-        found = {"devices": options.devices, **measure(folder, members)}
+        found = {"devices": options.devices, **(measure_gates if options.gates else measure)(folder, members)}
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 

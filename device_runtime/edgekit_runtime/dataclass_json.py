@@ -62,14 +62,14 @@ _RANGE_OF_REST: Final = Range(0, (1 << 31) - 1)  # counts and shares
 
 def to_plain(record: Any) -> Any:
     """Return the dataclass `record`, whose fields are plain, sequences, mappings or such dataclasses."""
-    if dataclasses.is_dataclass(record):
-        return {field.name: to_plain(getattr(record, field.name)) for field in dataclasses.fields(record)}
-    if isinstance(record, Mapping):
-        return {name: to_plain(value) for name, value in record.items()}
-    if isinstance(record, (list, tuple)):
-        return [to_plain(value) for value in record]
     if record is None or isinstance(record, (bool, int, float, str)):
         return record
+    if isinstance(record, (list, tuple)):
+        return [to_plain(value) for value in record]
+    if dataclasses.is_dataclass(record):
+        return {name: to_plain(getattr(record, name)) for name in _list_fields(record.__class__)[0]}
+    if isinstance(record, Mapping):
+        return {name: to_plain(value) for name, value in record.items()}
     raise TypeError(f"{type(record).__name__} is not plain")
 
 
@@ -97,10 +97,9 @@ def from_plain(
         if name not in hints:
             raise error(f"{prefix}unknown setting '{name}', known are {', '.join(sorted(hints))}")
         values[name] = _read_value(hints[name], value, (where, name), error)
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        has_default = field.default is not field.default_factory  # both are MISSING where there is none
-        if field.init and field.name not in values and not has_default:
-            raise error(f"{prefix}'{field.name}' is missing")
+    for name in _list_fields(kind)[1]:  # type: ignore[arg-type]
+        if name not in values:
+            raise error(f"{prefix}'{name}' is missing")
     try:
         return kind(**values)
     except error as cause:  # it names the field
@@ -114,49 +113,104 @@ def _read_hints(kind: type[Any]) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _read_value(hint: Any, value: Any, place: tuple[str, str], error: type[EdgekitError]) -> Any:
-    where, name = place
-    allowed = None
+@functools.cache
+def _list_fields(kind: type[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of all fields, and of those that must be stated."""
+    fields = dataclasses.fields(kind)
+    # Both are MISSING where there is no default.
+    needed = [each.name for each in fields if each.init and each.default is each.default_factory]
+    return tuple(each.name for each in fields), tuple(needed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What the annotation of a field says.
+
+    Attributes:
+        form: `any` JSON value, a dataclass (`record`), a `mapping` of one kind, a list of `fixed` length, a
+            `list` of what is not a plain value, or a plain `value` or list of them.
+        kind: the dataclass, or the type of each value.
+        members: types of a list of fixed length.
+        is_optional: whether None is accepted.
+        is_list, allowed, choices: see `_find_fault`.
+    """
+
+    form: Literal["any", "record", "mapping", "fixed", "list", "value"]
+    kind: Any = None
+    members: tuple[Any, ...] = ()
+    is_optional: bool = False
+    is_list: bool = False
+    allowed: Range | None = None
+    choices: tuple[str, ...] = ()
+
+
+@functools.cache
+def _read_shape(hint: Any) -> _Shape:
+    """Return what an annotation says; there are as many as annotations in the source."""
+    allowed, is_optional = None, False
     if get_origin(hint) is Annotated:
         hint, allowed = get_args(hint)
     if get_origin(hint) in (Union, types.UnionType):
         members = [each for each in get_args(hint) if each is not type(None)]
-        if len(members) > 1 or (value is None and len(members) < len(get_args(hint))):
-            return value  # any JSON value, or None
+        is_optional = len(members) < len(get_args(hint))
+        if len(members) > 1:
+            return _Shape("any")
         hint = members[0]
     inner = get_args(hint)
-    path = f"{where}.{name}" if where else name
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return value if isinstance(value, hint) else from_plain(hint, value, path, error)
+        return _Shape("record", hint, is_optional=is_optional)
     if get_origin(hint) is Mapping:
-        if not isinstance(value, dict):
-            raise error(f"{path}: expected a table, got {type(value).__name__}")
-        return {key: _read_value(inner[1], each, (path, key), error) for key, each in value.items()}
+        return _Shape("mapping", inner[1], is_optional=is_optional)
     is_list = get_origin(hint) is tuple
     if is_list and inner[-1] is not Ellipsis:
-        if not isinstance(value, list) or len(value) != len(inner):
-            raise error(f"{path}: expected a list of {len(inner)} values")
-        return tuple(
-            _read_value(member, each, place, error) for member, each in zip(inner, value, strict=True)
-        )
+        return _Shape("fixed", members=inner, is_optional=is_optional)
     kind, choices = (inner[0] if is_list else hint), ()
     if get_origin(kind) is Literal:
         kind, choices = str, get_args(kind)
     if (kind, is_list) not in _TYPE_NAMES:
-        if is_list:
-            if not isinstance(value, list):
-                raise error(f"{path}: expected a list, got {type(value).__name__}")
-            return tuple(
-                _read_value(kind, each, (where, f"{name}[{number}]"), error)
-                for number, each in enumerate(value)
-            )
+        return _Shape("list" if is_list else "any", kind, is_optional=is_optional)
+    return _Shape("value", kind, (), is_optional, is_list, allowed, choices)
+
+
+def _read_value(hint: Any, value: Any, place: tuple[str, str], error: type[EdgekitError]) -> Any:
+    shape = _read_shape(hint)
+    if shape.form == "any" or (value is None and shape.is_optional):
         return value
-    expected = _find_fault(value, kind, is_list, allowed or _range_of_unit(name), choices)
+    if shape.form == "value":
+        return _read_plain(shape, value, place, error)
+    where, name = place
+    path = f"{where}.{name}" if where else name
+    kind = shape.kind
+    if shape.form == "record":
+        return value if isinstance(value, kind) else from_plain(kind, value, path, error)
+    if shape.form == "mapping":
+        if not isinstance(value, dict):
+            raise error(f"{path}: expected a table, got {type(value).__name__}")
+        return {key: _read_value(kind, each, (path, key), error) for key, each in value.items()}
+    if shape.form == "fixed":
+        if not isinstance(value, list) or len(value) != len(shape.members):
+            raise error(f"{path}: expected a list of {len(shape.members)} values")
+        return tuple(
+            _read_value(member, each, place, error) for member, each in zip(shape.members, value, strict=True)
+        )
+    if not isinstance(value, list):
+        raise error(f"{path}: expected a list, got {type(value).__name__}")
+    return tuple(
+        _read_value(kind, each, (where, f"{name}[{number}]"), error) for number, each in enumerate(value)
+    )
+
+
+def _read_plain(shape: _Shape, value: Any, place: tuple[str, str], error: type[EdgekitError]) -> Any:
+    where, name = place
+    if type(value) is str is shape.kind and not (shape.is_list or shape.choices) and "\0" not in value:
+        return value  # most values of documents
+    allowed = shape.allowed or _range_of_unit(name)
+    expected = _find_fault(value, shape.kind, shape.is_list, allowed, shape.choices)
     if expected is not None:
         shown = repr(value)
         shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
         raise error(f"{where}{': ' * bool(where)}{name} is {shown}, expected {expected}")
-    return tuple(value) if is_list else value
+    return tuple(value) if shape.is_list else value
 
 
 def _find_fault(

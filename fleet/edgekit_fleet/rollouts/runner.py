@@ -5,6 +5,7 @@ that is killed anywhere goes on from the log as if nothing had happened.
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -85,6 +86,7 @@ class _Known:
     seen: int
     observed_at: float = 0.0
     joined_at: float = 0.0
+    has_pending: bool = True
     decided_at: float = 0.0
     has_news: bool = True
     packages: dict[tuple[str, str], ReleasePackageRow] = field(default_factory=dict)
@@ -120,6 +122,7 @@ class RolloutRunner:
             self._log(session, row, known, _join(session, row, known), now)
         ended = list(_observe_executions(session, row.name, known))
         self._log(session, row, known, ended, now)
+        known.has_pending = any(one.state == "pending" for one in known.progress.members.values())
         # Figures of a device count from its success on, and may have come with it or before it.
         fresh = [answer.device for answer in ended if answer.outcome == "succeeded"]
         self._log(session, row, known, list(_observe_figures(session, row.name, known, fresh)), now)
@@ -205,13 +208,20 @@ def _observe_executions(session: Session, rollout: str, known: _Known) -> Iterab
         )
         .distinct()
     ).all()
+    names = {}
     for device in changed:
         member = known.progress.members.get(device)
-        if member is None or member.state != "started":
-            continue
-        models = [model for target, model in known.packages if target == member.device_class]
-        names = [execution_name(rollout, device, model, member.attempts) for model in models]
-        rows = session.scalars(select(ExecutionRow).where(ExecutionRow.execution.in_(names))).all()
+        if member is not None and member.state == "started":
+            models = [model for target, model in known.packages if target == member.device_class]
+            names[device] = [execution_name(rollout, device, model, member.attempts) for model in models]
+    wanted = [name for each in names.values() for name in each]
+    found: dict[str, ExecutionRow] = {}
+    for begin_at in range(0, len(wanted), 500):
+        some = wanted[begin_at : begin_at + 500]
+        executions = session.scalars(select(ExecutionRow).where(ExecutionRow.execution.in_(some)))
+        found.update((row.execution, row) for row in executions)
+    for device, of_device in names.items():
+        rows = [found[name] for name in of_device if name in found]
         if any(row.state not in ENDED for row in rows):
             continue
         outcome, code = _sum_up(rows)
@@ -266,14 +276,13 @@ def _observe_figures(
             after = from_plain(ModelFigures, row.figures, device)
             if after.restarts >= _CRASHES:
                 fault = "crash-loop"
-            if after.requests >= progress.settings.limits.min_requests:
+            is_measured = sample is not None and bool(sample.measures)
+            if after.requests >= progress.settings.limits.min_requests and not is_measured:
                 pair = _find_before(
                     session, known, (device, member.device_class, row.model), member.started_at
                 )
                 for name, value in measure(pair[0], after, pair[1]).items():
                     measures[name] = max(value, measures.get(name, value))
-        if sample is not None and sample.measures:
-            measures = {}
         if sample is not None and sample.fault:
             fault = ""
         if fault or measures:
@@ -294,11 +303,12 @@ def _find_before(
     if not rows:
         return None, []
     before = rows[0]
-    others = [
+    pending = (
         name
         for name, member in known.progress.members.items()
         if member.state == "pending" and member.device_class == device_class
-    ][:_MOST_CONTROLS]
+    )
+    others = list(itertools.islice(pending, _MOST_CONTROLS)) if known.has_pending else []
     pairs = []
     for other in others:
         found = session.scalars(
