@@ -13,10 +13,11 @@ from tests.runtime.conftest import maker as maker  # a fixture
 from tests.runtime.slot_cases import write_keys
 
 from edgekit_fleet.releases.repository import TufRepository
-from edgekit_fleet.rollouts.runner import RolloutRunner
+from edgekit_fleet.rollouts.progress import Decision
+from edgekit_fleet.rollouts.runner import RolloutRunner, log_entries
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
-from edgekit_fleet.store.tables import DeviceRow, ExecutionRow, WantedModelRow
+from edgekit_fleet.store.tables import DeviceRow, ExecutionRow, RolloutRow, WantedModelRow
 from edgekit_runtime.errors import FleetError, PackageError, SignatureError
 from edgekit_toolkit.cli import main
 
@@ -106,6 +107,87 @@ def test_release_goes_out_and_is_rolled_back(shell: Shell, packages: list[Path])
     shell.turn(runner, now + 20)
     assert shell.run("rollout", "list")[0]["state"] == "aborted"
     assert shell.wanted() == {"d0": True, "d1": True, "d2": True}  # they ran nothing before
+
+
+def test_replay_of_a_rollout_says_whether_its_log_decides_alike(shell: Shell, packages: list[Path]) -> None:
+    shell.run("release", *packages, "--keys", shell.keys, "--name", "first")
+    shell.run("rollout", "start", "first", "--to", "site=lyon", "--soak", "0", "--name", "r")
+    runner, now = RolloutRunner(), time.time()
+    for number in range(6):
+        shell.turn(runner, now + 2 * number)
+    assert shell.run("rollout", "replay", "r")["is_equal"]
+    store = shell.folder.open_store()
+    with store.transaction() as session:
+        forged = Decision(action="pause", wave=0, sentence="nobody decided this")
+        log_entries(session, "r", "mallory", [forged], now + 20)
+    store.close()
+    code = main(["fleet", "rollout", "replay", "r", "--folder", str(shell.folder.path), "--json"])
+    found = json.loads(shell.capsys.readouterr().out)
+    assert code == 1 and found["differences"][0]["logged"]["sentence"] == "nobody decided this"
+
+
+def test_withdrawn_release_can_neither_be_fetched_nor_rolled_out(shell: Shell, packages: list[Path]) -> None:
+    shell.run("release", *packages, "--keys", shell.keys, "--name", "first")
+    shell.run("release", packages[0], "--keys", shell.keys, "--name", "second")
+    shell.run("rollout", "start", "first", "--to", "site=lyon", "--name", "r")
+    error = shell.run("withdraw", "first", code=FleetError.exit_code)["error"]
+    assert "is used by rollout 'r'" in error["message"]
+    shell.run("rollout", "abort", "r")
+    shell.turn(RolloutRunner(), time.time())
+    assert shell.run("withdraw", "first")["is_withdrawn"]
+    offered = TufRepository(shell.folder.repository, shell.folder.repository_keys).list_targets()
+    assert sorted(offered) == ["x86-64/linear-1.0.0-x86-64.edgepkg"]  # the other release has it, too
+    shell.run("rollout", "plan", "first", "--to", "all", code=FleetError.exit_code)
+
+
+def test_keys_are_exchanged_and_the_root_names_the_new_ones(shell: Shell, packages: list[Path]) -> None:
+    shell.run("release", *packages, "--keys", shell.keys)
+    repository = TufRepository(shell.folder.repository, shell.folder.repository_keys)
+    before = json.loads(repository.read_root(1))["signed"]["roles"]["timestamp"]["keyids"]
+    assert shell.run("keys", "rotate", "timestamp", "class-rpi5")["rotated"] == ["timestamp", "class-rpi5"]
+    assert json.loads(repository.read_root(2))["signed"]["roles"]["timestamp"]["keyids"] != before
+    error = shell.run("keys", "rotate", "nobody", code=FleetError.exit_code)["error"]
+    assert "no role nobody" in error["message"]
+
+
+def test_release_takes_its_limit_from_its_own_evidence(
+    shell: Shell, maker: PackageMaker, tmp_path: Path
+) -> None:
+    def plan(name: str, *options: str, **changes: Any) -> float:
+        path = tmp_path / f"linear-{name}.0.0-x86-64.edgepkg"
+        maker.write(path, version=f"{name}.0.0", **changes)
+        shell.run("release", path, "--keys", shell.keys, "--name", name, *options)
+        limit: float = shell.run("rollout", "plan", name, "--to", "all")["min_agreement"]
+        return limit
+
+    lost = {"score": {"metric": "accuracy", "drop_points": 1.5, "samples_kind": "held-back"}}
+    quantized = {"score": {"metric": "agreement", "value": 0.98, "source_value": 1.0, "samples_kind": "data"}}
+    random = {"score": {"metric": "agreement", "value": 0.3, "samples_kind": "generated"}}
+    assert plan("1") == plan("2", figures=random) == 0.95
+    assert plan("3", figures=lost) == pytest.approx(0.935)
+    assert plan("4", figures=quantized) == pytest.approx(0.93)
+    assert plan("5", "--min-agreement", "0.7", figures=lost) == 0.7
+    shell.run("rollout", "start", "5", "--to", "all", "--name", "r")
+    store = shell.folder.open_store()
+    with store.transaction() as session:
+        assert session.get_one(RolloutRow, "r").settings["limits"]["min_agreement"] == 0.7
+    store.close()
+
+
+def test_plan_refuses_by_memory_and_says_what_is_unknown(
+    shell: Shell, maker: PackageMaker, tmp_path: Path
+) -> None:
+    store = shell.folder.open_store()
+    with store.transaction() as session:
+        session.get_one(DeviceRow, "d0").facts = {"memory_bytes": "1000000"}
+    store.close()
+    path = tmp_path / "linear-1.0.0-x86-64.edgepkg"
+    maker.write(path, figures={"memory_estimate": {"bytes_above_engine": 1_433_444, "label": "estimated"}})
+    shell.run("release", path, "--keys", shell.keys, "--name", "big")
+    plan = shell.run("rollout", "plan", "big", "--to", "class=x86-64")
+    (refused,), (planned,) = plan["refused"], plan["planned"]
+    assert (refused["device"], refused["code"]) == ("d0", "memory") and "1433444" in refused["reason"]
+    assert planned["device"] == "d1" and "memory_bytes" in planned["note"]
 
 
 def test_two_packages_of_one_model_and_class_are_refused(

@@ -158,7 +158,9 @@ def _advance(
         return _settle(wanted, progress, view)
     rejection = view.find_rejection(wanted.manifest_sha256)
     if rejection is not None and (state == "trying" or (state == "installing" and not wanted.is_return)):
-        return progress.enter("failed", code="rejected", reason=rejection), None
+        # The service's trial begins its reason with the gate that was missed.
+        code = "not-finite" if rejection.startswith("not_finite:") else "rejected"
+        return progress.enter("failed", code=code, reason=rejection), None
     if state == "trying":  # it was active, and nobody rejected it
         reason = f"{view.version or 'nothing'} was made active meanwhile, not by the fleet"
         return progress.enter("failed", code="replaced", reason=reason), None

@@ -1,5 +1,6 @@
 """Releases: make, list, withdraw."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,15 +8,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 
 from edgekit_fleet.releases.delta_offers import find_bases, publish_deltas
 from edgekit_fleet.releases.repository import NewTarget, PublishedTarget, TufRepository
+from edgekit_fleet.rollouts.gates import GateLimits
+from edgekit_fleet.rollouts.runner import OPEN_STATES
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder
-from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
+from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow, RolloutRow
 from edgekit_runtime.agent.documents import DeltaOffer
+from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import FleetError
 from edgekit_runtime.package.archive import read_package
@@ -53,6 +57,7 @@ def make_release(
     actor: str,
     name: str = "",
     note: str = "",
+    min_agreement: float | None = None,
 ) -> ReleaseSummary:
     """Return a new release of packages, which devices can fetch from now on, but none is told to.
 
@@ -64,6 +69,8 @@ def make_release(
         actor: who releases.
         name: of the release; today's date and a number by default.
         note: for people.
+        min_agreement: with the version before, of a release that disagrees by design; by default what the
+            packages' own evidence lets expect.
 
     Raises:
         FleetError: two packages of one model for one target, or the name is taken.
@@ -109,7 +116,12 @@ def make_release(
         )
         session.flush()
         for (_, manifest), target in zip(manifests, published, strict=True):
-            session.add(_make_row(name, manifest, target, deltas.get(manifest.sha256, ())))
+            needs = _list_needs(manifest)
+            agreement = find_agreement(manifest.figures) if min_agreement is None else min_agreement
+            if agreement is not None:
+                needs["min_agreement"] = agreement
+            offers = deltas.get(manifest.sha256, ())
+            session.add(_make_row(name, manifest, target, needs=needs, deltas=offers))
         digests = {manifest.file_name: manifest.sha256 for _, manifest in manifests}
         audit.record(session, actor, "release.make", name, note=note, packages=digests)
     return find_release(store, name)
@@ -130,7 +142,12 @@ def _check(manifests: Sequence[tuple[Path, Manifest]]) -> None:
 
 
 def _make_row(
-    release: str, manifest: Manifest, target: PublishedTarget, deltas: Sequence[DeltaOffer]
+    release: str,
+    manifest: Manifest,
+    target: PublishedTarget,
+    *,
+    needs: dict[str, Any],
+    deltas: Sequence[DeltaOffer],
 ) -> ReleasePackageRow:
     return ReleasePackageRow(
         release=release,
@@ -141,7 +158,7 @@ def _make_row(
         path=target.path,
         size_bytes=target.size_bytes,
         sha256=target.sha256,
-        needs=_list_needs(manifest),
+        needs=needs,
         deltas=[to_plain(offer) for offer in deltas],
     )
 
@@ -153,6 +170,67 @@ def _list_needs(manifest: Manifest) -> dict[str, Any]:
     if isinstance(estimate, Mapping) and isinstance(estimate.get("bytes_above_engine"), int):
         needs["memory_bytes"] = estimate["bytes_above_engine"]
     return needs
+
+
+def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
+    """Return the least agreement with the version before that a package's own evidence lets expect.
+
+    What the packager lost against its source, on real samples, may be lost against the version before, too:
+    the default limit is lower by so much. None where there is no such evidence.
+
+    Args:
+        figures: of the manifest.
+    """
+    score = figures.get("score")
+    if not isinstance(score, Mapping) or score.get("samples_kind") == "generated":
+        return None
+    points, value, source = (score.get(name) for name in ("drop_points", "value", "source_value"))
+    lost = points / 100 if isinstance(points, (int, float)) else None
+    if score.get("metric") == "agreement" and isinstance(value, (int, float)):
+        lost = (source if isinstance(source, (int, float)) else 1.0) - value
+    if lost is None or not math.isfinite(lost):
+        return None
+    return round(min(max(GateLimits().min_agreement - max(lost, 0.0), 0.0), 1.0), 4)
+
+
+def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -> ReleaseSummary:
+    """Offer a release no longer: no rollout may use it, and no device can fetch it.
+
+    A device that runs it keeps it, and another one may return to it while it lies in the spare slot.
+
+    Args:
+        folder: of the fleet.
+        store: of the fleet.
+        name: of the release.
+        actor: who withdraws.
+
+    Raises:
+        FleetError: there is no such release, or an open rollout uses it.
+        OutputError: the repository or the store cannot be written.
+    """
+    find_release(store, name)
+    now = time.time()
+    with store.transaction() as session:
+        used = session.scalars(
+            select(RolloutRow.name).where(RolloutRow.release == name, RolloutRow.state.in_(OPEN_STATES))
+        ).all()
+        if used:
+            raise FleetError(f"release '{name}' is used by rollout '{used[0]}'; abort it or wait for its end")
+        row = session.get_one(ReleaseRow, name)
+        row.withdrawn_at = row.withdrawn_at or now
+        rows = session.scalars(
+            select(ReleasePackageRow)
+            .join(ReleaseRow, ReleaseRow.name == ReleasePackageRow.release)
+            .where(or_(ReleaseRow.name == name, ReleaseRow.withdrawn_at.is_(None)))
+        )
+        files: dict[bool, set[str]] = {True: set(), False: set()}
+        for one in rows:
+            files[one.release == name] |= {one.path, *(str(delta["path"]) for delta in one.deltas)}
+        gone = files[True] - files[False]
+        audit.record(session, actor, "release.withdraw", name, files=sorted(gone))
+    # After the store: a release that is withdrawn there and offered still is wanted of no device.
+    TufRepository(folder.repository, folder.repository_keys).withdraw(gone, now)
+    return find_release(store, name)
 
 
 def find_release(store: Store, name: str) -> ReleaseSummary:
@@ -192,3 +270,29 @@ def list_releases(store: Store) -> list[ReleaseSummary]:
             )
             for row in session.scalars(select(ReleaseRow).order_by(ReleaseRow.created_at.desc()))
         ]
+
+
+def rotate_keys(
+    folder: FleetFolder, store: Store, roles: Sequence[str], *, actor: str, root_folder: Path | None = None
+) -> None:
+    """Exchange the keys of roles of the repository; see `TufRepository.rotate`.
+
+    Args:
+        folder: of the fleet.
+        store: of the fleet.
+        roles: `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`.
+        actor: who orders it.
+        root_folder: of the root's private keys; beside the others by default.
+
+    Raises:
+        FleetError: an unknown role.
+        SignatureError: too few keys of the root are there.
+        OutputError: the folder cannot be written.
+    """
+    repository = TufRepository(folder.repository, folder.repository_keys)
+    try:
+        repository.rotate(time.time(), roles=roles, root_folder=root_folder)
+    except ValueError as cause:
+        raise FleetError(str(cause)) from cause
+    with store.transaction() as session:
+        audit.record(session, actor, "keys.rotate", ",".join(roles))

@@ -2,14 +2,15 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import func, select
 
 from edgekit_fleet.rollouts.cohort import freeze_cohort
-from edgekit_fleet.rollouts.preview import Planned, Refused, preview
+from edgekit_fleet.rollouts.gates import GateLimits
+from edgekit_fleet.rollouts.preview import PackageView, Planned, Refused, preview
 from edgekit_fleet.rollouts.progress import Order, Ordered, RolloutSettings, Started
 from edgekit_fleet.rollouts.replay import Difference, replay
 from edgekit_fleet.rollouts.runner import OPEN_STATES, log_entries, read_entries
@@ -31,6 +32,7 @@ class RolloutPlan:
         planned: devices that get packages, in the order of the names.
         refused: devices that the selector matches and that get nothing.
         waves: devices at the end of each wave.
+        min_agreement: with the version before, by the gate.
     """
 
     release: str
@@ -38,6 +40,7 @@ class RolloutPlan:
     planned: tuple[Planned, ...]
     refused: tuple[Refused, ...]
     waves: tuple[int, ...]
+    min_agreement: float
 
     @property
     def bytes(self) -> int:
@@ -104,7 +107,12 @@ def plan_rollout(store: Store, request: RolloutRequest) -> RolloutPlan:
     minimum = request.minimum or default_minimum(count)
     waves = plan_waves(request.waves, max(count, 1), minimum)
     return RolloutPlan(
-        release=request.release, selector=request.selector, planned=planned, refused=refused, waves=waves
+        release=request.release,
+        selector=request.selector,
+        planned=planned,
+        refused=refused,
+        waves=waves,
+        min_agreement=_find_limits(packages).get("min_agreement", GateLimits().min_agreement),
     )
 
 
@@ -134,7 +142,7 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
         name = request.name or f"{request.release}-r{(made or 0) + 1}"
         if session.get(RolloutRow, name) is not None:
             raise FleetError(f"rollout '{name}' exists; choose another name")
-        settings = _make_settings(request, len(planned))
+        settings = _make_settings(request, packages, len(planned))
         classes = {one.device: one.target for one in planned}
         cohort = freeze_cohort(name, classes)
         session.add(
@@ -169,14 +177,21 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
     return name
 
 
-def _make_settings(request: RolloutRequest, devices: int) -> RolloutSettings:
+def _make_settings(request: RolloutRequest, packages: Sequence[PackageView], devices: int) -> RolloutSettings:
     minimum = min(request.minimum or default_minimum(devices), devices)
     waves = plan_waves(request.waves, devices, minimum)
-    plain = {"waves": list(waves), "minimum": minimum, **request.options}
+    limits = {**_find_limits(packages), **request.options.get("limits", {})}
+    plain = {"waves": list(waves), "minimum": minimum, **request.options, "limits": limits}
     if plain.get("window"):  # a device may answer a day later and is not offline
         plain.setdefault("patience_s", 93_600.0)
         plain.setdefault("step_timeout_s", 259_200.0)
     return from_plain(RolloutSettings, plain, "rollout", FleetError)
+
+
+def _find_limits(packages: Sequence[PackageView]) -> dict[str, float]:
+    """Return the limits that a release states, or that its evidence lets expect: the lowest one."""
+    stated = [package.agreement for package in packages if package.agreement is not None]
+    return {"min_agreement": min(stated)} if stated else {}
 
 
 def give_order(store: Store, name: str, order: Order, actor: str, note: str = "") -> RolloutSummary:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from edgekit_runtime.slots.versions import is_older
 
 _ASSUMED_MBIT_S: Final = 8.0
+_FACTS: Final = ("free_bytes", "memory_bytes", "engines")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,8 @@ class PackageView:
     Attributes:
         model, target, version, manifest_sha256, path, size_bytes, sha256: see `ReleasePackageRow`.
         engines: one of them must be on the device; empty if that is not known.
+        memory_bytes: estimated peak beside the engine's own, or None if that is not known.
+        agreement: the least with the version before that is right for this release, or None for the default.
         deltas: `DeltaOffer`s as plain values.
     """
 
@@ -27,6 +30,8 @@ class PackageView:
     size_bytes: int
     sha256: str
     engines: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    agreement: float | None = None
     deltas: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -126,7 +131,12 @@ def _plan(device: DeviceView, packages: Sequence[PackageView], is_return: bool) 
     needed = sum(package.size_bytes for package in wanted)
     if free_bytes is not None and free_bytes < needed:
         return refuse("disk", f"it has {free_bytes:.0f} bytes free, the packages need {needed}")
-    unknown = [name for name in ("battery", "free_bytes") if name not in device.facts]
+    memory = _number(device.facts.get("memory_bytes"))
+    peak = sum(package.memory_bytes or 0 for package in wanted)
+    if memory is not None and memory < peak:
+        return refuse("memory", f"it has {memory:.0f} bytes of memory, the packages need about {peak}")
+    unknown = [name for name in _FACTS if name not in device.facts]
+    unknown += [f"memory of {package.model}" for package in wanted if package.memory_bytes is None]
     return Planned(
         device=device.name,
         target=device.target,

@@ -56,6 +56,8 @@ def read_packages(session: Session, release: str) -> tuple[PackageView, ...]:
             size_bytes=one.size_bytes,
             sha256=one.sha256,
             engines=tuple(one.needs.get("engines", ())),
+            memory_bytes=one.needs.get("memory_bytes"),
+            agreement=one.needs.get("min_agreement"),
             deltas=tuple(one.deltas),
         )
         for one in rows

@@ -187,7 +187,7 @@ class ReleasePackageRow(Table):
         release, model, target: one package each.
         version, manifest_sha256: of the package.
         path, size_bytes, sha256: of its file in the TUF repository.
-        needs: what a device must have, such as `engines`, `memory_bytes`.
+        needs: what a device must have: `engines`, `memory_bytes`; and `min_agreement` for the gates.
         deltas: `DeltaOffer`s as plain values.
     """
 

@@ -20,6 +20,11 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
 @click.option("--name", default="", help="Name of the release.  [default: today's date and a number]")
 @click.option("--note", default="", help="A note for people.")
 @click.option("--list", "is_list", is_flag=True, help="List the releases instead.")
+@click.option(
+    "--min-agreement",
+    type=click.FloatRange(0, 0.9999),
+    help="With the version before, if it disagrees by design.  [default: 0.95 less the evidence's drop]",
+)
 @folder_option
 @click.option(
     "--keys",
@@ -34,6 +39,7 @@ def command(
     name: str,
     note: str,
     is_list: bool,
+    min_agreement: float | None,
     path: Path | None,
     keys_folder: Path | None,
     as_json: bool,
@@ -54,7 +60,14 @@ def command(
         else:
             trust = TrustStore.from_folder(keys_folder or find_keys_folder())
             made = releases.make_release(
-                folder, store, trust, packages, actor=find_actor(), name=name, note=note
+                folder,
+                store,
+                trust,
+                packages,
+                actor=find_actor(),
+                name=name,
+                note=note,
+                min_agreement=min_agreement,
             )
             found = [made]
     if as_json:

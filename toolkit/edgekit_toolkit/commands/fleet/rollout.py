@@ -13,6 +13,7 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
     as_json_option,
     find_actor,
     folder_option,
+    format_time,
     open_fleet,
     print_json,
 )
@@ -167,6 +168,31 @@ def _follow(store: Store, name: str) -> Iterator[RolloutSummary]:
         time.sleep(_WATCH_S)
 
 
+@command.command("replay")
+@click.argument("name")
+@folder_option
+@as_json_option
+def replay(name: str, path: Path | None, as_json: bool) -> None:
+    """Decide a rollout again from the audit log, and show where that differs; exit code 1 if it does."""
+    from edgekit_fleet.operations import rollouts
+    from edgekit_offload.report.markup import clean
+
+    with open_fleet(path) as (_folder, store):
+        found = rollouts.replay_rollout(store, name)
+    if as_json:
+        from edgekit_runtime.dataclass_json import to_plain
+
+        print_json({"rollout": name, "is_equal": not found, "differences": [to_plain(one) for one in found]})
+    elif not found:
+        click.echo(clean(f"{name}: equal, its log gives every decision again"))
+    for one in found if not as_json else ():
+        decided = "nothing" if one.decided is None else f"{one.decided.action}: {one.decided.sentence}"
+        click.echo(clean(f"{format_time(one.at)}: logged {one.logged.action}: {one.logged.sentence}"))
+        click.echo(clean(f"  decided now: {decided}"))
+    if found:
+        click.get_current_context().exit(1)
+
+
 def _make_order(order: Order, text: str) -> click.Command:
     @click.command(order, help=text)
     @click.argument("name")
@@ -217,6 +243,7 @@ def _print_plan(found: RolloutPlan, as_json: bool) -> None:
     _print_rest(len(found.refused))
     if count:
         click.echo(f"waves end at {', '.join(map(str, found.waves))} devices")
+        click.echo(f"agreement with the version before: at least {found.min_agreement:g}, if it is tried")
 
 
 def _print_rest(count: int) -> None:

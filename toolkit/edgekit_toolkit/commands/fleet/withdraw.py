@@ -1,0 +1,33 @@
+"""`edgekit fleet withdraw`: offer a release no longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgekit_toolkit.commands.fleet.fleet_options import (
+    as_json_option,
+    find_actor,
+    folder_option,
+    open_fleet,
+    print_json,
+)
+
+
+@click.command("withdraw")
+@click.argument("release")
+@folder_option
+@as_json_option
+def command(release: str, path: Path | None, as_json: bool) -> None:
+    """Withdraw RELEASE: no rollout can use it, and no device can fetch it. Those that run it keep it."""
+    from edgekit_offload.report.markup import clean
+
+    with open_fleet(path) as (folder, store):
+        from edgekit_fleet.operations import releases
+
+        found = releases.withdraw_release(folder, store, release, find_actor())
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(clean(f"{found.name} is withdrawn; to take devices back: edgekit fleet rollback ROLLOUT"))
