@@ -107,9 +107,8 @@ class Agent:
         # What the last run may have lost of their age: else a device that restarts in a loop never times out.
         self._executions = count_time(self._journal.record.executions, _SAVE_S)
         context = member.make_context()
-        self._steps = StepRunner(
-            member, folder, installer, context, DownloadLimits(bytes_per_s=self._options.bytes_per_s)
-        )
+        limits = DownloadLimits(bytes_per_s=self._options.bytes_per_s)
+        self._steps = StepRunner(member, folder, installer, context, limits, clock=clock)
         self._link = MqttLink(self._device, member.enrolment.brokers, context, b"")
         self._views: dict[str, ModelView] = {}
         self._fingerprint: dict[str, int] = {}
@@ -122,18 +121,14 @@ class Agent:
 
     def run(self, stop: threading.Event) -> Literal["stopped", "renew"]:
         """Work until `stop` is set, or until a new certificate is due."""
-        self._prepare_presence()
-        self._link.start()
+        self.connect()
         last_s = time.monotonic()
         try:
             while not stop.is_set():
                 is_busy = self._steps.is_busy or any(not one.has_ended for one in self._executions)
                 self._receive(_BUSY_TICK_S if is_busy else _TICK_S)
                 now_s = time.monotonic()
-                try:
-                    self._tick(now_s - last_s)
-                except (EdgekitError, OSError) as error:  # such as a full disk: the next turn tries again
-                    _logger.warning("%s", error)
+                if not self.turn(now_s - last_s):
                     stop.wait(_TICK_S)
                 last_s = now_s
                 if self._is_renewal_due(now_s):
@@ -142,6 +137,28 @@ class Agent:
             self._steps.close()
             self._link.stop()
         return "stopped"
+
+    def connect(self) -> None:
+        """Begin to connect; `run` does it first."""
+        self._prepare_presence()
+        self._link.start()
+
+    def turn(self, elapsed_s: float) -> bool:
+        """Take what has come, decide, begin a step, report; `run` calls it again and again.
+
+        Args:
+            elapsed_s: since the last turn.
+
+        Returns:
+            False where it could not come to its end, such as on a full disk: the next one tries again.
+        """
+        self._receive(0.0)
+        try:
+            self._tick(elapsed_s)
+        except (EdgekitError, OSError) as error:
+            _logger.warning("%s", error)
+            return False
+        return True
 
     # What comes
 
@@ -158,6 +175,9 @@ class Agent:
     def _take(self, message: Received) -> None:
         if message.kind == "hello":
             self._greet()
+            return
+        if message.kind == "event":
+            self._emit("attack", message.payload.decode())
             return
         try:
             if message.kind == "desired":
@@ -201,6 +221,8 @@ class Agent:
             return unseal(text.encode(), "desired", Desired, keys, "the journal's document")
         except SignatureError as error:  # the manager's key has changed
             _logger.warning("%s", error)
+            # Who stole the old key may have stated a time that is far ahead.
+            self._journal.write(replace(self._journal.record, desired="", known_time_s=0.0))
             return None
 
     # What goes

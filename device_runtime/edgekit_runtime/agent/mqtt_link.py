@@ -27,6 +27,7 @@ from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Kind, topic
 
 _MAX_IN_FLIGHT: Final = 8
 _MAX_RECEIVED: Final = 64  # that wait for the agent; a broker that floods it loses its messages
+_MAX_PACKET_BYTES: Final = 2 * MAX_DOCUMENT_BYTES
 _KEEPALIVE_S: Final = 60
 _CONNECT_TIMEOUT_S: Final = 10.0
 _HELLO_AGAIN_S: Final = 1.0  # least time between a connection and the next try
@@ -49,7 +50,8 @@ class Received:
     """A message, or the note that a new connection is open.
 
     Attributes:
-        kind: of the message; `hello` stands for a new connection, to which the agent answers with its hello.
+        kind: of the message; `hello` stands for a new connection, to which the agent answers with its hello,
+            and `event` for an attack by the broker, which `payload` describes.
         payload: not verified.
     """
 
@@ -209,12 +211,30 @@ class MqttLink:
                             self._woken.recv(4096)
                         continue
                     if ready & selectors.EVENT_READ:
-                        _read_all(client, connection)
+                        self._read(client, connection)
                     if ready & selectors.EVENT_WRITE:
                         client.loop_write()
                 client.loop_misc()
                 if client.socket() is connection:
                     self._flush(client)
+
+    def _read(self, client: mqtt.Client, connection: ssl.SSLSocket) -> None:
+        """Read what has come, also what TLS has taken from the socket already.
+
+        Raises:
+            ConnectionError: a packet is too large; a broker could fill the memory with one.
+        """
+        while client.socket() is connection:
+            client.loop_read()
+            size_bytes = client._in_packet["remaining_length"]  # paho has no other way
+            if size_bytes > _MAX_PACKET_BYTES:
+                text = (
+                    f"the broker sends a packet of {size_bytes} bytes, expected at most {_MAX_PACKET_BYTES}"
+                )
+                self.received.put(Received("event", text.encode()))
+                raise ConnectionAbortedError(text)
+            if not connection.pending():
+                return
 
     def _on_connect(self, client: mqtt.Client, _data: Any, _flags: Any, reason: Any, *_: Any) -> None:
         self._is_refused = reason.value == _UNSUPPORTED_PROTOCOL
@@ -231,7 +251,7 @@ class MqttLink:
     def _receive(self, message: mqtt.MQTTMessage) -> None:
         for kind in _RECEIVED_KINDS:
             if message.topic == topic(self._device, kind) and message.payload:
-                if len(message.payload) > MAX_DOCUMENT_BYTES or self.received.qsize() >= _MAX_RECEIVED:
+                if self.received.qsize() >= _MAX_RECEIVED:
                     _logger.warning("a message of %d bytes is dropped", len(message.payload))
                 else:
                     self.received.put(Received(kind, bytes(message.payload)))
@@ -256,13 +276,6 @@ class MqttLink:
             key, message = self._in_flight.pop(number, ("", None))
             if self._outbox.get(key) is message:
                 self._outbox.pop(key, None)
-
-
-def _read_all(client: mqtt.Client, connection: ssl.SSLSocket) -> None:
-    """Read what has come, also what TLS has taken from the socket already."""
-    client.loop_read()
-    while client.socket() is connection and connection.pending():
-        client.loop_read()
 
 
 class _ResumingContext(ssl.SSLContext):

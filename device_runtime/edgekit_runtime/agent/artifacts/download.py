@@ -9,6 +9,7 @@ Source: RFC 9110, sections 14 and 15.3.7 (ranges).
 import contextlib
 import hashlib
 import http.client
+import socket
 import ssl
 import threading
 import time
@@ -211,8 +212,8 @@ class Downloader:
                 with contextlib.suppress(OSError):
                     file.flush()
 
-    def read(self, url: str, timeout_s: float) -> Iterator[bytes]:
-        """Yield the content of a small file; the caller bounds its size.
+    def read(self, url: str, timeout_s: float, count: Callable[[int], None]) -> Iterator[bytes]:
+        """Yield the content of a small file; the caller bounds its size, `count` gets the bytes that came.
 
         Raises:
             TransportError: there is no connection, an error of HTTP, or it takes longer than `timeout_s`.
@@ -223,6 +224,7 @@ class Downloader:
                 if response.status != _OK:
                     raise HttpStatusError(response.status, f"{url}: answers with status {response.status}")
                 while data := response.read1(_CHUNK_BYTES):
+                    count(len(data))
                     yield data
                     if time.monotonic() > give_up_s:
                         raise SlowError(f"{url}: is not there after {timeout_s:.0f} s")
@@ -234,14 +236,45 @@ class Downloader:
         address = urlsplit(url)
         if address.scheme != "https":
             raise TransportError(f"{url}: expected https")
-        connection = http.client.HTTPSConnection(
-            address.hostname or "", address.port, timeout=self.limits.timeout_s, context=self._context
-        )
+        place = address.hostname or "", address.port or 443
+        connection = http.client.HTTPSConnection(*place)
         try:
-            connection.request("GET", address.path, headers={**headers, "User-Agent": "edgekit"})
-            yield connection.getresponse()
+            plain = socket.create_connection(place, self.limits.timeout_s)
+            with plain, _deadline(plain, self.limits.slow_s, url):
+                connection.sock = self._context.wrap_socket(plain, server_hostname=place[0])
+                connection.request("GET", address.path, headers={**headers, "User-Agent": "edgekit"})
+                response = connection.getresponse()
+            yield response
         finally:
             connection.close()
+
+
+@contextlib.contextmanager
+def _deadline(connection: socket.socket, limit_s: float, url: str) -> Iterator[None]:
+    """End a connection whose handshake or head is not there in time, however slowly they drip.
+
+    Raises:
+        SlowError: it was ended.
+    """
+    is_over = threading.Event()
+
+    def end() -> None:
+        is_over.set()
+        with contextlib.suppress(OSError):
+            same.shutdown(socket.SHUT_RDWR)
+
+    with connection.dup() as same:
+        timer = threading.Timer(limit_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except (OSError, http.client.HTTPException) as cause:
+            if is_over.is_set():
+                raise SlowError(f"{url}: no answer within {limit_s:.0f} s") from cause
+            raise
+        finally:
+            timer.cancel()
 
 
 def _size(path: Path) -> int:

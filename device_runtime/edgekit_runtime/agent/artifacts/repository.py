@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from edgekit_runtime.agent.artifacts.download import Downloader, HttpStatusError
+from edgekit_runtime.agent.artifacts.download import Downloader, HttpStatusError, SlowError
 from edgekit_runtime.errors import OutputError, SignatureError, TransportError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class RepositoryAttackError(SignatureError):
     """The repository's metadata is refused.
 
     Attributes:
-        attack: `freeze`, `rollback`, `forged`, `mix-and-match`, or `malformed`.
+        attack: `freeze`, `rollback`, `forged`, `mix-and-match`, `endless-data`, or `malformed`.
     """
 
     def __init__(self, attack: str, message: str) -> None:
@@ -74,20 +74,23 @@ class RepositoryClient:
         self._folder, self._url, self._root = folder, url.rstrip("/"), root.encode()
         self._downloader, self._clock = downloader, clock
 
-    def find(self, path: str, target: str, known_time_s: float) -> Offer | None:
+    def find(
+        self, path: str, target: str, known_time_s: float, count: Callable[[int], None] = lambda _: None
+    ) -> Offer | None:
         """Return the file at `path`, from metadata that is verified anew; None if it is not offered.
 
         Args:
             path: `CLASS/NAME`.
             target: of this device, the only class whose files it takes.
             known_time_s: it is not earlier than this, whatever the clock shows.
+            count: called with the number of bytes that came.
 
         Raises:
             RepositoryAttackError: the metadata is refused.
             TransportError: it cannot be fetched.
             OutputError: it cannot be kept.
         """
-        from tuf.api.exceptions import DownloadError, RepositoryError
+        from tuf.api.exceptions import DownloadError, DownloadLengthMismatchError, RepositoryError
         from tuf.ngclient.updater import Updater
 
         if not path.startswith(f"{target}/"):
@@ -97,17 +100,20 @@ class RepositoryClient:
             updater = Updater(
                 str(self._folder),
                 f"{self._url}/metadata/",
-                fetcher=_make_fetcher(self._downloader),
+                fetcher=_make_fetcher(self._downloader, count),
                 bootstrap=self._root,
             )
-            if self._clock() < known_time_s:
-                now = datetime.fromtimestamp(known_time_s, timezone.utc)
-                updater._trusted_set.reference_time = now  # the library has no other way
+            now = datetime.fromtimestamp(max(self._clock(), known_time_s), timezone.utc)
+            updater._trusted_set.reference_time = now  # the library has no other way
             found = updater.get_targetinfo(path)
         except RepositoryError as cause:
             attack = _name_attack(cause)
             raise RepositoryAttackError(attack, f"{self._url}: {attack}: {cause}") from cause
+        except DownloadLengthMismatchError as cause:
+            raise RepositoryAttackError("endless-data", f"{self._url}: endless-data: {cause}") from cause
         except DownloadError as cause:
+            if isinstance(cause.__cause__, SlowError):
+                raise cause.__cause__ from cause
             raise TransportError(f"{self._url}: {cause.__cause__ or cause}") from cause
         except OSError as cause:
             raise OutputError(f"cannot write {self._folder}: {cause.strerror}") from cause
@@ -119,14 +125,14 @@ class RepositoryClient:
         return Offer(url, found.length, sha256, found.unrecognized_fields.get("custom", {}))
 
 
-def _make_fetcher(downloader: Downloader) -> "FetcherInterface":
+def _make_fetcher(downloader: Downloader, count: Callable[[int], None]) -> "FetcherInterface":
     """Return python-tuf's interface over our downloads; made here, since tuf is imported only when needed."""
     from tuf.api.exceptions import DownloadHTTPError
     from tuf.ngclient.fetcher import FetcherInterface
 
     class BoundedFetcher(FetcherInterface):
         def _fetch(self, url: str) -> Iterator[bytes]:
-            pieces = downloader.read(url, _FILE_TIMEOUT_S)
+            pieces = downloader.read(url, _FILE_TIMEOUT_S, count)
             try:
                 first = next(pieces, b"")
             except HttpStatusError as cause:

@@ -61,6 +61,8 @@ class StepRunner:
         installer: Installer,
         context: ssl.SSLContext,
         limits: DownloadLimits,
+        *,
+        clock: Callable[[], float],
     ) -> None:
         """Prepare; the folder of downloads is made.
 
@@ -70,6 +72,7 @@ class StepRunner:
             installer: the models of the device.
             context: of TLS.
             limits: of downloads.
+            clock: seconds since 1970.
         """
         disk = installer.slots.disk
         self._installer, self._target = installer, member.enrolment.target
@@ -77,7 +80,7 @@ class StepRunner:
         self._downloads.mkdir(mode=0o700, exist_ok=True)
         self._downloader = Downloader(context, limits, disk)
         self._repository = RepositoryClient(
-            folder / "tuf", member.enrolment.artifacts, member.enrolment.tuf_root, self._downloader
+            folder / "tuf", member.enrolment.artifacts, member.enrolment.tuf_root, self._downloader, clock
         )
         self._disk = disk
         self._bad_deltas: set[str] = set()
@@ -193,7 +196,7 @@ class StepRunner:
 
     def _download(self, wanted: DesiredModel, most_bytes: int | None, known_time_s: float) -> Finish:
         try:
-            offer = self._repository.find(wanted.path, self._target, known_time_s)
+            offer = self._repository.find(wanted.path, self._target, known_time_s, self._count)
             if (problem := _find_mismatch(wanted, offer, self._target)) or offer is None:
                 return _refuse("not-offered", problem)
             if finish := _check_needs(wanted, offer):

@@ -1,0 +1,326 @@
+"""A hostile broker, a lying clock, a bad disk: only the manager's newest document counts."""
+
+import errno
+import os
+import random
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import select
+from tests.fleet.attacks.attack_site import NOW_S, site  # noqa: F401  # a fixture
+from tests.runtime.conftest import maker  # noqa: F401  # a fixture
+from tests.runtime.slot_disks import SteppedDisk
+
+from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
+from edgekit_fleet.manager.publisher import Publisher
+from edgekit_fleet.store import lease
+from edgekit_fleet.store.database import open_store, sqlite_url
+from edgekit_fleet.store.tables import AuditRow, DesiredRow, DeviceRow
+from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Desired, DeviceCommand, Hello, Reported, topic
+from edgekit_runtime.agent.signing import key_id, seal, unseal
+from edgekit_runtime.errors import UnavailableError
+
+SOON_S = 5.0
+"""Deadline by which an attack by the broker must be reported."""
+
+
+def check_attack(site, word):  # noqa: F811
+    site.run_until(lambda: any(word in text for text in site.attacks()), SOON_S)
+    site.check_unharmed()
+
+
+def test_forged_document_is_refused_and_reported(site):  # noqa: F811
+    site.broker.deliver(site.order(site.publish("2.0.0"), key=Ed25519PrivateKey.generate()))
+    check_attack(site, "signed by key")
+
+
+def test_changed_document_is_refused_and_reported(site):  # noqa: F811
+    envelope = site.order(site.publish("2.0.0"))
+    site.broker.deliver(envelope.replace(b'"payload":"e', b'"payload":"f'))
+    check_attack(site, "desired:")
+
+
+def test_document_of_another_device_is_refused_and_reported(site):  # noqa: F811
+    site.broker.deliver(site.order(site.publish("2.0.0"), device="d2"))
+    check_attack(site, "is for 'd2'")
+
+
+def test_own_report_does_not_pass_for_a_document(site):  # noqa: F811
+    site.broker.deliver(
+        seal(Hello(device="d1", sequence=1, desired_version=9, runtime="0"), "hello", site.key)
+    )
+    check_attack(site, "expected")
+
+
+@pytest.mark.parametrize("size", [MAX_DOCUMENT_BYTES + 1, 2 * MAX_DOCUMENT_BYTES])
+def test_document_over_the_size_limit_is_refused_and_reported(site, size):  # noqa: F811
+    site.broker.deliver(b"{" * size)
+    check_attack(site, f"has {size} bytes")
+
+
+def test_replayed_document_is_refused_and_reported(site):  # noqa: F811
+    old = site.order()
+    site.broker.deliver(old)
+    site.run(3.0)
+    site.broker.deliver(site.order())
+    site.run(3.0)
+    site.broker.deliver(old)
+    check_attack(site, "is not newer")
+
+
+def test_document_with_the_same_number_and_other_content_is_refused(site):  # noqa: F811
+    site.broker.deliver(site.order(site.publish("2.0.0"), version=site.version))
+    check_attack(site, "is not newer")
+
+
+def test_two_managers_at_once_the_replaced_one_is_refused(site):  # noqa: F811
+    """The one that lost its lease has a lower epoch, whatever number it takes."""
+    site.broker.deliver(site.order(epoch=6))
+    site.run(3.0)
+    site.broker.deliver(site.order(site.publish("2.0.0"), epoch=5))
+    check_attack(site, "of epoch 5 is not newer")
+
+
+def test_two_managers_at_once_only_one_gets_the_lease(tmp_path):
+    store = open_store(sqlite_url(tmp_path / "fleet.db"))
+    with store.transaction() as session:
+        first = lease.take(session, "one", NOW_S)
+    with store.transaction() as session, pytest.raises(UnavailableError, match="in charge"):
+        lease.take(session, "two", NOW_S + 1.0)
+    with store.transaction() as session:
+        second = lease.take(session, "two", NOW_S + 2 * lease.LEASE_S)
+    with pytest.raises(UnavailableError, match="taken charge"), store.transaction() as session:
+        lease.check(session, first)
+    assert second > first
+    store.close()
+
+
+def test_repeated_document_starts_nothing_twice(site):  # noqa: F811
+    envelope = site.order(site.publish("2.0.0"))
+    for _ in range(20):
+        site.broker.deliver(envelope)
+        site.run(2.0)
+    assert site.execution == ("succeeded", "")
+    assert len([path for path in site.mirror.requests if "2.0.0" in path]) == 1
+    assert site.attacks() == []
+
+
+def test_replayed_command_is_carried_out_once(site):  # noqa: F811
+    command = DeviceCommand(device="d1", version=7, expires_at=NOW_S + 600.0, name="pin", model="linear")
+    envelope = seal(command, "command", site.manager)
+    site.broker.deliver(envelope, "command")
+    site.run(2.0)
+    site.slots().pin("linear", False)
+    site.broker.deliver(envelope, "command")
+    site.run(2.0)
+    assert site.slots().load("linear").state.pinned is None
+
+
+def test_flood_of_forged_documents_is_told_in_one_place_and_bounded(site):  # noqa: F811
+    forged = site.order(key=Ed25519PrivateKey.generate())
+    for _ in range(500):
+        site.broker.deliver(forged)
+    site.run(2.0)
+    site.check_unharmed()
+    site.check_recovers("2.0.0")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_broker_that_replays_reorders_repeats_drops_and_forges_installs_nothing_wrong(site, seed):  # noqa: F811
+    """Whatever the order: the device ends on the newest document that came through, and never goes back."""
+    chance = random.Random(seed)
+    packages = {version: site.publish(version) for version in ("1.1.0", "1.2.0", "1.3.0")}
+    true = [(version, site.order(model)) for version, model in packages.items()]
+    thief = Ed25519PrivateKey.generate()
+    traffic = []
+    for version, envelope in true:
+        traffic += [(version, envelope)] * chance.randint(0, 3)
+    traffic += [("", site.order(packages["1.1.0"], key=thief)) for _ in range(3)]
+    traffic += [("", site.order(packages["1.1.0"], device="d2", version=1000 + each)) for each in range(3)]
+    chance.shuffle(traffic)
+    held = [site.active()]
+    for _version, envelope in traffic:
+        site.broker.deliver(envelope)
+        site.run(chance.choice((1.0, 6.0)))
+        held.append(site.active())
+    site.run(20.0)
+    held.append(site.active())
+    assert held == sorted(held)
+    assert held[-1] == max(["1.0.0", *(version for version, _ in traffic if version)])
+    assert site.attacks()
+
+
+def test_clock_at_1970_neither_revives_old_metadata_nor_stops_updates(site):  # noqa: F811
+    site.run(2 * 86_400.0, 3600.0)  # the repository is not signed again: its timestamp expires
+    site.broker.deliver(site.order())
+    site.run(3.0)
+    site.clock.lie_s = -(NOW_S + site.clock.passed_s)
+    site.restart()
+    site.broker.deliver(site.order(issued_at=NOW_S + site.clock.passed_s, expires_at=NOW_S * 2))
+    wanted = site.publish("2.0.0", now=NOW_S)
+    site.broker.deliver(site.order(wanted, issued_at=NOW_S + site.clock.passed_s, expires_at=NOW_S * 2))
+    site.run_until(lambda: any("freeze" in text for text in site.attacks()))
+    site.check_unharmed()
+    site.repository.refresh(NOW_S + site.clock.passed_s)
+    site.run_until(lambda: site.execution == ("succeeded", ""), 700.0)
+    assert site.running() == "2.0.0"
+
+
+def test_clock_far_ahead_stops_updates_and_says_so(site):  # noqa: F811
+    site.clock.lie_s = 10 * 365 * 86_400.0
+    site.run(5.0)
+    assert site.reported["status"] == "stale"
+    assert int(site.reported["facts"]["clock"]) > 2 * NOW_S - NOW_S
+    site.check_unharmed()
+
+
+def test_full_disk_ends_the_execution_and_keeps_the_old_model(site):  # noqa: F811
+    is_full = True
+
+    def act(_number, name):
+        if is_full and name in ("open", "write", "mkdir"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    site.disk = SteppedDisk(act)
+    is_full = False
+    site.restart()
+    site.broker.deliver(site.order(site.publish("2.0.0")))
+    site.run(1.0)
+    is_full = True
+    site.run(30.0)
+    site.check_unharmed()
+    is_full = False
+    site.run_until(lambda: site.execution is not None and site.execution[0] in ("failed", "succeeded"), 700.0)
+    site.check_recovers()
+
+
+TORN = (
+    "journal.json",
+    "tuf/timestamp.json",
+    "tuf/snapshot.json",
+    "tuf/targets.json",
+    "tuf/root_history/1.root.json",
+)
+
+
+@pytest.mark.parametrize("name", [*TORN, "tuf/class-x86-64.json"])
+@pytest.mark.parametrize("damage", ["empty", "half", "zeros", "missing"])
+def test_torn_file_of_the_agent_costs_only_time(site, name, damage):  # noqa: F811
+    path = site.folder / "agent" / name
+    data = path.read_bytes()
+    changed = {"empty": b"", "half": data[: len(data) // 2], "zeros": bytes(len(data))}
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(changed[damage])
+    site.restart()
+    site.run(3.0)
+    site.check_unharmed()
+    site.check_recovers("2.0.0")
+
+
+class ManagerSite:
+    """A store, its inbox and its publisher, with one device."""
+
+    def __init__(self, path):
+        self.store = open_store(sqlite_url(path))
+        self.key, self.manager = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+        with self.store.transaction() as session:
+            for name in ("d1", "d2"):
+                key = self.key if name == "d1" else Ed25519PrivateKey.generate()
+                session.add(
+                    DeviceRow(
+                        name=name,
+                        target="x86-64",
+                        public_key=key.public_key().public_bytes_raw(),
+                        certificate_serial=name,
+                        certificate_expires_at=2 * NOW_S,
+                        enrolled_at=NOW_S,
+                    )
+                )
+                session.flush()
+                session.add(DesiredRow(device=name))
+        self.open()
+
+    def open(self):
+        self.index = DeviceIndex()
+        with self.store.transaction() as session:
+            self.index.load(session)
+        self.inbox = Inbox(self.index)
+        self.publisher = Publisher(self.index, self.manager, 5, 7 * 86_400.0)
+
+    def take(self):
+        hellos = self.inbox.take(NOW_S)
+        with self.store.transaction() as session:
+            self.inbox.write(session, NOW_S)
+            answers = self.publisher.answer(session, [hello.device for hello in hellos])
+        self.inbox.forget()
+        return answers
+
+    def make_due(self):
+        with self.store.transaction() as session:
+            made = self.publisher.make_due(session, NOW_S)
+        self.publisher.note_published(made, NOW_S)
+        return {one.device: one for one in made}
+
+    def alarms(self):
+        with self.store.transaction() as session:
+            return [row.action for row in session.scalars(select(AuditRow)) if row.action.startswith("alarm")]
+
+
+@pytest.fixture
+def manager(tmp_path):
+    made = ManagerSite(tmp_path / "fleet.db")
+    yield made
+    made.store.close()
+
+
+def report(sequence, status="converged", device="d1"):
+    return Reported(device=device, sequence=sequence, status=status, facts={})
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_manager_keeps_the_newest_report_whatever_the_broker_does(manager, seed):
+    chance = random.Random(seed)
+    statuses = ("working", "converged", "diverged")
+    true = [seal(report(each, statuses[each % 3]), "reported", manager.key) for each in range(1, 30)]
+    traffic = [chance.choice(true) for _ in range(60)]
+    traffic += [seal(report(99, "stale"), "reported", Ed25519PrivateKey.generate())] * 5
+    chance.shuffle(traffic)
+    for payload in traffic:
+        manager.inbox.put(topic("d1", "reported"), payload)
+    manager.take()
+    newest = max(true.index(payload) for payload in traffic if payload in true) + 1
+    with manager.store.transaction() as session:
+        assert session.get(DeviceRow, "d1").status == statuses[newest % 3]
+    assert manager.inbox.refused["forged"] == 5
+    assert "alarm.forged" in manager.alarms()
+
+
+def test_device_that_impersonates_another_is_refused_and_raises_an_alarm(manager):
+    manager.inbox.put(topic("d2", "reported"), seal(report(1, device="d2"), "reported", manager.key))
+    manager.inbox.put(topic("d1", "reported"), seal(report(1, device="d2"), "reported", manager.key))
+    manager.take()
+    assert (manager.inbox.refused["forged"], manager.inbox.refused["impersonated"]) == (1, 1)
+    assert {"alarm.forged", "alarm.impersonated"} <= set(manager.alarms())
+    with manager.store.transaction() as session:
+        assert session.get(DeviceRow, "d2").status == "new"
+
+
+def test_document_over_the_size_limit_does_not_reach_the_store(manager):
+    manager.inbox.put(topic("d1", "reported"), b"{" * (MAX_DOCUMENT_BYTES + 1))
+    manager.take()
+    assert manager.inbox.refused["forged"] == 1
+
+
+def test_manager_restored_from_an_old_backup_goes_on_above_the_device(manager):
+    held = 41
+    hello = Hello(device="d1", sequence=10, desired_version=held, runtime="0.1.0")
+    manager.make_due()
+    manager.inbox.put(topic("d1", "hello"), seal(hello, "hello", manager.key))
+    manager.take()
+    assert "alarm.restored" in manager.alarms()
+    made = manager.make_due()["d1"]
+    public = manager.manager.public_key()
+    document = unseal(made.envelope, "desired", Desired, {key_id(public): public}, "desired")
+    assert document.version == held + 1
