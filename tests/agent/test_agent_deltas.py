@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from tests.agent.test_agent import site, status  # noqa: F401  # fixtures
+from tests.agent.site import site, status  # noqa: F401  # fixtures
 from tests.fleet.conftest import fleet, fleet_settings, mosquitto  # noqa: F401  # fixtures
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.waiting import wait_for

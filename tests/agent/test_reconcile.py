@@ -55,6 +55,13 @@ def test_version_rejected_during_its_trial_fails_with_the_reason():
     assert (plan.status, plan.because) == ("diverged", "kws: 2.0.0 was rejected here: latency: 2 x")
 
 
+def test_service_that_restarts_does_not_end_the_trial():
+    installed = {"version": "2.0.0", "manifest_sha256": NEW, "health": "unproven"}
+    before = decide(view(**installed, served=("1.0.0", "2.0.0"), on_trial="2.0.0"), HERE)
+    plan = decide(view(**installed, served=None), HERE, before)
+    assert (state_of(plan), actions(plan)) == (("trying", "trial"), [])
+
+
 def test_version_made_active_by_hand_ends_the_trial():
     before = decide(view(version="2.0.0", manifest_sha256=NEW, health="unproven"), HERE)
     assert state_of(decide(view(), HERE, before)) == ("failed", "replaced")

@@ -52,6 +52,7 @@ def _make(
         p99_ms=_find_quantile(buckets, 0.99),
         energy_mj=None if energy_j is None else energy_j * 1e3,
         agreement=counts["edgekit_rollout_agreement_ratio"].get(key),
+        drift=counts["edgekit_drift_psi"].get(key),
         compared=int(counts["edgekit_rollout_answers"].get(key, 0)),
     )
 

@@ -1,7 +1,7 @@
 """The page that Prometheus reads: all families of metrics, gathered when it is asked for."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.observability.prometheus import (
@@ -12,6 +12,8 @@ from edgekit_runtime.service.observability.prometheus import (
 )
 from edgekit_runtime.service.serving.load_deadline import count_hung
 from edgekit_runtime.service.serving.served_version import Served, TrialView
+
+_DISTANCES: Final = ("psi", "confidence_psi", "classes_psi")  # as drift statistics name them
 
 
 def write_metrics(
@@ -52,6 +54,7 @@ def write_metrics(
             ),
             restarts,
             *_trial_families(trials),
+            _drift_family(served),
             *_governor_families(served),
         ]
     )
@@ -83,6 +86,20 @@ def _trial_families(trials: Iterable[TrialView]) -> list[MetricFamily]:
             tuple(agreement),
         ),
     ]
+
+
+def _drift_family(served: Iterable[Served]) -> MetricFamily:
+    """Return the largest distance of each version's inputs and outputs from the reference of its package."""
+    series = []
+    for one in served:
+        drift: Any = one.to_json().get("drift") or {}
+        watched = [*drift.get("inputs", {}).values(), *drift.get("outputs", {}).values()]
+        distances = [stated.get(name) for stated in watched for name in _DISTANCES]
+        known = [distance for distance in distances if distance is not None]
+        if known:
+            series.append(({"model": one.loaded.manifest.name, "version": one.version}, float(max(known))))
+    text = "Population stability index of inputs or outputs, the larger."
+    return MetricFamily("edgekit_drift_psi", "gauge", text, tuple(series))
 
 
 def _governor_families(served: Iterable[Served]) -> list[MetricFamily]:

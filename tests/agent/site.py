@@ -1,0 +1,181 @@
+"""A fleet that runs, and devices of it whose agents and services are processes."""
+
+import contextlib
+import itertools
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from tests.fleet.conftest import fleet, fleet_settings, mosquitto  # noqa: F401  # fixtures
+from tests.runtime.conftest import maker  # noqa: F401  # a fixture
+from tests.service.serve_parts import environment
+from tests.waiting import wait_for
+
+from edgekit_fleet.manager.publisher import mark_due
+from edgekit_fleet.operations import devices
+from edgekit_fleet.releases.repository import NewTarget, TufRepository
+from edgekit_fleet.store.tables import WantedModelRow
+from edgekit_runtime.agent.documents import DesiredModel, DeviceCommand, Reported
+from edgekit_runtime.agent.signing import seal
+from edgekit_runtime.client.control import is_listening, read_index, read_metrics
+from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.slots import Slots
+from edgekit_runtime.trust.trust_store import TrustStore
+
+_numbers = itertools.count(1)
+
+
+class Site:
+    """A device of a fleet, and packages for it."""
+
+    def __init__(self, fleet, maker, path):  # noqa: F811
+        self.fleet, self.maker, self.path = fleet, maker, path
+        self.name, self.home = "d1", path / "home"
+        self.variables = {
+            **environment(self.home),
+            "EDGEKIT_TARGET": "x86-64",
+            "XDG_RUNTIME_DIR": str(path / "run"),
+        }
+        (path / "run" / "edgekit").mkdir(parents=True)
+        self.socket_path = path / "run" / "edgekit" / "edgekit.sock"
+        self.processes = []
+        self.repository = TufRepository(fleet.folder.repository, fleet.folder.repository_keys)
+
+    def command(self, *words):
+        return [sys.executable, "-m", "edgekit_runtime.cli", *words]
+
+    def run(self, *words):
+        """Run a command to its end and return its output."""
+        done = subprocess.run(
+            self.command(*words), env=self.variables, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def enrol(self):
+        parts = (self.fleet.store, self.fleet.settings, self.fleet.authority, (self.name,))
+        (invitation,) = devices.invite(*parts, actor="test", target="x86-64")
+        self.run("enroll", "--code", invitation.code)
+        public = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32).public_key()
+        pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        (self.home / "keys").mkdir(exist_ok=True)
+        (self.home / "keys" / "vendor.pub.pem").write_bytes(pem)
+
+    def start(self, *words):
+        with (self.path / f"{words[0]}.log").open("ab") as log:
+            process = subprocess.Popen(self.command(*words), env=self.variables, stderr=log)
+        self.processes.append(process)
+        return process
+
+    def serve(self):
+        """Start the service and wait until it listens."""
+        process = self.start("serve", "--port", "0")
+        wait_for(lambda: is_listening(self.socket_path), f"the service; {self.log()}", 40)
+        return process
+
+    def end(self):
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)
+            process.wait(20)
+
+    def make(self, version, model="linear"):
+        """Return the path of a package, and the digest of its manifest."""
+        path = self.path / f"{model}-{version}-x86-64.edgepkg"
+        self.maker.write(path, version=version, name=model)
+        return path, self.maker.manifest(version=version, name=model).sha256
+
+    def install(self, version, model="linear", **changes):
+        """Install a version that has proved itself, without the fleet."""
+        self.slots().install(self.make(version, model)[0], **changes)
+        self.slots().begin_start(model).package.close()
+        self.slots().confirm(model, version)
+
+    def publish(self, version):
+        """Return what the repository offers of a version, and the digest of its manifest."""
+        path, sha256 = self.make(version)
+        return self._publish(path), sha256
+
+    def _publish(self, path, custom=None):
+        target = NewTarget(device_class="x86-64", name=path.name, source=path, custom=custom or {})
+        (found,) = self.repository.publish([target], time.time())
+        return found
+
+    def want(self, version, *, name="linear", custom=None, **changes):
+        path, sha256 = self.make(version, name)
+        found = self._publish(path, custom)
+        model = DesiredModel(
+            model=name,
+            version=version,
+            manifest_sha256=sha256,
+            path=found.path,
+            size_bytes=found.size_bytes,
+            sha256=found.sha256,
+            execution=f"e{next(_numbers)}",
+            release="r",
+            rollout="r1",
+        )
+        self._write(name, to_plain(replace(model, **changes)))
+
+    def want_removed(self, name="linear"):
+        self._write(name, {}, is_removed=True)
+
+    def _write(self, name, document, is_removed=False):
+        with self.fleet.store.transaction() as session:
+            row = {"device": self.name, "model": name, "rollout": "r1", "document": document}
+            session.merge(WantedModelRow(**row, is_removed=is_removed))
+            mark_due(session, [self.name])
+
+    def tell_device(self, name, version, model=""):
+        """Send a command, as the manager signs it."""
+        command = DeviceCommand(
+            device=self.name, version=version, expires_at=time.time() + 60, name=name, model=model
+        )
+        envelope = seal(command, "command", self.fleet.authority.manager_key)
+        link = self.fleet.loop._link
+        self.fleet.events.call_soon_threadsafe(
+            lambda: link.publish(self.name, "command", envelope, retain=False)
+        )
+
+    def reported(self):
+        found = self.fleet.detail(self.name).reported
+        return None if found is None else from_plain(Reported, to_plain(found), "reported")
+
+    def status(self):
+        found = self.reported()
+        return None if found is None else (found.status, [one.state for one in found.executions])
+
+    def wait_status(self, *expected, limit_s=40):
+        return wait_for(lambda: self.status() == expected, f"{expected}; {self.log()}", limit_s)
+
+    def served(self, model="linear"):
+        """Return version and state of what the service serves."""
+        found = (read_index(self.socket_path) or {}).get(model, [])
+        return [(line["version"], line["state"], line["reason"]) for line in found if line["version"]]
+
+    def metrics(self):
+        return read_metrics(self.socket_path)
+
+    def slots(self):
+        return Slots(self.home / "state", TrustStore.from_folder(self.home / "keys"), "x86-64")
+
+    def log(self):
+        return "".join(path.read_text()[-3000:] for path in self.path.glob("*.log"))
+
+
+@pytest.fixture
+def site(fleet, maker, tmp_path):  # noqa: F811
+    site = Site(fleet, maker, tmp_path)
+    try:
+        yield site
+    finally:
+        site.end()
+
+
+def status(site):
+    return site.status()
