@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from edgekit_runtime import __version__
-from edgekit_runtime.agent.artifacts.download import DownloadLimits
+from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits
 from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
 from edgekit_runtime.agent.documents import (
     Desired,
@@ -25,6 +25,7 @@ from edgekit_runtime.agent.documents import (
     Event,
     Execution,
     Hello,
+    Kind,
     Online,
     Reported,
 )
@@ -71,6 +72,24 @@ class AgentOptions:
     month_bytes: int | None = None
 
 
+class Link(Protocol):
+    """What carries documents to the agent and from it: see `MqttLink`."""
+
+    received: queue.SimpleQueue[Received]
+    will: bytes
+    reconnect_s: float
+
+    @property
+    def is_connected(self) -> bool: ...  # noqa: D102  # see `MqttLink`
+
+    def start(self) -> None: ...  # noqa: D102
+    def stop(self) -> None: ...  # noqa: D102
+
+    def put(  # noqa: D102
+        self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False
+    ) -> None: ...
+
+
 class Agent:
     """One device of a fleet."""
 
@@ -82,6 +101,8 @@ class Agent:
         options: AgentOptions | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        link: "Link | None" = None,
+        downloader: Downloader | None = None,
     ) -> None:
         """Read the journal; `run` connects.
 
@@ -91,6 +112,8 @@ class Agent:
             installer: the models of the device.
             options: see there.
             clock: seconds since 1970.
+            link: in place of a connection to the broker.
+            downloader: in place of the web server.
 
         Raises:
             OutputError: the folder cannot be made or written.
@@ -108,8 +131,9 @@ class Agent:
         self._executions = count_time(self._journal.record.executions, _SAVE_S)
         context = member.make_context()
         limits = DownloadLimits(bytes_per_s=self._options.bytes_per_s)
-        self._steps = StepRunner(member, folder, installer, context, limits, clock=clock)
-        self._link = MqttLink(self._device, member.enrolment.brokers, context, b"")
+        downloader = downloader or Downloader(context, limits, installer.slots.disk)
+        self._steps = StepRunner(member, folder, installer, downloader, clock=clock)
+        self._link: Link = link or MqttLink(self._device, member.enrolment.brokers, context, b"")
         self._views: dict[str, ModelView] = {}
         self._fingerprint: dict[str, int] = {}
         self._service: tuple[bool, ServiceIndex | None] = (False, None)

@@ -1,10 +1,11 @@
-"""`edgekit-device fleet status`."""
+"""`edgekit-device fleet status` and `fleet apply`."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from edgekit_runtime.commands.command import Outcome
+from edgekit_runtime.commands.command import Outcome, seconds
+from edgekit_runtime.commands.installed import add_arguments, find_keys
 from edgekit_runtime.system.paths import find_config_folder, find_state_folder
 
 
@@ -20,6 +21,17 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     status.add_argument("--state", type=Path, metavar="FOLDER", help="where models are installed")
     status.add_argument("--json", action="store_true", help="print one JSON object")
     status.set_defaults(run=run)
+    apply = actions.add_parser(
+        "apply",
+        help="do what a bundle wants of this device, without a network",
+        description="Check and carry out what `edgekit fleet bundle` has packed for this device, and write"
+        " results for `edgekit fleet collect`. The agent must not run.",
+    )
+    apply.add_argument("bundle", type=Path, metavar="BUNDLE")
+    apply.add_argument("-o", "--results", type=Path, metavar="FILE", help="default: DEVICE.results.json")
+    apply.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="default: 600")
+    add_arguments(apply)
+    apply.set_defaults(run=run_apply)
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
@@ -56,3 +68,36 @@ def run(arguments: argparse.Namespace) -> Outcome:
         reason = f": {report.reason}" if report.reason else ""
         lines.append(f"  {report.model} {report.version} {report.state}{reason}")
     return Outcome(document, lines)
+
+
+def run_apply(arguments: argparse.Namespace) -> Outcome:
+    """Apply a bundle."""
+    from edgekit_runtime.agent.enrolment import read_membership
+    from edgekit_runtime.agent.execution.bundle import apply_bundle
+    from edgekit_runtime.agent.execution.install import Installer
+    from edgekit_runtime.dataclass_json import to_plain
+    from edgekit_runtime.slots import Slots
+    from edgekit_runtime.trust.trust_store import TrustStore
+
+    member = read_membership(find_config_folder())
+    state: Path = arguments.state or find_state_folder()
+    trust = TrustStore.from_folder(find_keys(arguments))
+    installer = Installer(Slots(state, trust, member.enrolment.target), arguments.socket)
+    results: Path = arguments.results or Path(f"{member.enrolment.device}.results.json")
+    applied = apply_bundle(
+        *(arguments.bundle, results, member, state / "fleet", installer), timeout_s=arguments.timeout
+    )
+    report = applied.report
+    status = "unfinished" if report is None else report.status
+    lines = [f"{member.enrolment.device}: {status}; results in {results}"]
+    if report is not None:
+        lines += [f"  {model.model} {model.version}: {model.health}" for model in report.models]
+        lines += [f"  {one.model} {one.version} {one.state}: {one.reason}" for one in report.executions]
+    lines += [f"  {event}" for event in applied.events]
+    document = {
+        "status": status,
+        "results": str(results),
+        "report": None if report is None else to_plain(report),
+        "events": list(applied.events),
+    }
+    return Outcome(document, lines, exit_code=0 if status == "converged" else 1)

@@ -267,6 +267,36 @@ class TufRepository:
             self._write_timestamp(timestamp.snapshot_meta, timestamp.version, now)
             return True
 
+    def pack_metadata(self, now: float, expires_at: float) -> dict[str, bytes]:
+        """Return the metadata as files for devices without a network, by path in the repository.
+
+        Its timestamp is valid longer than that of the web server, and so whoever has it can hide newer
+        releases that long from devices that get their metadata from him.
+
+        Args:
+            now: seconds since 1970.
+            expires_at: until then devices accept it.
+
+        Raises:
+            PackageError: the repository cannot be read.
+            SignatureError: a key is missing.
+        """
+        self.refresh(now)
+        with self._lock():
+            snapshot, timestamp = self._read("snapshot", Snapshot), self._read_timestamp()
+            names = [f"{version}.root.json" for version in self._root_versions()]
+            names += [f"{snapshot.version}.snapshot.json"]
+            names += [f"{meta.version}.{name}" for name, meta in snapshot.meta.items()]
+            # A higher number than the one that devices may have, which is valid for a day only.
+            timestamp.version += 1
+            timestamp.expires = _expiry(expires_at, 0.0)
+            self._write_timestamp(timestamp.snapshot_meta, timestamp.version, now)
+            metadata = Metadata(timestamp)
+            for signer in self._keys.signers("timestamp"):
+                metadata.sign(signer, append=True)
+            files = {f"metadata/{name}": self._read_bytes(name) for name in names}
+            return {**files, "metadata/timestamp.json": metadata.to_bytes(JSONSerializer(compact=True))}
+
     def root_expires_at(self) -> float:
         """Return when the root ends to be valid, in seconds since 1970.
 

@@ -8,7 +8,6 @@ import contextlib
 import logging
 import queue
 import random
-import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from edgekit_runtime.agent.artifacts.deltas import apply_delta, find_delta
 from edgekit_runtime.agent.artifacts.download import (
     Downloader,
     DownloadLimitError,
-    DownloadLimits,
     DownloadStoppedError,
     SlowError,
 )
@@ -59,8 +57,7 @@ class StepRunner:
         member: Membership,
         folder: Path,
         installer: Installer,
-        context: ssl.SSLContext,
-        limits: DownloadLimits,
+        downloader: Downloader,
         *,
         clock: Callable[[], float],
     ) -> None:
@@ -70,15 +67,14 @@ class StepRunner:
             member: this device in its fleet.
             folder: of the agent.
             installer: the models of the device.
-            context: of TLS.
-            limits: of downloads.
+            downloader: fetches metadata and packages.
             clock: seconds since 1970.
         """
         disk = installer.slots.disk
         self._installer, self._target = installer, member.enrolment.target
         self._downloads = folder / "downloads"
         self._downloads.mkdir(mode=0o700, exist_ok=True)
-        self._downloader = Downloader(context, limits, disk)
+        self._downloader = downloader
         self._repository = RepositoryClient(
             folder / "tuf", member.enrolment.artifacts, member.enrolment.tuf_root, self._downloader, clock
         )

@@ -18,7 +18,8 @@ COMMANDS = {
     "audit": "Show who did what, when.",
     "keys": "Exchange the keys that sign what devices may fetch.",
     "doctor": "Find out what a broker really does.",
-    "bundle": "Carry a release to devices without a network, and their answers back.",
+    "bundle": "Write a release into a file, for devices without a network.",
+    "collect": "Take in what such devices have answered.",
     "backup": "Write all of a fleet into one file.",
     "restore": "Make a fleet of a backup.",
 }

@@ -1,0 +1,251 @@
+"""A bundle: all that the fleet wants of some devices in one file, for devices without a network.
+
+    desired/DEVICE.json     the signed document of each device
+    metadata/*              of the TUF repository
+    targets/CLASS/*         the packages
+
+It takes the place of broker and web server, and of nothing else: the agent checks, decides, installs and
+reports as it does over a network. What it would have published goes into a file of results.
+
+Source: docs/guide/fleet-bundle.md.
+"""
+
+import base64
+import contextlib
+import hashlib
+import mmap
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from edgekit_runtime.agent.agent import Agent, AgentOptions
+from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits, HttpStatusError
+from edgekit_runtime.agent.documents import Desired, Event, Kind, Reported, topic
+from edgekit_runtime.agent.enrolment import Membership
+from edgekit_runtime.agent.execution.install import Installer
+from edgekit_runtime.agent.journal import read_journal
+from edgekit_runtime.agent.mqtt_link import Received
+from edgekit_runtime.agent.signing import key_id, unseal
+from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.errors import DigestError, PackageError, SignatureError
+from edgekit_runtime.package.canonical_zip import MAX_ARCHIVE_MEMBERS, read_members
+from edgekit_runtime.system.atomic_files import write_atomically
+
+RESULTS_FORMAT: Final = "edgekit-fleet-results-1"
+_PIECE_BYTES: Final = 1 << 20
+
+
+class Bundle:
+    """An open bundle. Its structure is checked; of its contents nothing is trusted yet."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it.
+
+        Raises:
+            PackageError: it is none, or not whole.
+        """
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError) as cause:
+            raise PackageError(f"cannot read bundle {path}: {cause}") from cause
+        self._members = {
+            member.name: member for member in read_members(self._view, str(path), MAX_ARCHIVE_MEMBERS)
+        }
+
+    def read(self, name: str) -> memoryview | None:
+        """Return a member, or None where there is no such one."""
+        member = self._members.get(name)
+        return None if member is None else self._view[member.payload_offset : member.end_offset]
+
+    def read_desired(self, member: Membership) -> Desired:
+        """Return the verified document of a device.
+
+        Raises:
+            SignatureError: it is not in the bundle, or not signed by this device's fleet.
+        """
+        device = member.enrolment.device
+        data = self.read(f"desired/{device}.json")
+        if data is None:
+            names = [name[8:-5] for name in self._members if name.startswith("desired/")]
+            shown = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
+            raise SignatureError(f"{self.path}: is for {shown or 'nobody'}, this is '{device}'")
+        desired = unseal(bytes(data), "desired", Desired, member.manager_keys, str(self.path))
+        if desired.device != device:
+            raise SignatureError(f"{self.path}: the document is for '{desired.device}', this is '{device}'")
+        return desired
+
+
+class BundleDownloader(Downloader):
+    """Takes files from a bundle in place of the web server."""
+
+    def __init__(self, bundle: Bundle, member: Membership) -> None:
+        """Serve what the repository of `member` would."""
+        super().__init__(member.make_context(), DownloadLimits())
+        self._bundle, self._root = bundle, f"{urlsplit(member.enrolment.artifacts).path.rstrip('/')}/"
+
+    def read(self, url: str, timeout_s: float) -> Iterator[bytes]:  # noqa: ARG002  # the bundle is here
+        """Yield a small file, see `Downloader`."""
+        yield bytes(self._find(url))
+
+    def fetch(
+        self,
+        url: str,
+        path: Path,
+        size_bytes: int,
+        *,
+        sha256: str,
+        count: Callable[[int], None],  # noqa: ARG002  # nothing comes over a network
+        stop: threading.Event,  # noqa: ARG002
+        most_bytes: int | None = None,  # noqa: ARG002
+    ) -> None:
+        """Copy a file, see `Downloader`."""
+        content = self._find(url)
+        if len(content) != size_bytes or hashlib.sha256(content).hexdigest() != sha256:
+            raise DigestError(f"{self._bundle.path}: {url} is damaged; copy the bundle again")
+        with write_atomically(path, mode=0o600) as file:
+            for start in range(0, size_bytes, _PIECE_BYTES):
+                file.write(content[start : start + _PIECE_BYTES])
+
+    def _find(self, url: str) -> memoryview:
+        name = urlsplit(url).path.removeprefix(self._root)
+        content = self._bundle.read(name)
+        if content is None:
+            raise HttpStatusError(404, f"{self._bundle.path}: holds no {name}")
+        return content
+
+
+class BundleLink:
+    """Takes the place of the broker: hands the document over, and keeps what the agent states.
+
+    Attributes:
+        received, will, reconnect_s: as of `MqttLink`.
+        report: the last report, after the agent has taken the document; None before.
+        events: what happened.
+    """
+
+    def __init__(self, member: Membership, payload: bytes, version: int, stop: threading.Event) -> None:
+        """Wait for reports on document `version`; sets `stop` when nothing is under way any more."""
+        self.received: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        self.will, self.reconnect_s = b"", 0.0
+        self.report: Reported | None = None
+        self.events: list[Event] = []
+        self._device, self._stop = member.enrolment.device, stop
+        public = member.key.public_key()
+        self._keys = {key_id(public): public}
+        self._payload, self._version = payload, version
+        self._messages: dict[str, tuple[Kind, bytes]] = {}
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether reports are taken."""
+        return True
+
+    def start(self) -> None:
+        """Hand the document over."""
+        self.received.put(Received("hello"))
+        self.received.put(Received("desired", self._payload))
+
+    def stop(self) -> None:
+        """Do nothing: there is no connection."""
+
+    def put(self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False) -> None:  # noqa: ARG002
+        """Keep a report or an event; the device is not online, so nothing else matters."""
+        if kind == "event":
+            event = unseal(payload, "event", Event, self._keys, "event")
+            self.events.append(event)
+            self._messages[f"event/{event.sequence}"] = kind, payload
+            if event.kind == "attack":  # the same bundle will not become better
+                self._stop.set()
+        elif kind == "reported":
+            report = unseal(payload, "reported", Reported, self._keys, "report")
+            self._messages["reported"] = kind, payload
+            if report.desired_version >= self._version:
+                self.report = report
+                if report.status != "working":
+                    self._stop.set()
+
+    def pack_results(self) -> bytes:
+        """Return the content of the file of results; each message in it is signed by the device."""
+        messages = [
+            {"topic": topic(self._device, kind), "payload": base64.b64encode(payload).decode()}
+            for kind, payload in self._messages.values()
+        ]
+        return encode_json({"format": RESULTS_FORMAT, "device": self._device, "messages": messages}) + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of a bundle.
+
+    Attributes:
+        report: the last one, or None if the agent did not come to one in time.
+        events: what happened, one line each.
+    """
+
+    report: Reported | None
+    events: tuple[str, ...]
+
+
+def apply_bundle(
+    path: Path,
+    results: Path,
+    member: Membership,
+    folder: Path,
+    installer: Installer,
+    *,
+    timeout_s: float,
+    clock: Callable[[], float] = time.time,
+) -> Applied:
+    """Do what a bundle wants of this device, and write a file of results. The agent must not run.
+
+    Args:
+        path: of the bundle.
+        results: path of the file of results, for `edgekit fleet collect`.
+        member: this device in its fleet.
+        folder: of the agent.
+        installer: the models of the device.
+        timeout_s: so long at most; what is under way then goes on when the bundle is applied again.
+        clock: seconds since 1970.
+
+    Raises:
+        PackageError: the bundle is malformed or cut off.
+        SignatureError: it is of another fleet, not for this device, or older than what the device holds.
+        OutputError: the results cannot be written.
+    """
+    bundle = Bundle(path)
+    desired = bundle.read_desired(member)
+    held = _read_held(member, folder)
+    if held is not None and (desired.version, desired.epoch) < (held.version, held.epoch):
+        raise SignatureError(
+            f"{path}: holds document {desired.version}, this device has {held.version}: the bundle is old"
+        )
+    payload = bytes(bundle.read(f"desired/{desired.device}.json") or b"")
+    stop = threading.Event()
+    link = BundleLink(member, payload, desired.version, stop)
+    downloader = BundleDownloader(bundle, member)
+    agent = Agent(member, folder, installer, AgentOptions(), clock=clock, link=link, downloader=downloader)
+    timer = threading.Timer(timeout_s, stop.set)
+    timer.start()
+    try:
+        agent.run(stop)
+    finally:
+        timer.cancel()
+    with write_atomically(results, mode=0o644) as file:
+        file.write(link.pack_results())
+    return Applied(link.report, tuple(f"{event.kind}: {event.text}" for event in link.events))
+
+
+def _read_held(member: Membership, folder: Path) -> Desired | None:
+    record = read_journal(folder / "journal.json")
+    if not record.desired:
+        return None
+    with contextlib.suppress(SignatureError):  # the manager's key has changed
+        return unseal(record.desired.encode(), "desired", Desired, member.manager_keys, "journal")
+    return None

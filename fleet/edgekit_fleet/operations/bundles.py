@@ -1,0 +1,191 @@
+"""Bundles for devices without a network: write one, and take in the results that come back."""
+
+import base64
+import json
+import mmap
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import select
+
+from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
+from edgekit_fleet.releases.repository import TufRepository
+from edgekit_fleet.rollouts.selector import parse_selector
+from edgekit_fleet.rollouts.views import read_devices, read_packages
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.fleet_folder import FleetFolder
+from edgekit_fleet.store.tables import DesiredRow
+from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Desired
+from edgekit_runtime.agent.execution.bundle import RESULTS_FORMAT
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import FleetError, PackageError
+from edgekit_runtime.package.canonical_zip import write_archive
+from edgekit_runtime.system.atomic_files import write_atomically
+
+_MAX_MESSAGES: Final = 1000
+_MAX_RESULTS_BYTES: Final = _MAX_MESSAGES * 2 * MAX_DOCUMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenBundle:
+    """What is in a bundle.
+
+    Attributes:
+        devices: for which it is.
+        refused: (device, reason) of those that the selector matches and that are left out.
+        packages: paths of the packages.
+        size_bytes: of the file.
+        expires_at: after that devices refuse it, in seconds since 1970.
+    """
+
+    devices: tuple[str, ...]
+    refused: tuple[tuple[str, str], ...]
+    packages: tuple[str, ...]
+    size_bytes: int
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What became of a file of results.
+
+    Attributes:
+        path: of the file.
+        device: that it names.
+        accepted: messages that were taken in.
+        refused: reason -> number of messages.
+    """
+
+    path: Path
+    device: str
+    accepted: int
+    refused: dict[str, int]
+
+
+def write_bundle(
+    folder: FleetFolder, store: Store, release: str, selector: str, path: Path, *, actor: str
+) -> WrittenBundle:
+    """Write what devices need to come to a release without a network.
+
+    A rollout decides who gets the release, and the manager signs; this only carries it.
+
+    Args:
+        folder: of the fleet.
+        store: of the fleet.
+        release: that is carried.
+        selector: of the devices.
+        path: of the bundle.
+        actor: who does it.
+
+    Raises:
+        FleetError: no such release, a malformed selector, or no device wants the release.
+        OutputError: the bundle cannot be written.
+        PackageError: the repository is not whole, or the bundle would be over 4 GiB.
+    """
+    now, chosen, refused = time.time(), {}, []
+    with store.transaction() as session:
+        models = frozenset(one.model for one in read_packages(session, release))
+        views = read_devices(session, parse_selector(selector), models)
+        rows = {row.device: row for row in session.scalars(select(DesiredRow))}
+        for view in views:
+            row = rows.get(view.name)
+            desired = None if row is None or not row.envelope else _read_payload(row.envelope)
+            wanted = {one.release for one in desired.models} if desired is not None else set()
+            if row is None or desired is None or release not in wanted:
+                refused.append((view.name, f"no open rollout wants {release} of it; start one"))
+            elif row.is_due:
+                refused.append((view.name, "the manager has not signed its newest document; is it running?"))
+            else:
+                chosen[view.name] = (row.envelope, desired)
+    if not chosen:
+        why = "; ".join(f"{name}: {reason}" for name, reason in refused[:3]) or "the selector matches none"
+        raise FleetError(f"the bundle would be for no device: {why}")
+    expires_at = min(desired.expires_at for _, desired in chosen.values())
+    paths = {
+        model.path: model.sha256 for _, desired in chosen.values() for model in desired.models if model.path
+    }
+    repository = TufRepository(folder.repository, folder.repository_keys)
+    members: list[tuple[str, bytes | memoryview]] = [
+        (f"desired/{name}.json", envelope) for name, (envelope, _) in sorted(chosen.items())
+    ]
+    members += sorted(repository.pack_metadata(now, expires_at).items())
+    members += [_map_target(folder.repository, each, sha256) for each, sha256 in sorted(paths.items())]
+    with write_atomically(path) as file:
+        size_bytes = write_archive(file, members)
+    with store.transaction() as session:
+        detail = {"selector": selector, "devices": sorted(chosen), "file": path.name}
+        audit.record(session, actor, "bundle.write", release, **detail)
+    return WrittenBundle(
+        devices=tuple(sorted(chosen)),
+        refused=tuple(refused),
+        packages=tuple(sorted(paths)),
+        size_bytes=size_bytes,
+        expires_at=expires_at,
+    )
+
+
+def _read_payload(envelope: bytes) -> Desired:
+    payload = base64.b64decode(json.loads(envelope)["payload"])
+    return from_plain(Desired, json.loads(payload), "the store")
+
+
+def _map_target(repository: Path, path: str, sha256: str) -> tuple[str, memoryview]:
+    folder, _, name = path.rpartition("/")
+    place = f"targets/{folder}/{sha256}.{name}"
+    try:
+        with (repository / place).open("rb") as file:
+            return place, memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as cause:
+        raise PackageError(f"cannot read {repository / place}: {cause}; is the repository whole?") from cause
+
+
+def collect_results(store: Store, paths: Sequence[Path], *, actor: str) -> list[Collected]:
+    """Take in files of results as if their messages came over the broker.
+
+    Each message is signed by its device and numbered, so a file may be copied by anybody, and taken in twice
+    without effect.
+
+    Raises:
+        FleetError: a file is no file of results; those before it are taken in.
+    """
+    found = []
+    for path in paths:
+        device, messages = _read_results(path)
+        now = time.time()
+        with store.transaction() as session:
+            index = DeviceIndex()
+            index.load(session)
+            inbox = Inbox(index)
+            for topic, payload in messages:
+                inbox.put(topic, payload)
+            inbox.take(now, _MAX_MESSAGES)
+            inbox.write(session, now)
+            refused = {str(reason): count for reason, count in inbox.refused.items()}
+            detail = {"file": path.name, "accepted": inbox.accepted, "refused": refused}
+            audit.record(session, actor, "bundle.collect", device[:128], **detail)
+        found.append(Collected(path=path, device=device, accepted=inbox.accepted, refused=refused))
+    return found
+
+
+def _read_results(path: Path) -> tuple[str, list[tuple[str, bytes]]]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_RESULTS_BYTES + 1)
+        if len(data) > _MAX_RESULTS_BYTES:
+            raise FleetError(f"{path}: is over {_MAX_RESULTS_BYTES} bytes")
+        document = json.loads(data)
+        if document["format"] != RESULTS_FORMAT:
+            raise FleetError(
+                f"{path}: has format {str(document['format'])[:80]!r}, expected {RESULTS_FORMAT!r}"
+            )
+        messages = [
+            (str(one["topic"]), base64.b64decode(one["payload"], validate=True))
+            for one in document["messages"][:_MAX_MESSAGES]
+        ]
+        return str(document["device"]), messages
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
+        raise FleetError(f"{path}: no file of results, or damaged ({cause}); copy it again") from cause

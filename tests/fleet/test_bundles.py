@@ -1,0 +1,179 @@
+"""Bundles: a release carried by hand to a device without a network, and its answer back."""
+
+import base64
+import io
+import json
+import subprocess
+import time
+
+import pytest
+from sqlalchemy import select
+from tests.agent.test_agent import Site, site  # noqa: F401  # a fixture
+from tests.fleet.conftest import fleet, fleet_settings, mosquitto  # noqa: F401  # fixtures
+from tests.runtime.conftest import maker  # noqa: F401  # a fixture
+from tests.waiting import wait_for
+
+from edgekit_fleet.operations import devices
+from edgekit_fleet.operations.bundles import collect_results, write_bundle
+from edgekit_fleet.store.tables import DesiredRow, ReleaseRow
+from edgekit_runtime.errors import FleetError
+from edgekit_runtime.package.canonical_zip import read_members, write_archive
+
+DIGEST, SIGNATURE = 7, 8
+
+
+@pytest.fixture
+def island(site):  # noqa: F811
+    """A device that was enrolled and whose agent never runs."""
+    site.enrol()
+    with site.fleet.store.transaction() as session:
+        session.add(ReleaseRow(name="r", created_at=time.time(), created_by="test", note=""))
+    return site
+
+
+def bundle(site, version, name):  # noqa: F811
+    site.want(version)
+
+    def is_signed():
+        with site.fleet.store.transaction() as session:
+            row = session.scalars(select(DesiredRow).where(DesiredRow.device == "d1")).first()
+            return row is not None and row.version >= site.number and not row.is_due
+
+    wait_for(is_signed, "the signed document", 20)
+    path = site.path / name
+    made = write_bundle(site.fleet.folder, site.fleet.store, "r", "name=d1", path, actor="test")
+    assert made.devices == ("d1",)
+    return path
+
+
+def apply(site, path, results="results.json"):  # noqa: F811
+    done = subprocess.run(
+        [*site.command("fleet", "apply"), str(path), "-o", str(site.path / results), "--timeout", "60"],
+        env=site.variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def change(path, target, **changes):
+    """Write the bundle at `path` with other members; its form stays right."""
+    view = memoryview(path.read_bytes())
+    members = read_members(view, "bundle", 1000)
+    contents = {one.name: bytes(view[one.payload_offset : one.end_offset]) for one in members}
+    contents.update(changes.pop("members", {}))
+    for name, edit in changes.items():
+        (found,) = [each for each in contents if name in each]
+        contents[found] = edit(contents[found])
+    buffer = io.BytesIO()
+    write_archive(buffer, list(contents.items()))
+    target.write_bytes(buffer.getvalue())
+    return target
+
+
+def installed(site):  # noqa: F811
+    slots = site.slots()
+    return slots.load("linear").state.current.version if "linear" in slots.models() else None
+
+
+def test_release_goes_there_and_its_results_come_back_once(island):
+    first = bundle(island, "1.0.0", "first.bundle")
+    code, text = apply(island, first)
+    assert (code, installed(island)) == (0, "1.0.0"), text
+    store, results = island.fleet.store, island.path / "results.json"
+    (found,) = collect_results(store, [results], actor="test")
+    assert (found.device, found.refused) == ("d1", {})
+    assert devices.describe(store, "d1").summary.status == "converged"
+    (again,) = collect_results(store, [results], actor="test")
+    assert again.accepted == 0
+    assert set(again.refused) == {"replayed"}
+
+    second = bundle(island, "2.0.0", "second.bundle")
+    assert apply(island, second)[0] == 0
+    assert apply(island, second)[0] == 0  # once more does no harm
+    assert installed(island) == "2.0.0"
+    code, text = apply(island, first)
+    assert (code, installed(island)) == (SIGNATURE, "2.0.0"), text
+    assert "the bundle is old" in text
+
+
+def test_old_metadata_under_a_new_document_installs_nothing(island):
+    first = bundle(island, "1.0.0", "first.bundle")
+    second = bundle(island, "2.0.0", "second.bundle")
+    assert apply(island, second)[0] == 0
+    third = bundle(island, "3.0.0", "third.bundle")
+    view = memoryview(first.read_bytes())
+    old = {
+        one.name: bytes(view[one.payload_offset : one.end_offset])
+        for one in read_members(view, "bundle", 1000)
+        if one.name.startswith("metadata/")
+    }
+    code, text = apply(island, change(third, island.path / "mixed", members=old))
+    assert code == 1
+    assert "rollback" in text
+    assert installed(island) == "2.0.0"
+
+
+def test_damaged_foreign_and_truncated_bundles_are_refused(island):
+    whole = bundle(island, "1.0.0", "whole.bundle")
+    data = whole.read_bytes()
+    for end in (0, 100, len(data) // 2, len(data) - 1):
+        (island.path / "cut").write_bytes(data[:end])
+        assert apply(island, island.path / "cut")[0] == DIGEST
+    other = change(whole, island.path / "other", **{"desired/": lambda _: b"{}"})
+    assert apply(island, other)[0] == SIGNATURE
+
+    def sign_by_other(content):
+        envelope = json.loads(content)
+        envelope["signatures"][0]["keyid"] = "0" * 64
+        return json.dumps(envelope).encode()
+
+    foreign = change(whole, island.path / "foreign", **{"desired/": sign_by_other})
+    code, text = apply(island, foreign)
+    assert code == SIGNATURE
+    assert "signed by key" in text
+    torn = change(whole, island.path / "torn", **{"targets/": lambda content: content[:-1] + b"x"})
+    code, text = apply(island, torn)
+    assert code == 1
+    assert "attack" in text
+    assert installed(island) is None
+
+
+def test_device_that_is_not_named_is_refused(island):
+    path = bundle(island, "1.0.0", "whole.bundle")
+    members = read_members(memoryview(path.read_bytes()), "bundle", 1000)
+    assert [one.name for one in members if one.name.startswith("desired/")] == ["desired/d1.json"]
+    view = memoryview(path.read_bytes())
+    buffer = io.BytesIO()
+    contents = [
+        (one.name.replace("d1", "d2"), bytes(view[one.payload_offset : one.end_offset])) for one in members
+    ]
+    write_archive(buffer, contents)
+    (island.path / "renamed").write_bytes(buffer.getvalue())
+    code, text = apply(island, island.path / "renamed")
+    assert code == SIGNATURE
+    assert "is for d2, this is 'd1'" in text
+    with pytest.raises(FleetError, match="no device"):
+        write_bundle(
+            *(island.fleet.folder, island.fleet.store, "r", "name=nobody", island.path / "x"), actor="test"
+        )
+
+
+def test_forged_results_change_nothing(island):
+    apply(island, bundle(island, "1.0.0", "first.bundle"))
+    store, path = island.fleet.store, island.path / "results.json"
+    document = json.loads(path.read_bytes())
+    envelope = json.loads(base64.b64decode(document["messages"][0]["payload"]))
+    payload = json.loads(base64.b64decode(envelope["payload"]))
+    payload["status"] = "diverged"
+    envelope["payload"] = base64.b64encode(json.dumps(payload).encode()).decode()
+    document["messages"][0]["payload"] = base64.b64encode(json.dumps(envelope).encode()).decode()
+    path.write_text(json.dumps(document))
+    (found,) = collect_results(store, [path], actor="test")
+    assert found.refused == {"forged": 1}
+    assert devices.describe(store, "d1").summary.status == "new"
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(FleetError, match="no file of results"):
+        collect_results(store, [path], actor="test")
