@@ -72,7 +72,7 @@ class AgentOptions:
     month_bytes: int | None = None
 
 
-class Link(Protocol):
+class DocumentLink(Protocol):
     """What carries documents to the agent and from it: see `MqttLink`."""
 
     received: queue.SimpleQueue[Received]
@@ -101,7 +101,7 @@ class Agent:
         options: AgentOptions | None = None,
         *,
         clock: Callable[[], float] = time.time,
-        link: "Link | None" = None,
+        link: "DocumentLink | None" = None,
         downloader: Downloader | None = None,
     ) -> None:
         """Read the journal; `run` connects.
@@ -133,7 +133,7 @@ class Agent:
         limits = DownloadLimits(bytes_per_s=self._options.bytes_per_s)
         downloader = downloader or Downloader(context, limits, installer.slots.disk)
         self._steps = StepRunner(member, folder, installer, downloader, clock=clock)
-        self._link: Link = link or MqttLink(self._device, member.enrolment.brokers, context, b"")
+        self._link: DocumentLink = link or MqttLink(self._device, member.enrolment.brokers, context, b"")
         self._views: dict[str, ModelView] = {}
         self._fingerprint: dict[str, int] = {}
         self._service: tuple[bool, ServiceIndex | None] = (False, None)
