@@ -90,7 +90,7 @@ class BundleDownloader(Downloader):
         super().__init__(member.make_context(), DownloadLimits())
         self._bundle, self._root = bundle, f"{urlsplit(member.enrolment.artifacts).path.rstrip('/')}/"
 
-    def read(self, url: str, timeout_s: float) -> Iterator[bytes]:  # noqa: ARG002  # the bundle is here
+    def read(self, url: str, timeout_s: float, count: Callable[[int], None]) -> Iterator[bytes]:  # noqa: ARG002
         """Yield a small file, see `Downloader`."""
         yield bytes(self._find(url))
 
