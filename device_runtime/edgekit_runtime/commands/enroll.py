@@ -3,10 +3,13 @@
 import argparse
 import os
 import platform
+from typing import Final
 
 from edgekit_runtime import __version__
 from edgekit_runtime.commands.command import Outcome
 from edgekit_runtime.system.paths import find_config_folder, find_device_target
+
+_TARGETS: Final = {"x86_64": "x86-64"}  # of machines with one target; boards of one processor have several
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -28,7 +31,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     from edgekit_runtime.agent.enrolment import enrol
 
     facts = {"runtime": __version__, "machine": platform.machine(), "hostname": os.uname().nodename[:60]}
-    if target := find_device_target():
+    if target := find_device_target() or _TARGETS.get(platform.machine()):
         facts["target"] = target
     member = enrol(EnrolmentCode.parse(arguments.code), find_config_folder(), facts)
     found = member.enrolment

@@ -98,12 +98,18 @@ def enrol(
         raise SignatureError("the code was used already; ask for a new one: `edgekit fleet enroll`")
     if device is not None and device.revoked_at is None and not is_again:
         raise SignatureError(f"device '{code.device}' is enrolled already, with another key; revoke it first")
+    target = code.target or request.facts.get("target", "")
+    if not target:
+        raise SignatureError(
+            "neither the code nor the device states the target of its packages; set EDGEKIT_TARGET on the"
+            " device (such as rpi5), or make the code by `edgekit fleet enroll --target TARGET`; enrol again"
+        )
     certificate = authority.sign_device(request.csr, code.device, life_s)
     code.used_at = now
     if device is None:
         device = DeviceRow(name=code.device)
         session.add(device)
-    device.target = code.target or request.facts.get("target", "") or "unknown"
+    device.target = target
     device.tags = dict(code.tags)
     device.facts = dict(request.facts)
     device.public_key = public_key

@@ -1,7 +1,6 @@
 """Rollouts: plan, start, order, list, describe, replay; and what a change of tags would do to them."""
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,10 +129,10 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
         devices = {view.name: view for view in read_devices(session, selector, models)}
         planned, refused = preview(devices.values(), packages)
         if not planned:
-            codes = Counter(one.code for one in refused)
-            why = ", ".join(f"{count} for '{code}'" for code, count in codes.items()) or "none matches"
+            first = {one.code: one for one in reversed(refused)}
+            why = "; ".join(f"{one.device}: {one.reason}" for one in first.values()) or "none matches"
             raise FleetError(
-                f"no device gets release '{request.release}' by {request.selector!r}: {why}; see"
+                f"no device gets release '{request.release}' by {request.selector!r}: {why}; see all by"
                 " `edgekit fleet rollout plan`"
             )
         made = session.scalar(

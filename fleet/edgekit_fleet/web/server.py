@@ -80,6 +80,6 @@ class WebServer:
                 break
         self.close()
         raise TransportError(
-            f"the web server cannot listen on {settings.host}:{settings.web_port}; is another program there?"
-            " Choose another port with --web-port"
+            f"the web server cannot listen on {settings.host}:{settings.web_port}; is this fleet"
+            " running already, or another program there? Choose another port with --web-port"
         )

@@ -13,7 +13,9 @@ from edgekit_toolkit.packaging.recipe import Recipe, tool_versions
 from edgekit_toolkit.quantize.forms import FLOAT32, Form
 
 
-def write_plain_package(model: Path, *, name: str, target: str, folder: Path, sign: Sign) -> Path:
+def write_plain_package(
+    model: Path, *, name: str, target: str, folder: Path, sign: Sign, version: str = FIRST_VERSION
+) -> Path:
     """Write a package of an ONNX model that is not optimised, and return its path.
 
     Args:
@@ -22,6 +24,7 @@ def write_plain_package(model: Path, *, name: str, target: str, folder: Path, si
         target: name of the target that it is for.
         folder: where it goes, under its usual file name.
         sign: makes the envelope.
+        version: of the package.
 
     Raises:
         ModelError: the model cannot be used, or has free dimensions other than the batch.
@@ -36,7 +39,7 @@ def write_plain_package(model: Path, *, name: str, target: str, folder: Path, si
     content = source.model.content
     recipe = Recipe(
         name=name,
-        version=FIRST_VERSION,
+        version=version,
         target=target,
         backend="ort",
         source_sha256=source.sha256,

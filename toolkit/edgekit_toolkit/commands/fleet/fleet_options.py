@@ -30,6 +30,20 @@ folder_option = click.option(
 )
 
 
+def check_installed() -> None:
+    """Do nothing where all is installed that a fleet needs.
+
+    Raises:
+        ConfigError: something is missing.
+    """
+    try:
+        import edgekit_fleet.operations.running  # noqa: F401  # imports all of it
+    except ModuleNotFoundError as cause:
+        raise ConfigError(
+            f"{cause.name} is missing; install what a fleet needs: pip install edgekit[fleet]"
+        ) from cause
+
+
 def find_folder(path: Path | None) -> FleetFolder:
     """Return the folder of the fleet.
 

@@ -227,9 +227,14 @@ def _print_plan(found: RolloutPlan, as_json: bool) -> None:
         print_json({**to_plain(found), "bytes": found.bytes})
         return
     count = len(found.planned)
+    if not count and not found.refused:
+        click.echo(
+            clean(f"no device matches {found.selector!r}; `edgekit fleet devices` lists devices and tags")
+        )
+        return
     minutes = max((one.minutes for one in found.planned), default=0.0)
     click.echo(
-        f"{count} devices get it: {found.bytes / 1e6:.1f} MB in all, at most {minutes:.1f} minutes each"
+        f"devices that get it: {count}; {found.bytes / 1e6:.1f} MB in all, at most {minutes:.1f} minutes each"
         " (estimated)"
     )
     for one in found.planned[:_MOST_LISTED]:
@@ -237,12 +242,12 @@ def _print_plan(found: RolloutPlan, as_json: bool) -> None:
         note = f" ({one.note})" if one.note else ""
         click.echo(clean(f"  {one.device}: {packages}, {one.bytes / 1e6:.1f} MB{note}"))
     _print_rest(count)
-    click.echo(f"{len(found.refused)} devices match and get nothing")
+    click.echo(f"devices that match and get nothing: {len(found.refused)}")
     for each in found.refused[:_MOST_LISTED]:
         click.echo(clean(f"  {each.device}: {each.reason}"))
     _print_rest(len(found.refused))
     if count:
-        click.echo(f"waves end at {', '.join(map(str, found.waves))} devices")
+        click.echo(f"devices at the end of each wave: {', '.join(map(str, found.waves))}")
         click.echo(f"agreement with the version before: at least {found.min_agreement:g}, if it is tried")
 
 
