@@ -1,0 +1,366 @@
+"""The course of the demo: 21 devices, a good release, a bad one that stops by itself, and a network cut.
+
+It packages nothing and prints nothing: it takes finished packages and gives each step to its caller. The
+manager, the broker, the web server, the certificates and one device are real; the other devices are simulated
+and behave as was measured on the packages.
+"""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgekit_fleet.demo.network import Network
+from edgekit_fleet.demo.real_device import Application, RealDevice
+from edgekit_fleet.demo.running_manager import running_manager
+from edgekit_fleet.operations import devices, releases, rollouts
+from edgekit_fleet.operations.running import RunningFleet
+from edgekit_fleet.rollouts.cohort import freeze_cohort
+from edgekit_fleet.rollouts.waves import default_minimum
+from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
+from edgekit_fleet.simulation.enrolment import enrol_simulated, read_access
+from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet
+from edgekit_runtime.errors import TransportError
+from edgekit_runtime.trust.trust_store import TrustStore
+
+MODEL: Final = "clouds"
+TARGET: Final = "x86-64"
+REAL: Final = "real"
+SIMULATED: Final = tuple(f"sim-{number:02}" for number in range(1, 21))
+_DEVICES: Final = (REAL, *SIMULATED)
+_ACTOR: Final = "demo"
+_WAVES: Final = "10%,25%,50%,100%"
+_CUT: Final = 8  # devices
+_LIMIT_S: Final = 60.0
+_POLL_S: Final = 0.05
+_SERVERS: Final = "127.0.0.1"
+_NEAR: Final = "127.0.0.2"  # where the real device finds them: behind a network that can be cut
+_SIMULATED: Final = DeviceBehaviour(figures_s=1.0, trial_s=1.0, requests_per_s=100.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoVersion:
+    """A version of the model.
+
+    Attributes:
+        version: of the package.
+        path: of the package.
+        accuracy: share of right answers, measured.
+        agreement: share of inputs with the class of the first version, measured.
+    """
+
+    version: str
+    path: Path
+    accuracy: float
+    agreement: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoSetup:
+    """What the demo needs.
+
+    Attributes:
+        folder: of its own.
+        home: configuration folder with the key that signed the packages, in `keys`.
+        calls: .npz of inputs with their `classes`, for the application on the real device.
+        first, good, bad, last: versions, in the order in which they are released.
+    """
+
+    folder: Path
+    home: Path
+    calls: Path
+    first: DemoVersion
+    good: DemoVersion
+    bad: DemoVersion
+    last: DemoVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoStep:
+    """Something that happened.
+
+    Attributes:
+        at_s: when it was over, in seconds since the begin of the demo.
+        took_s: how long it took.
+        what: happened, in a few words.
+        why: in a sentence, with figures.
+    """
+
+    at_s: float
+    took_s: float
+    what: str
+    why: str
+
+
+def run_demo(setup: DemoSetup, begin_s: float, on_step: Callable[[DemoStep], None]) -> None:
+    """Run the demo.
+
+    Args:
+        setup: what to run.
+        begin_s: when the demo began, by the monotonic clock.
+        on_step: gets each step when it is over.
+
+    Raises:
+        EdgekitError: mosquitto is missing, a process ended, or a step took too long.
+    """
+    with contextlib.ExitStack() as parts:
+        course = _Course(setup, begin_s, on_step)
+        with course.step() as done:
+            fleet = parts.enter_context(
+                running_manager(setup.folder / "fleet", setup.home, (_NEAR, _SERVERS))
+            )
+            done("the fleet is up", "manager, mosquitto with TLS, and packages over HTTPS, on this machine")
+        ports = (fleet.settings.broker_port, fleet.settings.web_port)
+        network = parts.enter_context(Network(_NEAR, _SERVERS, ports))
+        device = RealDevice(setup.folder / "real", MODEL, TARGET)
+        parts.callback(device.close)
+        application = Application(device.socket_path, MODEL, setup.calls)
+        parts.callback(application.close)
+        with course.step() as done:
+            simulated = parts.enter_context(_join(fleet, setup, device))
+            course.follow(fleet, device)
+            course.wait_online()
+            done(
+                f"{len(_DEVICES)} devices are online",
+                f"{len(SIMULATED)} simulated, and one real with service and agent as processes; each has a"
+                " certificate of its own",
+            )
+        course.install_first(application)
+        course.roll_out_good()
+        course.roll_out_bad()
+        course.cut_network(network, simulated)
+        course.sum_up(application)
+
+
+def _join(fleet: RunningFleet, setup: DemoSetup, device: RealDevice) -> SimulatedFleet:
+    """Enrol all devices and start the real one; returns the simulated ones."""
+    names = (REAL,)
+    code = devices.invite(fleet.store, fleet.settings, fleet.authority, names, actor=_ACTOR, target=TARGET)[
+        0
+    ].code
+    device.join(code)
+    members = enrol_simulated(
+        fleet.store, fleet.authority, SIMULATED, setup.folder / "simulated", target=TARGET
+    )
+    versions = {
+        one.version: VersionBehaviour(agreement=one.agreement)
+        for one in (setup.first, setup.good, setup.bad, setup.last)
+    }
+    behaviours = dict.fromkeys(SIMULATED, _SIMULATED)
+    return SimulatedFleet(
+        members, read_access(fleet.authority, fleet.settings), behaviours=behaviours, versions=versions
+    )
+
+
+class _Course:
+    """A demo that runs."""
+
+    def __init__(self, setup: DemoSetup, begin_s: float, on_step: Callable[[DemoStep], None]) -> None:
+        self._setup, self._begin_s, self._on_step = setup, begin_s, on_step
+
+    def follow(self, fleet: RunningFleet, device: RealDevice) -> None:
+        """Begin to look at a fleet and its real device."""
+        self._fleet, self._store, self._device = fleet, fleet.store, device
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[Callable[[str, str], None]]:
+        """Measure a step; what is yielded reports it."""
+        step_s = time.monotonic()
+
+        def done(what: str, why: str) -> None:
+            now_s = time.monotonic()
+            self._on_step(DemoStep(at_s=now_s - self._begin_s, took_s=now_s - step_s, what=what, why=why))
+
+        yield done
+
+    def wait(self, what: str, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so.
+
+        Raises:
+            TransportError: it is not in time, or a process of the real device ended.
+        """
+        limit = time.monotonic() + _LIMIT_S
+        while not is_so():
+            self._device.check()
+            if time.monotonic() > limit:
+                states = "; ".join(
+                    f"{one.name} {one.status} {dict(one.models)} {one.because}" for one in self._list()
+                )
+                raise TransportError(f"waited {_LIMIT_S:.0f} s in vain for {what}: {states}")
+            time.sleep(_POLL_S)
+
+    def wait_online(self) -> None:
+        """Wait until all devices are online."""
+        self.wait("devices to be online", lambda: len(self._list_online()) == len(_DEVICES))
+
+    def install_first(self, application: Application) -> None:
+        """Bring the first version to all at once, and let the application call."""
+        first = self._setup.first
+        with self.step() as done:
+            name = _find_name(first.version)
+            self._start(first, name, waves="100%", minimum=len(_DEVICES))
+            self._wait_end(name, "succeeded")
+            self.wait(f"{first.version} everywhere", lambda: self._all_run(first.version))
+            application.start()
+            done(
+                f"all run {first.version}",
+                f"the first release goes to all at once: there is nothing to protect yet; it is right on"
+                f" {first.accuracy:.1%} of the calls",
+            )
+
+    def roll_out_good(self) -> None:
+        """Bring a good version out in waves."""
+        good = self._setup.good
+        with self.step() as done:
+            name = _find_name(good.version)
+            self._start(good, name, waves=_WAVES, trial="shadow")
+            self._wait_end(name, "succeeded")
+            self.wait(f"{good.version} everywhere", lambda: self._all_run(good.version))
+            waves = ", ".join(map(str, rollouts.find_rollout(self._store, name).waves))
+            done(
+                f"good release {good.version}: on all {len(_DEVICES)} devices",
+                f"in waves of {waves}; each device tried it on copies of calls beside"
+                f" {self._setup.first.version} before it switched, and nothing was shown against it",
+            )
+
+    def roll_out_bad(self) -> None:
+        """Bring a bad version out, and watch it stop."""
+        bad, good = self._setup.bad, self._setup.good
+        with self.step() as done:
+            name = _find_name(bad.version)
+            self._start(bad, name, waves=_WAVES, trial="shadow")
+            self._wait_end(name, "aborted")
+            verdict_s = time.monotonic()
+            summary = rollouts.find_rollout(self._store, name)
+            had = summary.members.get("returned", 0)
+            reason = summary.because.partition("go back: ")[2] or summary.because
+            done(
+                f"bad release {bad.version}: stopped by itself after {had} of {len(_DEVICES)} devices",
+                f"{reason} (it is right on {bad.accuracy:.1%} of the calls; nobody told the manager)",
+            )
+        with self.step() as done:
+            done("the real device had refused it before", self._find_rejection(bad.version))
+        with self.step() as done:
+            self.wait(f"{good.version} everywhere", lambda: self._all_run(good.version))
+            done(
+                f"all are back on {good.version}",
+                f"{time.monotonic() - verdict_s:.1f} s after the verdict; {len(_DEVICES) - had} devices never"
+                f" saw {bad.version}",
+            )
+
+    def cut_network(self, network: Network, simulated: SimulatedFleet) -> None:
+        """Cut the network of some devices during a rollout."""
+        last = self._setup.last
+        name = _find_name(last.version, is_real_first=False)
+        cut = _order(name)[-_CUT:]
+        with self.step() as done:
+            network.cut()
+            simulated.cut(set(cut) - {REAL})
+            self.wait("the cut to show", lambda: len(self._list_online()) == len(_DEVICES) - _CUT)
+            done(
+                f"network cut: {_CUT} devices are gone, the real one among them",
+                "their connections broke, and the broker announced it by their last wills",
+            )
+        with self.step() as done:
+            self._start(last, name, waves=_WAVES, trial="shadow")
+            rest = len(_DEVICES) - _CUT
+            self.wait(f"{rest} devices with {last.version}", lambda: self._count(last.version) == rest)
+            summary = rollouts.find_rollout(self._store, name)
+            done(
+                f"release {last.version} goes out meanwhile: {rest} devices run it",
+                f"and the rollout waits for the others: {summary.because}",
+            )
+        with self.step() as done:
+            network.restore()
+            simulated.restore(set(cut) - {REAL})
+            self._wait_end(name, "succeeded")
+            self.wait(f"{last.version} everywhere", lambda: self._all_run(last.version))
+            done(
+                f"network back: all {len(_DEVICES)} devices run {last.version}",
+                "each reconnected after a random pause, said which document it holds, and got the newer one",
+            )
+
+    def sum_up(self, application: Application) -> None:
+        """Report what the application on the real device saw."""
+        with self.step() as done:
+            application.close()
+            differences = len(
+                [
+                    each
+                    for one in rollouts.list_rollouts(self._store)
+                    for each in rollouts.replay_rollout(self._store, one.name)
+                ]
+            )
+            answered = max(application.calls - application.failed, 1)
+            done(
+                f"the application on the real device: {application.calls} calls, {application.failed} failed",
+                f"{application.right / answered:.1%} of the answers were right over all four releases;"
+                f" decided again from the audit log, {differences} decisions differ",
+            )
+
+    # What it is made of
+
+    def _start(
+        self, version: DemoVersion, name: str, *, waves: str, minimum: int | None = None, trial: str = "none"
+    ) -> None:
+        """Release a version, and start its rollout to all devices."""
+        keys = TrustStore.from_folder(self._setup.home / "keys")
+        releases.make_release(
+            self._fleet.folder, self._store, keys, [version.path], actor=_ACTOR, name=version.version
+        )
+        request = rollouts.RolloutRequest(
+            release=version.version,
+            selector="all",
+            waves=waves,
+            minimum=minimum,
+            options={"trial": trial, "soak_s": 1.0},
+            name=name,
+        )
+        rollouts.start_rollout(self._store, request, _ACTOR)
+
+    def _wait_end(self, name: str, state: str) -> None:
+        ended = ("succeeded", "aborted", "paused")
+        self.wait(f"rollout {name}", lambda: rollouts.find_rollout(self._store, name).state in ended)
+        found = rollouts.find_rollout(self._store, name)
+        if found.state != state:
+            raise TransportError(f"rollout {name} is {found.state}, expected {state}: {found.because}")
+
+    def _find_rejection(self, version: str) -> str:
+        for one in devices.describe(self._store, REAL).executions:
+            if one["version"] == version and one["state"] == "failed":
+                return (
+                    f"its own trial on copies of calls: {one['reason']}; no application got an answer of it"
+                )
+        raise TransportError(f"the real device did not refuse {version}")
+
+    def _list(self) -> Sequence[devices.DeviceSummary]:
+        return devices.list_devices(self._store, lambda _: True)
+
+    def _list_online(self) -> list[str]:
+        return [one.name for one in self._list() if one.is_online]
+
+    def _count(self, version: str) -> int:
+        return sum(one.models.get(MODEL) == version for one in self._list())
+
+    def _all_run(self, version: str) -> bool:
+        return all(one.models.get(MODEL) == version and one.status == "converged" for one in self._list())
+
+
+def _find_name(version: str, *, is_real_first: bool = True) -> str:
+    """Return a name of a rollout with the real device in the first step, or among the last devices.
+
+    The name draws the order; so the audience need not wait for chance.
+    """
+    minimum = default_minimum(len(_DEVICES))
+    for number in itertools.count(1):
+        order = _order(name := f"{version}-{number}")
+        if REAL in (order[:minimum] if is_real_first else order[-_CUT:]):
+            return name
+    raise AssertionError("unreachable")
+
+
+def _order(rollout: str) -> tuple[str, ...]:
+    return freeze_cohort(rollout, dict.fromkeys(_DEVICES, TARGET))

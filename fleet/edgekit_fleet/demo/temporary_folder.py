@@ -1,0 +1,52 @@
+"""A folder that is removed at the end of its owner, however that ends: a child watches.
+
+As a program, `python -m ...temporary_folder DESCRIPTOR FOLDER` waits until the other end of its channel is
+closed, which the kernel does also for a killed process, and removes the folder.
+"""
+
+import contextlib
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.system.child_process import ChildProcess
+
+_ATTEMPTS: Final = 20
+_PAUSE_S: Final = 0.1  # processes that end with the owner may still write
+_LIMIT_S: Final = 5.0
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Yield a new folder, which is gone after the block, and after the death of this process."""
+    path = Path(tempfile.mkdtemp(prefix=prefix))
+    near, far = socket.socketpair()
+    with near:
+        with far:
+            child = ChildProcess(__name__, str(path), channel=far, own_session=True)
+        with child:
+            try:
+                yield path
+            finally:
+                near.close()
+                child.wait(_LIMIT_S)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder into which others may still write for a moment."""
+    for _ in range(_ATTEMPTS):
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+        time.sleep(_PAUSE_S)
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        channel.recv(1)
+    remove(Path(sys.argv[2]))

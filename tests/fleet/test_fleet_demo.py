@@ -1,0 +1,75 @@
+"""`edgekit fleet demo`, as a user types it: whole, and ended in the middle. It takes about a minute."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from tests.fleet.conftest import mosquitto  # noqa: F401  # a fixture
+from tests.waiting import wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.usefixtures("mosquitto")
+
+
+@pytest.fixture
+def folder():
+    with tempfile.TemporaryDirectory(prefix="ekd") as path:  # short: a Unix socket's path has 107 bytes
+        yield Path(path)
+
+
+def start(folder, *options):
+    path = os.pathsep.join(str(ROOT / name) for name in ("device_runtime", "toolkit", "offload", "fleet"))
+    return subprocess.Popen(
+        [sys.executable, "-m", "edgekit_toolkit", "fleet", "demo", *options],
+        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def list_processes(folder):
+    """Return the processes that know the demo's folder, by their command or their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            known = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
+        except OSError:
+            continue
+        if f"{folder}/".encode() in known:
+            found.append(path.name)
+    return found
+
+
+def wait_gone(folder):
+    wait_for(lambda: not list_processes(folder), "its processes to end", 15)
+    wait_for(lambda: not list(folder.iterdir()), "its folder to go", 15)
+
+
+def test_good_bad_and_cut_releases_end_with_all_devices_on_the_last_version(folder):
+    with start(folder, "--json") as process:
+        printed, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors
+    steps = [one["what"] for one in json.loads(printed)["steps"]]
+    assert any("1.2.0: stopped by itself" in what for what in steps), steps
+    assert "all are back on 1.1.0" in steps
+    assert "network back: all 21 devices run 1.3.0" in steps
+    assert steps[-1].endswith("calls, 0 failed")
+    wait_gone(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_demo_that_is_ended_in_the_middle_leaves_nothing(folder, number):
+    with start(folder) as process:
+        assert any("devices are online" in line for line in process.stdout)
+        assert len(list_processes(folder)) > 2
+        process.send_signal(number)
+        process.communicate(timeout=30)
+    assert process.returncode
+    wait_gone(folder)
