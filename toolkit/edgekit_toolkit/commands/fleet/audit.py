@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -42,8 +44,28 @@ def command(subject: str | None, *, action: str | None, limit: int, path: Path |
 
         console = open_console()
         for each in found:
-            detail = json.dumps(each.detail, sort_keys=True) if each.detail else ""
+            detail = _describe(each.detail)
             words = (format_time(each.at), (each.action, "bold"), each.subject, f"by {each.actor}", detail)
             print_line(console, *words, indent=4)
     if broken is not None:
         raise FleetError(f"entry {broken} of the audit log was changed, or one before it is missing")
+
+
+def _describe(detail: Mapping[str, Any]) -> str:
+    """Return what an entry holds: of the log of a rollout what happened, else JSON."""
+    if "entries" in detail:
+        return "; ".join(map(_describe_step, detail["entries"]))
+    return json.dumps(detail, sort_keys=True) if detail else ""
+
+
+def _describe_step(step: Mapping[str, Any]) -> str:
+    kind = step["kind"]
+    if kind == "decided":
+        return str(step["sentence"])
+    if kind == "answered":
+        words = (step["device"], step.get("outcome") or "", step.get("code") or "", step.get("fault") or "")
+        figures = ", ".join(f"{name} {value:.3g}" for name, value in step.get("measures", {}).items())
+        return " ".join(filter(None, (*words, figures)))
+    if kind == "ordered":
+        return " ".join(filter(None, ("order:", step["order"], step.get("note") or "")))
+    return f"{kind}: {len(step['devices'])} devices"
