@@ -96,6 +96,18 @@ def test_version_that_crashes_stops_early_and_all_are_back_on_the_old_one(site):
         assert 50 - members["waiting"] <= 12
 
 
+def test_slow_version_stops_at_the_first_devices(site):
+    with site.simulate(versions={"2.0.0": VersionBehaviour(latency=2.0)}) as devices:
+        first = site.roll_out("1.0.0", waves="100%", minimum=50)
+        wait_for(lambda: site.state(first) == "succeeded", "the good release", 30)
+        second = site.roll_out("2.0.0", minimum=10)
+        wait_for(lambda: site.state(second) == "aborted", "the stop", 30)
+        rollout = find_rollout(site.fleet.store, second)
+        assert "latency" in rollout.because
+        assert 50 - rollout.members["waiting"] <= 20
+        devices.wait_until(runs("1.0.0"), 10)
+
+
 def test_lying_clock_shows_as_stale_and_keeps_the_model(site):
     liar = replace(FAST, clock_s=10 * 365 * 86_400.0)
     with site.simulate(behaviours={NAMES[0]: liar}) as devices:

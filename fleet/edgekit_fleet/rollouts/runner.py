@@ -278,9 +278,7 @@ def _observe_figures(
                 fault = "crash-loop"
             is_measured = sample is not None and bool(sample.measures)
             if after.requests >= progress.settings.limits.min_requests and not is_measured:
-                pair = _find_before(
-                    session, known, (device, member.device_class, row.model), member.started_at
-                )
+                pair = _find_before(session, known, (device, member.device_class, row.model), row.version)
                 for name, value in measure(pair[0], after, pair[1]).items():
                     measures[name] = max(value, measures.get(name, value))
         if sample is not None and sample.fault:
@@ -290,13 +288,16 @@ def _observe_figures(
 
 
 def _find_before(
-    session: Session, known: _Known, place: tuple[str, str, str], started_at: float
+    session: Session, known: _Known, place: tuple[str, str, str], version: str
 ) -> tuple[ModelFigures | None, list[tuple[ModelFigures, ModelFigures]]]:
-    """Return the figures of the version before on a device, and (then, now) on devices that still run it."""
+    """Return the figures of the version before `version`, and (then, now) on devices that still run it.
+
+    The row of an hour is replaced by each report, also by those that come while the new version is fetched.
+    """
     device, device_class, model = place
     rows = session.scalars(
         select(FigureRow)
-        .where(FigureRow.device == device, FigureRow.model == model, FigureRow.reported_at <= started_at)
+        .where(FigureRow.device == device, FigureRow.model == model, FigureRow.version != version)
         .order_by(FigureRow.reported_at.desc())
         .limit(1)
     ).all()
