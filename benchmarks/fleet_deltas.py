@@ -1,0 +1,172 @@
+"""How small deltas of packages are after real fine-tuning, beside bsdiff4 and zstd.
+
+    python benchmarks/fleet_deltas.py --python .venv-train/bin/python                  two models, 3 minutes
+    python benchmarks/fleet_deltas.py --python .venv-train/bin/python mnist5k_dscnn    another one, 6 minutes
+
+Each model is trained by models/tiny/train.py, fine-tuned on its training part at three strengths (all layers,
+AdamW), and packaged in the form of its first version. `--python` is an environment made as
+models/tiny/README.md says, with `pip install bsdiff4==1.3.2` on top.
+"""
+
+import telemetry_off  # noqa: F401
+
+import argparse
+import copy
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ROOT / "models" / "tiny"
+STRENGTHS = {"light": (1, 2e-5), "medium": (1, 1e-4), "heavy": (10, 1e-3)}
+"""Epochs and learning rate; training itself peaks at 5e-3."""
+
+
+def tune(name: str, folder: Path) -> None:
+    """Train and fine-tune a model; runs where torch is."""
+    sys.path.insert(0, str(TINY))
+    import export  # type: ignore[import-not-found]
+    import torch
+    import train  # type: ignore[import-not-found]
+
+    torch.set_num_threads(1)
+    recipe = train.RECIPES[name]
+    split = recipe.load()
+    x, y = torch.from_numpy(split.train_x), torch.from_numpy(split.train_y)
+    first = train.fit(name, x, y)
+    for strength, (epochs, rate) in {"base": (0, 0.0), **STRENGTHS}.items():
+        network = copy.deepcopy(first).train()
+        generator = torch.Generator().manual_seed(2)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=recipe.weight_decay)
+        criterion = torch.nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
+        for _ in range(epochs):
+            order = torch.randperm(len(x), generator=generator)
+            for chosen in torch.split(order, recipe.batch_size):
+                if len(chosen) > 1:
+                    loss = criterion(network(recipe.augment(x[chosen], generator)), y[chosen])
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+        model = export.to_onnx(network.eval(), recipe.input_name, split.train_x.shape[1:])
+        (folder / f"{name}.{strength}.onnx").write_bytes(model)
+
+
+def compare(folder: Path) -> None:
+    """Print what bsdiff4 makes of the packages in a folder; runs where it is."""
+    import bsdiff4
+
+    base = (folder / "base.edgepkg").read_bytes()
+    sizes = {each: len(bsdiff4.diff(base, (folder / f"{each}.edgepkg").read_bytes())) for each in STRENGTHS}
+    print(json.dumps(sizes))
+
+
+def package(name: str, backend: str, models: Path, folder: Path) -> None:
+    """Package a model, and its fine-tuned versions in the same form."""
+    from edgekit_runtime.package.archive import write_package
+    from edgekit_toolkit.importers.source import load_model
+    from edgekit_toolkit.packaging.recipe import read_recipe
+    from edgekit_toolkit.packaging.signing_keys import load_signer
+    from edgekit_toolkit.pipeline import replay
+
+    command = [str(ROOT / "edgekit"), "package", str(models / f"{name}.base.onnx"), "--name", name]
+    command += ["--calibration", str(TINY / f"{name}.calib.npz"), "--eval", str(TINY / f"{name}.eval.npz")]
+    command += ["-t", "x86-64", "--backend", backend, "--search-seconds", "3", "-o", str(folder)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    next(folder.glob("*.edgepkg")).rename(folder / "base.edgepkg")
+    first = read_recipe(next(folder.glob("*.recipe.json")))
+    for strength in STRENGTHS:
+        source = load_model(models / f"{name}.{strength}.onnx")
+        passed = replay.replay(source.model.proto, batch=first.batch, applied=first.steps)
+        inferred = replay.onnx.shape_inference.infer_shapes(passed)
+        floats = replay.OnnxModel(replay.disable_optimizers(inferred, first.disabled_optimizers))
+        model = replay._build(floats, first)
+        figures = {**first.figures, "model_bytes": len(model.content)}
+        recipe = replace(
+            *(first,),
+            version="1.1.0",
+            source_sha256=source.sha256,
+            model_sha256=hashlib.sha256(model.content).hexdigest(),
+            figures=figures,
+        )
+        reference = replay.golden_reference(floats, first.dims, first.golden_ranges, first.golden_seed)
+        made = replay.assemble(recipe, reference, model)
+        write_package(folder / f"{strength}.edgepkg", made.manifest, made.artifacts, load_signer())
+
+
+def measure(folder: Path, bsdiff: dict[str, int]) -> list[dict[str, object]]:
+    import numpy as np
+
+    from edgekit_fleet.releases import deltas
+
+    rows = []
+    base = folder / "base.edgepkg"
+    for strength in STRENGTHS:
+        new = folder / f"{strength}.edgepkg"
+        old_bytes, new_bytes = base.read_bytes(), new.read_bytes()
+        started_s = time.perf_counter()
+        made = deltas.make_delta(base, new)  # None unless it makes the package byte for byte
+        seconds = time.perf_counter() - started_s
+        least = min(len(old_bytes), len(new_bytes))
+        changed = np.frombuffer(old_bytes, np.uint8)[:least] != np.frombuffer(new_bytes, np.uint8)[:least]
+        rows.append(
+            {
+                "strength": strength,
+                "base_bytes": len(old_bytes),
+                "package_bytes": len(new_bytes),
+                "changed": float(changed.mean()),
+                "delta": None if made is None else len(made[1]) / len(new_bytes),
+                "kind": "full" if made is None else made[0],
+                "zstd": len(deltas._make_zstd_delta(old_bytes, new_bytes)) / len(new_bytes),
+                "bsdiff4": bsdiff[strength] / len(new_bytes),
+                "seconds": seconds,
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", default=["japanese_vowels_tcn", "digits_cnn"])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--python", type=Path, help="interpreter that has torch and bsdiff4")
+    parser.add_argument("--tune", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--compare", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.tune:
+        tune(arguments.tune[0], Path(arguments.tune[1]))
+        return
+    if arguments.compare:
+        compare(arguments.compare)
+        return
+    if arguments.python is None:
+        parser.error("--python is missing: an environment with torch and bsdiff4")
+    again = [str(arguments.python.absolute()), "-W", "ignore", str(Path(__file__))]
+    found = []
+    print("model engine strength: base, package bytes; bytes changed; delta, zstd, bsdiff4 as share; seconds")
+    for name in arguments.names:
+        with tempfile.TemporaryDirectory() as temporary:
+            subprocess.run([*again, "--tune", name, temporary], check=True, stdout=subprocess.DEVNULL)
+            for backend in ("ort", "litert"):
+                folder = Path(temporary) / backend
+                package(name, backend, Path(temporary), folder)
+                compared = subprocess.run([*again, "--compare", str(folder)], check=True, capture_output=True)
+                for row in measure(folder, json.loads(compared.stdout)):
+                    found.append({"model": name, "engine": backend, **row})
+                    shown = "-" if row["delta"] is None else f"{row['delta']:.3f} ({row['kind']})"
+                    print(
+                        f"{name} {backend} {row['strength']}: {row['base_bytes']:,} {row['package_bytes']:,};"
+                        f" {row['changed']:.0%}; {shown} {row['zstd']:.3f} {row['bsdiff4']:.3f};"
+                        f" {row['seconds']:.2f} s",
+                        flush=True,
+                    )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
