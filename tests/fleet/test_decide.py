@@ -234,3 +234,24 @@ def test_malformed_waves_are_refused(text: str) -> None:
 def test_limit_out_of_range_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected"):
         GateLimits(**wrong)  # type: ignore[arg-type]
+
+
+def test_rollout_to_one_device_that_fails_does_not_end_well() -> None:
+    progress = start(1)
+    begun = step(progress, 1.0)
+    answer(progress, begun.devices, 2.0, "failed")
+    ended = step(progress, 3.0)
+    assert (ended.action, progress.state) == ("abort", "aborted")
+    assert ended.sentence == (
+        "stopped, and 1 device goes back: 1 of 1 devices are judged, and none runs the release"
+    )
+
+
+def test_end_of_a_rollout_counts_the_devices_that_do_not_run_the_release() -> None:
+    progress = start(2)
+    first, second = step(progress, 1.0).devices
+    answer(progress, (first,), 2.0, "refused")
+    answer(progress, (second,), 2.0)
+    ended = step(progress, 3.0)
+    assert ended.action == "succeed"
+    assert "1 device does not run the release" in ended.sentence

@@ -65,7 +65,7 @@ def _abort(progress: Progress, reason: str, figures: Mapping[str, float]) -> Dec
         action="abort",
         wave=progress.wave,
         devices=devices,
-        sentence=f"stopped, and {len(devices)} devices go back: {reason}",
+        sentence=f"stopped, and {_count(len(devices), 'goes', 'go')} back: {reason}",
         figures=figures,
     )
 
@@ -84,7 +84,7 @@ def _retry(progress: Progress) -> Decision | None:
         action="retry",
         wave=progress.wave,
         devices=devices,
-        sentence=f"{len(devices)} devices try again after a failure of the network",
+        sentence=f"{_count(len(devices), 'tries', 'try')} again after a failure of the network",
         figures={"devices": len(devices)},
     )
 
@@ -115,9 +115,7 @@ def _go_on(progress: Progress, leaning: float, now: float) -> Decision:
         if most > started:
             return _start(progress, progress.wave + 1, most, f"wave {progress.wave + 1} passed, {said}")
     elif started >= progress.wave_end:
-        rest = f"; {started - judged} others follow when they answer" if judged < started else ""
-        sentence = f"done: {said} and nothing is shown against the release{rest}"
-        return Decision(action="succeed", wave=progress.wave, sentence=sentence, figures=figures)
+        return _finish(progress, judged, said, figures)
     elif most > started:
         return _start(progress, progress.wave, most, f"{said} and nothing is shown against the release")
     return _wait(progress, now, f"{said}, and more must be before the next are started", figures)
@@ -157,3 +155,22 @@ def _start(progress: Progress, wave: int, most: int, reason: str) -> Decision:
         f" {len(progress.members)} in all: {reason}",
         figures={"started": total, "devices": len(progress.members)},
     )
+
+
+def _finish(progress: Progress, judged: int, said: str, figures: Mapping[str, float]) -> Decision:
+    """End the rollout: well if at least one device runs the release."""
+    running = sum(member.state == "succeeded" for member in progress.members.values())
+    figures = {**figures, "running": running}
+    if running == 0:
+        return _abort(progress, f"{said}, and none runs the release", figures)
+    found = "nothing is shown against the release"
+    if running < judged:
+        found = f"{_count(judged - running, 'does', 'do')} not run the release, too few to stop it"
+    rest = f"; {progress.started - judged} others follow when they answer" * (judged < progress.started)
+    return Decision(
+        action="succeed", wave=progress.wave, sentence=f"done: {said} and {found}{rest}", figures=figures
+    )
+
+
+def _count(devices: int, one: str, many: str) -> str:
+    return f"1 device {one}" if devices == 1 else f"{devices} devices {many}"
