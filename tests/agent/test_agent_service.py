@@ -42,6 +42,8 @@ def test_trial_goes_on_after_a_restart_of_the_service(site):  # noqa: F811
         load_installed(site.socket_path, "linear", "blue-green")
     site.want("2.0.0", trial="shadow")
     wait_for(lambda: "shadow with" in str(site.served()), f"a trial; {site.log()}", 40)
+    site.wait_status("working", ["trying"])
+    wait_for(lambda: site.reported().executions[0].code == "trial", "the agent to see it", 20)
     service.send_signal(signal.SIGTERM)
     service.wait(20)
     site.serve()
