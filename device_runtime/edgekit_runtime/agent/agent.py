@@ -340,7 +340,9 @@ class Agent:
         models = {}
         for model in fingerprint:
             with contextlib.suppress(EdgekitError):
-                models[model] = self._add_service(self._installer.view(model))
+                view = self._installer.view(model)
+                if view.version or view.previous or view.rejected:  # else it was removed
+                    models[model] = self._add_service(view)
         self._views, self._fingerprint = models, fingerprint
 
     def _add_service(self, view: ModelView) -> ModelView:
