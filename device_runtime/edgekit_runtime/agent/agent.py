@@ -139,6 +139,7 @@ class Agent:
         self._service: tuple[bool, ServiceIndex | None] = (False, None)
         self._wants_renewal = False
         self._service_s = self._saved_s = self._reported_s = self._figures_s = self._renewal_s = 0.0
+        self._busy_s = time.monotonic()  # when an execution was last under way
         self._last: tuple[Any, Any] = (None, None)
         self._figures: tuple[Any, ...] = ()
         self._boot = _read_boot()
@@ -419,8 +420,9 @@ class Agent:
         return seal(replace(tried[-1], models=()), "reported", self._member.key)
 
     def _read_figures(self, plan: NextSteps, now_s: float) -> tuple[Any, ...]:
-        is_young = any(one.age_s < _YOUNG_S for one in plan.executions)
-        period_s = _FIGURES_S if is_young else _QUIET_FIGURES_S
+        if any(not one.has_ended for one in plan.executions):
+            self._busy_s = now_s
+        period_s = _FIGURES_S if now_s - self._busy_s < _YOUNG_S else _QUIET_FIGURES_S
         socket_path = self._installer.find_service()
         if self._service[0] and socket_path is not None and now_s - self._figures_s > period_s:
             self._figures_s = now_s
