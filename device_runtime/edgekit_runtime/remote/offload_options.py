@@ -26,8 +26,7 @@ class OffloadOptions:
         ca_file: PEM file of the authority that signed the server's certificate, or None for the system's.
         prefer: `latency` or `energy`; None for what the package was planned for.
         deadline_s: latency that is good enough, where energy or capacity counts.
-        hedge_share: computing time that hedged requests may add, as a share of what requests take here; three
-            local runs are free.
+        hedge_share: computing time that hedged requests may waste, as a share of running all locally.
         timeout_s: limit of one request where the model cannot run here, or a plan was asked for.
         plan: name of the plan to run wherever the server can, for debugging; None to choose.
 

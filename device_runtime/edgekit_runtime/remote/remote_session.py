@@ -404,12 +404,10 @@ class RemoteSession:
         patience_s = max(1.0, 4 * (expected_s + local_s))  # only a hedge ends it sooner
         timeout_s = self._options.timeout_s if decision.is_forced else patience_s
         pending = self._server.send(request, timeout_s, finish)
-        costs = decision.plan.costs
-        own_s = (costs.device_s * rows + costs.request_s) * decision.conditions.device_slowdown
-        self._credit_s = min(self._credit_s + self._options.hedge_share * own_s, 3 * local_s)
+        self._credit_s = min(self._credit_s + self._options.hedge_share * local_s, 3 * local_s)
         if decision.is_forced:
             allowed_s = timeout_s
-        elif is_claimed and self._credit_s >= local_s:
+        elif is_claimed:
             allowed_s = 0.0  # this request is the test of what a probe claims: both ways at once
         else:
             allowed_s = self._allow_s(expected_s, local_s)
@@ -448,8 +446,7 @@ class RemoteSession:
             pending.done.wait()
             if pending.reply is None or pending.reply.outputs is None:
                 raise
-        finally:
-            self._credit_s -= time.monotonic() - began_s
+        self._credit_s -= time.monotonic() - began_s
         self.counts.remote += 1
         self._answered = way.plan.name
         return self._take(pending)
