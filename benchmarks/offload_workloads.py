@@ -338,7 +338,7 @@ def describe(way: PlannedWay, predicted_ms: float, found: Sequence[Mapping[str, 
 
 
 def compare(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the best whole-model way beside the best split, of all and of those that keep the answers."""
+    """Return a row: the best whole-model way, the best split, and the best split with equal answers."""
     run = [row for row in rows if row["p50_ms"] is not None]
     found: dict[str, Any] = {}
     for suffix, pool in (

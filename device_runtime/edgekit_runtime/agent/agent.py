@@ -35,7 +35,7 @@ from edgekit_runtime.agent.execution.step_runner import StepRunner
 from edgekit_runtime.agent.figures import read_figures
 from edgekit_runtime.agent.journal import Journal, Progress
 from edgekit_runtime.agent.mqtt_link import MqttLink, Received
-from edgekit_runtime.agent.reconcile import NextSteps, Step, accept_desired, count_time, reconcile
+from edgekit_runtime.agent.reconcile import NextSteps, accept_desired, count_time, reconcile
 from edgekit_runtime.agent.signing import seal, unseal
 from edgekit_runtime.client.control import read_metrics
 from edgekit_runtime.errors import EdgekitError, OutputError, SignatureError
@@ -285,24 +285,20 @@ class Agent:
             self._executions = tuple(
                 finish(one) if one.report.execution == name else one for one in self._executions
             )
-            self._fingerprint, self._service_s = {}, 0.0  # look anew
+            self._fingerprint, self._service_s = {}, 0.0  # read both again
         for kind, text in self._steps.take_events():
             self._emit(kind, text)
         self._count_bytes()
         self._look()
-        plan = reconcile(self._desired, self._executions, self._views, self._measure())
+        conditions = self._measure()
+        plan = reconcile(self._desired, self._executions, self._views, conditions)
         self._save(plan.executions)
         self._executions = plan.executions
         self._steps.retain({step.wanted.execution for step in plan.steps if step.wanted is not None})
-        if plan.steps:
-            self._begin(plan.steps[0])
+        if plan.steps and not self._steps.is_busy:
+            left = conditions.budget_left_bytes
+            self._steps.begin(plan.steps[0], left, self._journal.record.known_time_s)
         self._report(plan)
-
-    def _begin(self, step: Step) -> None:
-        if self._steps.is_busy:
-            return
-        left = self._measure().budget_left_bytes
-        self._steps.begin(step, left, self._journal.record.known_time_s)
 
     def _count_bytes(self) -> None:
         """Enter what a download received into its execution, and into the month's budget."""
@@ -313,7 +309,7 @@ class Agent:
             _add_bytes(one, came_bytes, done_bytes) if one.report.execution == execution else one
             for one in self._executions
         )
-        record, month = self._journal.record, time.strftime("%Y-%m", time.gmtime(max(0.0, self._clock())))
+        record, month = self._journal.record, self._read_month()
         before = record.metered_bytes if record.month == month else 0
         self._journal.write(replace(record, month=month, metered_bytes=before + came_bytes))
 
@@ -328,7 +324,7 @@ class Agent:
             self._journal.write(replace(self._journal.record, executions=executions))
 
     def _look(self) -> None:
-        """Read anew what has changed in the slots, and now and then what the service does."""
+        """Read the slots if they have changed, and the service every few seconds."""
         fingerprint = dict(self._installer.fingerprint())
         now_s = time.monotonic()
         is_under_way = any(not one.has_ended for one in self._executions)
@@ -356,9 +352,8 @@ class Agent:
     def _measure(self) -> DeviceConditions:
         now_s, record = self._read_clock(), self._journal.record
         local = time.localtime(max(0.0, self._clock()))
-        month = time.strftime("%Y-%m", time.gmtime(max(0.0, self._clock())))
         budget = self._options.month_bytes
-        used = record.metered_bytes if record.month == month else 0
+        used = record.metered_bytes if record.month == self._read_month() else 0
         battery, is_charging = read_battery()
         return DeviceConditions(
             now_s=now_s,
@@ -369,6 +364,9 @@ class Agent:
             is_charging=is_charging,
             downloaded=self._steps.list_downloaded(),
         )
+
+    def _read_month(self) -> str:
+        return time.strftime("%Y-%m", time.gmtime(max(0.0, self._clock())))
 
     def _read_clock(self) -> float | None:
         now_s = self._clock()

@@ -113,7 +113,7 @@ class Journal:
         except (JournalError, OSError) as error:
             _logger.warning("%s; the device begins like a new one", error)
             self.record = JournalRecord()
-            with contextlib.suppress(OSError):  # beside it, for whoever looks into the cause
+            with contextlib.suppress(OSError):  # the damaged file stays beside it, to find the cause
                 disk.replace(path, path.with_suffix(".damaged"))
         # A lost journal must not make documents look old.
         self._sequence = self.record.sequence_bound or int(max(0.0, clock()) * 1000)

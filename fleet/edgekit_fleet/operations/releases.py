@@ -68,7 +68,7 @@ def make_release(
         paths: of the packages; one a model and target.
         actor: who releases.
         name: of the release; today's date and a number by default.
-        note: for people.
+        note: to show.
         min_agreement: with the version before, of a release that disagrees by design; by default what the
             packages' own evidence lets expect.
 

@@ -105,7 +105,7 @@ class PublishedTarget:
 
 
 class TufRepository:
-    """The repository in a folder. Several processes may use it: each change takes a lock and reads anew."""
+    """The repository in a folder. Several processes may use it: each change locks it and reads it again."""
 
     def __init__(
         self, folder: Path, keys: Path, *, lifetimes: Lifetimes | None = None, disk: Disk = DISK

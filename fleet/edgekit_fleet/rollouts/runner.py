@@ -412,7 +412,7 @@ def _write_wanted(
         else:
             name = execution_name(row.name, member.device, model, attempt)
             jitter_s = 0.0 if is_return else document.not_before_s
-            runs = (before or {}).get("manifest_sha256")  # the others would fill the document in vain
+            runs = (before or {}).get("manifest_sha256")  # the others would only fill the document
             deltas = tuple(one for one in document.deltas if runs in (None, one.from_sha256))
             document = replace(document, execution=name, not_before_s=jitter_s, deltas=deltas)
             wanted.document = to_plain(document)

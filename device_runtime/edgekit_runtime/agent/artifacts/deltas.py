@@ -1,6 +1,6 @@
 """Makes a package of the installed one and a delta, with bounded memory, size and time.
 
-A delta comes from anybody: whoever made it cannot write outside the one file, nor more of it than was
+A delta comes from anybody: its maker cannot write outside the one file, nor more of it than was
 wanted, and the result counts only with the digest that the manager signed. Two formats, told apart by their
 first bytes: a zstd frame whose dictionary is the installed package (`zstd --patch-from`), and runs over the
 tensors of both.

@@ -77,7 +77,7 @@ class RepositoryClient:
     def find(
         self, path: str, target: str, known_time_s: float, count: Callable[[int], None] = lambda _: None
     ) -> Offer | None:
-        """Return the file at `path`, from metadata that is verified anew; None if it is not offered.
+        """Return the file at `path`, after the metadata is verified again; None if it is not offered.
 
         Args:
             path: `CLASS/NAME`.

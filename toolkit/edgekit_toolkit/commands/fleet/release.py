@@ -18,7 +18,7 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
 @click.command("release")
 @click.argument("packages", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--name", default="", help="Name of the release.  [default: today's date and a number]")
-@click.option("--note", default="", help="A note for people.")
+@click.option("--note", default="", help="A note to show with it.")
 @click.option("--list", "is_list", is_flag=True, help="List the releases instead.")
 @click.option(
     "--min-agreement",
