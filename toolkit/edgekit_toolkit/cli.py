@@ -101,7 +101,7 @@ def _run(arguments: list[str]) -> int:
 
 def _one_line(message: str) -> str:
     """Return a message without what a foreign name in it could do to the terminal."""
-    from edgekit_offload.report.markup import clean
+    from edgekit_runtime.system.shown_text import clean
     from edgekit_toolkit.report.figures import shorten
 
     return shorten(" ".join(clean(message).split()), MAX_MESSAGE_CHARS)

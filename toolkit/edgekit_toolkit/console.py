@@ -9,7 +9,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from edgekit_offload.report.markup import clean
+from edgekit_runtime.system.shown_text import clean
 
 # What stands for a sign on a console that may not have it.
 _ASCII = str.maketrans({"…": "~", "→": "->", "±": "+-"})

@@ -7,8 +7,9 @@ import base64
 import hashlib
 import html
 import math
-import unicodedata
 from collections.abc import Iterable, Sequence
+
+from edgekit_runtime.system.shown_text import clean
 
 _VOID = frozenset({"meta", "link"})
 _KILO = 1000.0
@@ -18,22 +19,6 @@ class Markup(str):
     """Text that is HTML already; only `el` and `join` make it from foreign text."""
 
     __slots__ = ()
-
-
-def clean(text: str) -> str:
-    """Return the text without characters that act instead of being shown.
-
-    Control characters would reach a terminal as commands, bidirectional overrides would reorder what the
-    reader sees, and lone surrogates (undecodable file names) cannot be written as UTF-8.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join("\ufffd" if _acts(char) else char for char in text)
-
-
-def _acts(char: str) -> bool:
-    # The two joiners of U+200C and U+200D are part of words and of emoji.
-    return unicodedata.category(char) in {"Cc", "Cf", "Cs"} and char not in "\n\t\u200c\u200d"
 
 
 def join(*parts: str | None) -> Markup:

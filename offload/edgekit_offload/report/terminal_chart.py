@@ -6,7 +6,8 @@ from typing import Final
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_offload.report.decision import curves_of, reaches_of
 from edgekit_offload.report.latency_chart import Curve, log_ticks
-from edgekit_offload.report.markup import clean, show_ms, three_digits
+from edgekit_offload.report.markup import show_ms, three_digits
+from edgekit_runtime.system.shown_text import clean
 
 _LEAST_WIDTH: Final = 40
 _HEIGHT: Final = 14

@@ -41,7 +41,7 @@ def command(release: str, *, selector: str, out: Path, path: Path | None, as_jso
     if as_json:
         print_json(made)
         return
-    from edgekit_offload.report.markup import clean
+    from edgekit_runtime.system.shown_text import clean
 
     click.echo(clean(f"{out}  {made.size_bytes / 1e6:.3f} MB, good until {format_time(made.expires_at)}"))
     click.echo(clean(f"  for {len(made.devices)} devices: {', '.join(made.devices[:10])}"))

@@ -30,7 +30,7 @@ def command(results: tuple[Path, ...], *, path: Path | None, as_json: bool) -> N
     if as_json:
         print_json(found)
         return
-    from edgekit_offload.report.markup import clean
+    from edgekit_runtime.system.shown_text import clean
 
     for one in found:
         refused = "".join(f", {count} refused ({reason})" for reason, count in one.refused.items())

@@ -73,7 +73,7 @@ def command(
     if as_json:
         print_json(found)
         return
-    from edgekit_offload.report.markup import clean
+    from edgekit_runtime.system.shown_text import clean
 
     for one in found:
         withdrawn = " (withdrawn)" if one.is_withdrawn else ""

@@ -175,7 +175,7 @@ def _follow(store: Store, name: str) -> Iterator[RolloutSummary]:
 def replay(name: str, path: Path | None, as_json: bool) -> None:
     """Decide a rollout again from the audit log, and show where that differs; exit code 1 if it does."""
     from edgekit_fleet.operations import rollouts
-    from edgekit_offload.report.markup import clean
+    from edgekit_runtime.system.shown_text import clean
 
     with open_fleet(path) as (_folder, store):
         found = rollouts.replay_rollout(store, name)
@@ -220,8 +220,8 @@ command.add_command(_make_order("abort", "Stop, and take back every device that 
 
 
 def _print_plan(found: RolloutPlan, as_json: bool) -> None:
-    from edgekit_offload.report.markup import clean
     from edgekit_runtime.dataclass_json import to_plain
+    from edgekit_runtime.system.shown_text import clean
 
     if as_json:
         print_json({**to_plain(found), "bytes": found.bytes})
@@ -267,7 +267,7 @@ def _print_summaries(found: list[RolloutSummary], as_json: bool) -> None:
 
 
 def _describe(summary: RolloutSummary) -> str:
-    from edgekit_offload.report.markup import clean
+    from edgekit_runtime.system.shown_text import clean
 
     devices = ", ".join(f"{count} {state}" for state, count in sorted(summary.members.items()))
     wave = f"wave {summary.wave} of {len(summary.waves)}"

@@ -21,7 +21,7 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
 @as_json_option
 def command(release: str, path: Path | None, as_json: bool) -> None:
     """Withdraw RELEASE: no rollout can use it, and no device can fetch it. Those that run it keep it."""
-    from edgekit_offload.report.markup import clean
+    from edgekit_runtime.system.shown_text import clean
 
     with open_fleet(path) as (folder, store):
         from edgekit_fleet.operations import releases
