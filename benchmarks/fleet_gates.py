@@ -55,13 +55,14 @@ def peer_stops_clean(run: Simulation, devices: int) -> bool:
 
 def run_clean(begin: float) -> dict[str, int]:
     """Return how rollouts of a clean release end, as counts."""
-    counts = {"devices": CLEAN_DEVICES, "runs": 0, "aborted": 0, "finished": 0, "peer_aborted": 0}
+    counts = dict.fromkeys(("runs", "aborted", "paused", "finished", "peer_aborted"), 0)
     for seed in range(CLEAN_RUNS):
         if time.monotonic() - begin > LIMIT_S:
             break
         run = simulate(1_000 + seed, CLEAN_DEVICES, CLEAN)
         counts["runs"] += 1
         counts["aborted"] += run.progress.state == "aborted"
+        counts["paused"] += run.progress.state == "paused"
         counts["finished"] += run.progress.state == "succeeded"
         counts["peer_aborted"] += peer_stops_clean(run, CLEAN_DEVICES)
     return counts
@@ -73,7 +74,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     begin, rows = time.monotonic(), []
-    print(f"{'model':24}{'devices':>8}{'stopped':>9}{'worst':>7}{'share':>8}{'minutes':>9}{'peer rule':>11}")
+    print(
+        f"{'model':24}{'devices':>8}{'aborted':>9}{'paused':>7}{'worst':>7}"
+        f"{'share':>8}{'minutes':>9}{'peer rule':>11}"
+    )
     for devices in FLEETS:
         for name, model in BAD_MODELS.items():
             if time.monotonic() - begin > LIMIT_S:
@@ -83,7 +87,8 @@ def main() -> None:
             row = {
                 "model": name,
                 "devices": devices,
-                "stopped": sum(run.progress.state == "aborted" for run in runs),
+                "aborted": sum(run.progress.state == "aborted" for run in runs),
+                "paused": sum(run.progress.state == "paused" for run in runs),
                 "runs": len(runs),
                 "minimum": default_minimum(devices),
                 "mean_exposed": sum(run.exposed for run in runs) / len(runs),
@@ -94,13 +99,13 @@ def main() -> None:
             }
             rows.append(row)
             print(
-                f"{name:24}{devices:8}{row['stopped']:6}/{len(runs)}{worst:7}{worst / devices:8.2%}"
-                f"{row['minutes']:9.1f}{row['peer_exposed']:11}"
+                f"{name:24}{devices:8}{row['aborted']:6}/{len(runs)}{row['paused']:7}{worst:7}"
+                f"{worst / devices:8.2%}{row['minutes']:9.1f}{row['peer_exposed']:11}"
             )
     clean = run_clean(begin)
     print(
         f"clean rollouts of {CLEAN_DEVICES} devices: {clean['aborted']} of {clean['runs']} stopped wrongly,"
-        f" {clean['finished']} finished; by the peer rule {clean['peer_aborted']}"
+        f" {clean['paused']} paused, {clean['finished']} finished; by the peer rule {clean['peer_aborted']}"
     )
     if options.json:
         options.json.write_text(json.dumps({"bad": rows, "clean": clean}, indent=1) + "\n")

@@ -2,12 +2,14 @@
 
 import signal
 
+import numpy as np
 import pytest
 from tests.agent.site import site  # noqa: F401  # a fixture
 from tests.fleet.conftest import fleet, fleet_settings, mosquitto  # noqa: F401  # fixtures
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.waiting import wait_for
 
+from edgekit_runtime.client.client import Client
 from edgekit_runtime.client.control import load_installed
 from edgekit_runtime.errors import SlotError
 
@@ -50,3 +52,19 @@ def test_trial_goes_on_after_a_restart_of_the_service(site):  # noqa: F811
     wait_for(lambda: "shadow with" in str(site.served()), f"the trial again; {site.log()}", 20)
     assert {version for version, _, _ in site.served()} == {"1.0.0", "2.0.0"}
     site.wait_status("working", ["trying"])
+
+
+def test_infinity_outside_a_trial_shows_in_the_fleet(site):  # noqa: F811
+    site.enrol()
+    site.install("1.0.0")
+    site.serve()
+    wait_for(lambda: versions(site) == ["1.0.0"], f"1.0.0; {site.log()}", 30)
+    with Client(str(site.socket_path)) as client:
+        for _ in range(50):  # the drift statistics look at some of them
+            (answer,) = client.infer("linear", {"x": np.full((1, 4), 3e38, np.float32)}).values()
+            assert np.isinf(answer).all()
+    site.start("agent")
+    wait_for(lambda: site.fleet.detail("d1").summary.status == "faulty", f"its fault; {site.log()}", 30)
+    detail = site.fleet.detail("d1")
+    assert "but 1.0.0 answered NaN or infinity" in detail.why
+    assert detail.reported["models"][0]["health"] == "faulty"

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tests.service.test_drift import looked, new_drift
 
@@ -44,3 +45,14 @@ def test_page_of_the_service_becomes_figures():
 def test_version_without_a_reference_has_no_drift():
     (found,) = read_figures(make_page(None))
     assert found.drift is None
+
+
+def test_answers_with_nan_to_finite_inputs_are_counted():
+    drift = new_drift()
+    looked(drift, 5)
+    for inputs, outputs in ((0.5, np.nan), (np.nan, np.nan), (0.5, np.inf), (0.5, 1.0)):
+        image = np.full((1, 3, 32, 32), inputs, np.float32)
+        scores = np.full((1, 4), outputs, np.float32)
+        drift.add(drift.pick_inputs({"image": image}), {"logits": scores})
+    (found,) = read_figures(make_page(drift.to_json()))
+    assert found.not_finite == 2

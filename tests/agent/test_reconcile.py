@@ -166,3 +166,10 @@ def test_model_no_longer_wanted_is_removed():
     plan = reconcile(make_desired(removed=("kws", "gone")), (), view(), NOON)
     assert [(step.action, step.model) for step in plan.steps] == [("remove", "kws")]
     assert PACKAGE not in NOON.downloaded
+
+
+def test_version_that_answers_nan_is_reported_as_faulty():
+    models = view(version="2.0.0", manifest_sha256=NEW, served=("2.0.0",), not_finite=3)
+    plan = decide(models)
+    assert (plan.status, plan.models[0].health) == ("converged", "faulty")
+    assert plan.models[0].because == "2.0.0 answered NaN or infinity 3 times"

@@ -106,7 +106,6 @@ def simulate(
         waves=plan_waves(waves, devices, minimum),
         minimum=minimum,
         limits=limits or GateLimits(),
-        quorum=0.8,
     )
     start = Started(
         settings=settings,
@@ -122,8 +121,8 @@ def simulate(
             run.log.append((now, answer))
             apply(run.progress, answer, now)
         decision = decide(run.progress, now)
-        if decision is None:
-            break
+        if decision is None or run.progress.state == "paused":
+            break  # nobody resumes it here
         if decision.action == "wait" or (decision.action == "ask" and decision == run.progress.last):
             now = max(now + TICK_S, events[0][0]) if events else now + 600.0
             continue

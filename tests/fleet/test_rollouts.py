@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,29 @@ def test_bad_release_stops_and_takes_its_devices_back(store: Store) -> None:
         executions = session.scalars(select(ExecutionRow.execution)).all()
     assert len(set(executions)) == 20
     assert rollouts.replay_rollout(store, fleet.name) == []
+
+
+@pytest.mark.parametrize(("before", "state"), [(0, "aborted"), (2, "succeeded")])
+def test_nan_counts_against_a_release_where_the_version_before_had_none(
+    store: Store, before: int, state: str
+) -> None:
+    add_devices(store, 20)
+    add_release(store)
+    old = ModelFigures(model="digits", version="1", requests=50, not_finite=before)
+    with store.transaction() as session:
+        for number in range(20):
+            session.add(
+                FigureRow(
+                    device=f"d{number:03}",
+                    model="digits",
+                    version="1",
+                    hour=int(NOW // 3600) - 1,
+                    figures=to_plain(old),
+                    reported_at=NOW - 3600,
+                )
+            )
+    fleet = start(store)
+    assert fleet.run(succeed, figures=replace(old, version="2", not_finite=1)) == state
 
 
 def test_device_that_ran_nothing_goes_back_to_nothing(store: Store) -> None:

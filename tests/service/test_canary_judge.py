@@ -103,6 +103,16 @@ def test_at_the_end_unproven_latency_is_enough_and_unproven_agreement_is_not() -
     assert verdict.reason.startswith("not shown")
 
 
+@pytest.mark.parametrize(("failed", "gate"), [(0, ""), (2, ""), (3, "errors"), (12, "errors")])
+def test_short_trial_is_judged_by_the_errors_that_it_counted(failed: int, gate: str) -> None:
+    """To show that at most 1 % fail takes a thousand answers; here are 150."""
+    observed = Observed(elapsed_s=90_000.0)
+    observed.current.answers = observed.candidate.answers = 150
+    observed.candidate.failed = failed
+    verdict = judge(observed, Gates(min_samples=100, min_agreement=0, max_p50_ratio=0, max_p99_ratio=0))
+    assert verdict.gate == gate if isinstance(verdict, Rollback) else gate == ""
+
+
 def test_more_energy_per_request_is_rolled_back() -> None:
     observed = Observed()
     rng = np.random.default_rng(3)

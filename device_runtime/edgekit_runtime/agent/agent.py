@@ -347,7 +347,9 @@ class Agent:
         if not runs:
             return view
         served, on_trial, remark = describe_service(index or {}, view.model)
-        return replace(view, served=served, on_trial=on_trial, remark=remark)
+        key = view.model, view.version
+        not_finite = sum(one.not_finite for one in self._figures if (one.model, one.version) == key)
+        return replace(view, served=served, on_trial=on_trial, remark=remark, not_finite=not_finite)
 
     def _measure(self) -> DeviceConditions:
         now_s, record = self._read_clock(), self._journal.record

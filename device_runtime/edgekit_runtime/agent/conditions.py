@@ -29,6 +29,7 @@ class ModelView:
         served: versions that the service serves, or None without a running service.
         on_trial: version that the service tries beside another, or empty.
         remark: what the service states of the trial, or why it serves nothing.
+        not_finite: answers of `version` with NaN or infinity to finite inputs.
     """
 
     model: str
@@ -41,6 +42,7 @@ class ModelView:
     served: tuple[str, ...] | None = None
     on_trial: str = ""
     remark: str = ""
+    not_finite: int = 0
 
     def find_rejection(self, manifest_sha256: str) -> str | None:
         """Return why a version was rejected here, or None if it was not."""

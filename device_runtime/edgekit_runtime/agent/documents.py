@@ -161,15 +161,17 @@ class ReportedModel:
     Attributes:
         model: its name.
         version, manifest_sha256: of what is opened, or empty if nothing is.
-        health: `unproven`, `healthy`, `rejected`, or `missing` where nothing is opened.
+        health: `unproven`, `healthy`, `rejected`, or `missing` where nothing is opened; `faulty` where it
+            answers NaN or infinity to finite inputs.
         previous: version in the spare slot, or empty.
-        because: why another version than the desired one is opened; one sentence, or empty.
+        because: why another version than the desired one is opened, or why it is faulty; one sentence, or
+            empty.
     """
 
     model: str
     version: str
     manifest_sha256: str
-    health: Literal["unproven", "healthy", "rejected", "missing"]
+    health: Literal["unproven", "healthy", "rejected", "missing", "faulty"]
     previous: str = ""
     because: str = ""
 
@@ -181,6 +183,7 @@ class ModelFigures:
     Attributes:
         model, version: of the figures.
         requests, failed: calls that were answered, and those of them that failed.
+        not_finite: answers with NaN or infinity to finite inputs, of those that were looked at.
         restarts: crashes of the process that runs the model.
         p50_ms, p99_ms: latency, or None before the first call.
         energy_mj: median energy a call, in millijoules, or None where it is not measured.
@@ -193,6 +196,7 @@ class ModelFigures:
     version: str
     requests: Annotated[int, _COUNT] = 0
     failed: Annotated[int, _COUNT] = 0
+    not_finite: Annotated[int, _COUNT] = 0
     restarts: Annotated[int, _COUNT] = 0
     p50_ms: float | None = None
     p99_ms: float | None = None

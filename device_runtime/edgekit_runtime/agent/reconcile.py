@@ -220,13 +220,17 @@ def _settle(wanted: DesiredModel, progress: Progress, view: ModelView) -> tuple[
 def _describe(
     view: ModelView, wanted: DesiredModel | None, progress: Progress | None = None
 ) -> ReportedModel:
+    because = "" if wanted is None else _explain(view, wanted, progress)
+    is_faulty = view.not_finite > 0 and not because
+    if is_faulty:
+        because = f"{view.version} answered NaN or infinity {view.not_finite} times"
     return ReportedModel(
         model=view.model,
         version=view.version,
         manifest_sha256=view.manifest_sha256,
-        health=view.health,
+        health="faulty" if is_faulty else view.health,
         previous=view.previous,
-        because="" if wanted is None else _explain(view, wanted, progress),
+        because=because,
     )
 
 
@@ -250,7 +254,7 @@ def _judge(
 ) -> tuple[Status, str]:
     under_way = {progress.report.model for progress in executions if not progress.has_ended}
     for model in models:
-        if model.because and model.model not in under_way:
+        if model.because and model.health != "faulty" and model.model not in under_way:
             return "diverged", f"{model.model}: {model.because}"
     if under_way or steps:
         return "working", ""

@@ -4,7 +4,7 @@ Some values of each call are counted. The statistics are of recent calls: older 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -26,9 +26,10 @@ class Drift:
 
     Attributes:
         looked_at: number of counted calls, each with the weight that it has left.
+        not_finite: number of counted answers with NaN or infinity to inputs without; they lose no weight.
     """
 
-    __slots__ = ("_classes", "_inputs", "_outputs", "_window", "looked_at")
+    __slots__ = ("_classes", "_inputs", "_outputs", "_window", "looked_at", "not_finite")
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class Drift:
             elif DTYPES[spec.dtype].kind == "f":
                 self._outputs[spec.name] = ValueSketch(known)
         self.looked_at = 0.0
+        self.not_finite = 0
 
     def pick_inputs(self, inputs: Mapping[str, Array], phase: float = 0.0) -> list[tuple[str, Array]]:
         """Return a copy of some values of each counted input; see `pick` for `phase`."""
@@ -76,6 +78,9 @@ class Drift:
         self, picked: Sequence[tuple[str, Array]], outputs: Mapping[str, Array], phase: float = 0.0
     ) -> None:
         """Count the values picked from the inputs of one call, and some values of its outputs."""
+        # First, as the sketches overwrite what was picked.
+        if not _are_finite(outputs.values()) and _are_finite(values for _, values in picked):
+            self.not_finite += 1
         for name, values in picked:
             self._inputs[name].add(values)
         for name, sketch in self._outputs.items():
@@ -100,12 +105,17 @@ class Drift:
         outputs.update((name, sketch.to_json()) for name, sketch in self._outputs.items())
         document: dict[str, JsonValue] = {
             "looked_at": round(self.looked_at),
+            "not_finite": self.not_finite,
             "inputs": inputs,
             "outputs": outputs,
         }
         while len(json.dumps(document)) > MAX_DOCUMENT_BYTES and (inputs or outputs):  # very long names
             (inputs if len(inputs) >= len(outputs) else outputs).popitem()
         return document
+
+
+def _are_finite(arrays: Iterable[Array]) -> bool:
+    return all(array.dtype.kind != "f" or bool(np.isfinite(array).all()) for array in arrays)
 
 
 def pick(array: Array, phase: float) -> Array:

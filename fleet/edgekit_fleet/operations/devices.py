@@ -215,12 +215,16 @@ def _explain_absence(session: Session, name: str) -> str:
 
 def _summarize(row: DeviceRow) -> DeviceSummary:
     models = (row.reported or {}).get("models", ())
+    status, because = "revoked" if row.revoked_at is not None else row.status, row.because
+    faults = [each["because"] for each in models if each.get("health") == "faulty"]
+    if status == "converged" and faults:
+        status, because = "faulty", faults[0]
     return DeviceSummary(
         name=row.name,
         target=row.target,
         tags=row.tags,
-        status="revoked" if row.revoked_at is not None else row.status,
-        because=row.because,
+        status=status,
+        because=because,
         is_online=row.is_online,
         last_seen_at=row.last_seen_at,
         models={each["model"]: each["version"] for each in models},
@@ -252,7 +256,8 @@ def _explain(row: DeviceRow, wanted: Any, executions: Any) -> str:
     state = "as it should" if wanted else "and nothing else is wanted of it"
     contact = "" if row.is_online else f" (offline; last seen {_ago(row.last_seen_at)})"
     because = f", but is {row.status}: {row.because}" if row.status in ("diverged", "stale") else ""
-    return f"{row.name} runs {shown}, {state}{contact}{because}."
+    faults = "".join(f", but {one.because}" for one in runs.values() if one.health == "faulty")
+    return f"{row.name} runs {shown}, {state}{contact}{because}{faults}."
 
 
 def _obstacle(row: DeviceRow, there: Any, step: Any) -> str:

@@ -8,11 +8,13 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from edgekit_fleet.rollouts.gates import judge_samples
+from edgekit_fleet.rollouts.gates import Judgement, judge_samples
 from edgekit_fleet.rollouts.progress import TRANSIENT_CODES, Decision, Member, Progress, RolloutSettings
 
-_LEANING: Final = 0.3
-"""From this share of the way to a stop, few devices are started at a time."""
+_LEANING: Final = 0.1
+"""From this share of the way to a stop, the evidence leans against the release."""
+_MOST_SUSPECTED: Final = 30
+"""So many devices get a release against which the evidence leans; a larger minimum holds."""
 
 
 def decide(progress: Progress, now: float) -> Decision | None:
@@ -36,7 +38,7 @@ def decide(progress: Progress, now: float) -> Decision | None:
         is_own = progress.last is not None and progress.last.sentence.startswith("paused")
         sentence = progress.last.sentence if is_own and progress.last else "paused by order; resume it"
         return Decision(action="wait", wave=progress.wave, sentence=sentence)
-    return _retry(progress) or _go_on(progress, judgement.leaning, now)
+    return _retry(progress) or _go_on(progress, judgement, now)
 
 
 def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
@@ -89,7 +91,7 @@ def _retry(progress: Progress) -> Decision | None:
     )
 
 
-def _go_on(progress: Progress, leaning: float, now: float) -> Decision:
+def _go_on(progress: Progress, judgement: Judgement, now: float) -> Decision:
     settings, started = progress.settings, progress.started
     if started == 0:
         return _start(progress, 0, settings.minimum, "the first devices")
@@ -97,18 +99,22 @@ def _go_on(progress: Progress, leaning: float, now: float) -> Decision:
     for member in progress.members.values():
         judged += is_judged(member, settings, now)
         silent += member.state == "started" and now - member.started_at >= settings.patience_s
-    is_all = started == len(progress.members)
-    needed = max(math.ceil((1.0 if is_all else settings.quorum) * (started - silent)), 1)
+    is_all, is_leaning = started == len(progress.members), judgement.leaning >= _LEANING
+    quorum = 1.0 if is_all or is_leaning else settings.quorum
+    needed = max(math.ceil(quorum * (started - silent)), 1)
     figures: dict[str, float] = {"judged": judged, "started": started, "needed": needed, "silent": silent}
     said = f"{judged} of {started} devices are judged"
     # Silent devices of the first step are replaced, at most once each: they may all come back together.
     replaced_at_most = settings.minimum + min(silent, settings.minimum)
-    if started < min(replaced_at_most, progress.wave_end):
+    if started < min(replaced_at_most, progress.wave_end) and not is_leaning:
         return _start(progress, progress.wave, replaced_at_most, f"{said}, and {silent} do not answer")
     if judged < needed:
         return _wait(progress, now, f"{said} and {needed} are needed", figures)
     most = 2 * judged + silent if judged >= settings.minimum else max(2 * judged, replaced_at_most)
-    if leaning >= _LEANING:
+    if is_leaning and not is_all:
+        if started >= max(settings.minimum, _MOST_SUSPECTED, 2 * progress.resumed_with):
+            doubt = f"paused: {judgement.suspicion}: too few to stop it; look at them, then resume or abort"
+            return Decision(action="pause", wave=progress.wave, sentence=doubt, figures=figures)
         most = min(most, judged + silent + max(settings.minimum // 5, 1))
     if progress.wave < len(settings.waves) - 1 and started >= progress.wave_end:
         figures["wave"] = progress.wave

@@ -152,10 +152,12 @@ class Judgement:
     Attributes:
         verdict: why the release must stop, or None while nothing is shown against it.
         leaning: how far the gate that is worst off has come towards a stop, 0 to 1.
+        suspicion: what that gate would say, or an empty string.
     """
 
     verdict: Verdict | None
     leaning: float
+    suspicion: str
 
 
 def judge_samples(samples: Iterable[Sample], limits: GateLimits) -> Judgement:
@@ -176,14 +178,15 @@ def judge_samples(samples: Iterable[Sample], limits: GateLimits) -> Judgement:
     # Half of alpha for the whole fleet, half for all its classes together: a package that is bad for one
     # class of many must not hide among the good ones.
     shares = [1.0] if len(groups) == 1 else [0.5, *[0.5 / len(classes)] * len(classes)]
-    leaning = 0.0
+    leaning, suspicion = 0.0, ""
     for (where, group), share in zip(groups, shares, strict=True):
         needed = math.log(_TESTS / (limits.alpha * share))
         for evidence, verdict in _weigh(group, limits, where):
-            leaning = max(leaning, evidence / needed)
             if evidence >= needed:
-                return Judgement(verdict=verdict, leaning=1.0)
-    return Judgement(verdict=None, leaning=leaning)
+                return Judgement(verdict=verdict, leaning=1.0, suspicion=verdict.sentence)
+            if evidence / needed > leaning:
+                leaning, suspicion = evidence / needed, verdict.sentence
+    return Judgement(verdict=None, leaning=leaning, suspicion=suspicion)
 
 
 def _weigh(group: Sequence[Sample], limits: GateLimits, where: str) -> Iterator[tuple[float, Verdict]]:

@@ -196,6 +196,7 @@ class Progress:
         started: members that were offered the release.
         step_at: when the last devices were started.
         approved: waves that were approved.
+        resumed_with: `started` when a person last resumed it, who had seen what was known then.
         wants_abort: who ordered to abort, or None.
         last: the last decision, or None.
     """
@@ -207,6 +208,7 @@ class Progress:
     started: int = 0
     step_at: float = 0.0
     approved: int = 0
+    resumed_with: int = 0
     wants_abort: str | None = None
     last: Decision | None = None
 
@@ -299,6 +301,7 @@ def _apply_order(progress: Progress, entry: Ordered, at: float) -> None:
         progress.state = "paused"
     elif progress.state == "paused" and entry.order == "resume":
         progress.state, progress.step_at = "running", at
+        progress.resumed_with = progress.started
     elif entry.order == "approve":
         progress.approved = progress.wave + 1
         progress.step_at = at

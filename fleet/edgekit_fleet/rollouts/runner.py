@@ -22,6 +22,7 @@ from edgekit_fleet.rollouts.progress import (
     Decision,
     Entry,
     Joined,
+    Member,
     Outcome,
     Progress,
     Started,
@@ -276,6 +277,9 @@ def _observe_figures(
             after = from_plain(ModelFigures, row.figures, device)
             if after.restarts >= _CRASHES:
                 fault = "crash-loop"
+            is_suspect = after.not_finite > 0 and not (sample is not None and sample.fault)
+            if is_suspect and not _was_not_finite(session, known, member, row):
+                fault = "not-finite"
             is_measured = sample is not None and bool(sample.measures)
             if after.requests >= progress.settings.limits.min_requests and not is_measured:
                 pair = _find_before(session, known, (device, member.device_class, row.model), row.version)
@@ -285,6 +289,12 @@ def _observe_figures(
             fault = ""
         if fault or measures:
             yield Answered(device=device, fault=fault, measures=measures)
+
+
+def _was_not_finite(session: Session, known: _Known, member: Member, row: FigureRow) -> bool:
+    """Return whether the version before answered NaN or infinity on this device too."""
+    before, _ = _find_before(session, known, (row.device, member.device_class, row.model), row.version)
+    return before is not None and before.not_finite > 0
 
 
 def _find_before(

@@ -55,6 +55,7 @@ def write_metrics(
             restarts,
             *_trial_families(trials),
             _drift_family(served),
+            _not_finite_family(served),
             *_governor_families(served),
         ]
     )
@@ -100,6 +101,20 @@ def _drift_family(served: Iterable[Served]) -> MetricFamily:
             series.append(({"model": one.loaded.manifest.name, "version": one.version}, float(max(known))))
     text = "Population stability index of inputs or outputs, the larger."
     return MetricFamily("edgekit_drift_psi", "gauge", text, tuple(series))
+
+
+def _not_finite_family(served: Iterable[Served]) -> MetricFamily:
+    found = [(one, one.to_json().get("drift")) for one in served]
+    return MetricFamily(
+        "edgekit_not_finite_answers_total",
+        "counter",
+        "Answers with NaN or infinity to finite inputs, of those that the drift statistics look at.",
+        tuple(
+            ({"model": one.loaded.manifest.name, "version": one.version}, float(drift["not_finite"]))
+            for one, drift in found
+            if isinstance(drift, Mapping)
+        ),
+    )
 
 
 def _governor_families(served: Iterable[Served]) -> list[MetricFamily]:

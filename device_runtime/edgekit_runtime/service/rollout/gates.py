@@ -152,8 +152,9 @@ def judge(observed: Observed, gates: Gates) -> Verdict:
     """Return the verdict on the candidate.
 
     NaN and a burst of errors roll back at once. Otherwise a gate that is shown to be missed rolls
-    back, and all gates shown to be kept promote. At the end of time agreement and errors must have been shown
-    to be kept; of latency and energy it is enough that nothing was shown against them.
+    back, and all gates shown to be kept promote. At the end of time agreement must have been shown to be kept,
+    and as many errors as the limit allows must not be exceeded: to show 1 % takes a thousand answers. Of
+    latency and energy it is enough that nothing was shown against them.
 
     Args:
         observed: so far.
@@ -241,7 +242,9 @@ def _find_errors(observed: Observed, gates: Gates) -> _Finding:
             f" {current.answers} of the current version, expected at most {gates.max_extra_errors:.1%} more"
         )
 
-    return _Finding("errors", state, text, is_proof_needed=True)
+    allowed = (current.failed / max(current.answers, 1) + gates.max_extra_errors) * candidate.answers
+    is_beyond = candidate.failed > math.ceil(allowed)
+    return _Finding("errors", state, text, is_proof_needed=is_beyond)
 
 
 def _state_of(is_above: bool | None, *, wanted: bool) -> _State:
