@@ -104,16 +104,17 @@ def _drift_family(served: Iterable[Served]) -> MetricFamily:
 
 
 def _not_finite_family(served: Iterable[Served]) -> MetricFamily:
-    found = [(one, one.to_json().get("drift")) for one in served]
+    series = []
+    for one in served:
+        drift: Any = one.to_json().get("drift") or {}
+        if "not_finite" in drift:
+            labels = {"model": one.loaded.manifest.name, "version": one.version}
+            series.append((labels, float(drift["not_finite"])))
     return MetricFamily(
         "edgekit_not_finite_answers_total",
         "counter",
         "Answers with NaN or infinity to finite inputs, of those that the drift statistics look at.",
-        tuple(
-            ({"model": one.loaded.manifest.name, "version": one.version}, float(drift["not_finite"]))
-            for one, drift in found
-            if isinstance(drift, Mapping)
-        ),
+        tuple(series),
     )
 
 

@@ -152,9 +152,9 @@ def judge(observed: Observed, gates: Gates) -> Verdict:
     """Return the verdict on the candidate.
 
     NaN and a burst of errors roll back at once. Otherwise a gate that is shown to be missed rolls
-    back, and all gates shown to be kept promote. At the end of time agreement must have been shown to be kept,
-    and as many errors as the limit allows must not be exceeded: to show 1 % takes a thousand answers. Of
-    latency and energy it is enough that nothing was shown against them.
+    back, and all gates shown to be kept promote. At the end of time agreement must have been shown to be
+    kept, and no more errors counted than the limit allows: to show 1 % takes a thousand answers. Of latency
+    and energy it is enough that nothing was shown against them.
 
     Args:
         observed: so far.
