@@ -19,7 +19,7 @@ from edgekit_runtime.agent.artifacts.download import (
     DownloadStoppedError,
     SlowError,
 )
-from edgekit_runtime.agent.mqtt_link import make_context
+from edgekit_runtime.agent.membership import make_context
 from edgekit_runtime.errors import DigestError, TransportError
 
 CONTENT = bytes(range(256)) * 2000  # 512 kB

@@ -6,7 +6,7 @@ from tests.fleet.conftest import fleet, fleet_settings, mosquitto  # noqa: F401 
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.waiting import wait_for
 
-from edgekit_runtime.agent.enrolment import read_membership
+from edgekit_runtime.agent.membership import read_membership
 
 pytest.importorskip("onnxruntime")
 

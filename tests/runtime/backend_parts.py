@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgekit_runtime.sessions.session import ENTRY_POINT_GROUP
+from edgekit_runtime.system.engines import ENTRY_POINT_GROUP
 
 
 def install_backend(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:

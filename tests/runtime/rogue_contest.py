@@ -21,6 +21,6 @@ def open_litert(package: Any, choice: Any, threads: int | None) -> Any:
 if __name__ == "__main__":
     if os.environ["ROGUE"] != "stay":
         contest_child._OPENING_S = 4.0  # type: ignore[misc]
-    rogue = replace(session._BUILT_IN["litert"], module="tests.runtime.rogue_contest")
-    session._BUILT_IN = {**session._BUILT_IN, "litert": rogue}  # type: ignore[misc]
+    rogue = replace(session.BUILT_IN["litert"], module="tests.runtime.rogue_contest")
+    session.BUILT_IN = {**session.BUILT_IN, "litert": rogue}  # type: ignore[misc]
     sys.exit(contest_child.run())

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from edgekit_runtime.client import link
 from edgekit_runtime.client.control import load_installed, read_index, read_metrics
 from edgekit_runtime.errors import SlotError, TransportError
-from edgekit_runtime.system import paths
+from edgekit_runtime.system import local_sockets, paths
 from edgekit_runtime.system.paths import find_running_service
 
 Answer = Callable[[int, bytes], Path]
@@ -129,7 +128,7 @@ def test_service_that_does_not_answer_is_waited_for_in_bounds(
         waited.append(timeout_s)
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr(link, "limit_time", time_out)
+    monkeypatch.setattr(local_sockets, "limit_time", time_out)
     if use == "ask":
         assert read_index(tmp_path / "a.sock") is None
     elif use == "tell":

@@ -18,10 +18,10 @@ from tests.service.service_parts import Running, X, make_config, running, write_
 
 import edgekit_runtime
 from edgekit_runtime import Client
-from edgekit_runtime.client.link import limit_time
 from edgekit_runtime.errors import DataError, RequestError, TransportError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.system.local_sockets import limit_time
 
 
 @pytest.fixture(params=["unix", "tcp"])

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from edgekit_runtime import __version__
-from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits
 from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
 from edgekit_runtime.agent.documents import (
     Desired,
@@ -29,11 +28,12 @@ from edgekit_runtime.agent.documents import (
     Online,
     Reported,
 )
-from edgekit_runtime.agent.enrolment import Membership
 from edgekit_runtime.agent.execution.install import Installer, ServiceIndex, describe_service
+from edgekit_runtime.agent.execution.step_result import StepCarrier, StepOrder
 from edgekit_runtime.agent.execution.step_runner import StepRunner
 from edgekit_runtime.agent.figures import read_figures
 from edgekit_runtime.agent.journal import Journal, Progress
+from edgekit_runtime.agent.membership import Membership
 from edgekit_runtime.agent.mqtt_link import MqttLink, Received
 from edgekit_runtime.agent.reconcile import NextSteps, accept_desired, count_time, reconcile
 from edgekit_runtime.agent.signing import seal, unseal
@@ -41,7 +41,7 @@ from edgekit_runtime.client.control import read_metrics
 from edgekit_runtime.errors import EdgekitError, OutputError, SignatureError
 from edgekit_runtime.power.sensors.battery import find_battery
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label
-from edgekit_runtime.sessions.session import list_engines
+from edgekit_runtime.system.engines import list_engines
 from edgekit_runtime.system.machine import machine_bytes
 
 _TICK_S: Final = 1.0
@@ -102,7 +102,7 @@ class Agent:
         *,
         clock: Callable[[], float] = time.time,
         link: "DocumentLink | None" = None,
-        downloader: Downloader | None = None,
+        carrier: StepCarrier | None = None,
     ) -> None:
         """Read the journal; `run` connects.
 
@@ -113,7 +113,7 @@ class Agent:
             options: see there.
             clock: seconds since 1970.
             link: in place of a connection to the broker.
-            downloader: in place of the web server.
+            carrier: downloads and installs; by default this process does.
 
         Raises:
             OutputError: the folder cannot be made or written.
@@ -130,9 +130,14 @@ class Agent:
         # What the last run may have lost of their age: else a device that restarts in a loop never times out.
         self._executions = count_time(self._journal.record.executions, _SAVE_S)
         context = member.make_context()
-        limits = DownloadLimits(bytes_per_s=self._options.bytes_per_s)
-        downloader = downloader or Downloader(context, limits, installer.slots.disk)
-        self._steps = StepRunner(member, folder, installer, downloader, clock=clock)
+        if carrier is None:
+            from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits
+            from edgekit_runtime.agent.execution.local_steps import LocalSteps
+
+            limits = DownloadLimits(bytes_per_s=self._options.bytes_per_s)
+            downloader = Downloader(context, limits, installer.slots.disk)
+            carrier = LocalSteps(member, folder, installer, downloader, clock=clock)
+        self._steps = StepRunner(folder, installer, carrier)
         self._link: DocumentLink = link or MqttLink(self._device, member.enrolment.brokers, context, b"")
         self._views: dict[str, ModelView] = {}
         self._fingerprint: dict[str, int] = {}
@@ -281,9 +286,9 @@ class Agent:
 
     def _tick(self, elapsed_s: float) -> None:
         self._executions = count_time(self._executions, elapsed_s)
-        for name, finish in self._steps.collect():
+        for name, result in self._steps.collect():
             self._executions = tuple(
-                finish(one) if one.report.execution == name else one for one in self._executions
+                result.apply(one) if one.report.execution == name else one for one in self._executions
             )
             self._fingerprint, self._service_s = {}, 0.0  # read both again
         for kind, text in self._steps.take_events():
@@ -296,8 +301,12 @@ class Agent:
         self._executions = plan.executions
         self._steps.retain({step.wanted.execution for step in plan.steps if step.wanted is not None})
         if plan.steps and not self._steps.is_busy:
-            left = conditions.budget_left_bytes
-            self._steps.begin(plan.steps[0], left, self._journal.record.known_time_s)
+            order = StepOrder(
+                step=plan.steps[0],
+                most_bytes=conditions.budget_left_bytes,
+                known_time_s=self._journal.record.known_time_s,
+            )
+            self._steps.begin(order)
         self._report(plan)
 
     def _count_bytes(self) -> None:

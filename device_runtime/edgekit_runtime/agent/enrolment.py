@@ -14,74 +14,42 @@ import hashlib
 import http.client
 import json
 import ssl
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
     load_pem_private_key,
-    load_pem_public_key,
 )
 from cryptography.x509.oid import NameOID
 
 from edgekit_runtime.agent.documents import Enrolment, EnrolmentCode, EnrolmentRequest, RenewalRequest
-from edgekit_runtime.agent.mqtt_link import make_context
-from edgekit_runtime.agent.signing import key_id
+from edgekit_runtime.agent.membership import (
+    CERTIFICATE,
+    ENROLMENT,
+    KEY,
+    EnrolmentError,
+    Membership,
+    make_context,
+    read_membership,
+)
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError, SignatureError, TransportError
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
+from edgekit_runtime.system.child_process import end_with_parent
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
 from edgekit_runtime.trust.trusted_keys import check_name, make_keys_folder, write_public_file
 
-_KEY, _CERTIFICATE, _ENROLMENT = "device.key", "device.crt", "enrolment.json"
 _MAX_ANSWER_BYTES: Final = 1 << 20
 _TIMEOUT_S: Final = 30.0
 _OK: Final = 200
-_RENEW_AT: Final = 1 / 3  # of the certificate's life is left
-
-
-class EnrolmentError(EdgekitError):
-    """The fleet does not let this device in, or this device is in none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
-    """This device in its fleet.
-
-    Attributes:
-        enrolment: what the fleet answered.
-        key: of the device.
-        manager_keys: key id -> key, of those who sign for the manager.
-        folder: where key and certificate lie.
-    """
-
-    enrolment: Enrolment
-    key: Ed25519PrivateKey
-    manager_keys: Mapping[str, Ed25519PublicKey]
-    folder: Path
-
-    def make_context(self) -> ssl.SSLContext:
-        """Return a TLS context of this device."""
-        certificate, key = self.folder / _CERTIFICATE, self.folder / _KEY
-        return make_context(self.enrolment.authority, str(certificate), str(key))
-
-    def needs_renewal(self, now_s: float) -> bool:
-        """Return whether it is time for a new certificate.
-
-        Args:
-            now_s: seconds since 1970.
-        """
-        certificate = x509.load_pem_x509_certificate(self.enrolment.certificate.encode())
-        begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        return datetime.fromtimestamp(now_s, timezone.utc) > end - (end - begin) * _RENEW_AT
 
 
 def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Disk = DISK) -> Membership:
@@ -139,36 +107,13 @@ def renew(config: Path, disk: Disk = DISK) -> Membership:
     return read_membership(config)
 
 
-def read_membership(config: Path) -> Membership:
-    """Return this device in its fleet.
-
-    Raises:
-        EnrolmentError: it is in none, or its files are damaged.
-    """
-    folder = config / "fleet"
-    try:
-        enrolment = from_plain(Enrolment, json.loads((folder / _ENROLMENT).read_bytes()), _ENROLMENT)
-        key = load_pem_private_key((folder / _KEY).read_bytes(), None)
-        keys = [load_pem_public_key(pem.encode()) for pem in enrolment.manager_keys]
-    except FileNotFoundError as cause:
-        raise EnrolmentError(
-            "this device is in no fleet; join one by `edgekit-device enroll --code CODE`"
-        ) from cause
-    except (OSError, ValueError, ConfigError) as cause:
-        raise EnrolmentError(f"{folder}: {cause}; join the fleet again") from cause
-    if not isinstance(key, Ed25519PrivateKey):
-        raise EnrolmentError(f"{folder / _KEY}: is no Ed25519 key; join the fleet again")
-    trusted = {key_id(each): each for each in keys if isinstance(each, Ed25519PublicKey)}
-    return Membership(enrolment=enrolment, key=key, manager_keys=trusted, folder=folder)
-
-
 def _make_key(folder: Path, disk: Disk) -> Ed25519PrivateKey:
     with contextlib.suppress(OSError, ValueError):
-        there = load_pem_private_key((folder / _KEY).read_bytes(), None)
+        there = load_pem_private_key((folder / KEY).read_bytes(), None)
         if isinstance(there, Ed25519PrivateKey):
             return there
     key = Ed25519PrivateKey.generate()
-    with write_atomically(folder / _KEY, mode=0o600, disk=disk) as file:
+    with write_atomically(folder / KEY, mode=0o600, disk=disk) as file:
         file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return key
 
@@ -205,9 +150,9 @@ def _store(config: Path, answer: Enrolment, authority: str, disk: Disk) -> None:
     for each in answer.package_keys:
         write_public_file(keys / f"{each.name}{PUBLIC_KEY_SUFFIX}", each.public_key.encode())
     folder = config / "fleet"
-    with write_atomically(folder / _CERTIFICATE, mode=0o600, disk=disk) as file:
+    with write_atomically(folder / CERTIFICATE, mode=0o600, disk=disk) as file:
         file.write(answer.certificate.encode())
-    with write_atomically(folder / _ENROLMENT, mode=0o600, disk=disk) as file:
+    with write_atomically(folder / ENROLMENT, mode=0o600, disk=disk) as file:
         file.write(encode_json(to_plain(answer)))
 
 
@@ -227,3 +172,11 @@ def _ask(address: str, context: ssl.SSLContext, method: str, path: str, body: by
             raise EnrolmentError(f"{address}: refuses ({response.status}): {json.loads(data)['error']}")
         raise EnrolmentError(f"{address}: refuses ({response.status})")
     return data
+
+
+if __name__ == "__main__":  # the agent renews in a process of its own
+    end_with_parent()
+    try:
+        renew(Path(sys.argv[1]))
+    except EdgekitError as error:
+        sys.exit(str(error))

@@ -24,6 +24,7 @@ from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Kind, topic
+from edgekit_runtime.agent.membership import ResumingContext
 
 _MAX_IN_FLIGHT: Final = 8
 _MAX_RECEIVED: Final = 64  # that wait for the agent; a broker that floods it loses its messages
@@ -170,7 +171,7 @@ class MqttLink:
             with self._lock:
                 self._is_greeted = False
                 self._in_flight.clear()
-            if isinstance(self._context, _ResumingContext):
+            if isinstance(self._context, ResumingContext):
                 self._context.remember(client.socket())
             client.disconnect()
             client.loop_write()
@@ -276,40 +277,3 @@ class MqttLink:
             key, message = self._in_flight.pop(number, ("", None))
             if self._outbox.get(key) is message:
                 self._outbox.pop(key, None)
-
-
-class _ResumingContext(ssl.SSLContext):
-    """A context that resumes its last session: that costs the broker a third of a full handshake."""
-
-    _session: ssl.SSLSession | None = None
-
-    def remember(self, connection: Any) -> None:
-        """Keep the session of a connection for the next one."""
-        with contextlib.suppress(AttributeError, ValueError):
-            self._session = connection.session or self._session
-
-    def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
-        """Return the socket over TLS, see `ssl.SSLContext.wrap_socket`."""
-        try:
-            return super().wrap_socket(*args, **{"session": self._session, **options})
-        except ssl.SSLError:  # some of them are ValueErrors
-            raise
-        except ValueError:  # a session of another context
-            self._session = None
-            return super().wrap_socket(*args, **options)
-
-
-def make_context(authority: str, certificate: str | None = None, key: str | None = None) -> ssl.SSLContext:
-    """Return a context that trusts only the fleet's authority, with TLS 1.2 or newer.
-
-    Args:
-        authority: its certificate, in PEM.
-        certificate: path of the device's own, or None before it has one.
-        key: path of its key.
-    """
-    context = _ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_verify_locations(cadata=authority)
-    if certificate is not None:
-        context.load_cert_chain(certificate, key)
-    return context

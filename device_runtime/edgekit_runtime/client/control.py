@@ -1,19 +1,20 @@
 """Requests of commands to the running service: read its index or metrics, load another version.
 
-A device without a running service needs none of this: the service opens what is installed when it starts.
+A device without a running service needs none of this: the service opens what is installed when it starts. It
+imports no numpy, unlike the client: the agent of a fleet uses it, and stays small.
 """
 
+import contextlib
+import http.client
 import json
 import socket
 from pathlib import Path
 from typing import Final, Literal
 
 from edgekit_runtime.canonical_json import encode_json
-from edgekit_runtime.client.link import Address, Link
-from edgekit_runtime.client.requests import make_request_head
-from edgekit_runtime.client.responses import Response
 from edgekit_runtime.errors import SlotError, TransportError
 from edgekit_runtime.protocol.rest import REPOSITORY_INDEX, decode_error, repository_path
+from edgekit_runtime.system.local_sockets import connect_local
 
 _LOAD_TIMEOUT_S: Final = 180.0  # a big model is loaded, tested and warmed up meanwhile, for 120 s at most
 _TIMEOUT_S: Final = 5.0  # of what needs neither the disk nor an engine
@@ -122,15 +123,23 @@ def _request(
     Raises:
         TransportError: there is none, not in time, or a longer one.
     """
-    link = Link(Address(path=str(socket_path)), _MAX_BODY_BYTES)
-    request = make_request_head(method, path, "Host: localhost\r\n", len(content))
-    parts = (request, content) if content else (request,)
+    connection = http.client.HTTPConnection("localhost")
     try:
-        found: Response = link.ask(parts, len(request) + len(content), timeout_s)
-    finally:
-        link.close()
-    head, body = found  # never None on a new connection
-    return head.status, bytes(body)
+        connection.sock = connect_local(str(socket_path), timeout_s)
+    except OSError as cause:
+        raise TransportError(f"cannot reach the service at {socket_path}: {cause}; is it running?") from cause
+    with contextlib.closing(connection):
+        try:
+            connection.request(method, path, content or None)
+            response = connection.getresponse()
+            body = response.read(_MAX_BODY_BYTES + 1)
+        except BlockingIOError as cause:
+            raise TransportError(f"{socket_path}: no answer within {timeout_s:g} s") from cause
+        except (OSError, http.client.HTTPException) as cause:
+            raise TransportError(f"{socket_path}: {cause}") from cause
+    if len(body) > _MAX_BODY_BYTES:
+        raise TransportError(f"{socket_path}: the answer has over {_MAX_BODY_BYTES} bytes")
+    return response.status, body
 
 
 def _reason(body: bytes) -> str:

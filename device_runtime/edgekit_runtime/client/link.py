@@ -13,13 +13,13 @@ import numpy as np
 
 from edgekit_runtime.client.responses import Layout, Response, ResponseHead, parse_head
 from edgekit_runtime.errors import TransportError
+from edgekit_runtime.system.local_sockets import connect_local, limit_time
 from edgekit_runtime.tensors import allocate_aligned
 
 _READ_BYTES: Final = 64 << 10
 _MAX_HEAD_BYTES: Final = 64 << 10
 _MAX_BODY_BYTES: Final = 1 << 30
 _CONTINUE: Final = 100
-_TIMEVAL: Final = np.dtype([("seconds", np.int64), ("microseconds", np.int64)])
 _MAX_PORT: Final = 65_535
 _TCP_INFO_BYTES: Final = 192
 _RECORD_BYTES: Final = 16_384  # of a record of TLS, at most
@@ -251,15 +251,7 @@ def open_connection(address: Address, timeout_s: float) -> socket.socket:
     """
     try:
         if address.path is not None:
-            connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                # A socket that does not block cannot wait in the queue of a busy listener.
-                limit_time(connected, timeout_s)
-                connected.connect(address.path)
-            except BaseException:
-                connected.close()
-                raise
-            return connected
+            return connect_local(address.path, timeout_s)
         connected = socket.create_connection((address.host, address.port), timeout_s)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if address.is_tls:
@@ -280,13 +272,6 @@ def _wrap(connected: socket.socket, address: Address) -> socket.socket:
     except BaseException:
         connected.close()
         raise
-
-
-def limit_time(connected: socket.socket, timeout_s: float) -> None:
-    """Set the time-out in the kernel: with Python's own, each call would poll first."""
-    value = np.array((int(timeout_s), int(timeout_s % 1 * 1e6) or 1), _TIMEVAL).tobytes()
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
 def _join_small(parts: Sequence[Any]) -> list[Any]:

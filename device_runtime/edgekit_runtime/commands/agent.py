@@ -11,6 +11,8 @@ from typing import Final
 from edgekit_runtime.commands.command import Outcome
 from edgekit_runtime.commands.installed import add_arguments, find_keys
 
+_RENEWAL_S: Final = 60.0
+
 _UNIT: Final = """\
 [Unit]
 Description=edgekit fleet agent
@@ -70,31 +72,44 @@ def run(arguments: argparse.Namespace) -> Outcome:
         unit = _UNIT.format(command=Path(sys.executable).parent / "edgekit-device")
         return Outcome({"unit": unit}, unit.splitlines())
     from edgekit_runtime.agent.agent import Agent, AgentOptions
-    from edgekit_runtime.agent.enrolment import read_membership, renew
     from edgekit_runtime.agent.execution.install import Installer
-    from edgekit_runtime.errors import EdgekitError
+    from edgekit_runtime.agent.execution.step_child import ChildSteps, StepPlaces
+    from edgekit_runtime.agent.membership import read_membership
     from edgekit_runtime.slots import Slots
     from edgekit_runtime.system.paths import find_config_folder, find_state_folder
-    from edgekit_runtime.trust.trust_store import TrustStore
+    from edgekit_runtime.trust.verifier_process import VerifyingProcess
 
     logging.getLogger("edgekit_runtime").setLevel(logging.INFO)
-    config = find_config_folder()
+    config, keys = find_config_folder(), find_keys(arguments)
     state: Path = arguments.state or find_state_folder()
-    cap, month = arguments.cap_kbit_s, arguments.month_mb
-    options = AgentOptions(
+    cap, month, socket_path = arguments.cap_kbit_s, arguments.month_mb, arguments.socket
+    options = AgentOptions(month_bytes=None if month is None else int(month * 1e6))
+    places = StepPlaces(
+        config=str(config.absolute()),
+        state=str(state.absolute()),
+        keys=str(keys.absolute()),
+        socket_path=None if socket_path is None else str(socket_path.absolute()),
         bytes_per_s=None if cap is None else cap * 125.0,
-        month_bytes=None if month is None else int(month * 1e6),
     )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    while not stop.is_set():
-        member = read_membership(config)
-        trust = TrustStore.from_folder(find_keys(arguments))
-        installer = Installer(Slots(state, trust, member.enrolment.target), arguments.socket)
-        if Agent(member, state / "fleet", installer, options).run(stop) == "renew":
-            try:
-                renew(config)
-            except EdgekitError as error:
-                logging.getLogger(__name__).warning("the certificate is not renewed: %s", error)
+    with VerifyingProcess(keys) as trust:
+        trust.check_keys()
+        trust.stop_when_idle()
+        while not stop.is_set():
+            member = read_membership(config)
+            installer = Installer(Slots(state, trust, member.enrolment.target), socket_path)
+            agent = Agent(member, state / "fleet", installer, options, carrier=ChildSteps(places))
+            if agent.run(stop) == "renew":
+                _renew(config)
     return Outcome({"stopped": True}, ["stopped"])
+
+
+def _renew(config: Path) -> None:
+    """Fetch a new certificate in a process of its own, with the libraries that only this needs."""
+    from edgekit_runtime.system.child_process import ChildProcess
+
+    with ChildProcess("edgekit_runtime.agent.enrolment", str(config.absolute())) as child:
+        if child.wait(_RENEWAL_S) != 0:
+            logging.getLogger(__name__).warning("the certificate is not renewed: %s", child.last_line)

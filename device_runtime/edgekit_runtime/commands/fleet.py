@@ -37,8 +37,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Show the journal."""
     from edgekit_runtime.agent.documents import Desired
-    from edgekit_runtime.agent.enrolment import read_membership
     from edgekit_runtime.agent.journal import read_journal
+    from edgekit_runtime.agent.membership import read_membership
     from edgekit_runtime.agent.signing import unseal
     from edgekit_runtime.dataclass_json import to_plain
 
@@ -72,9 +72,9 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 def run_apply(arguments: argparse.Namespace) -> Outcome:
     """Apply a bundle."""
-    from edgekit_runtime.agent.enrolment import read_membership
     from edgekit_runtime.agent.execution.bundle import apply_bundle
     from edgekit_runtime.agent.execution.install import Installer
+    from edgekit_runtime.agent.membership import read_membership
     from edgekit_runtime.dataclass_json import to_plain
     from edgekit_runtime.slots import Slots
     from edgekit_runtime.trust.trust_store import TrustStore

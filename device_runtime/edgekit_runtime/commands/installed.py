@@ -12,7 +12,6 @@ from edgekit_runtime.system.paths import (
     find_running_service,
     find_state_folder,
 )
-from edgekit_runtime.trust.trust_store import TrustStore
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, switches: bool = True) -> None:
@@ -38,6 +37,8 @@ def find_keys(arguments: argparse.Namespace) -> Path:
 
 def open_slots(arguments: argparse.Namespace) -> Slots:
     """Return the installed models that the arguments name."""
+    from edgekit_runtime.trust.trust_store import TrustStore  # with libraries that the agent does without
+
     folder = find_state_folder() if arguments.state is None else arguments.state
     return Slots(folder, TrustStore.from_folder(find_keys(arguments)), find_device_target())
 

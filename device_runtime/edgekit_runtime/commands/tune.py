@@ -15,7 +15,8 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions.local_results import TUNABLE, Tuned, keep_tuned, recall_order
-from edgekit_runtime.sessions.session import EngineMissingError, open_choice
+from edgekit_runtime.sessions.session import open_choice
+from edgekit_runtime.system.engines import EngineMissingError
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

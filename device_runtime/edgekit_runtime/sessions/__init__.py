@@ -1,14 +1,13 @@
 """Sessions: loaded models behind one protocol, whatever engine runs them."""
 
 from edgekit_runtime.sessions.session import (
-    ENTRY_POINT_GROUP,
-    EngineMissingError,
     OpenBackend,
     Session,
     open_choice,
     open_preferred,
     open_session,
 )
+from edgekit_runtime.system.engines import ENTRY_POINT_GROUP, EngineMissingError
 
 __all__ = [
     "ENTRY_POINT_GROUP",

@@ -22,7 +22,8 @@ from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort_memory import lean_loading, make_lean, trim_memory
 from edgekit_runtime.sessions.ort_products import open_exact
 from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
-from edgekit_runtime.sessions.session import EngineMissingError, check_specs
+from edgekit_runtime.sessions.session import check_specs
+from edgekit_runtime.system.engines import EngineMissingError
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.system.machine import MAX_THREADS
 from edgekit_runtime.system.mapped_file import parts

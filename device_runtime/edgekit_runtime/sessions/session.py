@@ -2,69 +2,22 @@
 
 import contextlib
 import importlib
-import importlib.util
 import logging
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Protocol
 
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_package
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.sessions.local_results import apply_tuned, recall_order
 from edgekit_runtime.sessions.options import DECODE
-from edgekit_runtime.system.install_hint import install_command
+from edgekit_runtime.system.engines import BUILT_IN, EngineMissingError, check_backends, find_entry_point
 from edgekit_runtime.tensors import Array, TensorSpec
 from edgekit_runtime.trust.dsse import Verifier
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
-ENTRY_POINT_GROUP: Final = "edgekit.backends"
-
-
-@dataclass(frozen=True, slots=True)
-class _BuiltIn:
-    """A backend of ours, imported when it is used: each needs an engine, and a device has one or two of them.
-
-    Attributes:
-        module, function: what opens a package.
-        engines: packages of which it needs one.
-        advice: how to install one.
-    """
-
-    module: str
-    function: str
-    engines: tuple[str, ...]
-    advice: str
-
-
-_BUILT_IN: Final[Mapping[str, _BuiltIn]] = {
-    "ort": _BuiltIn("edgekit_runtime.sessions.ort", "open_ort", ("onnxruntime",), install_command("device")),
-    "offload": _BuiltIn(
-        "edgekit_runtime.remote.backend", "open_offload", ("onnxruntime",), install_command("device")
-    ),
-    "tensorrt": _BuiltIn(
-        "edgekit_runtime.sessions.tensorrt",
-        "open_tensorrt",
-        ("tensorrt",),
-        "on a Jetson it comes with JetPack: apt-get install python3-libnvinfer",
-    ),
-    "litert": _BuiltIn(
-        "edgekit_runtime.sessions.litert.session",
-        "open_litert",
-        ("ai_edge_litert", "tflite_runtime"),
-        install_command("litert"),
-    ),
-}
-
 _logger = logging.getLogger(__name__)
-
-
-class EngineMissingError(BackendError):
-    """The engine of a backend cannot be imported; another backend may be tried."""
 
 
 class Session(Protocol):
@@ -250,59 +203,18 @@ def list_backends(manifest: Manifest) -> tuple[str, ...]:
     return tuple(dict.fromkeys(choices))
 
 
-def check_backends(backends: Sequence[str], where: str) -> None:
-    """Check that an engine is installed here for one of `backends`, see `check_engines`.
-
-    Raises:
-        EngineMissingError: none is.
-    """
-    lacks = [_find_lack(backend) for backend in backends]
-    if all(lacks):
-        raise EngineMissingError(f"{where}: no engine for it is installed here: {'; or '.join(lacks)}")
-
-
-def list_engines() -> tuple[str, ...]:
-    """Return the built-in backends of which an engine is installed here."""
-    return tuple(sorted(backend for backend in _BUILT_IN if not _find_lack(backend)))
-
-
-def _find_lack(backend: str) -> str:
-    """Return what has to be installed for a backend, or nothing."""
-    built_in = _BUILT_IN.get(backend)
-    if built_in is None:
-        try:
-            _find_entry_point(backend)
-        except EngineMissingError as cause:
-            return str(cause)
-    elif not any(importlib.util.find_spec(engine) for engine in built_in.engines):
-        return f"backend '{backend}' needs {' or '.join(built_in.engines)}; {built_in.advice}"
-    return ""
-
-
 def _find_backend(name: str) -> OpenBackend:
-    if name in _BUILT_IN:
+    if name in BUILT_IN:
         # Not an entry point, so that it also works where edgekit is not installed but on the path.
-        module = importlib.import_module(_BUILT_IN[name].module)
-        built_in: OpenBackend = getattr(module, _BUILT_IN[name].function)
+        module = importlib.import_module(BUILT_IN[name].module)
+        built_in: OpenBackend = getattr(module, BUILT_IN[name].function)
         return built_in
-    entry_point = _find_entry_point(name)
+    entry_point = find_entry_point(name)
     try:
         backend: OpenBackend = entry_point.load()
     except ImportError as cause:
         raise EngineMissingError(f"backend '{name}' ({entry_point.value}): {cause}") from cause
     return backend
-
-
-def _find_entry_point(name: str) -> "EntryPoint":
-    from importlib.metadata import entry_points  # takes 10 ms and a megabyte, which few need
-
-    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
-        if entry_point.name == name:
-            return entry_point
-    raise EngineMissingError(
-        f"no backend '{name}' here; install a distribution that offers the entry point '{name}' in the group"
-        f" '{ENTRY_POINT_GROUP}', or a package with a backend that is here ({', '.join(_BUILT_IN)})"
-    )
 
 
 def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice) -> None:

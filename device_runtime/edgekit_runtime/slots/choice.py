@@ -3,14 +3,16 @@
 import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from edgekit_runtime.errors import EdgekitError, SlotError, UnavailableError
-from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.slots.access import RecordError
 from edgekit_runtime.slots.folder import ModelFolder
 from edgekit_runtime.slots.state import HEALTHY, REJECTED, UNPROVEN, Installed, ModelState
 from edgekit_runtime.slots.transitions import count_start, list_candidates
+
+if TYPE_CHECKING:
+    from edgekit_runtime.package.archive import OpenedPackage
 
 Decide: TypeAlias = Callable[[ModelState], tuple[ModelState, tuple[Installed, ...]]]
 """Takes a state, returns the next one and what may be opened, best first."""
@@ -42,7 +44,7 @@ class Choice:
     model: str
     version: str
     sha256: str
-    package: OpenedPackage
+    package: "OpenedPackage"
     health: str
     begun: int
     why: str

@@ -13,11 +13,9 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.errors import EdgekitError, OutputError, PackageError, SlotError, UnavailableError
-from edgekit_runtime.package.archive import OpenedPackage
-from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.slots.access import ForeignFileError, RecordError, belongs_to_us, hold, read_own_file
 from edgekit_runtime.slots.state import (
     HEALTHY,
@@ -30,6 +28,10 @@ from edgekit_runtime.slots.state import (
 from edgekit_runtime.slots.versions import sort_key
 from edgekit_runtime.system.atomic_files import Disk, write_atomically
 from edgekit_runtime.system.resource_errors import check_lack
+
+if TYPE_CHECKING:
+    from edgekit_runtime.package.archive import OpenedPackage
+    from edgekit_runtime.package.manifest import Manifest
 
 STATE_NAME: Final = "state.json"
 _SLOT, _FACTORY, _SUFFIX = "slot-", "factory-", ".edgepkg"
@@ -59,7 +61,7 @@ class FoundState:
             raise RecordError(f"{self.problem}; until then nothing can be installed or recorded")
 
 
-def identify(manifest: Manifest) -> Installed:
+def identify(manifest: "Manifest") -> Installed:
     """Return the entry of a package that was not installed before."""
     return Installed(version=manifest.version, sha256=manifest.sha256)
 
@@ -74,7 +76,7 @@ class ModelFolder:
 
     __slots__ = ("_disk", "_read", "model", "path")
 
-    def __init__(self, path: Path, read: Callable[[Path], OpenedPackage], disk: Disk) -> None:
+    def __init__(self, path: Path, read: "Callable[[Path], OpenedPackage]", disk: Disk) -> None:
         """Make the folder at `path`; `read` verifies a package, and `disk` carries changes out."""
         self.path = path
         self.model = path.name
@@ -137,7 +139,7 @@ class ModelFolder:
         ):
             file.write(state.to_bytes())
 
-    def open(self, state: ModelState, item: Installed) -> OpenedPackage:
+    def open(self, state: ModelState, item: Installed) -> "OpenedPackage":
         """Return the verified package of an entry of `state`, which must be the one that was installed.
 
         Raises:
@@ -151,7 +153,7 @@ class ModelFolder:
         """Return the path of the package of an entry of `state`."""
         return self.path / _file_name(item, factory=item is state.factory)
 
-    def write(self, package: OpenedPackage, item: Installed, *, factory: bool) -> bool:
+    def write(self, package: "OpenedPackage", item: Installed, *, factory: bool) -> bool:
         """Write a verified package under its name, and verify what was written; False if it lay there whole.
 
         Raises:
@@ -219,7 +221,7 @@ class ModelFolder:
         with hold(self.path):
             yield
 
-    def _open(self, path: Path, item: Installed | None = None) -> OpenedPackage:
+    def _open(self, path: Path, item: Installed | None = None) -> "OpenedPackage":
         try:
             status = path.lstat()
         except OSError as cause:

@@ -10,11 +10,9 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.errors import EdgekitError, ManifestError, SlotError, UnavailableError
-from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_package
-from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import require_token
 from edgekit_runtime.slots import transitions
 from edgekit_runtime.slots.access import RecordError, check_private, hold, make_folder
@@ -25,6 +23,10 @@ from edgekit_runtime.slots.transitions import Permissions
 from edgekit_runtime.system.atomic_files import DISK, Disk
 from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.trust.dsse import Verifier
+
+if TYPE_CHECKING:
+    from edgekit_runtime.package.archive import OpenedPackage
+    from edgekit_runtime.package.manifest import Manifest
 
 MAX_BEGUN: Final = 3
 
@@ -79,7 +81,6 @@ class Slots:
         folder: the folder that `find_state_folder` names; it need not exist.
         trust: keys whose packages are accepted.
         target: target of this device; packages for another one are refused. None accepts all.
-        limits: limits of reading packages.
         max_begun: starts without a confirmation after which a version is rejected.
         disk: what carries changes out.
     """
@@ -87,7 +88,6 @@ class Slots:
     folder: Path
     trust: Verifier
     target: str | None = None
-    limits: Limits = DEFAULT_LIMITS
     max_begun: int = MAX_BEGUN
     disk: Disk = field(default=DISK, repr=False)
 
@@ -165,7 +165,7 @@ class Slots:
             raise NothingToOpenError(f"{model}: nothing is installed; install a package")
         return found
 
-    def open(self, model: str, sha256: str) -> OpenedPackage:
+    def open(self, model: str, sha256: str) -> "OpenedPackage":
         """Return the verified package of an installed version, also of a rejected one, and record nothing.
 
         Args:
@@ -311,7 +311,7 @@ class Slots:
         allowed: Permissions = _AS_USUAL,
         *,
         factory: bool = False,
-        check: Callable[[Manifest], None] | None = None,
+        check: "Callable[[Manifest], None] | None" = None,
         trial: str = "",
     ) -> Receipt:
         """Install the package at `path`; what was active stays so until the last step, which is atomic.
@@ -382,14 +382,16 @@ class Slots:
     def _models(self) -> Path:
         return self.folder / _MODELS
 
-    def _read(self, path: Path) -> OpenedPackage:
+    def _read(self, path: Path) -> "OpenedPackage":
         """Return the package at `path` after all of it has been verified.
 
         Raises:
             PackageError: of a subclass that says what is wrong with it.
             SlotError: it is for another target.
         """
-        package = read_package(path, self.trust, self.limits)
+        from edgekit_runtime.package.archive import read_package  # with numpy, which an idle agent lacks
+
+        package = read_package(path, self.trust)
         if self.target is not None and package.manifest.target != self.target:
             package.close()
             raise SlotError(

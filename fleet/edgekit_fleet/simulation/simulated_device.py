@@ -33,7 +33,7 @@ from edgekit_runtime.agent.documents import (
     topic,
 )
 from edgekit_runtime.agent.journal import Progress
-from edgekit_runtime.agent.mqtt_link import make_context
+from edgekit_runtime.agent.membership import make_context
 from edgekit_runtime.agent.reconcile import NextSteps, Step, accept_desired, count_time, reconcile
 from edgekit_runtime.agent.signing import seal, unseal
 from edgekit_runtime.errors import SignatureError

@@ -26,9 +26,9 @@ from edgekit_runtime.agent.agent import Agent, AgentOptions
 from edgekit_runtime.agent.artifacts import download
 from edgekit_runtime.agent.artifacts.download import Downloader
 from edgekit_runtime.agent.documents import Desired, DesiredModel, Enrolment
-from edgekit_runtime.agent.enrolment import Membership
 from edgekit_runtime.agent.execution import install, step_runner
 from edgekit_runtime.agent.execution.install import Installer
+from edgekit_runtime.agent.membership import Membership
 from edgekit_runtime.agent.mqtt_link import Received
 from edgekit_runtime.agent.signing import key_id, seal
 from edgekit_runtime.slots import Slots

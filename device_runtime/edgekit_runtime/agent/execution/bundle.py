@@ -26,9 +26,10 @@ from urllib.parse import urlsplit
 from edgekit_runtime.agent.agent import Agent, AgentOptions
 from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits, HttpStatusError
 from edgekit_runtime.agent.documents import Desired, Event, Kind, Reported, topic
-from edgekit_runtime.agent.enrolment import Membership
 from edgekit_runtime.agent.execution.install import Installer
+from edgekit_runtime.agent.execution.local_steps import LocalSteps
 from edgekit_runtime.agent.journal import read_journal
+from edgekit_runtime.agent.membership import Membership
 from edgekit_runtime.agent.mqtt_link import Received
 from edgekit_runtime.agent.signing import key_id, unseal
 from edgekit_runtime.canonical_json import encode_json
@@ -229,8 +230,8 @@ def apply_bundle(
     payload = bytes(bundle.read(f"desired/{desired.device}.json") or b"")
     stop = threading.Event()
     link = BundleLink(member, payload, desired.version, stop)
-    downloader = BundleDownloader(bundle, member)
-    agent = Agent(member, folder, installer, AgentOptions(), clock=clock, link=link, downloader=downloader)
+    carrier = LocalSteps(member, folder, installer, BundleDownloader(bundle, member), clock=clock)
+    agent = Agent(member, folder, installer, AgentOptions(), clock=clock, link=link, carrier=carrier)
     timer = threading.Timer(timeout_s, stop.set)
     timer.start()
     try:

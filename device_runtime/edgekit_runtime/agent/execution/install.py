@@ -13,7 +13,6 @@ from edgekit_runtime.agent.conditions import ModelView
 from edgekit_runtime.agent.documents import DesiredModel
 from edgekit_runtime.client.control import is_listening, load_installed, read_index, unload_model
 from edgekit_runtime.errors import BackendError, SlotError
-from edgekit_runtime.sessions.session import check_engines
 from edgekit_runtime.slots import REJECTED, Permissions, Slots
 from edgekit_runtime.system.child_process import ChildProcess
 from edgekit_runtime.system.paths import find_running_service
@@ -46,6 +45,8 @@ class Installer:
             SlotError: it is refused, is another one than `wanted`, or cannot be written.
             BackendError: no engine runs it here, or its self-test failed.
         """
+        from edgekit_runtime.sessions.session import check_engines  # with numpy, which an idle agent lacks
+
         socket_path = self.find_service()
         if socket_path is None or not is_listening(socket_path):
             _test_in_child(path)

@@ -9,13 +9,15 @@ import logging
 from collections.abc import Collection, Sequence
 
 from edgekit_runtime.errors import EdgekitError, UnavailableError
+from edgekit_runtime.package.archive import DEFAULT_LIMITS
 from edgekit_runtime.service.models.source import Load, Source
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
-from edgekit_runtime.sessions.session import EngineMissingError, check_engines
+from edgekit_runtime.sessions.session import check_engines
 from edgekit_runtime.slots import HEALTHY, UNPROVEN, Choice, Slots
 from edgekit_runtime.slots.access import RecordError
 from edgekit_runtime.slots.choice import NothingToOpenError
+from edgekit_runtime.system.engines import EngineMissingError
 
 _logger = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ class InstalledModels(Source):
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._begun: set[str] = set()
-        self.limits = slots.limits
+        self.limits = DEFAULT_LIMITS
 
     def names(self) -> Sequence[str]:
         """Return the names of all installed models."""

@@ -44,8 +44,8 @@ from edgekit_runtime.service.worker_wire.messages import (
     WorkerSpec,
 )
 from edgekit_runtime.service.worker_wire.snapshots import write_snapshots
-from edgekit_runtime.sessions.session import EngineMissingError
 from edgekit_runtime.system.child_process import open_channel
+from edgekit_runtime.system.engines import EngineMissingError
 
 _DESCRIPTORS: Final = 3
 

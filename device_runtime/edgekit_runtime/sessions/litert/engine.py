@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.sessions.session import EngineMissingError
+from edgekit_runtime.system.engines import EngineMissingError
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.system.mapped_file import parts
 from edgekit_runtime.system.resource_errors import check_lack

@@ -23,7 +23,8 @@ from edgekit_runtime.sessions.litert.engine import load_interpreter
 from edgekit_runtime.sessions.litert.quantized import Quantization
 from edgekit_runtime.sessions.litert.tensors import ModelTensor, read_tensors
 from edgekit_runtime.sessions.options import read_options
-from edgekit_runtime.sessions.session import EngineMissingError, check_specs
+from edgekit_runtime.sessions.session import check_specs
+from edgekit_runtime.system.engines import EngineMissingError
 from edgekit_runtime.system.machine import MAX_THREADS
 from edgekit_runtime.tensors import Array, TensorSpec
 

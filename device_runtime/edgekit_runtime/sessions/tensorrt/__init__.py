@@ -16,7 +16,7 @@ from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.selftest import read_golden
-from edgekit_runtime.sessions.session import EngineMissingError, open_choice
+from edgekit_runtime.sessions.session import open_choice
 from edgekit_runtime.sessions.tensorrt.build import build_engines
 from edgekit_runtime.sessions.tensorrt.cache import (
     EngineCache,
@@ -28,6 +28,7 @@ from edgekit_runtime.sessions.tensorrt.executor import EngineExecutor
 from edgekit_runtime.sessions.tensorrt.options import TensorRtOptions
 from edgekit_runtime.sessions.tensorrt.prepare import BuildJob, Machine, prepare
 from edgekit_runtime.sessions.tensorrt.session import EngineState, TensorRtSession
+from edgekit_runtime.system.engines import EngineMissingError
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.system.paths import find_cache_folder
 

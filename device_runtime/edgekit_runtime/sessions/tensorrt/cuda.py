@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.sessions.session import EngineMissingError
+from edgekit_runtime.system.engines import EngineMissingError
 from edgekit_runtime.tensors import Array
 
 _LIBRARY: Final = "libcuda.so.1"

@@ -1,0 +1,242 @@
+"""Downloads and installations, carried out in this process; `step_child` does the same in one of its own.
+
+A step ends by itself: downloads when nothing comes or when they are stopped, installations by limits of their
+own. What went wrong is turned into the next state of the execution here, and nowhere else.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.agent.artifacts.deltas import apply_delta, find_delta
+from edgekit_runtime.agent.artifacts.download import (
+    Downloader,
+    DownloadLimitError,
+    DownloadStoppedError,
+    SlowError,
+)
+from edgekit_runtime.agent.artifacts.repository import Offer, RepositoryAttackError, RepositoryClient
+from edgekit_runtime.agent.documents import DeltaOffer, DesiredModel
+from edgekit_runtime.agent.execution.install import Installer
+from edgekit_runtime.agent.execution.step_result import StepOrder, StepResult
+from edgekit_runtime.agent.membership import Membership
+from edgekit_runtime.errors import (
+    BackendError,
+    EdgekitError,
+    OutputError,
+    PackageError,
+    SlotError,
+    TransportError,
+    UnavailableError,
+)
+from edgekit_runtime.slots.access import RecordError
+from edgekit_runtime.system.engines import EngineMissingError, check_backends
+from edgekit_runtime.system.machine import available_bytes, machine_bytes
+
+_MAX_WRITE_FAILURES: Final = 3  # of a full disk, before the execution fails
+_MEMORY_AGAIN_S: Final = 300.0
+_LEFT: Final = StepResult()
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    wanted: DesiredModel
+    order: StepOrder
+    stop: threading.Event
+    note: Callable[[str, str], None]
+    count: Callable[[int], None]
+
+
+class LocalSteps:
+    """A `StepCarrier` in this process."""
+
+    def __init__(
+        self,
+        member: Membership,
+        folder: Path,
+        installer: Installer,
+        downloader: Downloader,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            member: this device in its fleet.
+            folder: of the agent.
+            installer: the models of the device.
+            downloader: fetches metadata and packages.
+            clock: seconds since 1970.
+        """
+        self._installer, self._target = installer, member.enrolment.target
+        self._downloads, self._disk = folder / "downloads", installer.slots.disk
+        self._downloader = downloader
+        self._repository = RepositoryClient(
+            folder / "tuf", member.enrolment.artifacts, member.enrolment.tuf_root, downloader, clock
+        )
+
+    def carry_out(
+        self,
+        order: StepOrder,
+        stop: threading.Event,
+        note: Callable[[str, str], None],
+        count: Callable[[int], None],
+    ) -> StepResult:
+        """Carry out a step, see `StepCarrier`."""
+        wanted = order.step.wanted
+        assert wanted is not None  # noqa: S101  # `reconcile` names it in these steps
+        job = _Job(wanted, order, stop, note, count)
+        return self._download(job) if order.step.action == "download" else self._install(job)
+
+    def _download(self, job: _Job) -> StepResult:
+        wanted = job.wanted
+        try:
+            offer = self._repository.find(wanted.path, self._target, job.order.known_time_s, job.count)
+            if (problem := _find_mismatch(wanted, offer, self._target)) or offer is None:
+                return StepResult(outcome="refused", code="not-offered", reason=problem)
+            if result := _check_needs(wanted, offer):
+                return result
+            self._remove_others(wanted)
+            path = self._downloads / wanted.sha256
+            if not self._make_from_delta(job, path):
+                self._fetch(job, offer, path)
+        except RepositoryAttackError as error:
+            job.note("attack", str(error))
+            return StepResult(outcome="retry", code=error.attack, reason=str(error))
+        except PackageError as error:
+            job.note("attack", str(error))
+            return StepResult(outcome="retry", code="digest", reason=str(error))
+        except DownloadLimitError as error:
+            return StepResult(outcome="refused", code="budget", reason=str(error))
+        except DownloadStoppedError:
+            return _LEFT
+        except SlowError as error:
+            job.note("slow-retrieval", str(error))
+            return StepResult(outcome="retry", code="slow", reason=str(error))
+        except TransportError as error:
+            return StepResult(outcome="retry", code="network", reason=str(error))
+        except OutputError as error:
+            return _report_full_disk(job, error)
+        return _LEFT
+
+    def _fetch(self, job: _Job, offer: Offer, path: Path) -> None:
+        self._downloader.fetch(
+            *(offer.url, path, offer.size_bytes),
+            count=job.count,
+            stop=job.stop,
+            most_bytes=job.order.most_bytes,
+            sha256=offer.sha256,
+        )
+
+    def _make_from_delta(self, job: _Job, path: Path) -> bool:
+        """Make the package of an installed one and a delta; returns False where the whole file is needed."""
+        wanted, part = job.wanted, path.with_name(f"{path.name}.part")
+        if part.exists():
+            return False
+        try:
+            delta = find_delta(wanted, self._installer.list_installed(wanted.model))
+            if delta is None:
+                return False
+            offer = self._repository.find(delta.path, self._target, job.order.known_time_s)
+            if offer is None or (offer.sha256, offer.size_bytes) != (delta.sha256, delta.size_bytes):
+                return False
+            source = self._downloads / f"{delta.sha256}.delta"
+            self._fetch(job, offer, source)
+            self._apply(job, delta, source, path)
+        except RepositoryAttackError:
+            raise
+        except (PackageError, SlotError) as error:
+            if job.stop.is_set():
+                raise DownloadStoppedError("the delta was stopped") from error
+            job.note("delta", f"{wanted.model} {wanted.version}: {error}; fetches the whole file")
+            with contextlib.suppress(OSError):
+                self._disk.append(part, 0).close()  # so that this delta is not tried again
+            return False
+        return True
+
+    def _apply(self, job: _Job, delta: DeltaOffer, source: Path, path: Path) -> None:
+        wanted = job.wanted
+        try:
+            with self._installer.slots.open(wanted.model, delta.from_sha256) as base:
+                apply_delta(
+                    *(source, base.path, path),
+                    size_bytes=wanted.size_bytes,
+                    sha256=wanted.sha256,
+                    stop=job.stop,
+                    disk=self._disk,
+                )
+        finally:
+            if not job.stop.is_set():
+                with contextlib.suppress(OSError):
+                    self._disk.remove(source)
+
+    def _install(self, job: _Job) -> StepResult:
+        path = self._downloads / job.wanted.sha256
+        try:
+            self._installer.install(path, job.wanted)
+        except UnavailableError as error:
+            return StepResult(outcome="retry", code="unavailable", reason=str(error))
+        except (RecordError, OutputError) as error:
+            return _report_full_disk(job, error)
+        except EngineMissingError as error:
+            return StepResult(outcome="refused", code="engine", reason=str(error))
+        except SlotError as error:
+            return StepResult(outcome="failed", code="slots", reason=str(error))
+        except BackendError as error:
+            return StepResult(outcome="failed", code="self-test", reason=str(error))
+        except PackageError as error:
+            job.note("attack", str(error))
+            return StepResult(outcome="failed", code="package", reason=str(error))
+        with contextlib.suppress(OSError):
+            self._disk.remove(path)
+        return StepResult(outcome="installed")
+
+    def _remove_others(self, wanted: DesiredModel) -> None:
+        """Remove what other executions left: one at a time downloads, and space is scarce."""
+        whole = (wanted.sha256, *(f"{delta.sha256}.delta" for delta in wanted.deltas))
+        kept = {*whole, *(f"{name}.part" for name in whole)}
+        with contextlib.suppress(OSError):
+            for path in self._downloads.iterdir():
+                if path.name not in kept:
+                    self._disk.remove(path)
+
+
+def _report_full_disk(job: _Job, error: EdgekitError) -> StepResult:
+    job.note("disk-full", str(error))
+    return StepResult(outcome="retry", code="disk-full", reason=str(error), max_failures=_MAX_WRITE_FAILURES)
+
+
+def _find_mismatch(wanted: DesiredModel, offer: Offer | None, target: str) -> str:
+    if offer is None:
+        return f"the fleet offers no {wanted.path} for target {target}"
+    if (offer.sha256, offer.size_bytes) != (wanted.sha256, wanted.size_bytes):
+        return (
+            f"{wanted.path}: the fleet offers sha256 {offer.sha256[:12]} of {offer.size_bytes} bytes, desired"
+            f" is {wanted.sha256[:12]} of {wanted.size_bytes}"
+        )
+    return ""
+
+
+def _check_needs(wanted: DesiredModel, offer: Offer) -> StepResult | None:
+    """Return what becomes of an execution whose package this device cannot run, as its metadata states."""
+    what = f"{wanted.model} {wanted.version}"
+    engines = offer.custom.get("engines")
+    if isinstance(engines, list) and engines:
+        try:
+            check_backends([str(engine) for engine in engines], what)
+        except EngineMissingError as error:
+            return StepResult(outcome="refused", code="engine", reason=str(error))
+    needed_bytes = offer.custom.get("memory_bytes")
+    if not isinstance(needed_bytes, int):
+        return None
+    if needed_bytes > machine_bytes():
+        reason = f"{what} needs {needed_bytes} bytes of memory, here are {machine_bytes()}"
+        return StepResult(outcome="refused", code="memory", reason=reason)
+    free_bytes = available_bytes()
+    if needed_bytes > free_bytes and wanted.order == "new-first":  # beside what is there
+        reason = f"{what} needs {needed_bytes} bytes of memory beside the old version, {free_bytes} are free"
+        return StepResult(outcome="retry", code="memory", reason=reason, wait_s=_MEMORY_AGAIN_S)
+    return None

@@ -1,0 +1,83 @@
+"""What a step is told and what comes of it: all that passes to and from the process that carries it out."""
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, Protocol
+
+from edgekit_runtime.agent.journal import Progress
+from edgekit_runtime.agent.reconcile import Step
+from edgekit_runtime.dataclass_json import Range
+
+_COUNT: Final = Range(0, 1 << 53)
+_MAX_WIDTH_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOrder:
+    """A step, and what bounds it.
+
+    Attributes:
+        step: from `reconcile`.
+        most_bytes: what a download may receive, or None.
+        known_time_s: it is not earlier, whatever the clock shows.
+    """
+
+    step: Step
+    most_bytes: Annotated[int, _COUNT] | None = None
+    known_time_s: Annotated[float, _COUNT] = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What came of a step.
+
+    Attributes:
+        outcome: `left` leaves the execution as it is, `installed` leads it to its trial, `retry` tries the
+            step again, the others end it.
+        code, reason: as in `Execution`.
+        wait_s: before the step is tried again; None for a random time that grows with the failures.
+        max_failures: in a row, after which it fails; None for any number.
+    """
+
+    outcome: Literal["left", "installed", "retry", "refused", "failed"] = "left"
+    code: str = ""
+    reason: str = ""
+    wait_s: float | None = None
+    max_failures: int | None = None
+
+    def apply(self, progress: Progress) -> Progress:
+        """Return the execution after the step."""
+        if self.outcome == "left":
+            return progress
+        if self.outcome == "installed":
+            return progress.enter("trying", code="load")
+        if self.outcome != "retry":
+            return progress.enter(self.outcome, code=self.code, reason=self.reason)
+        failures = progress.failures + 1
+        if self.max_failures is not None and failures >= self.max_failures:
+            return progress.enter("failed", code=self.code, reason=self.reason)
+        width_s = min(_MAX_WIDTH_S, 2.0 ** min(failures, 9))
+        wait_s = random.uniform(0.0, width_s) if self.wait_s is None else self.wait_s  # noqa: S311  # no secret
+        return progress.fail_once(self.code, self.reason, wait_s)
+
+
+class StepCarrier(Protocol):
+    """Downloads and installs, on the thread of its caller."""
+
+    def carry_out(
+        self,
+        order: StepOrder,
+        stop: threading.Event,
+        note: Callable[[str, str], None],
+        count: Callable[[int], None],
+    ) -> StepResult:
+        """Carry out a `download` or `install`, and return what came of it.
+
+        Args:
+            order: see there.
+            stop: set to stop a download.
+            note: called with kind and text of an event, which is to be reported at once.
+            count: called with the number of bytes that came.
+        """

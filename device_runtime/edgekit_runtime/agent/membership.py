@@ -1,0 +1,120 @@
+"""This device in its fleet: its key, its certificate, and whom it trusts, as `enrolment` stored them."""
+
+import contextlib
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+
+from edgekit_runtime.agent.documents import Enrolment
+from edgekit_runtime.agent.signing import key_id
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import ConfigError, EdgekitError
+
+KEY, CERTIFICATE, ENROLMENT = "device.key", "device.crt", "enrolment.json"
+"""Names of the files."""
+_RENEW_AT: Final = 1 / 3  # of the certificate's life is left
+
+
+class EnrolmentError(EdgekitError):
+    """The fleet does not let this device in, or this device is in none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """This device in its fleet.
+
+    Attributes:
+        enrolment: what the fleet answered.
+        key: of the device.
+        manager_keys: key id -> key, of those who sign for the manager.
+        folder: where key and certificate lie.
+    """
+
+    enrolment: Enrolment
+    key: Ed25519PrivateKey
+    manager_keys: Mapping[str, Ed25519PublicKey]
+    folder: Path
+
+    def make_context(self) -> ssl.SSLContext:
+        """Return a TLS context of this device."""
+        certificate, key = self.folder / CERTIFICATE, self.folder / KEY
+        return make_context(self.enrolment.authority, str(certificate), str(key))
+
+    def needs_renewal(self, now_s: float) -> bool:
+        """Return whether it is time for a new certificate.
+
+        Args:
+            now_s: seconds since 1970.
+        """
+        from cryptography import x509  # takes half a megabyte
+
+        certificate = x509.load_pem_x509_certificate(self.enrolment.certificate.encode())
+        begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        return datetime.fromtimestamp(now_s, timezone.utc) > end - (end - begin) * _RENEW_AT
+
+
+def read_membership(config: Path) -> Membership:
+    """Return this device in its fleet.
+
+    Raises:
+        EnrolmentError: it is in none, or its files are damaged.
+    """
+    folder = config / "fleet"
+    try:
+        enrolment = from_plain(Enrolment, json.loads((folder / ENROLMENT).read_bytes()), ENROLMENT)
+        key = load_pem_private_key((folder / KEY).read_bytes(), None)
+        keys = [load_pem_public_key(pem.encode()) for pem in enrolment.manager_keys]
+    except FileNotFoundError as cause:
+        raise EnrolmentError(
+            "this device is in no fleet; join one by `edgekit-device enroll --code CODE`"
+        ) from cause
+    except (OSError, ValueError, ConfigError) as cause:
+        raise EnrolmentError(f"{folder}: {cause}; join the fleet again") from cause
+    if not isinstance(key, Ed25519PrivateKey):
+        raise EnrolmentError(f"{folder / KEY}: is no Ed25519 key; join the fleet again")
+    trusted = {key_id(each): each for each in keys if isinstance(each, Ed25519PublicKey)}
+    return Membership(enrolment=enrolment, key=key, manager_keys=trusted, folder=folder)
+
+
+class ResumingContext(ssl.SSLContext):
+    """A context that resumes its last session: that costs the broker a third of a full handshake."""
+
+    _session: ssl.SSLSession | None = None
+
+    def remember(self, connection: Any) -> None:
+        """Keep the session of a connection for the next one."""
+        with contextlib.suppress(AttributeError, ValueError):
+            self._session = connection.session or self._session
+
+    def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
+        """Return the socket over TLS, see `ssl.SSLContext.wrap_socket`."""
+        try:
+            return super().wrap_socket(*args, **{"session": self._session, **options})
+        except ssl.SSLError:  # some of them are ValueErrors
+            raise
+        except ValueError:  # a session of another context
+            self._session = None
+            return super().wrap_socket(*args, **options)
+
+
+def make_context(authority: str, certificate: str | None = None, key: str | None = None) -> ssl.SSLContext:
+    """Return a context that trusts only the fleet's authority, with TLS 1.2 or newer.
+
+    Args:
+        authority: its certificate, in PEM.
+        certificate: path of the device's own, or None before it has one.
+        key: path of its key.
+    """
+    context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_verify_locations(cadata=authority)
+    if certificate is not None:
+        context.load_cert_chain(certificate, key)
+    return context

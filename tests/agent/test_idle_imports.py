@@ -1,0 +1,52 @@
+"""An agent that has done an update holds nothing of what the update needed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.agent.site import site  # noqa: F401  # a fixture
+from tests.fleet.conftest import fleet, fleet_settings, mosquitto  # noqa: F401  # fixtures
+from tests.runtime.conftest import maker  # noqa: F401  # a fixture
+from tests.waiting import bounded
+
+pytest.importorskip("onnxruntime")
+
+# Runs as ever, and says at the end what was ever imported.
+AGENT = (
+    "import sys; from edgekit_runtime.cli import main; code = main(sys.argv[1:]);"
+    " print(*sys.modules); sys.exit(code)"
+)
+UNUSED = (
+    "numpy",  # 10 MB
+    "tuf",
+    "securesystemslib",
+    "onnxruntime",
+    "ctypes",
+    "edgekit_runtime.package.manifest",
+    "edgekit_runtime.sessions",
+    "edgekit_runtime.client.client",
+    "edgekit_runtime.trust.trust_store",
+    "edgekit_runtime.agent.artifacts",
+    "edgekit_runtime.agent.enrolment",
+    "edgekit_runtime.agent.execution.local_steps",
+)
+
+
+def test_agent_after_an_update_has_imported_nothing_of_it_and_has_no_children(site):  # noqa: F811
+    site.enrol()
+    process = subprocess.Popen(
+        [sys.executable, "-c", AGENT, "agent"], env=site.variables, stdout=subprocess.PIPE, text=True
+    )
+    with bounded(process):
+        site.want("1.0.0")
+        site.wait_status("converged", ["succeeded"])
+        children = [path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/children")]
+        process.terminate()
+        printed, _ = process.communicate(timeout=20)
+    imported = set(printed.split())
+    assert "edgekit_runtime.agent.agent" in imported
+    assert {
+        name for name in imported if any(name == one or name.startswith(f"{one}.") for one in UNUSED)
+    } == set()
+    assert "".join(children) == ""
