@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import os
 import re
+import socket
 import ssl
 import threading
 import time
@@ -182,3 +183,27 @@ def test_server_of_another_authority_is_refused(server, tmp_path):
     server.pem = Authority(tmp_path / "other").certificate_path.read_text()
     with pytest.raises(TransportError, match="certificate"):
         Fetch(server, tmp_path / "file").run()
+
+
+@pytest.mark.parametrize("drips", ["handshake", "head"])
+def test_server_that_drips_before_the_first_byte_of_content_ends(server, tmp_path, drips):
+    context = server.server.socket.context
+    record = b"\x16\x03\x03\x40\x00"  # the head of a message of TLS; its 16 KiB follow slowly
+
+    def drip(listener):
+        connection, _ = listener.accept()
+        with connection if drips == "handshake" else context.wrap_socket(connection, server_side=True) as way:
+            for byte in (record if drips == "handshake" else b"HTTP/1.1 200 OK\r\nX: ") + b"x" * 400:
+                try:
+                    way.sendall(bytes((byte,)))
+                except OSError:
+                    return
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server.url = f"https://127.0.0.1:{listener.getsockname()[1]}/file"
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        with pytest.raises(SlowError, match="no answer within"):
+            Fetch(server, tmp_path / "file", slow_s=0.5).run()
+        thread.join()

@@ -21,13 +21,14 @@ OPTIONS = {"soak_s": 1.0, "quorum": 0.9, "patience_s": 5.0}
 class Site:
     """A fleet with simulated devices."""
 
-    def __init__(self, fleet, folder):
+    def __init__(self, fleet, folder, names=NAMES):
         self.fleet = fleet
         fleet.decide = RolloutRunner().turn
-        self.members = enrol_simulated(fleet.store, fleet.authority, NAMES, folder)
+        self.members = enrol_simulated(fleet.store, fleet.authority, names, folder)
 
     def simulate(self, **options):
-        behaviours = {**dict.fromkeys(NAMES, FAST), **options.pop("behaviours", {})}
+        names = [member.device for member in self.members]
+        behaviours = {**dict.fromkeys(names, FAST), **options.pop("behaviours", {})}
         access = read_access(self.fleet.authority, self.fleet.settings)
         return SimulatedFleet(self.members, access, behaviours=behaviours, connect_within_s=0.5, **options)
 

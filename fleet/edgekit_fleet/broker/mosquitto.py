@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from edgekit_fleet.identity.authority import MANAGER, Authority
+from edgekit_fleet.identity.authority import MANAGER, TLS_1_2_CIPHERS, Authority
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES
 from edgekit_runtime.errors import ConfigError, TransportError
@@ -46,6 +46,8 @@ cafile {authority}
 certfile {certificate}
 keyfile {key}
 crlfile {crl}
+tls_version tlsv1.2
+ciphers {ciphers}
 require_certificate true
 use_identity_as_username true
 use_username_as_clientid true
@@ -81,6 +83,7 @@ def write_configuration(folder: FleetFolder, settings: FleetSettings, authority:
         certificate=certificate.absolute(),
         key=key.absolute(),
         crl=authority.crl.absolute(),
+        ciphers=TLS_1_2_CIPHERS,
         acl=acl.absolute(),
         size=MAX_DOCUMENT_BYTES,
         packet=2 * MAX_DOCUMENT_BYTES,

@@ -35,6 +35,9 @@ from edgekit_runtime.system.atomic_files import write_atomically
 MANAGER: Final = "edgekit-manager"
 """Common name of the manager's certificate: its user name at the broker. No device gets it."""
 
+TLS_1_2_CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""What broker and web server accept below TLS 1.3: forward secrecy and authenticated encryption only."""
+
 _DEVICE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _MAX_CSR_CHARS: Final = 8 << 10
 _TOLERATED_S: Final = 86_400.0  # a device's clock may be slow

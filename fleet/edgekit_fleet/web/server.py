@@ -1,13 +1,16 @@
 """The web server in a thread of its own, so that slow disks and downloads do not delay the manager."""
 
+import asyncio
 import contextlib
+import socket
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.identity.authority import TLS_1_2_CIPHERS, Authority
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.web.app import make_app
@@ -20,6 +23,41 @@ _START_S: Final = 10.0
 _STOP_S: Final = 5.0
 _MAX_CONNECTIONS: Final = 500
 _IDLE_S: Final = 10
+_HEAD_S = 20.0
+_NOTHING_TAKEN_S = 120
+
+
+class _TimedConnection(H11Protocol):
+    """A connection that ends if the head of a request takes too long, or if the client takes no data.
+
+    uvicorn itself waits for ever for both, and a few hundred such connections would use up its limit.
+    """
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.get_extra_info("socket").setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _NOTHING_TAKEN_S * 1000
+        )
+        self._time_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+
+    def _time_head(self) -> None:
+        has_head = self.cycle is not None and not self.cycle.response_complete
+        if self._head_timer is None and not has_head:
+            self._head_timer = self.loop.call_later(_HEAD_S, self.transport.abort)
+        elif self._head_timer is not None and has_head:
+            self._head_timer.cancel()
+            self._head_timer = None
 
 
 class WebServer:
@@ -40,6 +78,8 @@ class WebServer:
             port=settings.web_port,
             ssl_certfile=certificate,
             ssl_keyfile=key,
+            ssl_ciphers=TLS_1_2_CIPHERS,
+            http=_TimedConnection,
             log_config=None,
             access_log=False,
             server_header=False,

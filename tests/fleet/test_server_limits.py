@@ -1,0 +1,181 @@
+"""What broker and web server refuse: weak TLS, foreign authorities, packets and heads without end."""
+
+import contextlib
+import socket
+import ssl
+import struct
+import time
+
+import pytest
+from tests.fleet.fleet_device import free_port
+
+from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
+from edgekit_fleet.identity.authority import MANAGER, Authority
+from edgekit_fleet.operations.running import open_authority
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.web import server as web_server
+from edgekit_fleet.web.server import WebServer
+from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, topic
+
+STRONG, WEAK = "ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-ECDSA-AES128-SHA256"
+CONNACK_ACCEPTED = b"\x20\x02\x00\x00"
+
+
+class Site:
+    """Broker and web server of a fleet, without a manager."""
+
+    def __init__(self, path):
+        self.folder = FleetFolder(path)
+        self.settings = FleetSettings(broker_port=free_port(), web_port=free_port())
+        self.folder.write_settings(self.settings)
+        self.authority = open_authority(self.folder, self.settings)
+        self.store = self.folder.open_store()
+
+    @contextlib.contextmanager
+    def up(self):
+        configuration = write_configuration(self.folder, self.settings, self.authority)
+        with (
+            Mosquitto(configuration, self.settings, self.authority),
+            WebServer(self.store, self.folder, self.settings, self.authority),
+        ):
+            yield self
+        self.store.close()
+
+    def context(self, name="d1", *, signer=None, trusted=None):
+        context = ssl.create_default_context(cafile=(trusted or self.authority).certificate_path)
+        signer = signer or self.authority
+        context.load_cert_chain(*signer.make_short_lived(name, signer.folder))
+        return context
+
+    @contextlib.contextmanager
+    def shake_hands(self, port, context):
+        plain = socket.create_connection(("127.0.0.1", port), 5.0)
+        with context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def connect(self, name="d1", context=None):
+        """Yield a connection to the broker that is accepted; raises OSError where it is not."""
+        port = self.settings.broker_port
+        with self.shake_hands(port, context or self.context(name)) as connection:
+            body = string(b"MQTT") + struct.pack(">BBH", 4, 2, 60) + string(name.encode())
+            connection.sendall(b"\x10" + bytes((len(body),)) + body)
+            if connection.recv(4) != CONNACK_ACCEPTED:
+                raise ConnectionRefusedError(name)
+            yield connection
+
+
+def string(data):
+    return struct.pack(">H", len(data)) + data
+
+
+def publish(connection, device, payload):
+    """Send a message of QoS 1; returns whether the broker acknowledges it."""
+    body = string(topic(device, "event").encode()) + b"\x00\x01" + payload
+    length = bytes((len(body) & 127 | 128, len(body) >> 7 & 127 | 128, len(body) >> 14))
+    try:
+        connection.sendall(b"\x32" + length + body)
+        return connection.recv(4) == b"\x40\x02\x00\x01"
+    except OSError:
+        return False
+
+
+def get(connection):
+    connection.sendall(b"GET /authority HTTP/1.1\r\nHost: a\r\n\r\n")
+    return connection.recv(1 << 16)
+
+
+@pytest.fixture(scope="module")
+def site(mosquitto, tmp_path_factory):
+    with Site(tmp_path_factory.mktemp("site") / "fleet").up() as site:
+        yield site
+
+
+@pytest.mark.parametrize("server", ["broker", "web"])
+@pytest.mark.parametrize(
+    ("most", "ciphers", "is_accepted"),
+    [
+        (ssl.TLSVersion.TLSv1_1, "ALL:@SECLEVEL=0", False),
+        (ssl.TLSVersion.TLSv1_2, WEAK, False),
+        (ssl.TLSVersion.TLSv1_2, STRONG, True),
+        (ssl.TLSVersion.TLSv1_3, STRONG, True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated:DeprecationWarning")
+def test_weak_tls_is_refused(site, server, most, ciphers, is_accepted):
+    context = site.context()
+    context.set_ciphers(ciphers)
+    context.minimum_version = context.maximum_version = most
+    port = site.settings.broker_port if server == "broker" else site.settings.web_port
+    refusal = contextlib.nullcontext() if is_accepted else pytest.raises(ssl.SSLError)
+    with refusal, site.shake_hands(port, context) as connection:
+        assert connection.version() == most.name.replace("_", ".")
+
+
+def test_certificate_of_another_authority_is_refused_by_the_broker(site, tmp_path):
+    context = site.context(signer=Authority(tmp_path / "other"))
+    with pytest.raises(OSError), site.connect(context=context):
+        pass
+
+
+def test_certificate_of_another_authority_with_the_name_of_the_manager_is_refused(site, tmp_path):
+    context = site.context(MANAGER, signer=Authority(tmp_path / "other"))
+    with pytest.raises(OSError), site.connect(MANAGER, context):
+        pass
+
+
+def test_broker_of_another_authority_is_refused_by_the_device(site, tmp_path):
+    context = site.context(trusted=Authority(tmp_path / "other"))
+    with pytest.raises(ssl.SSLCertVerificationError), site.connect(context=context):
+        pass
+
+
+def test_plain_connection_to_the_broker_is_refused(site):
+    with socket.create_connection(("127.0.0.1", site.settings.broker_port), 5.0) as plain:
+        plain.sendall(b"\x10\x0e" + string(b"MQTT") + struct.pack(">BBH", 4, 2, 60) + string(b"d1"))
+        with contextlib.suppress(ConnectionResetError):
+            assert plain.recv(4) != CONNACK_ACCEPTED
+
+
+def test_packet_over_the_limit_ends_the_connection_of_its_sender_alone(site):
+    with site.connect("d1") as hostile, site.connect("d2") as other:
+        assert publish(other, "d2", b"x" * 1000)
+        assert not publish(hostile, "d1", b"x" * (2 * MAX_DOCUMENT_BYTES + 1))
+        assert publish(other, "d2", b"x" * 1000)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_head_that_drips_ends_after_a_limit_and_others_are_served(site, monkeypatch, is_first):
+    monkeypatch.setattr(web_server, "_HEAD_S", 0.5)
+    with site.shake_hands(site.settings.web_port, site.context()) as slow:
+        if not is_first:
+            assert get(slow).startswith(b"HTTP/1.1 200")
+        with pytest.raises(OSError):
+            for byte in b"GET /authority HTTP/1.1\r\nX: " + b"x" * 100:
+                slow.sendall(bytes((byte,)))
+                time.sleep(0.05)
+    with site.shake_hands(site.settings.web_port, site.context()) as other:
+        assert get(other).startswith(b"HTTP/1.1 200")
+
+
+def test_connection_that_asks_for_nothing_ends_after_a_limit(site, monkeypatch):
+    monkeypatch.setattr(web_server, "_HEAD_S", 0.5)
+    with site.shake_hands(site.settings.web_port, site.context()) as idle:
+        idle.settimeout(10.0)
+        with contextlib.suppress(ssl.SSLEOFError, ConnectionResetError):
+            assert idle.recv(1) == b""
+
+
+def test_client_that_takes_no_data_is_dropped(site, monkeypatch):
+    monkeypatch.setattr(web_server, "_NOTHING_TAKEN_S", 1)
+    size_bytes = 64 << 20
+    with (site.folder.repository / "targets" / "large").open("wb") as file:
+        file.truncate(size_bytes)
+    with site.shake_hands(site.settings.web_port, site.context()) as lazy:
+        lazy.sendall(b"GET /artifacts/targets/large HTTP/1.1\r\nHost: a\r\n\r\n")
+        time.sleep(5.0)
+        came_bytes = 0
+        with contextlib.suppress(OSError):
+            while data := lazy.recv(1 << 20):
+                came_bytes += len(data)
+    assert came_bytes < size_bytes / 2
