@@ -1,5 +1,6 @@
-"""When the link is probed, and what a probe says: on a simulated clock."""
+"""When the link is probed, what a probe says, and when a local run begins: on a simulated clock."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ from edgekit_runtime.remote.choose import PlanChoice, choose
 from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
 from edgekit_runtime.remote.link_estimate import Exchange, LinkEstimate
-from edgekit_runtime.remote.probe_schedule import ProbeSchedule
+from edgekit_runtime.remote.probe_schedule import HedgePolicy, ProbeSchedule, ReplyWait
 
 PROBE_BYTES = 12 << 10
 RTT_S = 0.02
@@ -127,3 +128,95 @@ def test_link_that_goes_down_and_up_costs_one_switch_each_within_two_requests(
     assert plans[2].index("upload") <= 1
     every = [plan for phase in plans.values() for plan in phase]
     assert sum(one != other for one, other in pairwise(every)) == 2
+
+
+LOCAL_S, REPLY_S, REQUEST_BYTES = 0.15, 0.05, 150_000
+
+
+def test_fault_costs_thirteen_tenths_of_a_local_run_at_most() -> None:
+    hedges = HedgePolicy(0.1, LOCAL_S)
+    for _ in range(100):
+        hedges.note_reply(REPLY_S, REPLY_S)
+    assert 0.01 + hedges.allow_s(REPLY_S, LOCAL_S, spent_s=0.01) + LOCAL_S <= 1.3 * LOCAL_S + 0.02
+
+
+@pytest.mark.parametrize("usual_s", [0.5 * REPLY_S, 0.9 * REPLY_S])
+def test_one_reply_in_ten_is_hedged_where_the_prediction_is_wrong(usual_s: float) -> None:
+    hedges = HedgePolicy(0.1, 0.01)  # a short local run, so that the limit asks for a hedge at once
+    late = 0
+    for number in range(1000):
+        took_s = usual_s * (1 + 0.01 * (number * 37 % 100))  # 1 to 2 times
+        late += took_s > hedges.allow_s(REPLY_S, 0.01, spent_s=0.0) and number >= 200
+        hedges.note_reply(took_s, REPLY_S)
+    assert 0.02 * 800 <= late <= 0.15 * 800
+
+
+def test_hedges_take_their_share_and_two_local_runs_at_most() -> None:
+    hedges, requests_s, hedged_s = HedgePolicy(0.1, LOCAL_S), 0.0, 0.0
+    for _ in range(2000):  # on a link so bad that each request would be hedged
+        own_s = LOCAL_S if hedges.is_in_debt else 0.03
+        hedges.earn(own_s, LOCAL_S)
+        requests_s += own_s
+        if hedges.may_hedge(LOCAL_S):
+            hedges.spend(LOCAL_S)
+            hedged_s += LOCAL_S
+    assert 0.09 * requests_s < hedged_s <= 0.1 * requests_s + 2 * LOCAL_S
+
+
+def test_no_server_is_used_in_debt_until_local_runs_have_paid_it() -> None:
+    hedges = HedgePolicy(0.1, LOCAL_S)
+    hedges.spend(3 * LOCAL_S)
+    runs = 0
+    while hedges.is_in_debt:
+        hedges.earn(LOCAL_S, LOCAL_S)
+        runs += 1
+    assert 10 <= runs <= 11
+
+
+def hedge_at(wait: ReplyWait, sent: Callable[[float], float | None]) -> float:
+    """Return when a local run begins on a link that has acknowledged `sent(t)` bytes."""
+    elapsed_s, before = wait.allowed_s / 2, 0
+    while True:
+        now = sent(elapsed_s)
+        size = None if now is None else int(now)
+        more_s = wait.more_s(elapsed_s, before, size)
+        if more_s is None:
+            return elapsed_s
+        elapsed_s, before = elapsed_s + more_s + 1e-9, size or 0
+
+
+def make_wait(upload_bytes: int = REQUEST_BYTES) -> ReplyWait:
+    return ReplyWait(0.06, LOCAL_S, 0.02, upload_bytes)
+
+
+def carry(mbit_s: float, until_s: float = 1e9) -> Callable[[float], float]:
+    return lambda at_s: min(REQUEST_BYTES, min(at_s, until_s) * mbit_s * 1e6 / 8)
+
+
+def test_link_that_carries_nothing_is_noticed_after_half_of_the_time() -> None:
+    assert hedge_at(make_wait(), lambda _: 0) == pytest.approx(0.03)
+
+
+def test_small_request_is_not_taken_for_lost_before_its_time() -> None:
+    assert hedge_at(make_wait(600), lambda _: 0) == pytest.approx(0.06)
+
+
+def test_server_that_has_all_and_says_nothing_is_not_waited_for() -> None:
+    assert hedge_at(make_wait(), lambda _: REQUEST_BYTES) == pytest.approx(0.06)
+
+
+def test_system_that_knows_nothing_of_its_connections_waits_as_long_as_allowed() -> None:
+    assert hedge_at(make_wait(), lambda _: None) == pytest.approx(0.06)
+
+
+def test_slow_link_gets_more_time_where_its_reply_comes_before_a_local_run_ends() -> None:
+    upload_s = REQUEST_BYTES * 8 / 8e6
+    assert hedge_at(make_wait(), carry(8.0)) == pytest.approx(upload_s + 0.02, abs=1e-3)
+
+
+def test_link_that_needs_longer_than_a_local_run_is_not_waited_for() -> None:
+    assert hedge_at(make_wait(), carry(2.0)) == pytest.approx(0.06)
+
+
+def test_link_that_stops_midway_gets_no_more_time_than_its_rate_promised() -> None:
+    assert hedge_at(make_wait(), carry(8.0, until_s=0.05)) <= 0.2

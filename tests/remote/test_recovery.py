@@ -12,6 +12,7 @@ from tests.remote.hostile_server import HostileServer, http, tensor_reply
 from tests.remote.offload_parts import LOCAL, RAW, X, Y, offloading, set_server, wait_until, write_offloaded
 from tests.runtime.conftest import PackageMaker
 
+from edgekit_offload.emulation.testbed import Testbed
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.cut_table import CutTable
@@ -63,6 +64,47 @@ def test_tail_that_fails_must_prove_itself_even_if_the_server_is_well(
         wait_until(lambda: len(asked) >= 2, "the tail is not asked to prove itself")
         assert session.counts.failed == 1  # of the application; the other were golden inputs
         assert session.decision().plan.name == "local"
+
+
+def test_loaded_server_is_used_again_once_a_probe_finds_it_at_rest(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    loaded = "Endpoint-Load-Metrics: TEXT application_utilization=0.99\r\n"
+    with offloading(maker, path) as session:
+        wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+        server.misbehave = lambda _server, _client, right: tensor_reply(right, loaded)
+        session.run({"x": X})
+        assert "loaded" in session.decision().reason
+        server.misbehave = None
+
+        def is_used() -> bool:
+            session.run({"x": X})
+            return session.decision().plan.name == "raw"
+
+        wait_until(is_used, "the server is not used again")
+
+
+def test_link_of_zero_costs_no_answer_and_is_used_again_when_it_carries(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    with Testbed(kind="proxy") as testbed:
+        host, port = testbed.reach(server.port)
+        testbed.set_link(up_mbit_s=100, down_mbit_s=100, rtt_ms=1)
+        set_server(tmp_path, monkeypatch, f"{host}:{port}")
+        with offloading(maker, path) as session:
+            wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+            testbed.block()
+            for factor in range(1, 4):
+                np.testing.assert_allclose(session.run({"x": X * factor})["y"], Y * factor)
+            assert session.counts.hedged == 1
+            assert session.decision().plan.name == "local"
+            testbed.set_link(up_mbit_s=100, down_mbit_s=100, rtt_ms=1)
+            wait_until(lambda: session.decision().plan.name == "raw", "the server is not used again")
 
 
 def make_slow_model() -> bytes:

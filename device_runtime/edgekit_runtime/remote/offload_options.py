@@ -26,7 +26,8 @@ class OffloadOptions:
         ca_file: PEM file of the authority that signed the server's certificate, or None for the system's.
         prefer: `latency` or `energy`; None for what the package was planned for.
         deadline_s: latency that is good enough, where energy or capacity counts.
-        hedge_share: computing time that hedged requests may waste, as a share of running all locally.
+        hedge_share: time that local runs beside late requests may take, as a share of what requests take of
+            this device; two local runs are free.
         timeout_s: limit of one request where the model cannot run here, or a plan was asked for.
         plan: name of the plan to run wherever the server can, for debugging; None to choose.
 
@@ -39,7 +40,7 @@ class OffloadOptions:
     ca_file: str | None = None
     prefer: Literal["latency", "energy"] | None = None
     deadline_s: Annotated[float, Range(0, 3600)] | None = None
-    hedge_share: Annotated[float, Range(0, 1)] = 0.15
+    hedge_share: Annotated[float, Range(0, 1)] = 0.1
     timeout_s: Annotated[float, Range(0.01, 3600)] = 10.0
     plan: str | None = None
 

@@ -1,11 +1,14 @@
-"""Decides when a server is probed: after a fault, and while requests do not measure the link.
+"""Decides when a server is probed, and how long a request waits for it before the device runs the model too.
 
-A probe runs on a thread of its own, so a request never waits for one. Pure: clock and chance are arguments.
+A server is probed after a fault, and while requests do not measure the link. A probe runs on a thread of its
+own, so a request never waits for one. Pure: clock and chance are arguments.
 
 Source: Nygard, "Release It!", 2nd edition, section 5.2; back-off with full jitter as in Brooker, "Exponential
-Backoff And Jitter", AWS Architecture Blog, 2015.
+Backoff And Jitter", AWS Architecture Blog, 2015; hedged requests as in Dean and Barroso, "The Tail at Scale",
+CACM 56(2), 2013.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 _FIRST_S: Final = 0.5
@@ -15,6 +18,18 @@ _LEAST_PAUSE_S: Final = 0.25
 _SHARE: Final = 0.05  # of the time since the server was left, between two probes
 _LINK_SHARE: Final = 5  # a probe takes the link for at most one part of so many
 _BUSY_S: Final = 0.1  # how long a probe waits for a request to end before it is sent beside it
+_MOST_RUNS: Final = 2  # local runs that hedges may take at once
+_MOST_WAIT: Final = 0.3  # of a local run, and so long more, after which it begins: 1.3 local runs in all
+_MOST_WAIT_S: Final = 15e-3
+_SLACK: Final = 0.25  # what a reply may be late where there is time enough, as a share of its usual time
+_SLACK_S: Final = 2e-3
+_EARLY_WAIT: Final = 0.1  # a hedge sooner than this share of the local run gains little
+_MOST_LATE_S: Final = 1.0
+_LATE_SHARE: Final = 0.1  # of replies that take longer than usual
+_STEP: Final = 0.1
+_MOST_USUAL: Final = 2.0
+_LEAST_BYTES: Final = 1500  # acknowledged between two looks: less is a link that carries nothing
+_MOST_UNSEEN_BYTES: Final = 4 * _LEAST_BYTES  # may be acknowledged as late as by the reply
 
 
 class CircuitBreaker:
@@ -91,3 +106,101 @@ class ProbeSchedule:
     def is_due(self, now_s: float, *, is_busy: bool) -> bool:
         """Return whether to probe now; rather between requests than beside one."""
         return now_s >= self.due_s + (_BUSY_S if is_busy else 0.0)
+
+
+class HedgePolicy:
+    """How long to wait for a reply, and how much device time local runs beside late requests may take.
+
+    That time is a token bucket: each request adds a share of what it takes of the device itself. Without
+    credit a hedge begins later; in debt no request goes to the server.
+    """
+
+    __slots__ = ("_credit_s", "_share", "_usual")
+
+    def __init__(self, share: float, local_s: float) -> None:
+        """Begin with a full bucket.
+
+        Args:
+            share: of the time that requests take of the device.
+            local_s: time of a local run.
+        """
+        self._share, self._credit_s = share, _MOST_RUNS * local_s
+        self._usual = 1.0  # times the prediction: nine of ten replies come sooner
+
+    @property
+    def is_in_debt(self) -> bool:
+        """Whether hedges have taken more than their share."""
+        return self._credit_s < 0
+
+    def may_hedge(self, local_s: float) -> bool:
+        """Return whether there is credit for a local run."""
+        return self._credit_s >= local_s
+
+    def earn(self, device_s: float, local_s: float) -> None:
+        """Take that a request needs so much time of the device itself."""
+        self._credit_s = min(self._credit_s + self._share * device_s, _MOST_RUNS * local_s)
+
+    def spend(self, device_s: float) -> None:
+        """Take that the device worked so long beside a request that was late."""
+        self._credit_s -= device_s
+
+    def note_reply(self, took_s: float, expected_s: float) -> None:
+        """Take how long a reply took, and how long it was expected to take."""
+        step = _STEP * (1 - _LATE_SHARE if took_s > self._usual * expected_s else -_LATE_SHARE)
+        self._usual = min(max(self._usual + step, 0.0), _MOST_USUAL)
+
+    def allow_s(self, expected_s: float, local_s: float, spent_s: float) -> float:
+        """Return how long to wait for a reply before a local run begins.
+
+        So that a fault costs at most 1.3 local runs, unless replies usually take longer than that allows.
+
+        Args:
+            expected_s: when the reply is expected, from now.
+            local_s: time of a local run.
+            spent_s: time of this request so far.
+        """
+        usual_s = expected_s * self._usual
+        late_s = max(_SLACK * usual_s, _SLACK_S, _EARLY_WAIT * local_s)
+        if not self.may_hedge(local_s):
+            return usual_s + min(late_s + usual_s, local_s)
+        limit_s = _MOST_WAIT * local_s + _MOST_WAIT_S - spent_s
+        return min(usual_s + min(late_s, _MOST_LATE_S), max(limit_s, usual_s + _SLACK_S))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyWait:
+    """How long one request waits for its reply, by what the link has taken of it so far.
+
+    A link that carries nothing is noticed after half of the time allowed. One that is only slow gets more
+    time, if at its rate the reply comes before the end of a local run.
+
+    Attributes:
+        allowed_s: after which a local run begins where nothing is known of the link.
+        local_s: time of a local run.
+        after_s: from the last byte of the request to the reply.
+        upload_bytes: size of the request.
+    """
+
+    allowed_s: float
+    local_s: float
+    after_s: float
+    upload_bytes: int
+
+    def more_s(self, elapsed_s: float, before_bytes: int, sent_bytes: int | None) -> float | None:
+        """Return how long to wait until the next look; None if the local run shall begin.
+
+        Args:
+            elapsed_s: time since the request was sent.
+            before_bytes: what was acknowledged at the last look.
+            sent_bytes: what is acknowledged now; None where the system does not say.
+        """
+        is_over = elapsed_s >= self.allowed_s
+        rest_s = None if is_over else self.allowed_s - elapsed_s
+        if sent_bytes is None or sent_bytes >= self.upload_bytes:
+            return rest_s
+        if sent_bytes - before_bytes < _LEAST_BYTES:
+            return None if self.upload_bytes > _MOST_UNSEEN_BYTES else rest_s
+        due_s = elapsed_s * self.upload_bytes / sent_bytes + self.after_s
+        if due_s > self.allowed_s + self.local_s:
+            return rest_s
+        return max(due_s, self.allowed_s) - elapsed_s

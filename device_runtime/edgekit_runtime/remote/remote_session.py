@@ -45,7 +45,7 @@ from edgekit_runtime.remote.offload_server import (
     make_upload_probe,
 )
 from edgekit_runtime.remote.offload_status import Counts, OffloadStatus, StatusFile
-from edgekit_runtime.remote.probe_schedule import CircuitBreaker, ProbeSchedule
+from edgekit_runtime.remote.probe_schedule import CircuitBreaker, HedgePolicy, ProbeSchedule, ReplyWait
 from edgekit_runtime.sessions.row_independence import has_free_rows
 from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
 from edgekit_runtime.sessions.session import Session, open_choice
@@ -53,12 +53,7 @@ from edgekit_runtime.tensors import Array, TensorSpec
 
 _RECENT: Final = 8  # runs of this device that its load is taken from
 _RECONSIDER: Final = 16  # local runs between two choices while nothing else changed
-_SLACK_S: Final = 2e-3
-_SLACK: Final = 0.25  # of what a reply may be late, as a share of its prediction
-_EARLY_WAIT: Final = 0.1  # a hedge sooner than this share of the local run gains little
-_MOST_WAIT: Final = 0.3  # what a reply may be late at most, as a share of the local run
-_MOST_WAIT_S: Final = 15e-3
-_MOST_LATE_S: Final = 1.0
+_LEAST_HEAD_S: Final = 5e-4  # a shorter run says little about the device
 _LEAST_BYTES: Final = 1500  # acknowledged: less is a link that carries nothing
 _PROBE_TIMEOUT_S: Final = 2.0
 _PROBE_SEND_S: Final = 0.04  # on the link as it seems to be
@@ -72,6 +67,7 @@ _BUSY_TICK_S: Final = 0.1
 _REFUSED_S: Final = 30.0  # until a server without a tail is asked for it again
 _MANY_BITS_PER_S: Final = 1e10
 _MOST_TABLES: Final = 16
+_IN_DEBT: Final = "local runs beside late replies have used up their share of this device"
 _MOST_CAUSE: Final = 300  # characters of what a server says
 _SWITCHES: Final = 8
 
@@ -253,8 +249,8 @@ class RemoteSession:
         self._estimate, self._breaker = LinkEstimate(), CircuitBreaker()
         self._device: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         self._compute: deque[tuple[float, float]] = deque(maxlen=_RECENT)
-        self._wait_s = self._load = self._spread_s = 0.0
-        self._credit_s = 3 * table.local.costs.device_s if table.local else 0.0
+        self._wait_s = self._load = 0.0
+        self._hedges = HedgePolicy(options.hedge_share, table.local.costs.device_s if table.local else 0.0)
         self._decisions: dict[int, tuple[int, PlanChoice]] = {}
         self._epoch = self._since = self._running = 0
         self._late: Pending | None = None  # the last request that was late
@@ -290,6 +286,7 @@ class RemoteSession:
         try:
             if decision.plan.tail is None:
                 self.counts.local += 1
+                self._hedges.earn(decision.predicted_s, decision.predicted_s)
                 return self._run_local(inputs, rows)
             return self._run_split(decision, inputs, rows)
         finally:
@@ -375,24 +372,32 @@ class RemoteSession:
             self._disprove(way)
             return outputs
         head_s, costs = time.monotonic() - began_s, decision.plan.costs
-        if decision.plan.head is not None and costs.device_s - costs.request_s > _SLACK_S / 4:
+        if decision.plan.head is not None and costs.device_s - costs.request_s > _LEAST_HEAD_S:
             self._device.append((head_s, (costs.device_s - costs.request_s) * rows))
-        outputs = self._fetch(decision, request, inputs, rows)
+        outputs = self._fetch(decision, request, inputs, rows, began_s=began_s)
         return {
             spec.name: outputs[spec.name] if spec.name in outputs else made[spec.name]
             for spec in self.outputs
         }
 
     def _fetch(
-        self, decision: PlanChoice, request: TailRequest, inputs: Mapping[str, Array], rows: int
+        self,
+        decision: PlanChoice,
+        request: TailRequest,
+        inputs: Mapping[str, Array],
+        rows: int,
+        *,
+        began_s: float,
     ) -> dict[str, Array]:
         """Return the outputs of the tail, or those of the whole model from a local run."""
-        way, local_s = self._ways[decision.plan.name], self._local_s(rows)
-        expected_s, is_claimed = self._reply_s(decision), self._estimate.is_claimed
-        backups: list[Any] = []
+        way, backups = self._ways[decision.plan.name], list[Any]()
+        local_s, expected_s = self._local_s(rows), self._reply_s(decision)
+        sent_s = time.monotonic()
 
         def finish(_: Pending, reply: Reply) -> None:
-            self._note(decision.plan, rows, reply, expected_s, is_late=bool(backups))
+            if reply.outputs is not None:
+                self._hedges.note_reply(time.monotonic() - sent_s, expected_s)
+            self._note(decision.plan, rows, reply, is_late=bool(backups))
             if reply.outputs is not None:
                 for backup in backups:
                     backup.interrupt()
@@ -404,16 +409,14 @@ class RemoteSession:
         patience_s = max(1.0, 4 * (expected_s + local_s))  # only a hedge ends it sooner
         timeout_s = self._options.timeout_s if decision.is_forced else patience_s
         pending = self._server.send(request, timeout_s, finish)
-        self._credit_s = min(self._credit_s + self._options.hedge_share * local_s, 3 * local_s)
         if decision.is_forced:
-            allowed_s = timeout_s
-        elif is_claimed:
-            allowed_s = 0.0  # this request is the test of what a probe claims: both ways at once
+            is_there = pending.done.wait(timeout_s)
         else:
-            allowed_s = self._allow_s(expected_s, local_s)
-        if not pending.done.wait(allowed_s):
-            if not is_claimed:
-                self._fail("the reply was late", way)
+            self._hedges.earn(decision.plan.costs.device_s * decision.conditions.device_slowdown, local_s)
+            allowed_s = self._allow_s(expected_s, local_s, sent_s - began_s)
+            wait = ReplyWait(allowed_s, local_s, self._after_upload_s(decision), request.size_bytes)
+            is_there = self._await_reply(pending, wait)
+        if not is_there:
             return self._hedge(pending, way, inputs, rows, backups)
         reply = pending.reply
         if reply is not None and reply.outputs is not None:
@@ -422,6 +425,17 @@ class RemoteSession:
             return reply.outputs
         self.counts.failed += 1
         return self._run_local(inputs, rows)
+
+    def _await_reply(self, pending: Pending, wait: ReplyWait) -> bool:
+        """Return whether the reply comes before it is time for a local run."""
+        began_s, sent = time.monotonic(), 0
+        more_s: float | None = wait.allowed_s / 2
+        while more_s is not None:
+            if pending.done.wait(more_s):
+                return True
+            before, now = sent, pending.sent_bytes
+            more_s, sent = wait.more_s(time.monotonic() - began_s, before, now), now or 0
+        return False
 
     def _hedge(
         self, pending: Pending, way: _Way, inputs: Mapping[str, Array], rows: int, backups: list[Any]
@@ -439,14 +453,18 @@ class RemoteSession:
                 pending.done.is_set() and pending.reply is not None and pending.reply.outputs is not None
             ):
                 outputs = self._run_local(inputs, rows, session)
-                if not pending.done.is_set() and not pending.is_sent:
-                    pending.abort()  # the rest would only be in the way of the next request
+                if not pending.done.is_set():
+                    if not self._estimate.is_claimed:
+                        self._fail("the reply was late", way)
+                    if not pending.is_sent:
+                        pending.abort()  # the rest would only be in the way of the next request
                 return outputs
         except BackendError:
             pending.done.wait()
             if pending.reply is None or pending.reply.outputs is None:
                 raise
-        self._credit_s -= time.monotonic() - began_s
+        finally:
+            self._hedges.spend(time.monotonic() - began_s)
         self.counts.remote += 1
         self._answered = way.plan.name
         return self._take(pending)
@@ -478,7 +496,7 @@ class RemoteSession:
                 self._preference,
                 usable=usable,
                 server_load=self._load,
-                cause=self._breaker.cause,
+                cause=self._breaker.cause or (_IN_DEBT if self._hedges.is_in_debt else ""),
             )
             decision = dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
             if len(self._decisions) > _MOST_TABLES:
@@ -515,14 +533,17 @@ class RemoteSession:
         remote_s = max(0.0, predict_s(whole, decision.conditions) - plan.costs.device_s * slowdown)
         return remote_s + max(plan.costs.request_s * slowdown, self._estimate.overhead_s)
 
-    def _allow_s(self, expected_s: float, local_s: float) -> float:
-        """Return how long to wait for a reply before the local run begins; at most a local run longer."""
-        late_s = max(_SLACK * expected_s, _SLACK_S, _EARLY_WAIT * local_s, 4 * self._spread_s)
-        if self._credit_s >= local_s:
-            late_s = min(late_s, max(_SLACK_S, _MOST_WAIT * local_s + _MOST_WAIT_S), _MOST_LATE_S)
-        else:
-            late_s = min(late_s + expected_s, local_s)
-        return expected_s + late_s
+    def _after_upload_s(self, decision: PlanChoice) -> float:
+        """Return how long a reply takes at most after the last byte of its request arrived."""
+        costs, conditions = decision.plan.costs, decision.conditions
+        server_s = costs.server_s * conditions.server_slowdown + conditions.server_wait_s
+        return server_s + 2 * (self._estimate.rtt_s or 0.0)
+
+    def _allow_s(self, expected_s: float, local_s: float, spent_s: float) -> float:
+        """Return how long to wait for a reply before the local run begins."""
+        if self._estimate.is_claimed and self._hedges.may_hedge(local_s):
+            return 0.0  # this request is the test of what a probe claims: both ways at once
+        return self._hedges.allow_s(expected_s, local_s, spent_s)
 
     def _fail(self, cause: str, way: _Way | None = None, at_least_s: float = 0.0) -> None:
         """Leave the server until it has answered golden inputs: those of `way`, where it is to blame."""
@@ -531,14 +552,13 @@ class RemoteSession:
                 way.is_proved = False
             self._breaker.fail(time.monotonic(), _show(cause), self._chance.random(), at_least_s)
             self._epoch += 1
-        self._wake.set()
 
     def _disprove(self, way: _Way) -> None:
         with self._lock:
             way.is_proved, way.retry_s = False, time.monotonic() + _REFUSED_S
             self._epoch += 1
 
-    def _note(self, plan: OffloadPlan, rows: int, reply: Reply, expected_s: float, *, is_late: bool) -> None:
+    def _note(self, plan: OffloadPlan, rows: int, reply: Reply, *, is_late: bool) -> None:
         """Learn from a reply; on the thread of its connection."""
         now_s, error, way = time.monotonic(), reply.error, self._ways[plan.name]
         if reply.outputs is not None:
@@ -547,8 +567,6 @@ class RemoteSession:
                 self._note_times(plan, rows, reply.times)
                 server_s = self._server_s(plan, rows, reply)
                 self._estimate.note(now_s, dataclasses.replace(reply.exchange, server_s=server_s))
-                late_s = abs(reply.exchange.elapsed_s - expected_s)
-                self._spread_s += (min(late_s, 2 * expected_s) - self._spread_s) / 4
                 self._breaker.succeed()
                 self._epoch += 1
             return
@@ -696,6 +714,7 @@ class RemoteSession:
         if reply.error is not None and (_is_of_server(reply.error) or isinstance(reply.error, ReplyError)):
             raise reply.error
         with self._lock:
+            self._load = reply.times.load or 0.0
             self._estimate.note_probe(time.monotonic(), reply.exchange)
             self._epoch += 1
         return reply.exchange.elapsed_s
@@ -727,7 +746,7 @@ class RemoteSession:
             wrong = next(check.message for check in test.checks if not check.passed)
             raise BackendError(f"{way.plan.tail} computes something else there: {wrong}")
         way.open_head()  # here, because a request of the application shall not wait for it
-        self._note(way.plan, rows, reply, reply.exchange.elapsed_s, is_late=False)
+        self._note(way.plan, rows, reply, is_late=False)
         return reply.exchange.elapsed_s
 
     def _send_plain(self, way: _Way) -> None:
