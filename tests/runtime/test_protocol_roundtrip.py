@@ -179,6 +179,16 @@ def test_next_response_is_read_with_its_own_binary_values(outputs: dict[str, Arr
     assert_equal(layout.read(None), outputs)
 
 
+def test_values_that_a_caller_changes_do_not_come_back_in_the_next_equal_response() -> None:
+    outputs: dict[str, Array] = {"y": np.array([1.0, 2.0], np.float32)}
+    asked = InferRequest((), (RequestedOutput("y", is_binary=False),))
+    head, body = receive(make_codec({}, outputs).encode(asked, outputs, {}))
+    first, _ = read_response(head, body, None, bytearray())
+    first["y"][:] = 0
+    second, _ = read_response(head, body, None, bytearray())
+    assert_equal(second, outputs)
+
+
 @given(st.binary(max_size=99) | st.text(max_size=99).map(str.encode))
 def test_any_bytes_are_a_response_or_a_transport_error(text: bytes) -> None:
     with pytest.raises(TransportError, match="not one of the protocol"):

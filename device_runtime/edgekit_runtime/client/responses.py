@@ -4,10 +4,11 @@ A service repeats its responses except for the values, so the client keeps where
 stood.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from edgekit_runtime.protocol.infer_request import InferTensor
 from edgekit_runtime.protocol.infer_response import decode_response
 from edgekit_runtime.protocol.rest import HEADER_LENGTH, decode_error
 from edgekit_runtime.tensors import Array
+
+_MAX_KEPT: Final = 64
+_MAX_KEPT_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ def read_response(
     """
     json_bytes = len(body) if head.json_bytes is None else head.json_bytes
     text = bytes(body[:json_bytes])
-    outputs = decode_response(text)
+    outputs = _decode_again(text) if len(text) <= _MAX_KEPT_BYTES else decode_response(text)
     found = {}
     for output in outputs:
         if output.shared is not None:
@@ -142,6 +146,16 @@ def read_response(
     if size_bytes > len(memory) or head.closes:
         return found, None
     return found, Layout(head.data + text, size_bytes, outputs, memory)
+
+
+@functools.lru_cache(_MAX_KEPT)
+def _decode_again(text: bytes) -> list[InferTensor]:
+    """Return the outputs that JSON describes which the service repeats; values in it are read-only."""
+    outputs = decode_response(text)
+    for output in outputs:
+        if isinstance(output.values, np.ndarray):
+            output.values.flags.writeable = False  # so that each response gets a copy
+    return outputs
 
 
 def _read(output: InferTensor, body: memoryview, json_bytes: int) -> Array:

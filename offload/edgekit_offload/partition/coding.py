@@ -20,11 +20,12 @@ CodingKind: TypeAlias = Literal["raw", "int8", "int4", "uint8", "delta", "pixels
 
 _LEVELS: Final[Mapping[str, int]] = {"int8": 255, "int4": 15}
 _WIDE_LEVELS: Final = 65535
-# One range for a sample, or for each channel, changed up to 3 % of answers (benchmarks/offload_codec.py):
-# a few large values make the step too wide for the others. Groups of 32 cost 13 % more bytes before zstd.
-# Ends in 255ths of the sample's span changed 5 answers of 128 where one channel spans 130 and most
-# span 9; in 65535ths they change 1.
-_GROUP: Final = 32
+# Neighbours with a range of their own. One range for a sample, or for each channel, changed up to 3 % of
+# answers (benchmarks/offload_codec.py): a few large values make the step too wide for others. With 8 bits,
+# groups of 32 changed 6 answers of 2,000 behind the first layer of ResNet8; groups of 16 change 2, for 9 %
+# more bytes after zstd. With 4 bits their ends would be a third of all bytes. Ends in 255ths of the sample's
+# span changed 5 answers of 128 where one channel spans 130 and most span 9; in 65535ths they change 1.
+_GROUPS: Final[Mapping[str, int]] = {"int8": 16, "int4": 32}
 # Of a group, in 65535ths of the sample's span: where another processor computes values that differ by a
 # 4000th of the span, codes move by 16 and no further. Codes of 8 bits over 256 such steps are 16 bits of the
 # sample's span, so nothing is lost.
@@ -69,9 +70,9 @@ class Coding:
     """How the float32 tensors of a cut are sent; tensors of other dtypes are sent as they are.
 
     Attributes:
-        kind: `raw`; `int8` and `int4`: codes with a range for every 32 neighbours, taken when they are sent;
-            with `int8`, tensors of up to 2048 values get 16-bit codes and one range; `uint8`: codes of 8-bit
-            data behind a preprocessing; `pixels`: the same as [N, H, W, C] for image codecs;
+        kind: `raw`; `int8` and `int4`: codes with a range for every 16 or 32 neighbours, taken when they are
+            sent; with `int8`, tensors of up to 2048 values get 16-bit codes and one range; `uint8`: codes of
+            8-bit data behind a preprocessing; `pixels`: the same as [N, H, W, C] for image codecs;
             `delta`: int16 differences along time; `samples`: int16 [N, T] for audio codecs.
         lattices: tensor -> what its codes stand for; for the last four kinds.
     """
@@ -227,7 +228,7 @@ def _by_groups(spec: TensorSpec, kind: str, sizes: Sequence[int], opset: int) ->
     """
     codes_name, ends_name, range_name = (f"{spec.name}.{part}" for part in ("codes", "ends", "range"))
     levels, count = _LEVELS[kind], int(np.prod(sizes))
-    size = _GROUP if count >= _GROUP else count + count % 2
+    size = min(_GROUPS[kind], count + count % 2)
     groups = -(-count // size)
     length = groups * size
     body = length // 2 if kind == "int4" else length
