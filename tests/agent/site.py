@@ -33,9 +33,9 @@ _numbers = itertools.count(1)
 class Site:
     """A device of a fleet, and packages for it."""
 
-    def __init__(self, fleet, maker, path):  # noqa: F811
+    def __init__(self, fleet, maker, path, name="d1"):  # noqa: F811
         self.fleet, self.maker, self.path = fleet, maker, path
-        self.name, self.home = "d1", path / "home"
+        self.name, self.home = name, path / "home"
         self.variables = {
             **environment(self.home),
             "EDGEKIT_TARGET": "x86-64",

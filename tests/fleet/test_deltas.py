@@ -100,6 +100,29 @@ def test_float_weights_are_smaller_than_by_the_generic_delta(tmp_path):
     apply(content, base, new, tmp_path)
 
 
+def test_scales_of_a_bias_are_those_of_the_weights_times_a_factor(tmp_path):
+    rng = np.random.default_rng(6)
+
+    def write(name, is_product):
+        codes = np.zeros((4096, 2), np.int8)
+        scales = rng.uniform(0.001, 0.1, 4096).astype(np.float32)
+        others = (scales.astype(np.float64) * np.float32(0.0173)).astype(np.float32)
+        others = others if is_product else rng.permuted(others)
+        made = onnx.load_from_string(model(codes, scales))
+        made.graph.initializer.append(onnx.numpy_helper.from_array(others, "bias_scales"))
+        return package(tmp_path / name, made.SerializeToString(deterministic=True))
+
+    base = write("a", True)
+    sizes = []
+    for name, is_product in (("b", True), ("c", False)):
+        new = write(name, is_product)
+        _, content = make_delta(base, new)
+        apply(content, base, new, tmp_path)
+        (tmp_path / "made").unlink()
+        sizes.append(len(content))
+    assert sizes[1] > 1.8 * sizes[0]
+
+
 def test_file_that_nobody_understands_goes_by_zstd(tmp_path):
     rng = np.random.default_rng(2)
     content = bytearray(rng.bytes(60_000))
@@ -202,6 +225,7 @@ def test_endless_delta_writes_no_more_than_the_package(tuned, tmp_path):
         (5, 0, 4, 0, 0),  # channels none
         (5, 0, 4, 0xFFFFFFFF, 1),
         (5, 0, 4, 1, 0),  # division by zero
+        (7, 0, 4, 0, 0x3F800000),  # a product of nothing
     ],
 )
 def test_malformed_run_is_refused(tuned, tmp_path, run):

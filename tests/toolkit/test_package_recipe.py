@@ -12,6 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 from tests.toolkit.package_run import (
     check_refused,
@@ -28,6 +30,7 @@ from tests.toolkit.package_run import (
 )
 
 from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.errors import RecipeError
 from edgekit_toolkit.packaging.recipe import Recipe, read_recipe, tool_versions
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.publish import evidence_of, publish
@@ -212,6 +215,34 @@ def test_another_model_is_refused(mixed: Made, tmp_path: Path) -> None:
     check_recipe_refused(
         mixed.recipe.read_bytes(), "is for a model with sha256 .* but .*net.onnx has", tmp_path, other
     )
+
+
+def test_model_that_was_trained_further_keeps_the_form_of_its_package(mixed: Made, tmp_path: Path) -> None:
+    source, data = tiny("digits_cnn")
+    model = onnx.load(source)
+    draw = np.random.default_rng(0)
+    for weight in model.graph.initializer:
+        values = onnx.numpy_helper.to_array(weight)
+        if values.dtype == np.float32 and values.size > 100:
+            moved = values + 0.01 * values.std() * draw.standard_normal(values.shape).astype(np.float32)
+            weight.CopyFrom(onnx.numpy_helper.from_array(moved, weight.name))
+    tuned = saved(model, tmp_path / "tuned.onnx")
+    options = ("--like", mixed.recipe, "--budget", "drop=5%", "--name", "net", "--version", "1.1.0")
+    outcome = package(tuned, tmp_path / "out", *data, *options, target="rpi4")
+    assert outcome.code == 0, outcome.stderr
+    before, after = read_recipe(mixed.recipe), read_recipe(next((tmp_path / "out").glob("*.recipe.json")))
+    assert after.form.to_json() == before.form.to_json()
+    assert (after.source_sha256, after.model_sha256) != (before.source_sha256, before.model_sha256)
+
+
+def test_form_of_another_model_is_refused(mixed: Made, tmp_path: Path) -> None:
+    other = saved(mlp(), tmp_path / "net.onnx")
+    check_refused(
+        lambda *extra: package(other, tmp_path / "out", "--like", mixed.recipe, *extra, target="rpi4"),
+        RecipeError.exit_code,
+        "--like: the earlier package's form fits no layer of this model",
+    )
+    assert not list((tmp_path / "out").glob("*.edgepkg"))
 
 
 # A recipe without variants or disabled rewrites has no such field; test_package_variants.py and

@@ -21,6 +21,7 @@ _SERVICE: Final = """\
 shadow = {{share = 1.0, comparison = "agreement"}}
 [models.{model}.gates]
 min_samples = 100
+max_extra_errors = 0.05
 max_p50_ratio = 0
 max_p99_ratio = 0
 max_duration_s = 20

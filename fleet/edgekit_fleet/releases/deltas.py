@@ -31,6 +31,7 @@ from edgekit_runtime.agent.artifacts.deltas import (
     MAX_RUNS,
     MAX_ZSTD_BYTES,
     ONE,
+    PRODUCT,
     RUN,
     RUNS_SUFFIX,
     SCALED_INT8,
@@ -39,6 +40,7 @@ from edgekit_runtime.agent.artifacts.deltas import (
     WORDS_32,
     ZSTD_SUFFIX,
     apply_delta,
+    multiply,
     predict,
 )
 from edgekit_runtime.errors import PackageError
@@ -59,7 +61,7 @@ _MAX_SEARCHED_BYTES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A stretch of the new package; see `RUN`."""
+    """A stretch of the new package; see `RUN`. `base` is an offset, of a `PRODUCT` in the new package."""
 
     kind: int
     base: int
@@ -130,10 +132,12 @@ def _make_runs_delta(old: bytes, wanted: bytes) -> bytes | None:
     if len(runs) > MAX_RUNS:
         return None
     base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(wanted, dtype=np.uint8)
-    control, literals, residuals = bytearray(), bytearray(), bytearray()
+    control, literals, residuals, expected = bytearray(), bytearray(), bytearray(), 0
     for run in runs:
         channels = 0 if run.multipliers is None else len(run.multipliers)
-        control += RUN.pack(run.kind, run.base, run.length, channels, run.step)
+        place = expected if run.kind in (LITERAL, PRODUCT) else run.base
+        control += RUN.pack(run.kind, (place - expected) & 0xFFFFFFFF, run.length, channels, run.step)
+        expected = place + run.length
         if run.multipliers is not None:
             literals += run.multipliers.astype("<u2").tobytes()
         if run.kind == LITERAL:
@@ -167,16 +171,20 @@ def _find_runs(old: bytes, wanted: bytes) -> list[_Run]:
     base_tensors = {tensor.name: tensor for tensor in _list_tensors(old)}
     base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(wanted, dtype=np.uint8)
     matched: list[_Run] = []
-    end = 0
+    known: list[tuple[int, int]] = []
+    end, factors = 0, (0, 0)  # offset and length of the words before, as the device has them
     for tensor in _list_tensors(wanted):
         twin = base_tensors.get(tensor.name)
         if twin is None or (twin.length, twin.width) != (tensor.length, tensor.width) or tensor.offset < end:
             continue
-        matched.append(_choose_run(tensor, twin, base, new))
+        runs = [_choose_run(tensor, twin, base, new), *_find_products(tensor, factors, new)]
+        matched.append(min(runs, key=lambda run: _estimate_bytes(run, base, new)))
+        known.append((twin.offset, twin.length))
         end = tensor.offset + tensor.length
-    known = sorted((run.base, run.length) for run in matched)
+        if tensor.width == 4:
+            factors = (tensor.offset, tensor.length if tensor.length <= BLOCK_BYTES else 0)
     rest = list(_list_gaps([(run.begin, run.length) for run in matched], len(wanted)))
-    old_rest = list(_list_gaps(known, len(old)))
+    old_rest = list(_list_gaps(sorted(known), len(old)))
     copier = _Copier(old, old_rest)
     if sum(length for _, length in rest) > _MAX_SEARCHED_BYTES:
         raise PackageError("too much of the package is unknown")
@@ -269,6 +277,24 @@ def _choose_run(
     return min(tries, key=lambda run: _estimate_bytes(run, base, new))
 
 
+def _find_products(
+    tensor: TensorPosition, factors: tuple[int, int], new: NDArray[np.uint8]
+) -> Iterator[_Run]:
+    """Yield the runs that make a tensor of the words before it: scales of a bias of those of the weights."""
+    offset, length = factors
+    if (tensor.width, tensor.length) != (4, length):
+        return
+    before, wanted = (
+        np.ascontiguousarray(new[begin : begin + length]).view("<f4").astype(np.float64)
+        for begin in (offset, tensor.offset)
+    )
+    with np.errstate(all="ignore"):
+        ratio = np.float32(np.median(wanted / before))
+    if np.isfinite(ratio) and ratio:
+        for factor in (ratio, np.nextafter(ratio, np.float32(0)), np.nextafter(ratio, np.float32(np.inf))):
+            yield _Run(PRODUCT, offset, tensor.offset, length, step=int(factor.view(np.uint32)))
+
+
 def _list_layouts(shape: tuple[int, ...], length: int) -> Iterator[tuple[int, int]]:
     """Yield step and number of channels: one for all, along the first axis, along the last."""
     yield length, 1
@@ -315,13 +341,16 @@ def _subtract(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> NDA
     )
     if run.multipliers is not None:
         old = predict(old, run.multipliers, run.step, 0, is_signed=run.kind == SCALED_INT8)
-    if run.kind not in (WORDS_16, WORDS_32):
+    if run.kind == PRODUCT:
+        old = multiply(new[run.base : run.base + run.length].tobytes(), run.step)
+    if run.kind not in (WORDS_16, WORDS_32, PRODUCT):
         return _fold(wanted - old)
     unsigned = np.dtype("<u2" if run.kind == WORDS_16 else "<u4")
     folded = _fold(np.ascontiguousarray(wanted).view(unsigned) - np.ascontiguousarray(old).view(unsigned))
-    words = BLOCK_BYTES // run.kind
+    width = unsigned.itemsize
+    words = BLOCK_BYTES // width
     blocks = (folded[start : start + words] for start in range(0, len(folded), words))
-    return np.concatenate([block.view(np.uint8).reshape(-1, run.kind).T.ravel() for block in blocks])
+    return np.concatenate([block.view(np.uint8).reshape(-1, width).T.ravel() for block in blocks])
 
 
 def _fold(difference: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:

@@ -69,6 +69,11 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
     help="Repeat an earlier package: no search, same bytes. It writes no report: there are no candidates.",
 )
 @click.option(
+    "--like", type=click.Path(path_type=Path), metavar="RECIPE",
+    help="Keep the form and ranges of an earlier package, by its .recipe.json: for a model that was trained "
+    "further, whose update then is small. It is judged as usual; no other form is searched.",
+)  # fmt: skip
+@click.option(
     "--out",
     "-o",
     type=click.Path(path_type=Path),

@@ -12,6 +12,7 @@ import click
 from edgekit_toolkit.importers.file_kind import is_tflite
 from edgekit_toolkit.packaging.attachments import read_labels, read_preprocessing
 from edgekit_toolkit.packaging.next_version import FIRST_VERSION
+from edgekit_toolkit.packaging.recipe import read_recipe
 from edgekit_toolkit.pipeline.engine_tournament import engines_here
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.samples.media.classes import find_class_names
@@ -44,6 +45,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         target = target.in_mode(options["power_mode"])
     labels = None if options["labels"] is None else read_labels(options["labels"])
     found = () if labels is not None else _class_folders(options)
+    like = None if options["like"] is None else read_recipe(options["like"])
     return Request(
         model=model,
         target=target,
@@ -62,9 +64,10 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         else read_preprocessing(options["preprocessing"]),
         threads=options["threads"] or max(1, min(4, len(os.sched_getaffinity(0)))),
         search_s=options["search_s"],
-        backend=_backend(options["backend"], target, model),
+        backend=_backend(options["backend"] or (None if like is None else like.backend), target, model),
         variants=options["variants"],
         strict=options["strict"],
+        like=None if like is None else like.form,
     )
 
 

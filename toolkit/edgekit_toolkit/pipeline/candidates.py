@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from edgekit_runtime.errors import EdgekitError, ModelError
+from edgekit_runtime.errors import EdgekitError, ModelError, RecipeError
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.quantize import forms
@@ -23,6 +23,7 @@ from edgekit_toolkit.samples.shards import Batching
 
 Ranges = Mapping[str, tuple[float, float]]
 
+_LIKE = "as before"
 _MAX_RELEASED = 6
 _ELEMENTWISE_LOSS_DB = 3.0
 # A scale a tensor saves a few percent of the size; with more noise than this it is never the choice.
@@ -127,6 +128,7 @@ def find_candidates(
     kinds: frozenset[str],
     time_limit_s: float,
     progress: Progress,
+    like: Form | None = None,
 ) -> CandidateSet:
     """Return the candidates for a model.
 
@@ -138,6 +140,10 @@ def find_candidates(
         time_limit_s: wall-clock time from now. The plain forms are always made; clipped ranges and mixed
             precisions are tried while there is time.
         progress: called with what is done now, how much of it is done and how much there is.
+        like: the only form beside the float model; None to search.
+
+    Raises:
+        RecipeError: `like` does not fit the model.
     """
     end = time.monotonic() + time_limit_s
     name, source = quantizer.source_form()
@@ -150,6 +156,11 @@ def find_candidates(
     axes = quantizer.softmax_axes()
     fidelity = Fidelity(quantizer.model, samples, threads=quantizer.threads, softmax_axes=axes)
     found.noise_samples = len(samples) * (Batching.of(quantizer.model.specs()[0]).size or 1)
+    if like is not None:
+        if like.kind != forms.FLOAT32 and found.add(_LIKE, quantizer, like, fidelity) is None:
+            why = f": {found.dropped[0]}" if found.dropped else ""
+            raise RecipeError(f"--like: the earlier package's form fits no layer of this model{why}")
+        return found
     search = _Search(quantizer, calibration, fidelity, per_channel, found, progress, end)
     for kind, label in quantizer.labels.items():
         if kind in kinds:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.targets.spec import Target
 
@@ -35,6 +36,7 @@ class Request:
         backend: `ort`, `tensorrt` or `litert`; `auto` only for `engine_tournament.search_engines`.
         variants: most variants that the package carries, the default included, at least 1.
         strict: whether the drop must be shown to keep its limit, not only estimated to.
+        like: the only form that is made and may be chosen; None to search.
     """
 
     model: Path
@@ -55,6 +57,7 @@ class Request:
     backend: str = "ort"
     variants: int = 1
     strict: bool = False
+    like: Form | None = None
 
 
 class Phases:

@@ -64,6 +64,7 @@ def search(
             kinds=KINDS[request.backend],
             time_limit_s=request.search_s,
             progress=progress,
+            like=request.like,
         )
     names = [spec.name for spec in prepared.source.outputs]
     with phases.phase("judge"):
@@ -136,6 +137,8 @@ def _choose(
     by_id = {one.id: one.model for one in drafted}
 
     def choose(measured: Sequence[Measured]) -> Accepted:
+        if request.like is not None and len(drafted) > 1:  # the float model is there for comparison
+            measured = [one for one in measured if one.id != drafted[0].id]
         return choose_accepted(request.backend, limits, measured, by_id, prepared.feeds[0])
 
     confirmed = choose_confirmed(

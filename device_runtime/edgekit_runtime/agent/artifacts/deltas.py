@@ -31,8 +31,10 @@ MAGIC: Final = b"EKDELTA1"
 HEAD: Final = struct.Struct("<8sQQIII")
 """Magic, bytes of base and result, number of runs, packed bytes of the runs and of the literals."""
 RUN: Final = struct.Struct("<BIIII")
-"""Kind, offset in the base, length in bytes, number of channels, elements of one step along the channels."""
-LITERAL, BYTES, WORDS_16, WORDS_32, SCALED_INT8, SCALED_UINT8 = 0, 1, 2, 4, 5, 6
+"""Kind, offset in the base less the end of the run before, length in bytes, number of channels, elements of
+one step along the channels (of a `PRODUCT`: bits of the float32 factor)."""
+LITERAL, BYTES, WORDS_16, WORDS_32, SCALED_INT8, SCALED_UINT8, PRODUCT = 0, 1, 2, 4, 5, 6, 7
+KINDS: Final = frozenset((LITERAL, BYTES, WORDS_16, WORDS_32, SCALED_INT8, SCALED_UINT8, PRODUCT))
 ONE: Final = 1 << 12
 """The multiplier that changes nothing."""
 BLOCK_BYTES: Final = 1 << 16
@@ -59,14 +61,16 @@ class _Run:
     channels: int
     step: int
 
-    def check(self, base_bytes: int, left_bytes: int) -> None:
+    def check(self, base_bytes: int, left_bytes: int, factors_bytes: int) -> None:
         width = self.kind if self.kind in (WORDS_16, WORDS_32) else 1
+        has_base = self.kind not in (LITERAL, PRODUCT)
         is_scaled = self.kind in (SCALED_INT8, SCALED_UINT8)
         if (
-            self.kind not in (LITERAL, BYTES, WORDS_16, WORDS_32, SCALED_INT8, SCALED_UINT8)
+            self.kind not in KINDS
             or not 0 < self.length <= left_bytes
             or self.length % width
-            or (self.kind != LITERAL and self.offset + self.length > base_bytes)
+            or (has_base and self.offset + self.length > base_bytes)
+            or (self.kind == PRODUCT and self.length != factors_bytes)
             or (is_scaled and not (0 < self.channels <= MAX_CHANNELS and self.step))
         ):
             raise PackageError(f"the delta is malformed: {self} of a base of {base_bytes} bytes")
@@ -175,11 +179,13 @@ def _decode_runs(file: BinaryIO, head: bytes, base: mmap.mmap, size_bytes: int) 
     control = _Unpacker(file, HEAD.size, literals_begin)
     literals = _Unpacker(file, literals_begin, residuals_begin)
     residuals = _Unpacker(file, residuals_begin, file.seek(0, 2))
-    left_bytes = size_bytes
+    left_bytes, expected, factors = size_bytes, 0, b""
     for _ in range(count):
-        run = _Run(*RUN.unpack(control.read(RUN.size)))
-        run.check(base_bytes, left_bytes)
+        kind, offset, *others = RUN.unpack(control.read(RUN.size))
+        run = _Run(kind, (expected + offset) & 0xFFFFFFFF, *others)
+        run.check(base_bytes, left_bytes, len(factors))
         left_bytes -= run.length
+        expected = run.offset + run.length
         multipliers = None
         if run.kind in (SCALED_INT8, SCALED_UINT8):
             multipliers = np.frombuffer(literals.read(2 * run.channels), dtype="<u2").astype(np.int32)
@@ -188,10 +194,17 @@ def _decode_runs(file: BinaryIO, head: bytes, base: mmap.mmap, size_bytes: int) 
             if run.kind == LITERAL:
                 yield literals.read(length)
                 continue
-            old = np.frombuffer(base[run.offset + start : run.offset + start + length], dtype=np.uint8)
+            if run.kind == PRODUCT:
+                old = multiply(factors, run.step)
+            else:
+                old = np.frombuffer(base[run.offset + start : run.offset + start + length], dtype=np.uint8)
             if multipliers is not None:
                 old = predict(old, multipliers, run.step, start, is_signed=run.kind == SCALED_INT8)
-            yield add_residual(old, np.frombuffer(residuals.read(length), dtype=np.uint8), run.kind).tobytes()
+            residual = np.frombuffer(residuals.read(length), dtype=np.uint8)
+            piece = add_residual(old, residual, run.kind).tobytes()
+            yield piece
+            if run.kind in (WORDS_32, PRODUCT):
+                factors = piece if run.length <= BLOCK_BYTES else b""
 
 
 class _Unpacker:
@@ -238,6 +251,19 @@ def predict(
     return np.asarray(np.clip(scaled, -128, 127).astype(np.int8).view(np.uint8) ^ flip)
 
 
+def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
+    """Return float32 words times a factor, in double precision and rounded once: scales of a layer's bias.
+
+    Args:
+        factors: float32 words that were made before.
+        bits: of the float32 factor.
+    """
+    factor = np.array([bits], "<u4").view("<f4").astype(np.float64)
+    with np.errstate(all="ignore"):  # of nonsense comes nonsense, which the digest finds
+        product = np.frombuffer(factors, "<f4").astype(np.float64) * factor
+        return np.asarray(product.astype("<f4")).view(np.uint8)
+
+
 def add_residual(old: NDArray[np.uint8], residual: NDArray[np.uint8], kind: int) -> NDArray[np.uint8]:
     """Return the elements of the result; `deltas` of the host subtracts.
 
@@ -247,9 +273,9 @@ def add_residual(old: NDArray[np.uint8], residual: NDArray[np.uint8], kind: int)
             low bytes, then all next ones.
         kind: of the run.
     """
-    if kind in (WORDS_16, WORDS_32):
+    if kind in (WORDS_16, WORDS_32, PRODUCT):
         unsigned = np.dtype("<u2" if kind == WORDS_16 else "<u4")
-        words = np.ascontiguousarray(residual.reshape(kind, -1).T).view(unsigned).ravel()
+        words = np.ascontiguousarray(residual.reshape(unsigned.itemsize, -1).T).view(unsigned).ravel()
         return np.asarray(old.view(unsigned) + unfold(words)).view(np.uint8)
     return np.asarray(old + unfold(residual))
 
