@@ -69,6 +69,7 @@ class Planned:
         plans: what was extracted and measured.
         rows: .npz of requests, input -> one a row.
         seconds: that planning and packaging took.
+        usual_s: the speed of the device at which it was measured (`SpeedGate`).
     """
 
     name: str
@@ -76,6 +77,7 @@ class Planned:
     plans: Mapping[str, OffloadPlan]
     rows: Path
     seconds: float
+    usual_s: float | None = None
 
 
 def read_rows(name: str) -> Array:
@@ -122,6 +124,7 @@ def plan_product(
         profile_kernels(one, RunnableGraph(content, SESSION, inputs=feeds[0]), name=name, seconds=PLAN_S)
         for one in (device, server)
     ]
+    device, server = device.at_speed_of(profiles[0]), server.at_speed_of(profiles[1])
     realise = MeasuredCuts(content, feeds, device, server, PLAN_S, SESSION)
     result = plan(
         PlanInputs(name, content, *profiles, Grid(tuple(bandwidths), tuple(rtts)), feeds, realise=realise)
@@ -133,7 +136,8 @@ def plan_product(
         own.mkdir()
         shown = replace(result, table=replace(result.table, plans=kept))
         packages[key] = attach(whole, shown, realise.splits, own, "default")
-    return Planned(name, packages, plans, folder / "rows.npz", time.monotonic() - began_s)
+    spent_s = time.monotonic() - began_s
+    return Planned(name, packages, plans, folder / "rows.npz", spent_s, device.usual_s)
 
 
 def plan_whole(name: str, content: bytes, rows: Array, folder: Path, share: float) -> Planned:

@@ -22,6 +22,7 @@ from edgekit_runtime.remote.link_probe import probe_link
 from edgekit_runtime.remote.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import Session, open_session
 from edgekit_runtime.system.paths import find_keys_folder
+from edgekit_runtime.system.processor_speed import SpeedGate
 from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
 
@@ -131,33 +132,51 @@ class Application:
         return proved
 
     def take_turns(
-        self, forced: str, free: str, plans: list[str], *, count: int, seconds: float, pause_s: float
+        self,
+        forced: str,
+        free: str,
+        plans: dict[str, bool],
+        *,
+        most: int,
+        seconds: float,
+        pause_s: float,
+        usual_s: float | None,
     ) -> dict[str, list[dict[str, Any]]]:
         """Run requests with each plan, and with the one that a session chooses, in turn.
 
-        In a round all have the same inputs. A plan that has used its share of the time is left out, once it
-        has had all inputs.
+        In its turn a way answers one request that does not count, and then all inputs in a row, as a device
+        does. A way has no more turns once it has used its share of the time, unless it lacks an input.
 
         Args:
             forced: session that is told its plan.
             free: session that chooses; its records are under its name.
-            plans: names.
-            count: rounds.
-            seconds: time limit of all together, beyond the first rounds.
+            plans: name -> whether a request only counts at the speed of planning.
+            most: turns of a way.
+            seconds: time limit of all together, three times that where requests do not count.
             pause_s: before each request.
+            usual_s: the speed of planning (`SpeedGate`).
         """
+        gate = SpeedGate(usual_s)
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in (*plans, free)}
-        names, orders = list(found), np.random.default_rng(0)
-        for number in range(count):
+        lacking = dict.fromkeys(found, len(self.rows))
+        names, orders, began_s = list(found), np.random.default_rng(0), time.monotonic()
+        for _ in range(most):
             for at in orders.permutation(len(names)):
                 name = names[at]
-                spent_s = sum(one["s"] + pause_s for one in found[name])
-                if number >= len(self.rows) and spent_s > seconds / len(names):
+                spent_s = sum(one["s"] + pause_s for one in found[name] if one["counts"])
+                is_late = time.monotonic() - began_s > 3 * seconds and found[name]
+                if is_late or (not lacking[name] and spent_s > seconds / len(names)):
                     continue
                 if name != free and not self.use(forced, name):
                     continue
-                time.sleep(pause_s)
-                found[name].append(self._ask(self.sessions[free if name == free else forced], number))
+                session = self.sessions[free if name == free else forced]
+                self._ask(session, 0)
+                for number in range(len(self.rows)):
+                    time.sleep(pause_s)
+                    record, is_usual = self._ask(session, number), gate.check()
+                    record["counts"] = is_usual or not plans.get(name, True)
+                    found[name].append(record)
+                lacking[name] = len(self.rows) - len({one["input"] for one in found[name] if one["counts"]})
         return found
 
     def run(

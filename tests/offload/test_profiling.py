@@ -19,6 +19,7 @@ from edgekit_offload.profiling.machine import (
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile, write_profile
 from edgekit_offload.profiling.planning_graph import join_profiles
 from edgekit_runtime.errors import CutError
+from edgekit_runtime.system import processor_speed
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny"
 LOCAL = Machine.parse("local")
@@ -152,3 +153,20 @@ def test_kernels_without_what_profiling_adds_sum_up_to_a_run(
     assert found_s == pytest.approx(overhead_s)
     if sum(seconds):
         assert sum((one - found_s) * scale for one in seconds) == pytest.approx(whole_s)
+
+
+def test_only_the_usual_speed_of_a_processor_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 2.0, 1.05, 1.1, 2.1] * 12 + [1.0, 1.1, 2.0, 1.0, 1.0])
+    monkeypatch.setattr(processor_speed, "_time_work", lambda: next(times))
+    gate = processor_speed.SpeedGate()
+    assert gate.usual_s == pytest.approx(1.05, abs=0.06)  # the most frequent one
+    # A run counts where the speed was the usual one before and after it.
+    assert [gate.check() for _ in range(5)] == [True, True, False, False, True]
+
+
+def test_rounds_at_another_speed_do_not_keep_a_measurement_from_ending() -> None:
+    machine = replace(LOCAL, usual_s=1e-9)  # faster than any processor
+    graph = RunnableGraph((MODELS / "digits_cnn.onnx").read_bytes(), {"threads": 1})
+    (timing,) = time_models(machine, [graph], seconds=0.1)
+    assert timing.rounds >= 5
+    assert timing.seconds > 0

@@ -31,6 +31,7 @@ import tempfile
 import termios
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any, Final
@@ -53,12 +54,13 @@ from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.protocol.rest import model_path
-from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.cut_table import LOCAL, CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.latency_model import LinkState
 from edgekit_runtime.remote.offload_options import OffloadOptions
 from edgekit_runtime.remote.offload_server import NO_MODEL
 from edgekit_runtime.remote.remote_session import RemoteSession
-from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.system.processor_speed import SpeedGate
+from edgekit_runtime.tensors import Array, TensorSpec
 
 _BITS: Final = 8
 _LIVE: Final = "/v2/health/live"
@@ -76,12 +78,14 @@ _MAX_LINES: Final = 100
 _REFUSED: Final = (401, 403)
 _TOO_LARGE: Final = 413
 
-_LEAST_REQUESTS: Final = 3
-_MOST_REQUESTS: Final = 50
+_WARM_UP_REQUESTS: Final = 3
+_LEAST_REQUESTS: Final = 5
+_MOST_WAITING: Final = 3  # times the time, where the processor changes its speed
 _LARGE_REQUESTS: Final = 3  # their processor time varies little
 _LARGE_BYTES: Final = 1 << 20
 _TCP_INFO_BYTES: Final = 192
 _MIN_RTT_AT: Final = 148  # of struct tcp_info in linux/tcp.h, in microseconds
+_UNUSED_PORT: Final = 1
 _READ_BYTES: Final = 256 << 10
 _REQUEST_LIMIT_S: Final = 10.0
 _OUTPUTS: Final = b'{"model_name":"m","outputs":[{"name":"y","datatype":"FP32","shape":[1],"data":[0.0]}]}'
@@ -102,10 +106,12 @@ class RequestCost:
     Attributes:
         fixed_s: of every request of a session, over TLS, after a pause.
         byte_s: of every byte of the body: processor time.
+        local_s: of every run of the whole model here: what the session does beside it.
     """
 
     fixed_s: Annotated[float, Range(0, 3600)] = 0.0
     byte_s: Annotated[float, Range(0, 1)] = 0.0
+    local_s: Annotated[float, Range(0, 3600)] = 0.0
 
     def seconds(self, body_bytes: float) -> float:
         """Return the time of a request with a body of so many bytes."""
@@ -330,7 +336,7 @@ def _count_unacknowledged(connected: Any) -> int:
     return 0
 
 
-def measure_request(pause_s: float, seconds: float, share: float = 1.0) -> RequestCost:
+def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: float = 1.0) -> RequestCost:
     """Return what a request takes on this machine, asked of a responder of its own that computes nothing.
 
     It goes through a `RemoteSession` over TLS, and the reply comes `pause_s` later: while a device waits for
@@ -338,29 +344,45 @@ def measure_request(pause_s: float, seconds: float, share: float = 1.0) -> Reque
 
     Args:
         pause_s: before each request, and before its reply.
-        seconds: time limit, kept to within a few requests.
+        seconds: of requests that count; at most three times as long in all, after the least number.
+        gate: tells which requests count.
         share: of a processor that this process gets.
 
     Raises:
         TransportError: this machine cannot connect to itself.
     """
-    until_s = time.monotonic() + seconds
+    until_s = time.monotonic() + _MOST_WAITING * seconds
     fixed_s: list[float] = []
     spent_s: list[float] = []
+    local_s: list[float] = []
+    usual_s = 0.0
     with tempfile.TemporaryDirectory(prefix="edgekit-request-") as folder:
         certificate = _write_certificate(Path(folder))
         with _Responder(certificate, pause_s) as responder, _Asker(responder, certificate) as asker:
-            asker.ask(_LEAST_BYTES)  # it connects
-            while len(fixed_s) < _LEAST_REQUESTS or (
-                len(fixed_s) < _MOST_REQUESTS and time.monotonic() < until_s
-            ):
+            for _ in range(_WARM_UP_REQUESTS):
+                asker.ask(_LEAST_BYTES)
+                asker.run_locally()
+            while len(fixed_s) < _LEAST_REQUESTS or (usual_s < seconds and time.monotonic() < until_s):
+                began_s = time.monotonic()
                 time.sleep(pause_s)
                 took = asker.ask(_LEAST_BYTES)
+                time.sleep(pause_s)
+                took_s = asker.run_locally()
+                if not gate.check() and time.monotonic() < until_s:
+                    continue
                 fixed_s.append(took.elapsed_s - took.responder_s / share)
+                local_s.append(took_s)
+                usual_s += time.monotonic() - began_s
                 if len(spent_s) < _LARGE_REQUESTS:
                     spent_s.append((asker.ask(_LARGE_BYTES).cpu_s - took.cpu_s) / share)
     byte_s = statistics.median(spent_s) / (_LARGE_BYTES - _LEAST_BYTES)
-    return RequestCost(max(statistics.median(fixed_s), 0.0), max(byte_s, 0.0))
+    return RequestCost(max(average_middle(fixed_s), 0.0), max(byte_s, 0.0), average_middle(local_s))
+
+
+def average_middle(values: Sequence[float]) -> float:
+    """Return the mean of the middle half: as robust as a median, and finer where values are rounded."""
+    cut = len(values) // 4
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
 def _write_certificate(folder: Path) -> Path:
@@ -412,12 +434,23 @@ class _Asker:
         options = OffloadOptions(server, ca_file=str(certificate), plan=_PLAN, timeout_s=_REQUEST_LIMIT_S)
         self._session = RemoteSession(_make_package(), CutTable((plan,)), options, None, None)
         self._session.wait_for_probe(_REQUEST_LIMIT_S)
+        package, local = _make_package(), OffloadPlan(LOCAL, PlanCosts(0.0, is_measured=True))
+        nobody = OffloadOptions(f"https://{_LOOPBACK}:{_UNUSED_PORT}", plan=LOCAL)
+        self._local = RemoteSession(package, CutTable((local,)), nobody, _NoModel(package.manifest), None)
 
     def __enter__(self) -> "_Asker":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._session.close()
+        self._local.close()
+
+    def run_locally(self) -> float:
+        """Return how long a run takes that computes nothing."""
+        inputs = {"x": np.zeros(_LEAST_BYTES, np.uint8)}
+        began_s = time.perf_counter()
+        self._local.run(inputs)
+        return time.perf_counter() - began_s
 
     def ask(self, size_bytes: int) -> _Took:
         inputs = {"x": np.zeros(size_bytes, np.uint8)}
@@ -429,6 +462,21 @@ class _Asker:
         elapsed_s = time.monotonic() - began_s - self._responder.paused_s
         responder_s = self._responder.cpu_s - responder_s
         return _Took(elapsed_s, time.process_time() - cpu_s - responder_s, responder_s)
+
+
+class _NoModel:
+    """A session that checks its inputs and computes nothing."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.inputs, self.outputs = manifest.inputs, manifest.outputs
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        for spec in self.inputs:
+            spec.check(inputs[spec.name])
+        return {spec.name: np.zeros(1, np.float32) for spec in self.outputs}
+
+    def close(self) -> None:
+        pass
 
 
 def _make_package() -> OpenedPackage:

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import platform
-import statistics
 import tempfile
 import time
 from base64 import b64encode
@@ -27,9 +26,10 @@ from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
 from edgekit_runtime.dataclass_json import Range, from_plain
 from edgekit_runtime.errors import BackendError, CutError
 from edgekit_runtime.remote.cut_table import Compression
-from edgekit_runtime.remote.link_probe import RequestCost, measure_request
+from edgekit_runtime.remote.link_probe import RequestCost, average_middle, measure_request
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings, with_weights
+from edgekit_runtime.system.processor_speed import SpeedGate
 from edgekit_runtime.tensors import DTYPES, Array
 
 if TYPE_CHECKING:
@@ -44,12 +44,13 @@ _NODE_BYTES: Final = 150  # of the file of a graph without weights, at least
 _MIN_ROUNDS: Final = 5
 _MAX_ROUNDS: Final = 2000
 _WARMUP_ROUNDS: Final = 3
+_FIND_SPEED_S: Final = 1.2
+_MOST_WAITING: Final = 3  # times the time of a job, where the processor changes its speed
 # Before a run: a request comes after a while, and finds caches, TLBs and branch predictors in use by others.
 # Small models then take 1.4 to 2.6 times as long as runs in a row, processor time too, whether the processor
 # sleeps meanwhile or not; pauses of 100 ms add another 5 to 10 %.
 PAUSE_S: Final = 0.02
-_REQUEST_SHARE: Final = 0.2  # of the time of a job
-_QUARTER: Final = 4
+_REQUEST_SHARE: Final = 0.5  # of the time of a job
 _KERNEL_SUFFIX: Final = "_kernel_time"
 _TRUNCATED_S: Final = (
     0.5e-6  # onnxruntime cuts times to whole microseconds, which takes half of one on average
@@ -57,7 +58,6 @@ _TRUNCATED_S: Final = (
 
 _Quota: TypeAlias = Annotated[float, Range(0, 1e4)]
 _Seconds: TypeAlias = Annotated[float, Range(0, 86400)]
-Statistic: TypeAlias = Callable[[Sequence[float]], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,10 @@ class Job:
         kind: `profile` for the kernels of the one graph, `time` for whole runs of all, in turn.
         graphs: the graphs.
         blob_bytes: size of each blob.
-        seconds: time limit, kept approximately; loading is not counted.
+        seconds: time limit, kept approximately; loading is not counted. Runs at another than the usual speed
+            of the processor do not count, up to twice that time.
         quota: processor time that the sender grants, in cores; None for what the system says.
+        usual_s: of `MachineFacts`, from an earlier job whose times these are compared with.
     """
 
     kind: Literal["profile", "time"]
@@ -128,6 +130,7 @@ class Job:
     blob_bytes: tuple[int, ...]
     seconds: _Seconds = 10.0
     quota: _Quota | None = None
+    usual_s: _Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,7 @@ class MachineFacts:
         load: load average of the last minute before the measurement; None if the system has none.
         engine: name and release.
         date: UTC, in ISO 8601.
+        usual_s: how fast the processor was: processor time of a fixed piece of work (`SpeedGate`).
     """
 
     cpu: str
@@ -151,6 +155,7 @@ class MachineFacts:
     load: Annotated[float, Range(0, 1e6)] | None
     engine: str
     date: str
+    usual_s: _Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +163,7 @@ class Timing:
     """Time of one run after a pause of 20 ms.
 
     Attributes:
-        seconds: the median; under a quota of processor time the mean, since a median leaves out the waits.
+        seconds: the mean of the middle half of the runs, at the usual speed of the processor.
         spread: distance of the quartiles, as a share of the median.
         rounds: how many runs were timed.
     """
@@ -175,8 +180,7 @@ class NodeTiming:
     Attributes:
         name: of the node, as onnxruntime has it.
         op: its operator.
-        timing: its time; the mean of the middle half of the runs, since onnxruntime cuts single ones to whole
-            microseconds.
+        timing: its time.
         output_bytes: sizes of its outputs.
     """
 
@@ -250,22 +254,22 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
         BackendError: onnxruntime is missing or refused a graph or its inputs.
         TransportError: this machine cannot connect to itself.
     """
-    facts = describe_machine(job.quota)
-    average: Statistic = statistics.median if facts.quota is None else statistics.fmean
+    gate = SpeedGate(job.usual_s, min(job.seconds, _FIND_SPEED_S))
+    facts = replace(describe_machine(job.quota), usual_s=gate.usual_s)
     with tempfile.TemporaryDirectory(prefix="edgekit-measure-") as folder:
         if job.kind == "profile":
-            measured = _profile(facts, job, blobs, Path(folder), average)
-            request = measure_request(PAUSE_S, job.seconds * _REQUEST_SHARE, facts.quota or 1.0)
+            measured = _profile(facts, job, blobs, Path(folder), gate)
+            request = measure_request(PAUSE_S, job.seconds * _REQUEST_SHARE, gate, facts.quota or 1.0)
             return replace(measured, request=request)
         runs = [_open_half(graph, blobs, Path(folder), number) for number, graph in enumerate(job.graphs)]
-        seconds: list[list[float]] = [[] for _ in runs]
-        orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds
+        clocks = [_Clock(run, gate) for run in runs]
+        orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds * _MOST_WAITING
         for run in runs * _WARMUP_ROUNDS:
             run()
-        while len(seconds[0]) < _MAX_ROUNDS and (len(seconds[0]) < _MIN_ROUNDS or time.monotonic() < until_s):
-            for number in orders.permutation(len(runs)):
-                seconds[number].append(_time(runs[number]))
-    return Measured(facts, tuple(_summarise(each, average) for each in seconds))
+        while _lacks_rounds(clocks, job.seconds, until_s):
+            for number in orders.permutation(len(clocks)):
+                clocks[number].time()
+    return Measured(facts, tuple(_summarise(each.seconds) for each in clocks))
 
 
 def describe_machine(quota: float | None = None) -> MachineFacts:
@@ -328,7 +332,11 @@ def _find_quota() -> float | None:
 
 
 def _profile(
-    facts: MachineFacts, job: Job, blobs: Sequence[memoryview], folder: Path, average: Statistic
+    facts: MachineFacts,
+    job: Job,
+    blobs: Sequence[memoryview],
+    folder: Path,
+    gate: SpeedGate,
 ) -> Measured:
     """Return times of a graph's nodes, and of whole runs that were not profiled, in turn with the others."""
     graph = job.graphs[0]
@@ -345,16 +353,16 @@ def _profile(
         most = max(_MIN_ROUNDS, min(_MAX_ROUNDS, _MAX_PROFILED_NODES // nodes))
     for _ in range(_WARMUP_ROUNDS):
         plain()
-    seconds: list[float] = []
-    until_s = time.monotonic() + job.seconds
-    while len(seconds) < _MAX_ROUNDS and (len(seconds) < _MIN_ROUNDS or time.monotonic() < until_s):
-        seconds.append(_time(plain))
-        if session is not None and len(seconds) <= most:
-            _time(profiled)
-    whole = _summarise(seconds, average)
+    clock, until_s = _Clock(plain, gate), time.monotonic() + job.seconds * _MOST_WAITING
+    while _lacks_rounds([clock], job.seconds, until_s):
+        clock.time()
+        if session is not None and len(clock.seconds) <= most:
+            time.sleep(PAUSE_S)
+            profiled()
+    whole = _summarise(clock.seconds)
     if session is None:
         return Measured(facts, (whole,), obstacle=obstacle)
-    timings = _read_profile(Path(session.end_profiling()), facts.quota is not None)
+    timings = _read_profile(Path(session.end_profiling()))
     content = (folder / "optimised.onnx").read_bytes()
     return Measured(facts, (whole,), timings, b64encode(content).decode("ascii"))
 
@@ -516,7 +524,7 @@ def make_inputs(session: "onnxruntime.InferenceSession") -> dict[str, Array]:
     return {node.name: _make_input(node, values) for node in session.get_inputs()}
 
 
-def _read_profile(path: Path, has_quota: bool) -> tuple[NodeTiming, ...]:
+def _read_profile(path: Path) -> tuple[NodeTiming, ...]:
     """Return the nodes of a profile in the order in which they ran.
 
     The first run is left out: it allocates.
@@ -529,12 +537,11 @@ def _read_profile(path: Path, has_quota: bool) -> tuple[NodeTiming, ...]:
             key = f"{event['args']['node_index']} {name}"
             events[key] = event
             seconds[key].append(event["dur"] * 1e-6 + _TRUNCATED_S)
-    average = statistics.fmean if has_quota else _average_middle
     return tuple(
         NodeTiming(
             events[key]["name"].removesuffix(_KERNEL_SUFFIX),
             events[key]["args"]["op_name"],
-            _summarise(values[1:] or values, average),
+            _summarise(values[1:] or values),
             tuple(_count_bytes(one) for one in events[key]["args"].get("output_type_shape", ())),
         )
         for key, values in seconds.items()
@@ -550,20 +557,46 @@ def _count_bytes(typed_shape: Mapping[str, Sequence[int]]) -> int:
     return size_bytes
 
 
-def _average_middle(values: Sequence[float]) -> float:
-    """Return the mean of the middle half: as robust as a median, and finer where values are rounded."""
-    cut = len(values) // _QUARTER
-    return statistics.fmean(sorted(values)[cut : len(values) - cut])
+class _Clock:
+    """Times of one thing to run.
+
+    Attributes:
+        spent_s: of the runs that count, with their pauses.
+    """
+
+    def __init__(self, run: Callable[[], object], gate: SpeedGate) -> None:
+        self._run, self._gate = run, gate
+        self._usual_s: list[float] = []
+        self._other_s: list[float] = []
+        self.spent_s = 0.0
+
+    def time(self) -> None:
+        """Run once, after a pause."""
+        time.sleep(PAUSE_S)
+        begin = time.perf_counter()
+        self._run()
+        took_s = time.perf_counter() - begin
+        if self._gate.check():
+            self._usual_s.append(took_s)
+            self.spent_s += PAUSE_S + took_s
+        else:
+            self._other_s.append(took_s)
+
+    @property
+    def seconds(self) -> list[float]:
+        """Times at the usual speed of the processor; all, if it hardly ever was at that."""
+        return self._usual_s if len(self._usual_s) >= _MIN_ROUNDS else self._usual_s + self._other_s
 
 
-def _time(run: Callable[[], object]) -> float:
-    """Return the time of a run after a pause."""
-    time.sleep(PAUSE_S)
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
+def _lacks_rounds(clocks: Sequence[_Clock], seconds: float, until_s: float) -> bool:
+    """Return whether another round is needed: of each `_MIN_ROUNDS`, and then for so many seconds."""
+    rounds = min(len(one.seconds) for one in clocks)
+    if rounds < _MIN_ROUNDS:
+        return True
+    is_over = sum(one.spent_s for one in clocks) >= seconds or time.monotonic() >= until_s
+    return rounds < _MAX_ROUNDS and not is_over
 
 
-def _summarise(seconds: Sequence[float], average: Statistic) -> Timing:
+def _summarise(seconds: Sequence[float]) -> Timing:
     lower, median, upper = (float(each) for each in np.quantile(seconds, (0.25, 0.5, 0.75)))
-    return Timing(average(seconds), (upper - lower) / median if median else 0.0, len(seconds))
+    return Timing(average_middle(seconds), (upper - lower) / median if median else 0.0, len(seconds))

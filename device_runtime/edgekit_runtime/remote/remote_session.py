@@ -341,7 +341,8 @@ class RemoteSession:
         outputs = local.run(inputs)
         plan = self._tables[1].local
         if plan is not None:
-            self._device.append((time.monotonic() - began_s, plan.costs.device_s * rows))
+            planned_s = plan.costs.device_s - plan.costs.request_s
+            self._device.append((time.monotonic() - began_s, planned_s * rows))
         self._since += 1
         if self._since >= _RECONSIDER:
             self._since = 0

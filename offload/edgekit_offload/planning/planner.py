@@ -429,7 +429,10 @@ def _add_request(plan: OffloadPlan, device: ModelProfile, server: ModelProfile) 
     server takes to receive a request and to answer is taken to be what the same machine takes to send one.
     """
     if plan.tail is None:
-        return plan
+        local_s = device.request.local_s
+        return replace(
+            plan, costs=replace(plan.costs, device_s=plan.costs.device_s + local_s, request_s=local_s)
+        )
     share = plan.escalation.share if plan.escalation is not None else 1.0
     size_bytes = plan.costs.upload_bytes
     request_s = device.request.seconds(size_bytes) * share

@@ -65,12 +65,14 @@ class Machine:
         argv: what starts `edgekit-device` there.
         label: what its results are.
         share: processor time that it gets, in cores; None for all.
+        usual_s: the speed of its processor at which times count (`MachineFacts`); None for the most frequent.
     """
 
     text: str
     argv: tuple[str, ...]
     label: Label = "measured"
     share: float | None = None
+    usual_s: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Machine":
@@ -88,13 +90,20 @@ class Machine:
             return cls(text, ("ssh", "-o", "BatchMode=yes", "--", named[1], "edgekit-device"))
         raise CutError(f"machine {text!r}: expected 'local', 'local@20%' or 'ssh:HOST'")
 
+    def at_speed_of(self, profile: ModelProfile) -> "Machine":
+        """Return this machine, whose times then count at the processor's speed of an earlier profile."""
+        return replace(self, usual_s=profile.machine.usual_s)
+
     def run(self, job: Job, blobs: Iterable[bytes | memoryview]) -> Measured:
         """Return what the machine measured.
 
         Raises:
             CutError: it cannot be reached or slowed down, or the job failed there.
         """
-        sent = [json.dumps(to_plain(replace(job, quota=self.share))).encode() + b"\n", *blobs]
+        sent = [
+            json.dumps(to_plain(replace(job, quota=self.share, usual_s=self.usual_s))).encode() + b"\n",
+            *blobs,
+        ]
         if self.share is None:
             return self._run(self.argv, sent, job.seconds)
         try:
@@ -105,7 +114,7 @@ class Machine:
             raise CutError(f"machine {self.text}: {cause}") from cause
 
     def _run(self, argv: Sequence[str], sent: Iterable[bytes | memoryview], seconds: float) -> Measured:
-        limit_s = _LOADING_LIMIT_S + 2 * seconds
+        limit_s = _LOADING_LIMIT_S + 4 * seconds  # three times, where the processor changes its speed
         try:
             ended = run_program((*argv, *_MEASURE), sent, limit_s, _MAX_RESULT_BYTES)
         except OSError as cause:

@@ -79,6 +79,7 @@ def make_demo_package(folder: Path, progress: Callable[[str], None]) -> DemoPack
     device_profile = profile_kernels(device, graph, name=_NAME, seconds=_PROFILE_S)
     progress("profiling the server")
     server_profile = profile_kernels(server, graph, name=_NAME, seconds=_PROFILE_S)
+    device, server = device.at_speed_of(device_profile), server.at_speed_of(server_profile)
     cuts = MeasuredCuts(content, feeds, device, server, _REALISE_S)
     grid = Grid(_BANDWIDTHS_MBIT_S, (PHASES[0].rtt_ms,))
     inputs = PlanInputs(_NAME, content, device_profile, server_profile, grid, feeds, realise=cuts)

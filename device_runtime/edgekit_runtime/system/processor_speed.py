@@ -1,0 +1,55 @@
+"""Tells whether the processor runs at its usual speed now, so that timings of different moments compare.
+
+Where other machines share a core, or where its clock changes with load and heat, the same work takes up to
+twice as long for seconds at a time.
+"""
+
+import math
+import time
+from typing import Final
+
+_STEPS: Final = 10_000  # of the fixed work: 0.2 to 0.5 ms
+_PAUSE_S: Final = 0.02
+_TOLERANCE: Final = 0.15
+
+
+class SpeedGate:
+    """Compares the time of a fixed piece of work with its usual one.
+
+    Attributes:
+        usual_s: processor time of that work at the usual speed.
+    """
+
+    def __init__(self, usual_s: float | None = None, seconds: float = 1.2) -> None:
+        """Measure which speed is the most frequent one, unless it is known.
+
+        Args:
+            usual_s: of an earlier gate on the same processor.
+            seconds: how long to measure.
+        """
+        self._was_usual = True
+        if usual_s is not None:
+            self.usual_s = usual_s
+            return
+        times = []
+        for _ in range(math.ceil(seconds / _PAUSE_S)):
+            time.sleep(_PAUSE_S)
+            times.append(_time_work())
+        self.usual_s = max(times, key=lambda one: sum(_is_near(other, one) for other in times))
+
+    def check(self) -> bool:
+        """Return whether the speed is the usual one now and was so at the last call."""
+        was_usual, self._was_usual = self._was_usual, _is_near(_time_work(), self.usual_s)
+        return was_usual and self._was_usual
+
+
+def _is_near(seconds: float, usual_s: float) -> bool:
+    return abs(seconds - usual_s) <= _TOLERANCE * usual_s
+
+
+def _time_work() -> float:
+    """Return the processor time of the fixed work, in which waiting for a processor does not count."""
+    begin_s, total = time.thread_time(), 0
+    for number in range(_STEPS):
+        total += number
+    return time.thread_time() - begin_s
