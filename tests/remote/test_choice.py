@@ -18,6 +18,7 @@ from edgekit_runtime.remote.latency_model import (
     wire_bytes,
 )
 from edgekit_runtime.remote.link_estimate import Exchange, LinkEstimate
+from edgekit_runtime.remote.offload_options import read_offload_options
 from edgekit_runtime.remote.probe_schedule import CircuitBreaker
 
 LOCAL = OffloadPlan("local", PlanCosts(0.055))
@@ -134,6 +135,16 @@ def test_commands_set_show_and_remove_the_server(
     capsys.readouterr()
     main(["offload", "status"])
     assert capsys.readouterr().out == "server for packages that start now: none\n"
+
+
+def test_limit_of_probes_is_kept_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    assert main(["offload", "server", "https://edge:8443", "--probe-limit", "0.2"]) == 0
+    options = read_offload_options()
+    assert options is not None
+    assert options.probe_bytes_per_hour == 200_000
+    with pytest.raises(SystemExit):
+        main(["offload", "server", "https://edge:8443", "--probe-limit", "nan"])
 
 
 def test_link_is_only_known_to_be_so_fast_until_a_body_takes_time() -> None:

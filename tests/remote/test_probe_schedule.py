@@ -60,6 +60,20 @@ def test_probes_take_a_fifth_of_a_slow_link_at_most() -> None:
     assert len(probes) * 2.0 <= 0.2 * 60.0 + 2.0
 
 
+@pytest.mark.parametrize("limit_bytes", [0, 100_000, 1_000_000])
+def test_probes_of_a_metered_link_stay_within_their_limit(limit_bytes: int) -> None:
+    schedule, now_s, sent_bytes = ProbeSchedule(0.0, limit_bytes), 0.0, 0
+    while now_s < 2 * 3600:
+        if int(now_s) % 10 == 0:
+            schedule.restart(now_s)  # a link that changes every ten seconds
+        if schedule.is_due(now_s, is_busy=False) and schedule.may_spend(now_s):
+            sent_bytes += PROBE_BYTES
+            schedule.spend(now_s, PROBE_BYTES)
+            schedule.note_probe(now_s, 0.1)
+        now_s += 0.1
+    assert 1.8 * limit_bytes - PROBE_BYTES <= sent_bytes <= 2 * limit_bytes + PROBE_BYTES
+
+
 def test_probes_come_often_again_after_the_server_was_used() -> None:
     schedule = ProbeSchedule(0.0)
     schedule.note_probe(1000.0, 0.1)

@@ -4,10 +4,12 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from edgekit_runtime.commands.command import Outcome, seconds
 from edgekit_runtime.errors import ConfigError
+
+_MOST_MEGABYTES: Final = 1e6
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -26,6 +28,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     server.add_argument("--ca-file", metavar="FILE", help="PEM file of the authority of its certificate")
     server.add_argument("--prefer", choices=("latency", "energy"), help="(default: as the package says)")
     server.add_argument("--deadline", type=seconds, metavar="S", help="latency that is good enough")
+    server.add_argument(
+        "--probe-limit", type=_megabytes, metavar="MB",
+        help="what probes of a metered link may take an hour; 0 for no probes (default: no limit)",
+    )  # fmt: skip
     server.add_argument("--plan", metavar="NAME", help="always run this plan, to debug it (default: choose)")
     server.add_argument("--json", action="store_true", help="print one JSON object")
     server.set_defaults(run=run_server)
@@ -57,6 +63,7 @@ def run_server(arguments: argparse.Namespace) -> Outcome:
             _absolute(arguments.ca_file),
             arguments.prefer,
             arguments.deadline,
+            probe_bytes_per_hour=arguments.probe_limit,
             plan=arguments.plan,
         )
     except ValueError as cause:
@@ -107,6 +114,17 @@ def _describe(session: dict[str, Any]) -> Iterator[str]:
         yield f"  {session['device']}"
     for switch in session["switches"]:
         yield f"  switched to {switch}"
+
+
+def _megabytes(text: str) -> float:
+    """Return the bytes in `text`, which has megabytes, for `type=` of an argument."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= _MOST_MEGABYTES:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected megabytes from 0 to {_MOST_MEGABYTES:g}")
+    return number * 1e6
 
 
 def _absolute(path: str | None) -> str | None:

@@ -29,6 +29,8 @@ class OffloadOptions:
         hedge_share: time that local runs beside late requests may take, as a share of what requests take of
             this device; two local runs are free.
         timeout_s: limit of one request where the model cannot run here, or a plan was asked for.
+        probe_bytes_per_hour: what probes of the link may take of it, for a metered one; None for no limit but
+            that of their schedule.
         plan: name of the plan to run wherever the server can, for debugging; None to choose.
 
     Raises:
@@ -42,6 +44,7 @@ class OffloadOptions:
     deadline_s: Annotated[float, Range(0, 3600)] | None = None
     hedge_share: Annotated[float, Range(0, 1)] = 0.1
     timeout_s: Annotated[float, Range(0.01, 3600)] = 10.0
+    probe_bytes_per_hour: Annotated[float, Range(0, 1e12)] | None = None
     plan: str | None = None
 
     def __post_init__(self) -> None:

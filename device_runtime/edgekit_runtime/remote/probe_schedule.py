@@ -17,6 +17,7 @@ _MOST_STEPS: Final = 16
 _LEAST_PAUSE_S: Final = 0.25
 _SHARE: Final = 0.05  # of the time since the server was left, between two probes
 _LINK_SHARE: Final = 5  # a probe takes the link for at most one part of so many
+_HOUR_S: Final = 3600.0
 _BUSY_S: Final = 0.1  # how long a probe waits for a request to end before it is sent beside it
 _MOST_RUNS: Final = 2  # local runs that hedges may take at once
 _MOST_WAIT: Final = 0.3  # of a local run, and so long more, after which it begins: 1.3 local runs in all
@@ -87,11 +88,18 @@ class ProbeSchedule:
         due_s: when the next probe may be sent.
     """
 
-    __slots__ = ("_left_s", "due_s")
+    __slots__ = ("_bytes_per_s", "_left_s", "_paid_s", "due_s")
 
-    def __init__(self, now_s: float) -> None:
-        """Begin with a probe that is due."""
+    def __init__(self, now_s: float, bytes_per_hour: float | None = None) -> None:
+        """Begin with a probe that is due.
+
+        Args:
+            now_s: now.
+            bytes_per_hour: what probes of the link may take of it; None for no limit.
+        """
         self._left_s, self.due_s = now_s, float("-inf")
+        self._bytes_per_s = float("inf") if bytes_per_hour is None else bytes_per_hour / _HOUR_S
+        self._paid_s = float("-inf")  # by when the bytes sent so far are within the limit
 
     def restart(self, now_s: float) -> None:
         """Probe often again: a plan that had answered is left."""
@@ -102,6 +110,15 @@ class ProbeSchedule:
         """Take that a probe has ended."""
         pause_s = max(_SHARE * (now_s - self._left_s), (_LINK_SHARE - 1) * took_s, _LEAST_PAUSE_S)
         self.due_s = now_s + min(pause_s, _MOST_S)
+
+    def spend(self, now_s: float, size_bytes: float) -> None:
+        """Take that a probe of the link took so many bytes of it."""
+        if self._bytes_per_s > 0:
+            self._paid_s = max(self._paid_s, now_s) + size_bytes / self._bytes_per_s
+
+    def may_spend(self, now_s: float) -> bool:
+        """Return whether the limit allows a probe of the link."""
+        return self._bytes_per_s > 0 and now_s >= self._paid_s
 
     def is_due(self, now_s: float, *, is_busy: bool) -> bool:
         """Return whether to probe now; rather between requests than beside one."""

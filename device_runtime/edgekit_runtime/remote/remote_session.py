@@ -258,7 +258,7 @@ class RemoteSession:
         self._lock = threading.Lock()
         self._is_open, self._wake = True, threading.Event()
         self._probed = threading.Event()
-        self._schedule = ProbeSchedule(time.monotonic())
+        self._schedule = ProbeSchedule(time.monotonic(), options.probe_bytes_per_hour)
         self._round_trip_s = -math.inf  # when it was last measured
         self._asked = -1  # requests before the last probe
         self._answered = ""  # the plan with which the server last answered
@@ -638,7 +638,9 @@ class RemoteSession:
             return False
         if self._find_unproved(now_s) is not None:
             return True
-        return self._count_requests() != self._asked and self._could_gain(now_s)
+        if not self._schedule.may_spend(now_s) or self._count_requests() == self._asked:
+            return False
+        return self._could_gain(now_s)
 
     def _find_unproved(self, now_s: float) -> _Way | None:
         """Return the plan whose golden inputs are to be sent next, or None."""
@@ -712,6 +714,7 @@ class RemoteSession:
         reply = pending.reply
         if reply is None or not self._is_open:
             return 0.0
+        self._spend(reply)
         if reply.error is not None and (_is_of_server(reply.error) or isinstance(reply.error, ReplyError)):
             raise reply.error
         with self._lock:
@@ -719,6 +722,10 @@ class RemoteSession:
             self._estimate.note_probe(time.monotonic(), reply.exchange)
             self._epoch += 1
         return reply.exchange.elapsed_s
+
+    def _spend(self, reply: Reply) -> None:
+        exchange = reply.exchange
+        self._schedule.spend(time.monotonic(), exchange.upload_bytes + exchange.download_bytes)
 
     def _prove(self, way: _Way) -> float:
         """Run the golden inputs of a tail on the server, and compare; return how long the exchange took.
@@ -732,6 +739,7 @@ class RemoteSession:
         pending = self._server.send(request, _PROBE_TIMEOUT_S, lambda _, reply: replies.append(reply))
         pending.done.wait()
         reply = replies[0]
+        self._spend(reply)
         rows = len(next(iter(golden.inputs.values()))) if self._has_rows else 1
         if reply.outputs is None:
             status = reply.error.status if isinstance(reply.error, RequestError) else 0
