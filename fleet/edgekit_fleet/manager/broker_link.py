@@ -1,4 +1,4 @@
-"""The manager's connection to the broker, by gmqtt, which costs a third of paho's processor time a message.
+"""The manager's connection to the broker, or to the first node of a cluster that answers.
 
 It uses MQTT 3.1.1: nothing here needs more, and every broker has it. What is lost while the connection is
 down is sent again by `publisher`, which knows from `hello` and reports what a device holds.
@@ -8,12 +8,11 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable
-from typing import Any, Final
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
 
-import gmqtt
-from gmqtt.mqtt.constants import MQTTv311
-
+from edgekit_fleet.broker.mqtt_connection import ConnectionOptions, MqttConnection
 from edgekit_fleet.identity.authority import MANAGER, Authority
 from edgekit_runtime.agent.documents import Kind, topic
 from edgekit_runtime.errors import TransportError
@@ -21,7 +20,7 @@ from edgekit_runtime.errors import TransportError
 _FROM_DEVICES: Final[tuple[Kind, ...]] = ("online", "hello", "reported", "event")
 _KEEPALIVE_S: Final = 20
 _CONNECT_S: Final = 15.0
-_RECONNECT_S: Final = 1
+_RECONNECT_S: Final = 1.0
 _MAX_UNSENT_BYTES: Final = 4 << 20
 _log = logging.getLogger(__name__)
 
@@ -41,75 +40,130 @@ class BrokerLink:
             client_id: of MQTT.
         """
         self.connections = 0
-        self._client = gmqtt.Client(client_id, clean_session=True, logger=_log.getChild("gmqtt"))
-        self._client.set_config({"reconnect_retries": -1, "reconnect_delay": _RECONNECT_S})
-        self._client.on_connect = self._on_connect
-        self._client.on_message = lambda _client, name, payload, _qos, _properties: self._receive(
-            on_message, name, payload
-        )
-        self._is_ready = asyncio.Event()
-        self._client.on_disconnect = lambda *_: self._is_ready.clear()
-        self._client.on_subscribe = lambda *_: self._is_ready.set()
+        self._on_message, self._client_id = on_message, client_id
+        self._connection: MqttConnection | None = None
+        self._session: ssl.SSLSession | None = None
+        self._ended = asyncio.Event()
+        self._upkeep: asyncio.Task[None] | None = None
 
-    async def connect(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
+    async def connect(self, brokers: Sequence[tuple[str, int]], context: ssl.SSLContext) -> None:
         """Connect, and subscribe to what devices write.
 
         Args:
-            host: of the broker.
-            port: TCP port.
+            brokers: host and port of the broker, or of each node of a cluster.
             context: TLS with the manager's certificate.
 
         Raises:
-            TransportError: the broker cannot be reached, or refuses.
+            TransportError: none can be reached, or all refuse.
         """
-        logging.getLogger("gmqtt").setLevel(logging.CRITICAL)  # it logs each lost connection several times
-        try:
-            await asyncio.wait_for(
-                self._client.connect(
-                    host, port, ssl=context or False, keepalive=_KEEPALIVE_S, version=MQTTv311
-                ),
-                _CONNECT_S,
-            )
-            await asyncio.wait_for(self._is_ready.wait(), _CONNECT_S)
-        except (OSError, asyncio.TimeoutError, gmqtt.mqtt.handler.MQTTConnectError) as cause:
-            await self.close()
-            raise TransportError(
-                f"cannot connect to the broker {host}:{port}: {cause or 'no answer'}"
-            ) from cause
+        self._brokers, self._context = list(brokers), context
+        for number, (host, port) in enumerate(brokers, 1):
+            try:
+                await self._connect_once()
+                break
+            except OSError as cause:
+                if number == len(brokers):
+                    raise TransportError(f"cannot connect to the broker {host}:{port}: {cause}") from cause
+        self._upkeep = asyncio.create_task(self._keep_up())
 
     @property
     def is_connected(self) -> bool:
         """Return whether messages go through now."""
-        return self._is_ready.is_set()
+        return self._connection is not None
 
     def publish(self, device: str, kind: Kind, envelope: bytes, *, retain: bool) -> None:
-        """Send a document to a device, with QoS 1."""
-        self._client.publish(topic(device, kind), envelope, qos=1, retain=retain)
+        """Send a document to a device, with QoS 1; it is lost while there is no connection."""
+        if self._connection is not None:
+            self._connection.publish(topic(device, kind), envelope, is_retained=retain)
 
     async def drain(self) -> None:
         """Wait until the socket has taken most of what was published, so that memory stays bounded."""
-        while self.is_connected:
-            transport = getattr(self._client._connection, "_transport", None)  # gmqtt has no other way
-            if transport is None or transport.get_write_buffer_size() < _MAX_UNSENT_BYTES:
-                return
+        while self._connection is not None and self._connection.unsent_bytes > _MAX_UNSENT_BYTES:
             await asyncio.sleep(0.005)
 
     async def close(self) -> None:
         """End the connection."""
-        self._is_ready.clear()
-        with contextlib.suppress(OSError, asyncio.TimeoutError, AttributeError):  # it was never made
-            await asyncio.wait_for(self._client.disconnect(), 2.0)
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._upkeep
+        if self._connection is not None:
+            self._connection.close()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), 2.0)
 
-    def _on_connect(self, _client: Any, _flags: int, code: int, _properties: Any) -> None:
-        if code:
-            return
+    # Called by the connection
+
+    def connected(self, connection: MqttConnection) -> None:
+        """Let messages through."""
         self.connections += 1
-        self._client.subscribe([gmqtt.Subscription(topic("+", kind), qos=1) for kind in _FROM_DEVICES])
+        self._connection = connection
+        self._outcome.set_result(None)
 
-    @staticmethod
-    def _receive(on_message: Callable[[str, bytes], None], name: str, payload: Any) -> int:
-        on_message(name, payload if isinstance(payload, bytes) else str(payload).encode())
-        return 0
+    def received(self, connection: MqttConnection, name: str, payload: bytes, at_s: float) -> None:
+        """Pass a message on."""
+        del connection, at_s
+        self._on_message(name, payload)
+
+    def closed(self, connection: MqttConnection, reason: str) -> None:
+        """Note the end; `_keep_up` connects again."""
+        self._connection, self._session = None, connection.session
+        self._ended.set()
+        if not self._outcome.done():
+            self._outcome.set_exception(ConnectionRefusedError(reason))
+
+    async def _connect_once(self) -> None:
+        """Connect to the first broker of the list, which goes to its end if that fails.
+
+        Raises:
+            OSError: it cannot be reached, or refuses.
+        """
+        host, port = self._brokers[0]
+        options = ConnectionOptions(
+            client_id=self._client_id,
+            context=self._context,
+            session=self._session,
+            host=host,
+            topics=tuple(topic("+", kind) for kind in _FROM_DEVICES),
+            keepalive_s=_KEEPALIVE_S,
+        )
+        loop = asyncio.get_running_loop()
+        self._ended.clear()
+        self._outcome: asyncio.Future[None] = loop.create_future()
+        connection = MqttConnection(options, self)
+
+        async def open_connection() -> None:
+            await loop.create_connection(lambda: connection, host, port)
+            await self._outcome
+
+        try:
+            await asyncio.wait_for(open_connection(), _CONNECT_S)
+        except (OSError, asyncio.TimeoutError) as cause:
+            connection.abort("no answer")
+            self._brokers.append(self._brokers.pop(0))
+            raise ConnectionError(f"{cause or 'no answer'}") from cause
+
+    async def _keep_up(self) -> None:
+        """Keep the connection, and make it again where it ends."""
+        while True:
+            try:
+                await asyncio.wait_for(self._ended.wait(), _KEEPALIVE_S / 2)
+            except asyncio.TimeoutError:
+                self._ping()
+                continue
+            await asyncio.sleep(_RECONNECT_S)
+            try:
+                await self._connect_once()
+            except OSError as error:
+                _log.warning("the broker cannot be reached: %s", error)
+                self._ended.set()
+
+    def _ping(self) -> None:
+        connection = self._connection
+        if connection is not None and time.monotonic() - connection.heard_at > 1.5 * _KEEPALIVE_S:
+            connection.abort("the broker is silent")
+        elif connection is not None:
+            connection.ping()
 
 
 def make_context(authority: Authority) -> ssl.SSLContext:

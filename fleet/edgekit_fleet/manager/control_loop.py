@@ -52,7 +52,7 @@ class ManagerParts:
         store, settings, authority: of the fleet.
         broker: our own, to be restarted when it ends; None for one that others run.
         decide: the rollouts.
-        host, port: of the broker.
+        brokers: host and port of the broker, or of each node of a cluster.
     """
 
     store: Store
@@ -60,8 +60,7 @@ class ManagerParts:
     authority: Authority
     broker: Mosquitto | None
     decide: Decide
-    host: str
-    port: int
+    brokers: tuple[tuple[str, int], ...]
 
 
 class ControlLoop:
@@ -109,7 +108,7 @@ class ControlLoop:
             TransportError: the broker cannot be reached at the start.
         """
         parts = self._parts
-        await self._link.connect(parts.host, parts.port, make_context(parts.authority))
+        await self._link.connect(parts.brokers, make_context(parts.authority))
         try:
             while not stop.is_set():
                 try:
@@ -235,7 +234,7 @@ class ControlLoop:
             pair = self._parts.authority.make_short_lived(device, folder)
             context = make_context(self._parts.authority)
             context.load_cert_chain(*pair)
-            await link.connect(self._parts.host, self._parts.port, context)
+            await link.connect(self._parts.brokers, context)
             for path in pair:
                 path.unlink(missing_ok=True)
         except (TransportError, OSError) as error:
@@ -254,8 +253,7 @@ def local_parts(
         authority=authority,
         broker=broker,
         decide=decide,
-        host=own_address(settings),
-        port=settings.broker_port,
+        brokers=((own_address(settings), settings.broker_port),),
     )
 
 

@@ -17,8 +17,8 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from edgekit_fleet.broker.mqtt_connection import ConnectionOptions, MqttConnection
 from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
-from edgekit_fleet.simulation.mqtt_connection import ConnectionOptions, MqttConnection
 from edgekit_runtime import __version__
 from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
 from edgekit_runtime.agent.documents import (

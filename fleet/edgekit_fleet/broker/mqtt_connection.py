@@ -1,7 +1,9 @@
-"""One connection of a simulated device: MQTT 3.1.1 or 5 over TLS, with QoS 1, on an asyncio transport.
+"""One connection of the manager, or of a simulated device: MQTT 3.1.1 or 5 over TLS, on an asyncio transport.
 
-Only what devices of a fleet use: connect with a last will, subscribe, publish, receive, ping. TLS runs over
+Only what a fleet uses: connect with a last will, subscribe, publish with QoS 1, receive, ping. TLS runs over
 memory here, because asyncio's own needs 256 KiB a connection and does not resume sessions.
+
+Source: MQTT 3.1.1 and 5.0 (OASIS), sections 2 and 3.
 """
 
 import asyncio
@@ -11,10 +13,11 @@ import time
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-_CONNECT, _CONNACK, _PUBLISH, _PUBACK, _SUBSCRIBE, _SUBACK, _PINGREQ = 1, 2, 3, 4, 8, 9, 12
+_CONNECT, _CONNACK, _PUBLISH, _PUBACK = 1, 2, 3, 4
+_SUBSCRIBE, _SUBACK, _PINGREQ, _DISCONNECT = 8, 9, 12, 14
 _CLEAN, _WILL, _WILL_QOS_1, _WILL_RETAINED = 0x02, 0x04, 0x08, 0x20
-_KEEPALIVE_S: Final = 1200
 _MAX_READ: Final = 1 << 16
+_MAX_PACKET_BYTES: Final = 1 << 18  # a hundred times what the fleet sends
 
 
 class ConnectionOwner(Protocol):
@@ -40,8 +43,9 @@ class ConnectionOptions:
         session: of an earlier connection with this context, to be resumed; or None.
         host: name that the broker's certificate must have.
         topics: to be subscribed to.
-        will_topic, will: the last will, retained.
-        is_mqtt5: see `DeviceBehaviour`.
+        will_topic, will: the last will, retained; no topic for none.
+        keepalive_s: the broker ends the connection that is silent for one and a half times as long.
+        is_mqtt5: whether to speak MQTT 5, else 3.1.1.
     """
 
     client_id: str
@@ -49,9 +53,10 @@ class ConnectionOptions:
     session: ssl.SSLSession | None
     host: str
     topics: tuple[str, ...]
-    will_topic: str
-    will: bytes
-    is_mqtt5: bool
+    will_topic: str = ""
+    will: bytes = b""
+    keepalive_s: int = 1200
+    is_mqtt5: bool = False
 
 
 class MqttConnection(asyncio.Protocol):
@@ -59,17 +64,22 @@ class MqttConnection(asyncio.Protocol):
 
     Attributes:
         sent, acknowledged: numbers of messages that were published, and that the broker took.
+        heard_at: when something came last, by the monotonic clock.
     """
 
     def __init__(self, options: ConnectionOptions, owner: ConnectionOwner) -> None:
         """Prepare the connection; the transport begins it."""
         self.sent = self.acknowledged = 0
+        self.heard_at = time.monotonic()
         self._options, self._owner = options, owner
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = options.context.wrap_bio(
             self._incoming, self._outgoing, server_hostname=options.host, session=options.session
         )
-        self._is_secure = False
+        self._is_secure = self._is_flushing = False
+        self._packets = (
+            bytearray()
+        )  # of this turn of the loop; they share records of TLS and a call of the system
         self._buffer = bytearray()
         self._reason = "closed"
         self._transport: asyncio.Transport | None = None
@@ -91,9 +101,22 @@ class MqttConnection(asyncio.Protocol):
         body = _string(topic.encode()) + number + self._properties + payload
         self._send(_packet(_PUBLISH << 4 | 0x02 | is_retained, body))
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Return how much the socket has not taken yet."""
+        buffered = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return len(self._packets) + buffered
+
     def ping(self) -> None:
         """Show the broker that the device is there."""
         self._send(_packet(_PINGREQ << 4, b""))
+
+    def close(self) -> None:
+        """Disconnect, so that the broker does not send the last will."""
+        self._send(_packet(_DISCONNECT << 4, b""))
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
 
     def abort(self, reason: str) -> None:
         """Break the connection off, so that the broker sends the last will."""
@@ -111,7 +134,7 @@ class MqttConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what has come."""
-        at_s = time.monotonic()
+        at_s = self.heard_at = time.monotonic()
         self._incoming.write(data)
         try:
             if not self._is_secure:
@@ -148,19 +171,29 @@ class MqttConnection(asyncio.Protocol):
             return
         self._is_secure = True
         options, empty = self._options, self._properties
-        flags = _CLEAN | _WILL | _WILL_QOS_1 | _WILL_RETAINED
-        head = _string(b"MQTT") + struct.pack(">BBH", 5 if options.is_mqtt5 else 4, flags, _KEEPALIVE_S)
-        will = empty + _string(options.will_topic.encode()) + _string(options.will)
+        flags, will = _CLEAN, b""
+        if options.will_topic:
+            flags |= _WILL | _WILL_QOS_1 | _WILL_RETAINED
+            will = empty + _string(options.will_topic.encode()) + _string(options.will)
+        version = 5 if options.is_mqtt5 else 4
+        head = _string(b"MQTT") + struct.pack(">BBH", version, flags, options.keepalive_s)
         body = head + empty + _string(options.client_id.encode()) + will
         self._send(_packet(_CONNECT << 4, body))
 
     def _send(self, packet: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._tls.write(packet)
-            self._flush()
+        self._packets += packet
+        if not self._is_flushing:
+            self._is_flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        if self._outgoing.pending and self._transport is not None:
+        self._is_flushing = False
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._packets and self._is_secure:
+            self._tls.write(self._packets)
+            self._packets.clear()
+        if self._outgoing.pending:
             self._transport.write(self._outgoing.read())
 
     # What comes
@@ -175,6 +208,9 @@ class MqttConnection(asyncio.Protocol):
                 digit = buffer[begin]
                 length |= (digit & 127) << shift
                 begin, shift = begin + 1, shift + 7
+                if length > _MAX_PACKET_BYTES:
+                    self.abort(f"the broker sends a packet of over {_MAX_PACKET_BYTES} bytes")
+                    return
                 if digit < 128:
                     break
             if len(buffer) < begin + length:
@@ -192,8 +228,9 @@ class MqttConnection(asyncio.Protocol):
             topics = b"".join(_string(topic.encode()) + b"\x01" for topic in self._options.topics)
             self._send(_packet(_SUBSCRIBE << 4 | 0x02, b"\0\1" + self._properties + topics))
         elif kind == _SUBACK:
-            if body[-1] & 0x80:
-                self.abort(f"the broker refuses a subscription with code {body[-1]}")
+            codes = body[-len(self._options.topics) :]
+            if any(code & 0x80 for code in codes):
+                self.abort(f"the broker refuses a subscription with codes {codes.hex()}")
                 return
             self._owner.connected(self)
         elif kind == _PUBACK:
