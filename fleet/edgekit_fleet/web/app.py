@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.types import Message, Receive, Scope, Send
 
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority, SignedCertificate
@@ -40,6 +40,7 @@ _MAX_BODY_BYTES: Final = 32 << 10
 _BODY_S: Final = 10.0
 _FAILURES_A_MINUTE: Final = 20
 _MAX_ADDRESSES: Final = 10_000
+_RECORD_BYTES: Final = 4 << 10
 _log = logging.getLogger(__name__)
 
 Body = TypeVar("Body", EnrolmentRequest, RenewalRequest)
@@ -74,7 +75,24 @@ class FailureLimit:
 
 
 class _Artifacts(StaticFiles):
-    """Files of the repository: all but `timestamp.json` never change under their name."""
+    """Files of the repository: all but `timestamp.json` never change under their name.
+
+    They go in small pieces, each a record of TLS: what came of a record is lost when the connection is cut.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+
+        async def send_pieces(message: Message) -> None:
+            body = memoryview(message.get("body", b""))
+            begin = 0
+            while len(body) - begin > _RECORD_BYTES:
+                piece = bytes(body[begin : begin + _RECORD_BYTES])
+                await send({"type": message["type"], "body": piece, "more_body": True})
+                begin += _RECORD_BYTES
+            await send({**message, "body": bytes(body[begin:])} if begin else message)
+
+        await super().__call__(scope, receive, send_pieces)
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)

@@ -25,6 +25,8 @@ from edgekit_runtime.system.atomic_files import DISK, Disk, hash_file
 _CHUNK_BYTES: Final = 16 << 10
 _SYNC_BYTES: Final = 1 << 20
 _BURST_S: Final = 0.5  # of the cap, after a pause
+_LEAST_WINDOW_BYTES: Final = 8 << 10
+_KERNEL_WINDOW_BYTES: Final = 64 << 10  # what Linux begins with
 _RECONNECT_S: Final = 1.0
 _OK, _PARTIAL, _OUT_OF_RANGE = 200, 206, 416
 
@@ -239,7 +241,7 @@ class Downloader:
         place = address.hostname or "", address.port or 443
         connection = http.client.HTTPSConnection(*place)
         try:
-            plain = socket.create_connection(place, self.limits.timeout_s)
+            plain = _connect(place, self.limits)
             with plain, _deadline(plain, self.limits.slow_s, url):
                 connection.sock = self._context.wrap_socket(plain, server_hostname=place[0])
                 connection.request("GET", address.path, headers={**headers, "User-Agent": "edgekit"})
@@ -247,6 +249,29 @@ class Downloader:
             yield response
         finally:
             connection.close()
+
+
+def _connect(place: tuple[str, int], limits: DownloadLimits) -> socket.socket:
+    """Return a connection; under a small cap the kernel, too, takes no more than a second of it in advance.
+
+    Raises:
+        OSError: no address can be reached.
+    """
+    cause: OSError | None = None
+    for family, kind, protocol, _, address in socket.getaddrinfo(*place, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(limits.timeout_s)
+            if limits.bytes_per_s is not None and limits.bytes_per_s < _KERNEL_WINDOW_BYTES:
+                window_bytes = max(_LEAST_WINDOW_BYTES, int(limits.bytes_per_s))
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window_bytes)
+            connection.connect(address)
+        except OSError as error:
+            connection.close()
+            cause = error
+        else:
+            return connection
+    raise cause or OSError(f"{place[0]} has no address")
 
 
 @contextlib.contextmanager
