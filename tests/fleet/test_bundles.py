@@ -15,7 +15,9 @@ from tests.waiting import wait_for
 
 from edgekit_fleet.operations import devices
 from edgekit_fleet.operations.bundles import collect_results, write_bundle
+from edgekit_fleet.releases.repository import NewTarget
 from edgekit_fleet.store.tables import DesiredRow, ReleaseRow
+from edgekit_runtime.agent.documents import DeltaOffer
 from edgekit_runtime.errors import FleetError
 from edgekit_runtime.package.canonical_zip import read_members, write_archive
 
@@ -31,8 +33,8 @@ def island(site):  # noqa: F811
     return site
 
 
-def bundle(site, version, name):  # noqa: F811
-    site.want(version)
+def bundle(site, version, name, **changes):  # noqa: F811
+    site.want(version, **changes)
 
     def is_signed():
         with site.fleet.store.transaction() as session:
@@ -76,6 +78,21 @@ def change(path, target, **changes):
 def installed(site):  # noqa: F811
     slots = site.slots()
     return slots.load("linear").state.current.version if "linear" in slots.models() else None
+
+
+def test_bundle_serves_a_device_that_is_offered_a_delta_too(island):
+    """A bundle holds whole packages; the signed document names the deltas of the release all the same."""
+    code, text = apply(island, bundle(island, "1.0.0", "first.bundle"))
+    assert code == 0, text
+    source = island.path / "2.0.0.ekdelta"
+    source.write_bytes(bytes(100))
+    (delta,) = island.repository.publish(
+        [NewTarget(device_class="x86-64", name=source.name, source=source)], time.time()
+    )
+    base = island.slots().load("linear").state.current.sha256
+    offer = DeltaOffer(from_sha256=base, path=delta.path, size_bytes=delta.size_bytes, sha256=delta.sha256)
+    code, text = apply(island, bundle(island, "2.0.0", "second.bundle", deltas=(offer,)))
+    assert (code, installed(island)) == (0, "2.0.0"), text
 
 
 def test_release_goes_there_and_its_results_come_back_once(island):

@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from edgekit_runtime.agent.artifacts.download import (
     Downloader,
     DownloadLimitError,
     DownloadStoppedError,
+    HttpStatusError,
     SlowError,
 )
 from edgekit_runtime.agent.artifacts.repository import Offer, RepositoryAttackError, RepositoryClient
@@ -148,6 +150,10 @@ class LocalSteps:
             self._apply(job, delta, source, path)
         except RepositoryAttackError:
             raise
+        except HttpStatusError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            return False  # it is not everywhere where the package is: a bundle holds no deltas
         except (PackageError, SlotError) as error:
             if job.stop.is_set():
                 raise DownloadStoppedError("the delta was stopped") from error
