@@ -19,6 +19,7 @@ import numpy as np
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.remote.link_probe import probe_link
+from edgekit_runtime.remote.offload_status import Counts
 from edgekit_runtime.remote.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import Session, open_session
 from edgekit_runtime.system.paths import find_keys_folder
@@ -48,26 +49,44 @@ class SendClock:
         ssl.SSLSocket.sendall = timed  # type: ignore[method-assign]
 
 
+class LocalClock:
+    """Time that sessions spend in local runs, and processor time there and in waiting for replies."""
+
+    def __init__(self) -> None:
+        self.seconds = self.cpu_s = self.wait_cpu_s = 0.0
+        run_local, await_reply = RemoteSession._run_local, RemoteSession._await_reply
+
+        def time_local(session: RemoteSession, *what: Any) -> dict[str, Array]:
+            begin_s, cpu_s = time.monotonic(), time.process_time()
+            try:
+                return run_local(session, *what)
+            finally:
+                self.seconds += time.monotonic() - begin_s
+                self.cpu_s += time.process_time() - cpu_s
+
+        def time_wait(session: RemoteSession, *what: Any) -> bool:
+            cpu_s = time.thread_time()
+            is_there = await_reply(session, *what)
+            self.wait_cpu_s += time.thread_time() - cpu_s
+            return is_there
+
+        RemoteSession._run_local = time_local  # type: ignore[method-assign]
+        RemoteSession._await_reply = time_wait  # type: ignore[method-assign]
+
+    def reset(self) -> None:
+        """Begin at 0."""
+        self.seconds = self.cpu_s = self.wait_cpu_s = 0.0
+
+
 class Application:
     """Sessions, requests and right answers."""
 
     def __init__(self) -> None:
-        self.send_clock = SendClock()
+        self.send_clock, self.local_clock = SendClock(), LocalClock()
         self.sessions: dict[str, Session] = {}
         self.rows: list[dict[str, Array]] = []
         self.expected: list[dict[str, Array]] = []
         self.number = 0
-        self.hedge_cpu_s = 0.0
-        hedge = RemoteSession._hedge
-
-        def timed(session: RemoteSession, *what: Any) -> dict[str, Array]:
-            before_s = time.process_time()
-            try:
-                return hedge(session, *what)
-            finally:
-                self.hedge_cpu_s += time.process_time() - before_s
-
-        RemoteSession._hedge = timed  # type: ignore[method-assign]
 
     def load(self, packages: dict[str, str], local: str, rows: str) -> dict[str, list[str]]:
         """Open sessions, and compute what is right; return which are ready to use the server."""
@@ -193,12 +212,13 @@ class Application:
 
     def _ask(self, session: Session, number: int) -> dict[str, Any]:
         place = number % len(self.rows)
-        plan, hedged, predicted_s = "local", 0, 0.0
+        plan, predicted_s, before = "local", 0.0, Counts()
         if isinstance(session, RemoteSession):
             decision = session.decision()
-            plan, predicted_s, hedged = decision.plan.name, decision.predicted_s, session.counts.hedged
+            plan, predicted_s, before = decision.plan.name, decision.predicted_s, replace(session.counts)
         at_s, cpu_s = time.monotonic(), time.process_time()
-        hedge_cpu_s, self.send_clock.seconds = self.hedge_cpu_s, 0.0
+        self.send_clock.seconds = 0.0
+        self.local_clock.reset()
         record = {"plan": plan, "input": place, "predicted_s": predicted_s, "at_s": at_s}
         try:
             outputs = session.run(self.rows[place])
@@ -207,8 +227,10 @@ class Application:
         record |= {"s": time.monotonic() - at_s, "cpu_s": time.process_time() - cpu_s}
         record["send_s"] = self.send_clock.seconds
         if isinstance(session, RemoteSession):
-            record["is_hedged"] = session.counts.hedged > hedged
-            record["hedge_cpu_s"] = self.hedge_cpu_s - hedge_cpu_s
+            is_hedged = session.counts.hedged > before.hedged
+            clock = self.local_clock
+            record |= {"is_hedged": is_hedged, "is_of_server": session.counts.remote > before.remote}
+            record |= {"local_s": clock.seconds, "hedge_cpu_s": clock.wait_cpu_s + is_hedged * clock.cpu_s}
         return {**record, "is_right": self._is_right(outputs, place)}
 
     def _is_right(self, outputs: dict[str, Array], place: int) -> bool:
