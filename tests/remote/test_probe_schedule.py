@@ -189,22 +189,21 @@ def test_no_server_is_used_in_debt_until_local_runs_have_paid_it() -> None:
 
 def hedge_at(wait: ReplyWait, sent: Callable[[float], float | None]) -> float:
     """Return when a local run begins on a link that has acknowledged `sent(t)` bytes."""
-    elapsed_s, before = wait.allowed_s / 2, 0
+    elapsed_s = wait.allowed_s / 2
     while True:
         now = sent(elapsed_s)
-        size = None if now is None else int(now)
-        more_s = wait.more_s(elapsed_s, before, size)
+        more_s = wait.more_s(elapsed_s, None if now is None else int(now))
         if more_s is None:
             return elapsed_s
-        elapsed_s, before = elapsed_s + more_s + 1e-9, size or 0
+        elapsed_s += more_s + 1e-9
 
 
 def make_wait(upload_bytes: int = REQUEST_BYTES) -> ReplyWait:
     return ReplyWait(0.06, LOCAL_S, 0.02, upload_bytes)
 
 
-def carry(mbit_s: float, until_s: float = 1e9) -> Callable[[float], float]:
-    return lambda at_s: min(REQUEST_BYTES, min(at_s, until_s) * mbit_s * 1e6 / 8)
+def carry(mbit_s: float, until_s: float = 1e9, from_s: float = 0.0) -> Callable[[float], float]:
+    return lambda at_s: min(REQUEST_BYTES, max(0.0, min(at_s, until_s) - from_s) * mbit_s * 1e6 / 8)
 
 
 def test_link_that_carries_nothing_is_noticed_after_half_of_the_time() -> None:
@@ -221,6 +220,10 @@ def test_server_that_has_all_and_says_nothing_is_not_waited_for() -> None:
 
 def test_system_that_knows_nothing_of_its_connections_waits_as_long_as_allowed() -> None:
     assert hedge_at(make_wait(), lambda _: None) == pytest.approx(0.06)
+
+
+def test_request_that_the_device_was_slow_to_send_gets_no_more_time() -> None:
+    assert hedge_at(make_wait(), carry(100.0, from_s=0.025)) == pytest.approx(0.06)
 
 
 def test_slow_link_gets_more_time_where_its_reply_comes_before_a_local_run_ends() -> None:

@@ -8,7 +8,6 @@ Backoff And Jitter", AWS Architecture Blog, 2015; hedged requests as in Dean and
 CACM 56(2), 2013.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 _FIRST_S: Final = 0.5
@@ -184,7 +183,6 @@ class HedgePolicy:
         return min(usual_s + min(late_s, _MOST_LATE_S), max(limit_s, usual_s + _SLACK_S))
 
 
-@dataclass(frozen=True, slots=True)
 class ReplyWait:
     """How long one request waits for its reply, by what the link has taken of it so far.
 
@@ -193,31 +191,39 @@ class ReplyWait:
 
     Attributes:
         allowed_s: after which a local run begins where nothing is known of the link.
-        local_s: time of a local run.
-        after_s: from the last byte of the request to the reply.
-        upload_bytes: size of the request.
     """
 
-    allowed_s: float
-    local_s: float
-    after_s: float
-    upload_bytes: int
+    __slots__ = ("_after_s", "_local_s", "_seen", "_upload_bytes", "allowed_s")
 
-    def more_s(self, elapsed_s: float, before_bytes: int, sent_bytes: int | None) -> float | None:
+    def __init__(self, allowed_s: float, local_s: float, after_s: float, upload_bytes: int) -> None:
+        """Begin as the request is sent.
+
+        Args:
+            allowed_s: after which a local run begins where nothing is known of the link.
+            local_s: time of a local run.
+            after_s: from the last byte of the request to the reply.
+            upload_bytes: size of the request.
+        """
+        self.allowed_s, self._local_s = allowed_s, local_s
+        self._after_s, self._upload_bytes = after_s, upload_bytes
+        self._seen = (0.0, 0)  # at the last look
+
+    def more_s(self, elapsed_s: float, sent_bytes: int | None) -> float | None:
         """Return how long to wait until the next look; None if the local run shall begin.
 
         Args:
             elapsed_s: time since the request was sent.
-            before_bytes: what was acknowledged at the last look.
-            sent_bytes: what is acknowledged now; None where the system does not say.
+            sent_bytes: how much of it is acknowledged; None where the system does not say.
         """
+        (before_s, before_bytes), self._seen = self._seen, (elapsed_s, sent_bytes or 0)
         is_over = elapsed_s >= self.allowed_s
         rest_s = None if is_over else self.allowed_s - elapsed_s
-        if sent_bytes is None or sent_bytes >= self.upload_bytes:
+        if sent_bytes is None or sent_bytes >= self._upload_bytes:
             return rest_s
-        if sent_bytes - before_bytes < _LEAST_BYTES:
-            return None if self.upload_bytes > _MOST_UNSEEN_BYTES else rest_s
-        due_s = elapsed_s * self.upload_bytes / sent_bytes + self.after_s
-        if due_s > self.allowed_s + self.local_s:
+        if (moved_bytes := sent_bytes - before_bytes) < _LEAST_BYTES:
+            return None if self._upload_bytes > _MOST_UNSEEN_BYTES else rest_s
+        if not is_over:
             return rest_s
-        return max(due_s, self.allowed_s) - elapsed_s
+        upload_s = (self._upload_bytes - sent_bytes) / moved_bytes * (elapsed_s - before_s)
+        due_s = upload_s + self._after_s
+        return due_s if elapsed_s + due_s <= self.allowed_s + self._local_s else None

@@ -429,14 +429,13 @@ class RemoteSession:
 
     def _await_reply(self, pending: Pending, wait: ReplyWait) -> bool:
         """Return whether the reply comes before it is time for a local run."""
-        began_s, sent = time.monotonic(), 0
-        more_s: float | None = wait.allowed_s / 2
-        while more_s is not None:
-            if pending.done.wait(more_s):
-                return True
-            before, now = sent, pending.sent_bytes
-            more_s, sent = wait.more_s(time.monotonic() - began_s, before, now), now or 0
-        return False
+        began_s, more_s = time.monotonic(), wait.allowed_s / 2
+        while not pending.done.wait(more_s):
+            found_s = wait.more_s(time.monotonic() - began_s, pending.sent_bytes)
+            if found_s is None:
+                return False
+            more_s = found_s
+        return True
 
     def _hedge(
         self, pending: Pending, way: _Way, inputs: Mapping[str, Array], rows: int, backups: list[Any]
