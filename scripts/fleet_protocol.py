@@ -31,7 +31,6 @@ _MESSAGES: dict[Kind, tuple[type[Any], str, bool, str]] = {
     "reported": (documents.Reported, "device", True, "What is true on the device."),
     "event": (documents.Event, "device", False, "What a later report would hide."),
     "online": (documents.Online, "device", True, "Whether the device is connected; also its last will."),
-    "command": (documents.DeviceCommand, "manager", False, "What the device does once and at once."),
 }
 
 

@@ -20,8 +20,7 @@ from edgekit_fleet.manager.publisher import mark_due
 from edgekit_fleet.operations import devices
 from edgekit_fleet.releases.repository import NewTarget, TufRepository
 from edgekit_fleet.store.tables import WantedModelRow
-from edgekit_runtime.agent.documents import DesiredModel, DeviceCommand, Reported
-from edgekit_runtime.agent.signing import seal
+from edgekit_runtime.agent.documents import DesiredModel, Reported
 from edgekit_runtime.client.control import is_listening, read_index, read_metrics
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.slots import Slots
@@ -130,17 +129,6 @@ class Site:
             row = {"device": self.name, "model": name, "rollout": "r1", "document": document}
             session.merge(WantedModelRow(**row, is_removed=is_removed))
             mark_due(session, [self.name])
-
-    def tell_device(self, name, version, model=""):
-        """Send a command, as the manager signs it."""
-        command = DeviceCommand(
-            device=self.name, version=version, expires_at=time.time() + 60, name=name, model=model
-        )
-        envelope = seal(command, "command", self.fleet.authority.manager_key)
-        link = self.fleet.loop._link
-        self.fleet.events.call_soon_threadsafe(
-            lambda: link.publish(self.name, "command", envelope, retain=False)
-        )
 
     def reported(self):
         found = self.fleet.detail(self.name).reported

@@ -1,12 +1,19 @@
-"""Orders and commands of the fleet, end to end."""
+"""Orders of the fleet, end to end."""
+
+import os
+import subprocess
+import sys
+import threading
 
 import pytest
 from tests.agent.site import site  # noqa: F401  # a fixture
+from tests.fleet.attacks.attack_site import site as simulated  # noqa: F401  # a fixture
 from tests.fleet.conftest import fleet, fleet_settings, mosquitto  # noqa: F401  # fixtures
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.waiting import wait_for
 
-from edgekit_runtime.agent.membership import read_membership
+from edgekit_runtime.agent import agent as agent_module
+from edgekit_runtime.agent.membership import Membership, read_membership
 
 pytest.importorskip("onnxruntime")
 
@@ -16,14 +23,11 @@ def test_pinned_model_is_left_alone_until_it_is_unpinned(site):  # noqa: F811
     site.install("1.0.0")
     site.start("agent")
     wait_for(site.status, f"a report; {site.log()}", 30)
-    site.tell_device("pin", 1, "linear")
-    wait_for(lambda: site.slots().load("linear").state.pinned == "1.0.0", "the pin", 20)
+    site.run("pin", "linear")
     site.want("2.0.0")
     site.wait_status("diverged", ["refused"])
     assert site.reported().executions[0].code == "pinned"
-    site.tell_device("pin", 1, "linear")  # repeated by the broker
-    site.tell_device("unpin", 2, "linear")
-    wait_for(lambda: site.slots().load("linear").state.pinned is None, "the end of the pin", 20)
+    site.run("pin", "linear", "--off")
     site.want("2.0.0")
     site.wait_status("converged", ["succeeded"])
 
@@ -55,20 +59,36 @@ def test_model_of_higher_priority_is_updated_first(site):  # noqa: F811
     assert changed == sorted(changed)
 
 
-def test_renewal_by_command_brings_a_new_certificate_and_the_device_comes_back(site):  # noqa: F811
+def test_renewal_in_its_process_brings_a_new_certificate_and_the_device_comes_back(site):  # noqa: F811
     site.enrol()
     before = read_membership(site.home).enrolment
-    site.start("agent")
-    first = wait_for(site.reported, f"a report; {site.log()}", 30)
-    site.tell_device("renew", 1)
-    wait_for(
-        lambda: read_membership(site.home).enrolment.certificate != before.certificate,
-        f"a new certificate; {site.log()}",
-        20,
+    done = subprocess.run(
+        [sys.executable, "-m", "edgekit_runtime.agent.enrolment", str(site.home)],
+        env={**site.variables, "EDGEKIT_PARENT": str(os.getpid())},
+        check=False,
     )
+    assert done.returncode == 0
+    assert read_membership(site.home).enrolment.certificate != before.certificate
+    site.start("agent")
     site.want("1.0.0")
     site.wait_status("converged", ["succeeded"])
-    assert site.reported().sequence > first.sequence
+
+
+def test_agent_whose_certificate_ends_soon_stops_to_renew_it(simulated, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(agent_module, "_RENEWAL_S", 0.0)
+    assert simulated.agent.turn(1.0)
+    monkeypatch.setattr(Membership, "needs_renewal", lambda *_: True)
+    assert simulated.agent.run(threading.Event()) == "renew"
+
+
+def test_bundle_is_not_applied_while_the_agent_runs(site):  # noqa: F811
+    site.enrol()
+    site.start("agent")
+    wait_for(site.status, f"a report; {site.log()}", 30)
+    words = site.command("fleet", "apply", str(site.path / "a.bundle"))
+    done = subprocess.run(words, env=site.variables, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "does `edgekit-device agent` or `fleet apply` run? End it first" in done.stderr
 
 
 def test_printed_unit_starts_the_agent_as_the_user_of_the_service(site):  # noqa: F811

@@ -33,7 +33,6 @@ _SAMPLES = {
     ),
     "event": forms.Event(device="cam-1", sequence=3, kind="fallback", text="It crashed.", at=0.0),
     "online": forms.Online(device="cam-1", sequence=1, online=False),
-    "command": forms.DeviceCommand(device="cam-1", version=1, expires_at=1.5e9, name="report"),
 }  # fmt: skip
 
 

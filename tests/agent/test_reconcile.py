@@ -173,3 +173,18 @@ def test_version_that_answers_nan_is_reported_as_faulty():
     plan = decide(models)
     assert (plan.status, plan.models[0].health) == ("converged", "faulty")
     assert plan.models[0].because == "2.0.0 answered NaN or infinity 3 times"
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("not_finite: the candidate answered NaN", "not-finite"),
+        ("crash: its worker ended by SIGSEGV", "crash-loop"),
+        ("was begun 3 times and never confirmed", "crash-loop"),
+        ("p99: 3 times as slow", "rejected"),
+    ],
+)
+def test_rejection_on_the_device_bears_the_code_by_which_gates_know_it(reason, code):
+    models = view(version="2.0.0", manifest_sha256=NEW, health="unproven", served=("2.0.0",))
+    plan = decide(view(rejected=((NEW, reason),)), NOON, decide(models))
+    assert state_of(plan) == ("failed", code)

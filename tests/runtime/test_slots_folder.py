@@ -270,7 +270,7 @@ def test_start_that_is_counted_is_taken_back_once(bench: Bench, place: Path) -> 
     choice = bench.slots.begin_start(MODEL)
     choice.package.close()
     assert (choice.begun, choice.is_counted, count_starts(bench)) == (1, True, 1)
-    bench.slots.undo_start(choice)
+    bench.slots.undo_start(MODEL, choice.version)
     assert count_starts(bench) == 0
 
 

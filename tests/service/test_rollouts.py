@@ -40,7 +40,7 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, ShadowOptions
-from edgekit_runtime.slots import HEALTHY, UNPROVEN, Slots
+from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, UNPROVEN, Slots
 from edgekit_runtime.tensors import TensorSpec
 
 # Times of a loaded machine decide nothing here; what they do to a verdict is in test_canary_judge.
@@ -249,13 +249,13 @@ def test_restart_in_the_middle_of_a_trial_goes_on_with_both_versions(
     serve: Serve, maker: PackageMaker, tmp_path: Path, slots: Slots
 ) -> None:
     install(maker, tmp_path, slots)
-    for _ in range(2):
+    for _ in range(MAX_BEGUN + 1):
         with serve(tmp_path, slots, CANARY) as service:
             assert served_version(service) == "1.0.0"
             assert statistics(service)["rollout"]["candidate_version"] == "2.0.0"
     current = slots.load("linear").state.current
     assert current is not None
-    assert (current.version, current.health, current.begun) == ("2.0.0", UNPROVEN, 2)
+    assert (current.version, current.health, current.begun) == ("2.0.0", UNPROVEN, 0)
 
 
 @pytest.mark.parametrize("trial", ["shadow", "canary"])

@@ -20,7 +20,6 @@ from edgekit_runtime import __version__
 from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
 from edgekit_runtime.agent.documents import (
     Desired,
-    DeviceCommand,
     Event,
     Execution,
     Hello,
@@ -142,7 +141,6 @@ class Agent:
         self._views: dict[str, ModelView] = {}
         self._fingerprint: dict[str, int] = {}
         self._service: tuple[bool, ServiceIndex | None] = (False, None)
-        self._wants_renewal = False
         self._service_s = self._saved_s = self._reported_s = self._figures_s = self._renewal_s = 0.0
         self._busy_s = time.monotonic()  # when an execution was last under way
         self._last: tuple[Any, Any] = (None, None)
@@ -210,10 +208,7 @@ class Agent:
             self._emit("attack", message.payload.decode())
             return
         try:
-            if message.kind == "desired":
-                self._take_desired(message.payload)
-            else:
-                self._take_command(message.payload)
+            self._take_desired(message.payload)
         except SignatureError as error:
             self._emit("attack", f"{message.kind}: {error}")
 
@@ -227,20 +222,6 @@ class Agent:
         self._journal.write(replace(record, desired=payload.decode(), known_time_s=known_s))
         self._desired, self._link.reconnect_s = desired, desired.reconnect_s
         self._last = (None, None)  # the manager waits for a report that names the version
-
-    def _take_command(self, payload: bytes) -> None:
-        command = unseal(payload, "command", DeviceCommand, self._member.manager_keys, "command")
-        record = self._journal.record
-        if command.device != self._device:
-            raise SignatureError(f"command: is for {command.device!r}, this is {self._device!r}")
-        now_s = self._read_clock()
-        if command.version <= record.command_version or (now_s or 0.0) > command.expires_at:
-            return  # late, or repeated
-        self._journal.write(replace(record, command_version=command.version))
-        if command.name in ("pin", "unpin"):
-            self._installer.slots.pin(command.model, command.name == "pin")
-        self._wants_renewal = self._wants_renewal or command.name == "renew"
-        self._last = (None, None)
 
     def _read_desired(self) -> Desired | None:
         text = self._journal.record.desired
@@ -456,8 +437,6 @@ class Agent:
         return facts
 
     def _is_renewal_due(self, now_s: float) -> bool:
-        if self._wants_renewal:
-            return True
         if now_s - self._renewal_s < _RENEWAL_S:
             return False
         is_first, self._renewal_s = self._renewal_s == 0.0, now_s

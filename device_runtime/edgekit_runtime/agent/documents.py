@@ -1,6 +1,6 @@
 """The documents that a manager and a device exchange over MQTT, and the topics that carry them.
 
-Each document travels as a DSSE envelope: the manager signs `desired` and `command`, the device all others.
+Each document travels as a DSSE envelope: the manager signs `desired`, the device all others.
 A retained message is only a cache: the truth is in the manager's store and in the device's journal. So a
 receiver accepts a document only if its signature is right, it names this device, and its number is higher
 than that of the last one. Nothing here does input or output.
@@ -23,7 +23,7 @@ MAX_DOCUMENT_BYTES: Final = 8 << 10
 _COUNT: Final = Range(0, 1 << 53)
 _CODE: Final = re.compile(r"(\S+:[0-9]+)/([0-9a-f]{64})/([A-Za-z0-9_-]{16,})", re.ASCII)
 
-Kind: TypeAlias = Literal["desired", "reported", "hello", "event", "online", "command"]
+Kind: TypeAlias = Literal["desired", "reported", "hello", "event", "online"]
 ExecutionState: TypeAlias = Literal[
     "waiting",  # for its window, its jitter, or a condition that may come: `reason` says which
     "downloading",
@@ -289,26 +289,6 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceCommand:
-    """Something that a device does once, at once, and not if the message is late.
-
-    Attributes:
-        device: its identifier.
-        version: number of the command, higher with each.
-        expires_at: seconds since 1970.
-        name: `report` sends a full report; `pin` and `unpin` hold a model at its version; `renew` fetches a
-            new certificate.
-        model: for `pin` and `unpin`.
-    """
-
-    device: str
-    version: Annotated[int, _COUNT]
-    expires_at: Annotated[float, _COUNT]
-    name: Literal["report", "pin", "unpin", "renew"]
-    model: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EnrolmentCode:
     """What a device needs to find its fleet and to be let in, once.
 
@@ -402,7 +382,7 @@ class Enrolment:
         brokers: `HOST:PORT` each, to be tried in turn.
         web: `https://HOST:PORT` of `/authority`, `/enrol` and `/renew`.
         artifacts: URL of the TUF repository, `metadata/` and `targets/` below it.
-        manager_keys: public keys whose `desired` and commands are obeyed, in PEM.
+        manager_keys: public keys whose `desired` is obeyed, in PEM.
         tuf_root: content of the TUF root metadata that is trusted first.
         package_keys: keys whose packages are trusted.
         target: target of this device's packages; its TUF role is `class-TARGET`.

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -18,7 +18,8 @@ from typing import Annotated, Any, Final
 from edgekit_runtime.agent.documents import ENDED, Execution, ExecutionState
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
-from edgekit_runtime.errors import ConfigError, EdgekitError
+from edgekit_runtime.errors import ConfigError, EdgekitError, OutputError
+from edgekit_runtime.slots.access import RecordError, hold
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 
 _MAX_BYTES: Final = 1 << 20
@@ -74,7 +75,6 @@ class JournalRecord:
 
     Attributes:
         desired: the newest envelope that was accepted, as text, or empty.
-        command_version: of the newest command.
         sequence_bound: no document with this number or a higher one was sent.
         month: such as `2026-11`, in which `metered_bytes` were received for packages.
         known_time_s: the newest time that a verified document states; a clock before it lies.
@@ -82,7 +82,6 @@ class JournalRecord:
     """
 
     desired: str = ""
-    command_version: Annotated[int, _COUNT] = 0
     sequence_bound: Annotated[int, _COUNT] = 0
     month: str = ""
     metered_bytes: int = 0
@@ -142,6 +141,29 @@ class Journal:
             self.write(replace(self.record, sequence_bound=self._sequence + _SEQUENCES))
         self._sequence += 1
         return self._sequence - 1
+
+
+@contextlib.contextmanager
+def hold_journal(folder: Path, wait_s: float) -> Iterator[None]:
+    """Hold the folder of the agent, which is made, as the only process that acts for the fleet.
+
+    Raises:
+        JournalError: another process holds it for longer than `wait_s`.
+        OutputError: the folder cannot be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as cause:
+        raise OutputError(f"cannot make {folder}: {cause.strerror}") from cause
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(hold(folder, wait_s))
+        except RecordError as cause:
+            raise JournalError(
+                f"{cause}; does `edgekit-device agent` or `fleet apply` run? End it first: one process at a"
+                " time does what the fleet wants"
+            ) from cause
+        yield
 
 
 def read_journal(path: Path) -> JournalRecord:

@@ -34,7 +34,7 @@ _CONNECT_TIMEOUT_S: Final = 10.0
 _HELLO_AGAIN_S: Final = 1.0  # least time between a connection and the next try
 _MAX_WIDTH_S: Final = 900.0
 _UNSUPPORTED_PROTOCOL: Final = 132
-_RECEIVED_KINDS: Final[tuple[Kind, ...]] = ("desired", "command")
+_RECEIVED_KINDS: Final[tuple[Kind, ...]] = ("desired",)
 
 _logger = logging.getLogger(__name__)
 

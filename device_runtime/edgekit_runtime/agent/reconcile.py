@@ -21,6 +21,12 @@ MAX_LOADS: Final = 4
 WASTED: Final = 2.0
 """A download ends after so many times the size of the package, so that retries burn no metered link."""
 _WASTED_BYTES: Final = 1 << 20  # more, for small packages
+_CODES: Final = (
+    # How a reason begins -> its code. The service's trial names the gate that was missed.
+    ("not_finite:", "not-finite"),
+    ("crash:", "crash-loop"),
+    ("was begun ", "crash-loop"),  # by the slots: so often, and never confirmed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +164,8 @@ def _advance(
         return _settle(wanted, progress, view)
     rejection = view.find_rejection(wanted.manifest_sha256)
     if rejection is not None and (state == "trying" or (state == "installing" and not wanted.is_return)):
-        # The service's trial begins its reason with the gate that was missed.
-        code = "not-finite" if rejection.startswith("not_finite:") else "rejected"
-        return progress.enter("failed", code=code, reason=rejection), None
+        codes = (code for begin, code in _CODES if rejection.startswith(begin))
+        return progress.enter("failed", code=next(codes, "rejected"), reason=rejection), None
     if state == "trying":  # it was active, and nobody rejected it
         reason = f"{view.version or 'nothing'} was made active meanwhile, not by the fleet"
         return progress.enter("failed", code="replaced", reason=reason), None

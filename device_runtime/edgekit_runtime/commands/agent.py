@@ -12,6 +12,7 @@ from edgekit_runtime.commands.command import Outcome
 from edgekit_runtime.commands.installed import add_arguments, find_keys
 
 _RENEWAL_S: Final = 60.0
+_LOCK_S: Final = 10.0  # for an agent that is about to end
 
 _UNIT: Final = """\
 [Unit]
@@ -74,6 +75,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     from edgekit_runtime.agent.agent import Agent, AgentOptions
     from edgekit_runtime.agent.execution.install import Installer
     from edgekit_runtime.agent.execution.step_child import ChildSteps, StepPlaces
+    from edgekit_runtime.agent.journal import hold_journal
     from edgekit_runtime.agent.membership import read_membership
     from edgekit_runtime.slots import Slots
     from edgekit_runtime.system.paths import find_config_folder, find_state_folder
@@ -94,7 +96,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with VerifyingProcess(keys) as trust:
+    with hold_journal(state / "fleet", _LOCK_S), VerifyingProcess(keys) as trust:
         trust.check_keys()
         trust.stop_when_idle()
         while not stop.is_set():

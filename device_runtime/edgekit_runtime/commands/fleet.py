@@ -74,6 +74,7 @@ def run_apply(arguments: argparse.Namespace) -> Outcome:
     """Apply a bundle."""
     from edgekit_runtime.agent.execution.bundle import apply_bundle
     from edgekit_runtime.agent.execution.install import Installer
+    from edgekit_runtime.agent.journal import hold_journal
     from edgekit_runtime.agent.membership import read_membership
     from edgekit_runtime.dataclass_json import to_plain
     from edgekit_runtime.slots import Slots
@@ -84,9 +85,11 @@ def run_apply(arguments: argparse.Namespace) -> Outcome:
     trust = TrustStore.from_folder(find_keys(arguments))
     installer = Installer(Slots(state, trust, member.enrolment.target), arguments.socket)
     results: Path = arguments.results or Path(f"{member.enrolment.device}.results.json")
-    applied = apply_bundle(
-        *(arguments.bundle, results, member, state / "fleet", installer), timeout_s=arguments.timeout
-    )
+    folder = state / "fleet"
+    with hold_journal(folder, 0.0):
+        applied = apply_bundle(
+            *(arguments.bundle, results, member, folder, installer), timeout_s=arguments.timeout
+        )
     report = applied.report
     status = "unfinished" if report is None else report.status
     lines = [f"{member.enrolment.device}: {status}; results in {results}"]

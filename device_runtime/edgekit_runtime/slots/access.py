@@ -123,16 +123,16 @@ def _name_holder(descriptor: int) -> str:
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
+def hold(folder: Path, wait_s: float = _LOCK_TIMEOUT_S) -> Iterator[None]:
     """Hold the lock of `folder`, which the system releases when this process ends.
 
     The folder itself is locked, so that no file needs to be made on a disk that is full.
 
     Raises:
-        RecordError: the folder is missing, or somebody else holds the lock for too long.
+        RecordError: the folder is missing, or somebody else holds the lock for longer than `wait_s`.
         UnavailableError: it cannot be held now.
     """
-    give_up_s = time.monotonic() + _LOCK_TIMEOUT_S
+    give_up_s = time.monotonic() + wait_s
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as cause:
@@ -141,7 +141,7 @@ def hold(folder: Path) -> Iterator[None]:
     try:
         while not _try_lock(descriptor, folder):
             if time.monotonic() > give_up_s:
-                raise RecordError(f"{folder}: another process holds it for over {_LOCK_TIMEOUT_S:.0f} s")
+                raise RecordError(f"{folder}: another process holds it for over {wait_s:.0f} s")
             time.sleep(_LOCK_POLL_S)
         yield
     finally:

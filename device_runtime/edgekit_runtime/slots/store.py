@@ -212,17 +212,13 @@ class Slots:
 
         return begin(self._find(model), decide, counted)
 
-    def undo_start(self, choice: Choice) -> None:
-        """Undo the count of a start, if it was counted: it ended for a reason outside the version.
-
-        Args:
-            choice: choice from `begin_start` or `reject`.
+    def undo_start(self, model: str, version: str) -> None:
+        """Undo the count of a start that was counted: it ended for a reason outside the version.
 
         Raises:
             SlotError: no such model, or it cannot be recorded.
         """
-        if choice.is_counted:
-            self._change(choice.model, lambda state: transitions.undo_start(state, choice.version))
+        self._change(model, lambda state: transitions.undo_start(state, version))
 
     def confirm(self, model: str, version: str) -> None:
         """Record that `version` passed its self-test and served; no effect if it is not installed any more.

@@ -34,7 +34,7 @@ _MAX_PAUSE_S: Final = 30.0
 _STABLE_S: Final = 60.0
 _WANTED_FILES: Final = 1 << 16
 _WRITTEN_BY_DEVICES: Final = ("hello", "reported", "event", "online")
-_READ_BY_DEVICES: Final = ("desired", "command")
+_READ_BY_DEVICES: Final = ("desired",)
 _log = logging.getLogger(__name__)
 
 _CONFIGURATION: Final = """\

@@ -279,7 +279,7 @@ class BrokerProbe:
         return _finding("MQTT 5", works, "adapted", text)
 
     def _check_expiry(self) -> Finding:
-        topic, payload = self._topic(self._first, "command"), self._payload("late")
+        topic, payload = self._topic(self._first, "desired"), self._payload("late")
         works = False
         try:
             manager = self._client(self._manager, version=MQTTProtocolVersion.MQTTv5)

@@ -217,8 +217,10 @@ def give_order(store: Store, name: str, order: Order, actor: str, note: str = ""
         if row.state not in fits[order]:
             expected = " or ".join(fits[order])
             raise FleetError(f"rollout '{name}' is {row.state}, expected {expected} to {order} it")
-        if order == "abort" and row.state == "succeeded":
-            row.state, row.ended_at = "returning", None
+        if order == "abort":
+            row.because = f"{actor} ordered the way back{': ' * bool(note)}{note}"
+            if row.state == "succeeded":
+                row.state, row.ended_at = "returning", None
         log_entries(session, name, actor, [Ordered(order=order, who=actor, note=note)], time.time())
     return find_rollout(store, name)
 

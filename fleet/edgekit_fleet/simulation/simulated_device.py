@@ -238,7 +238,7 @@ class SimulatedDevice:
             context=self._context,
             session=self._session,
             host=self._access.host,
-            topics=(topic(self.name, "desired"), topic(self.name, "command")),
+            topics=(topic(self.name, "desired"),),
             will_topic=topic(self.name, "online"),
             will=seal(will, "online", self._key),
             is_mqtt5=self.behaviour.is_mqtt5,

@@ -16,7 +16,7 @@ from edgekit_fleet.manager.publisher import Publisher
 from edgekit_fleet.store import lease
 from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.tables import AuditRow, DesiredRow, DeviceRow
-from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Desired, DeviceCommand, Hello, Reported, topic
+from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Desired, Hello, Reported, topic
 from edgekit_runtime.agent.signing import key_id, seal, unseal
 from edgekit_runtime.errors import UnavailableError
 
@@ -103,17 +103,6 @@ def test_repeated_document_starts_nothing_twice(site):  # noqa: F811
     assert site.execution == ("succeeded", "")
     assert len([path for path in site.mirror.requests if "2.0.0" in path]) == 1
     assert site.attacks() == []
-
-
-def test_replayed_command_is_carried_out_once(site):  # noqa: F811
-    command = DeviceCommand(device="d1", version=7, expires_at=NOW_S + 600.0, name="pin", model="linear")
-    envelope = seal(command, "command", site.manager)
-    site.broker.deliver(envelope, "command")
-    site.run(2.0)
-    site.slots().pin("linear", False)
-    site.broker.deliver(envelope, "command")
-    site.run(2.0)
-    assert site.slots().load("linear").state.pinned is None
 
 
 def test_flood_of_forged_documents_is_told_in_one_place_and_bounded(site):  # noqa: F811

@@ -84,7 +84,7 @@ class Registry:
         """Wait again before a version that crashed counts as good; replace one that crashes in a loop."""
         self._lifecycle.confirmations.postpone(name, version)
         if is_loop:
-            self._start(self.give_up(name, version, reason))
+            self._start(self.give_up(name, version, f"crash: {reason}"))
 
     async def give_up(self, name: str, version: str, reason: str) -> None:
         """Replace a version that keeps failing by another one, if there is one."""
@@ -226,6 +226,9 @@ class Registry:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for model in self.models.by_name.values():
             async with model.lock:
+                if model.trial is not None:  # a planned stop is no evidence against it
+                    version = model.trial.candidate.version
+                    await self._lifecycle.on_thread(self._source.undo_start, model.name, version)
                 await self._lifecycle.retire(model.withdraw())
         await self._lifecycle.shutdown()
 

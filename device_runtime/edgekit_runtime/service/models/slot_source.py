@@ -84,6 +84,17 @@ class InstalledModels(Source):
         except RecordError as error:  # such as a full disk
             raise UnavailableError(str(error)) from error
 
+    def undo_start(self, name: str, version: str) -> bool:
+        """Do not count the last start of a version; returns whether that could be recorded."""
+        try:
+            self._slots.undo_start(name, version)
+        except EdgekitError as error:
+            _logger.warning(
+                "%s %s: a start is counted that says nothing of the version: %s", name, version, error
+            )
+            return False
+        return True
+
     def reject(self, name: str, version: str, reason: str) -> bool:
         """Record that `version` fails; returns whether there is another one to open."""
         choice = self._reject(name, version, reason)
@@ -116,18 +127,8 @@ class InstalledModels(Source):
                 check_engines(package.manifest)  # also for a process of its own, which would start in vain
                 return load(package)
         except (UnavailableError, EngineMissingError):
-            try:
-                self._slots.undo_start(choice)
-            except EdgekitError as error:
-                _logger.warning(
-                    "%s %s: a start is counted although the version was not tried: %s",
-                    choice.model,
-                    choice.version,
-                    error,
-                )
-            else:
-                if choice.is_counted:
-                    self._begun.discard(choice.sha256)
+            if choice.is_counted and self.undo_start(choice.model, choice.version):
+                self._begun.discard(choice.sha256)
             raise
 
     def _open_active(self, name: str, load: Load) -> Loaded:

@@ -79,6 +79,10 @@ class Source(Protocol):
         """
         return  # else it would be abstract, and most sources have no state
 
+    def undo_start(self, _name: str, _version: str) -> bool:
+        """Do not count the last start of a version, such as before a planned stop; returns whether it did."""
+        return False
+
     def reject(self, _name: str, _version: str, _reason: str) -> bool:
         """Record that a version fails, and return whether another one should be opened instead.
 

@@ -1,0 +1,138 @@
+"""Memory of an idle agent: after its start, after an update, and a minute later.
+
+    PYTHONPATH=device_runtime:toolkit:fleet:. .venv/bin/python -m benchmarks.fleet_agent_memory
+
+Real: mosquitto, the manager, a service with a model of a few hundred bytes, and `edgekit-device agent`, which
+downloads, verifies and installs two versions and follows their confirmation. The modules are compiled before,
+as pip leaves them. PSS counts a page that processes share by its share, RSS as a whole; on a device without
+another Python process PSS comes close to RSS. Takes two minutes.
+"""
+
+import argparse
+import contextlib
+import json
+import logging
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from tests.agent.site import Site
+from tests.fleet.conftest import Fleet
+from tests.fleet.fleet_device import free_port
+from tests.runtime.conftest import maker as make_maker
+from tests.waiting import wait_for
+
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+
+GOAL_MB = 30.0
+SETTLE_S, LATER_S = 5.0, 60.0
+KINDS = ("Pss", "Rss", "Private_Dirty")
+
+
+def read_memory(pid: int) -> dict[str, float]:
+    """Return the memory of a process by kind, in MB (10^6 bytes)."""
+    found = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name in KINDS:
+            found[name] = int(rest.split()[0]) * 1024 / 1e6
+    return found
+
+
+def list_children(pid: int) -> list[int]:
+    """Return the child processes of a process."""
+    texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(word) for text in texts for word in text.split()]
+
+
+class Peak:
+    """The most that the agent and its children take together, sampled ten times a second."""
+
+    def __init__(self, pid: int) -> None:
+        self.mb = 0.0
+        self._pid, self._stop = pid, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "Peak":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.1):
+            total = 0.0
+            for pid in (self._pid, *list_children(self._pid)):
+                with contextlib.suppress(OSError, KeyError):  # it has ended
+                    total += read_memory(pid)["Pss"]
+            self.mb = max(self.mb, total)
+
+
+def run(folder: Path) -> list[dict[str, object]]:
+    """Return one row a moment."""
+    settings = FleetSettings(broker_port=free_port(), web_port=free_port())
+    rows: list[dict[str, object]] = []
+    with Fleet(FleetFolder(folder / "fleet"), settings).up() as fleet:
+        site = Site(fleet, make_maker.__wrapped__(), folder)
+        site.variables["PYTHONPYCACHEPREFIX"] = str(folder / "compiled")
+        site.variables.pop("PYTHONDONTWRITEBYTECODE", None)
+        try:
+            site.enrol()
+            site.serve()
+            first = site.start("agent")
+            wait_for(lambda: site.reported() is not None, f"the first report; {site.log()}", 30)
+            site.want("1.0.0")  # compiles what updates need
+            site.wait_status("converged", ["succeeded"], limit_s=60)
+            first.terminate()
+            first.wait(20)
+            before = site.reported()
+            agent = site.start("agent")
+            wait_for(lambda: site.reported() != before, f"a report; {site.log()}", 30)
+
+            def take(moment: str, peak_mb: float = 0.0) -> None:
+                row = {"moment": moment, **read_memory(agent.pid), "children": len(list_children(agent.pid))}
+                rows.append({**row, "peak_with_children": peak_mb} if peak_mb else row)
+
+            time.sleep(SETTLE_S)
+            take("idle after its start")
+            site.want("2.0.0")
+            with Peak(agent.pid) as peak:
+                site.wait_status("converged", ["succeeded"], limit_s=60)
+                time.sleep(1.0)
+                wait_for(lambda: site.reported().models[0].version == "2.0.0", "the update", 30)
+            time.sleep(SETTLE_S)
+            take("idle after an update", peak.mb)
+            time.sleep(LATER_S)
+            take("a minute later")
+        finally:
+            site.end()
+    return rows
+
+
+def main() -> int:
+    """Measure and print; exit code 1 if an idle agent takes more than the goal."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    logging.getLogger("gmqtt").setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = run(Path(folder))
+    print(f"Python {sys.version.split()[0]}; MB; goal: PSS of an idle agent at most {GOAL_MB:g}")
+    for row in rows:
+        most = row.get("peak_with_children")
+        peak = "" if most is None else f", at most {most:.1f} PSS with its children"
+        print(
+            f"{row['moment']:22} PSS {row['Pss']:5.1f}, RSS {row['Rss']:5.1f}, private and written"
+            f" {row['Private_Dirty']:5.1f}; {row['children']} children{peak}"
+        )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1))
+    return int(any(float(str(row["Pss"])) > GOAL_MB for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
