@@ -6,6 +6,7 @@ Installs the pinned requirements and the wheels of this checkout, without pip it
 device with a read-only root never writes any); the bytecode of every module is then measured separately.
 A kind with an extra, such as "edgekit[device]" or "edgekit[device] onnxruntime==1.31.1", is installed as pip
 does it for a user, with the newest releases that fit and with bytecode. MB are 10^6 bytes of file content.
+What is ours is shown by folder, with the agent of the fleet, which a device install must be able to start.
 """
 
 import subprocess
@@ -31,12 +32,13 @@ class Install:
         """Names of the installed distributions, edgekit included."""
         return sorted(info.name.split("-")[0] for info in self.site_packages.glob("*.dist-info"))
 
-    def bytes_by_folder(self) -> Counter[str]:
-        """Bytes of file content by top-level name in site-packages."""
+    def bytes_by_folder(self, within: str = "") -> Counter[str]:
+        """Bytes of file content by top-level name in site-packages, or of sources in a folder there."""
         sizes: Counter[str] = Counter()
-        for path in self.site_packages.rglob("*"):
-            if path.is_file():
-                sizes[path.relative_to(self.site_packages).parts[0]] += path.stat().st_size
+        top = self.site_packages / within
+        for path in top.rglob("*"):
+            if path.is_file() and (not within or path.suffix != ".pyc"):
+                sizes[path.relative_to(top).parts[0]] += path.stat().st_size
         return sizes
 
 
@@ -45,6 +47,21 @@ def build_wheels(folder: Path) -> dict[str, Path]:
     for project in (ROOT, ROOT / "host"):
         _run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], project)
     return {path.name.split("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
+
+
+def start_agent(made: Install) -> str:
+    """Start the agent on a device that is in no fleet, and return what it says of that.
+
+    Raises:
+        subprocess.CalledProcessError: it says something else, such as that a library is missing.
+    """
+    with tempfile.TemporaryDirectory() as home:
+        variables = {"EDGEKIT_HOME": home, "EDGEKIT_STATE": f"{home}/state", "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [str(made.python), "-m", "edgekit_runtime.cli", "agent"]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, cwd=home)
+    if "this device is in no fleet" not in done.stderr:
+        raise subprocess.CalledProcessError(done.returncode, command, done.stderr)
+    return done.stderr.strip()
 
 
 def install(kind: str, wheels: Mapping[str, Path], folder: Path) -> Install:
@@ -126,6 +143,10 @@ def main() -> None:
             )
             for folder_name, size in folders.most_common(8):
                 print(f"  {size / 1e6:6.1f} MB  {folder_name}")
+            rooms = made.bytes_by_folder("edgekit_runtime/").most_common(5)
+            print("  edgekit_runtime:", ", ".join(f"{room} {size / 1e6:.2f} MB" for room, size in rooms))
+            if kind.startswith("device"):
+                print(f"  the agent starts: {start_agent(made)}")
 
 
 if __name__ == "__main__":
