@@ -1,7 +1,9 @@
 """This device in its fleet: its key, its certificate, and whom it trusts, as `enrolment` stored them."""
 
+import base64
 import contextlib
 import json
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
 from edgekit_runtime.agent.documents import Enrolment
 from edgekit_runtime.agent.signing import key_id
@@ -20,6 +21,10 @@ from edgekit_runtime.errors import ConfigError, EdgekitError
 KEY, CERTIFICATE, ENROLMENT = "device.key", "device.crt", "enrolment.json"
 """Names of the files."""
 _RENEW_AT: Final = 1 / 3  # of the certificate's life is left
+_KEY_BYTES: Final = 32
+# What precedes the key itself in DER: PKCS #8, and SubjectPublicKeyInfo.
+_PRIVATE_DER: Final = bytes.fromhex("302e020100300506032b657004220420")
+_PUBLIC_DER: Final = bytes.fromhex("302a300506032b6570032100")
 
 
 class EnrolmentError(EdgekitError):
@@ -69,18 +74,32 @@ def read_membership(config: Path) -> Membership:
     folder = config / "fleet"
     try:
         enrolment = from_plain(Enrolment, json.loads((folder / ENROLMENT).read_bytes()), ENROLMENT)
-        key = load_pem_private_key((folder / KEY).read_bytes(), None)
-        keys = [load_pem_public_key(pem.encode()) for pem in enrolment.manager_keys]
+        key = _read_key((folder / KEY).read_text(), "PRIVATE", _PRIVATE_DER)
+        keys = [_read_key(pem, "PUBLIC", _PUBLIC_DER) for pem in enrolment.manager_keys]
     except FileNotFoundError as cause:
         raise EnrolmentError(
             "this device is in no fleet; join one by `edgekit-device enroll --code CODE`"
         ) from cause
     except (OSError, ValueError, ConfigError) as cause:
         raise EnrolmentError(f"{folder}: {cause}; join the fleet again") from cause
-    if not isinstance(key, Ed25519PrivateKey):
-        raise EnrolmentError(f"{folder / KEY}: is no Ed25519 key; join the fleet again")
-    trusted = {key_id(each): each for each in keys if isinstance(each, Ed25519PublicKey)}
-    return Membership(enrolment=enrolment, key=key, manager_keys=trusted, folder=folder)
+    trusted = {key_id(each): each for each in map(Ed25519PublicKey.from_public_bytes, keys)}
+    own = Ed25519PrivateKey.from_private_bytes(key)
+    return Membership(enrolment=enrolment, key=own, manager_keys=trusted, folder=folder)
+
+
+def _read_key(pem: str, kind: str, prefix: bytes) -> bytes:
+    """Return the 32 bytes of an Ed25519 key; the library's reader of all formats takes a megabyte.
+
+    Raises:
+        ValueError: it is another key, or none.
+
+    Source: RFC 8410, sections 4 and 7.
+    """
+    found = re.fullmatch(rf"\s*-----BEGIN {kind} KEY-----([^-]*)-----END {kind} KEY-----\s*", pem)
+    data = base64.b64decode("".join(found[1].split()), validate=True) if found else b""
+    if len(data) != len(prefix) + _KEY_BYTES or not data.startswith(prefix):
+        raise ValueError(f"expected an Ed25519 {kind.lower()} key in PEM")
+    return data[len(prefix) :]
 
 
 class ResumingContext(ssl.SSLContext):

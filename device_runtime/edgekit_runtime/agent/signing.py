@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Kind
 from edgekit_runtime.canonical_json import encode_json
@@ -25,7 +24,7 @@ Document = TypeVar("Document")
 
 def key_id(key: Ed25519PublicKey) -> str:
     """Return the identifier of a key: the digest of its 32 bytes, in hexadecimal digits."""
-    return hashlib.sha256(key.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()
+    return hashlib.sha256(key.public_bytes_raw()).hexdigest()
 
 
 def seal(document: object, kind: Kind, key: Ed25519PrivateKey) -> bytes:
