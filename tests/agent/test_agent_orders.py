@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from tests.agent.site import site  # noqa: F401  # a fixture
@@ -12,8 +13,8 @@ from tests.fleet.conftest import fleet, fleet_settings, mosquitto  # noqa: F401 
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.waiting import wait_for
 
-from edgekit_runtime.agent import agent as agent_module
-from edgekit_runtime.agent.membership import Membership, read_membership
+from edgekit_runtime.agent.enrolment import is_renewal_due, renew
+from edgekit_runtime.agent.membership import read_membership
 
 pytest.importorskip("onnxruntime")
 
@@ -59,26 +60,34 @@ def test_model_of_higher_priority_is_updated_first(site):  # noqa: F811
     assert changed == sorted(changed)
 
 
-def test_renewal_in_its_process_brings_a_new_certificate_and_the_device_comes_back(site):  # noqa: F811
+def test_certificate_is_renewed_when_it_is_time_and_the_device_comes_back(site):  # noqa: F811
     site.enrol()
     before = read_membership(site.home).enrolment
-    done = subprocess.run(
-        [sys.executable, "-m", "edgekit_runtime.agent.enrolment", str(site.home)],
-        env={**site.variables, "EDGEKIT_PARENT": str(os.getpid())},
-        check=False,
-    )
-    assert done.returncode == 0
+    now_s = time.time()
+    assert [is_renewal_due(before, now_s + days * 86_400.0) for days in (0, 3650)] == [False, True]
+    variables = {**site.variables, "EDGEKIT_PARENT": str(os.getpid())}
+    words = [sys.executable, "-m", "edgekit_runtime.agent.enrolment", str(site.home)]
+    assert subprocess.run(words, env=variables, check=False).returncode == 3  # not yet
+    renew(site.home)
     assert read_membership(site.home).enrolment.certificate != before.certificate
     site.start("agent")
     site.want("1.0.0")
     site.wait_status("converged", ["succeeded"])
 
 
-def test_agent_whose_certificate_ends_soon_stops_to_renew_it(simulated, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(agent_module, "_RENEWAL_S", 0.0)
-    assert simulated.agent.turn(1.0)
-    monkeypatch.setattr(Membership, "needs_renewal", lambda *_: True)
-    assert simulated.agent.run(threading.Event()) == "renew"
+@pytest.mark.parametrize("is_due", [True, False])
+def test_agent_connects_again_when_its_certificate_was_renewed(is_due, simulated, monkeypatch):  # noqa: F811
+    asked, stop = [], threading.Event()
+
+    def renew_now():
+        asked.append(simulated.clock.passed_s)
+        stop.set()
+        return is_due
+
+    simulated.agent._renew = renew_now
+    simulated.clock.passed_s += 200.0
+    assert simulated.agent.run(stop) == ("renewed" if is_due else "stopped")
+    assert len(asked) == 1
 
 
 def test_bundle_is_not_applied_while_the_agent_runs(site):  # noqa: F811

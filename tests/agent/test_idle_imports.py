@@ -20,6 +20,8 @@ AGENT = (
 UNUSED = (
     "numpy",  # 10 MB
     "tuf",
+    "cryptography.x509",
+    "cryptography.hazmat.primitives.serialization",
     "securesystemslib",
     "onnxruntime",
     "ctypes",

@@ -53,7 +53,8 @@ _FIGURES_S: Final = 10.0
 _QUIET_FIGURES_S: Final = 300.0
 _YOUNG_S: Final = 3600.0  # so long after an execution its figures come often
 _LEAST_CLOCK_S: Final = 1_704_067_200.0  # 2024: a clock before it was never set
-_RENEWAL_S: Final = 3600.0
+_FIRST_RENEWAL_S: Final = 120.0  # also a device that is on for minutes a day renews its certificate
+_RENEWAL_S: Final = 21_600.0
 
 _logger = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ class Agent:
         clock: Callable[[], float] = time.time,
         link: "DocumentLink | None" = None,
         carrier: StepCarrier | None = None,
+        renew: Callable[[], bool] | None = None,
     ) -> None:
         """Read the journal; `run` connects.
 
@@ -113,6 +115,7 @@ class Agent:
             clock: seconds since 1970.
             link: in place of a connection to the broker.
             carrier: downloads and installs; by default this process does.
+            renew: fetches a new certificate if it is time, and returns whether it did; None never does.
 
         Raises:
             OutputError: the folder cannot be made or written.
@@ -123,7 +126,7 @@ class Agent:
             raise OutputError(f"cannot make {folder}: {cause.strerror}") from cause
         self._member, self._folder, self._installer = member, folder, installer
         self._device, self._clock = member.enrolment.device, clock
-        self._options = options or AgentOptions()
+        self._options, self._renew = options or AgentOptions(), renew
         self._journal = Journal(folder / "journal.json", installer.slots.disk, clock)
         self._desired = self._read_desired()
         # What the last run may have lost of their age: else a device that restarts in a loop never times out.
@@ -141,14 +144,15 @@ class Agent:
         self._views: dict[str, ModelView] = {}
         self._fingerprint: dict[str, int] = {}
         self._service: tuple[bool, ServiceIndex | None] = (False, None)
-        self._service_s = self._saved_s = self._reported_s = self._figures_s = self._renewal_s = 0.0
+        self._service_s = self._saved_s = self._reported_s = self._figures_s = 0.0
+        self._renewal_s = time.monotonic() + _FIRST_RENEWAL_S
         self._busy_s = time.monotonic()  # when an execution was last under way
         self._last: tuple[Any, Any] = (None, None)
         self._figures: tuple[Any, ...] = ()
         self._boot = _read_boot()
 
-    def run(self, stop: threading.Event) -> Literal["stopped", "renew"]:
-        """Work until `stop` is set, or until a new certificate is due."""
+    def run(self, stop: threading.Event) -> Literal["stopped", "renewed"]:
+        """Work until `stop` is set, or until there is a new certificate, with which to connect."""
         self.connect()
         last_s = time.monotonic()
         try:
@@ -159,8 +163,8 @@ class Agent:
                 if not self.turn(now_s - last_s):
                     stop.wait(_TICK_S)
                 last_s = now_s
-                if self._is_renewal_due(now_s):
-                    return "renew"
+                if self._has_renewed(now_s):
+                    return "renewed"
         finally:
             self._steps.close()
             self._link.stop()
@@ -436,12 +440,11 @@ class Agent:
             facts["battery"] = f"{battery:.2f}{', charging' if is_charging else ''}"
         return facts
 
-    def _is_renewal_due(self, now_s: float) -> bool:
-        if now_s - self._renewal_s < _RENEWAL_S:
+    def _has_renewed(self, now_s: float) -> bool:
+        if self._renew is None or now_s < self._renewal_s or self._read_clock() is None:
             return False
-        is_first, self._renewal_s = self._renewal_s == 0.0, now_s
-        clock_s = self._read_clock()
-        return not is_first and clock_s is not None and self._member.needs_renewal(clock_s)
+        self._renewal_s = now_s + _RENEWAL_S
+        return self._renew()
 
 
 def _outline(progress: Progress) -> tuple[Any, ...]:

@@ -15,7 +15,9 @@ import http.client
 import json
 import ssl
 import sys
+import time
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +52,8 @@ from edgekit_runtime.trust.trusted_keys import check_name, make_keys_folder, wri
 _MAX_ANSWER_BYTES: Final = 1 << 20
 _TIMEOUT_S: Final = 30.0
 _OK: Final = 200
+_RENEW_AT: Final = 1 / 3  # of the certificate's life is left
+_NOT_DUE: Final = 3  # exit code of this module; `commands.agent` knows it
 
 
 def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Disk = DISK) -> Membership:
@@ -85,6 +89,18 @@ def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Dis
     answer = _ask(code.address, make_context(authority), "POST", "/enrol", body)
     _store(config, _parse(answer, code.address), authority, disk)
     return read_membership(config)
+
+
+def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
+    """Return whether it is time for a new certificate.
+
+    Args:
+        enrolment: with the certificate.
+        now_s: seconds since 1970.
+    """
+    certificate = x509.load_pem_x509_certificate(enrolment.certificate.encode())
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return datetime.fromtimestamp(now_s, timezone.utc) > end - (end - begin) * _RENEW_AT
 
 
 def renew(config: Path, disk: Disk = DISK) -> Membership:
@@ -177,6 +193,8 @@ def _ask(address: str, context: ssl.SSLContext, method: str, path: str, body: by
 if __name__ == "__main__":  # the agent renews in a process of its own
     end_with_parent()
     try:
+        if not is_renewal_due(read_membership(Path(sys.argv[1])).enrolment, time.time()):
+            sys.exit(_NOT_DUE)
         renew(Path(sys.argv[1]))
     except EdgekitError as error:
         sys.exit(str(error))

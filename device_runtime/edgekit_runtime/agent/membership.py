@@ -7,7 +7,6 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +19,6 @@ from edgekit_runtime.errors import ConfigError, EdgekitError
 
 KEY, CERTIFICATE, ENROLMENT = "device.key", "device.crt", "enrolment.json"
 """Names of the files."""
-_RENEW_AT: Final = 1 / 3  # of the certificate's life is left
 _KEY_BYTES: Final = 32
 # What precedes the key itself in DER: PKCS #8, and SubjectPublicKeyInfo.
 _PRIVATE_DER: Final = bytes.fromhex("302e020100300506032b657004220420")
@@ -51,18 +49,6 @@ class Membership:
         """Return a TLS context of this device."""
         certificate, key = self.folder / CERTIFICATE, self.folder / KEY
         return make_context(self.enrolment.authority, str(certificate), str(key))
-
-    def needs_renewal(self, now_s: float) -> bool:
-        """Return whether it is time for a new certificate.
-
-        Args:
-            now_s: seconds since 1970.
-        """
-        from cryptography import x509  # takes half a megabyte
-
-        certificate = x509.load_pem_x509_certificate(self.enrolment.certificate.encode())
-        begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        return datetime.fromtimestamp(now_s, timezone.utc) > end - (end - begin) * _RENEW_AT
 
 
 def read_membership(config: Path) -> Membership:

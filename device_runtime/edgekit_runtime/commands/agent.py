@@ -12,6 +12,7 @@ from edgekit_runtime.commands.command import Outcome
 from edgekit_runtime.commands.installed import add_arguments, find_keys
 
 _RENEWAL_S: Final = 60.0
+_NOT_DUE: Final = 3  # exit code of `agent.enrolment`
 _LOCK_S: Final = 10.0  # for an agent that is about to end
 
 _UNIT: Final = """\
@@ -102,16 +103,17 @@ def run(arguments: argparse.Namespace) -> Outcome:
         while not stop.is_set():
             member = read_membership(config)
             installer = Installer(Slots(state, trust, member.enrolment.target), socket_path)
-            agent = Agent(member, state / "fleet", installer, options, carrier=ChildSteps(places))
-            if agent.run(stop) == "renew":
-                _renew(config)
+            parts = (member, state / "fleet", installer, options)
+            Agent(*parts, carrier=ChildSteps(places), renew=lambda: _renew(config)).run(stop)
     return Outcome({"stopped": True}, ["stopped"])
 
 
-def _renew(config: Path) -> None:
-    """Fetch a new certificate in a process of its own, with the libraries that only this needs."""
+def _renew(config: Path) -> bool:
+    """Fetch a new certificate if it is time, in a process of its own: only this needs all of its libraries."""
     from edgekit_runtime.system.child_process import ChildProcess
 
     with ChildProcess("edgekit_runtime.agent.enrolment", str(config.absolute())) as child:
-        if child.wait(_RENEWAL_S) != 0:
+        code = child.wait(_RENEWAL_S)
+        if code not in (0, _NOT_DUE):
             logging.getLogger(__name__).warning("the certificate is not renewed: %s", child.last_line)
+    return code == 0
