@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 def _renew(config: Path) -> bool:
-    """Fetch a new certificate if it is time, in a process of its own: only this needs all of its libraries."""
+    """Fetch a new certificate if it is time, in a process of its own, since only this needs x509."""
     from edgekit_runtime.system.child_process import ChildProcess
 
     with ChildProcess("edgekit_runtime.agent.enrolment", str(config.absolute())) as child:

@@ -65,33 +65,43 @@ class ChildSteps:
         count: Callable[[int], None],
     ) -> StepResult:
         """Carry out a step, see `StepCarrier`; a process that ends too early is replaced a few times."""
-        child: JsonChild | None = None
         try:
             with JsonChild(_MODULE, own_session=True) as child:
                 child.lower_priority()
-                child.send([to_plain(self._places), to_plain(order)], _SEND_S)
-                is_told = False
-                while True:
-                    came_bytes, events, result = child.receive(_SILENCE_S)
-                    count(came_bytes)
-                    for kind, text in events:
-                        note(kind, text)
-                    if result is not None:
-                        return from_plain(StepResult, result, "the result of a step")
-                    if stop.is_set() and not is_told:
-                        child.send("stop", _SEND_S)
-                        is_told = True
-        except TimeoutError:
-            how = f"hangs ({_SILENCE_S:.0f} s)"
-        except (OSError, EOFError, ValueError) as cause:
-            how = f"cannot be started: {cause}" if child is None else f"ended {_explain(child)}"
-        reason = f"the process of the step {order.step.action} {how}"
+                try:
+                    child.send([to_plain(self._places), to_plain(order)], _SEND_S)
+                    return _follow(child, stop, note, count)
+                except TimeoutError:
+                    how = f"hangs ({_SILENCE_S:.0f} s)"
+                except (OSError, EOFError, ValueError):
+                    child.wait(_END_S)
+                    how = f"ended {child.explain_end()}"
+        except OSError as cause:
+            how = f"cannot be started: {cause}"
+        reason = f"the process of the step '{order.step.action}' {how}"
         return StepResult(outcome="retry", code="internal", reason=reason, max_failures=_MAX_FAILURES)
 
 
-def _explain(child: JsonChild) -> str:
-    child.wait(_END_S)
-    return child.explain_end()
+def _follow(
+    child: JsonChild, stop: threading.Event, note: Callable[[str, str], None], count: Callable[[int], None]
+) -> StepResult:
+    """Return the result of the process, and pass on what it reports before.
+
+    Raises:
+        TimeoutError: it is silent for too long.
+        OSError, EOFError, ValueError: it has ended, or sent something else.
+    """
+    is_told = False
+    while True:
+        came_bytes, events, result = child.receive(_SILENCE_S)
+        count(came_bytes)
+        for kind, text in events:
+            note(kind, text)
+        if result is not None:
+            return from_plain(StepResult, result, "the result of a step")
+        if stop.is_set() and not is_told:
+            child.send("stop", _SEND_S)
+            is_told = True
 
 
 class _Reporter:
@@ -157,9 +167,14 @@ def _main() -> None:
 
         for work in (listen, reporter.run):
             threading.Thread(target=work, daemon=True).start()
-        reporter.send(_carry_out(places, order, stop, reporter))
-        sys.stderr.flush()
-        os._exit(0)  # `listen` still reads
+        code = 1
+        try:
+            reporter.send(_carry_out(places, order, stop, reporter))
+            code = 0
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(code)  # a plain end would wait for `listen`, which still reads
 
 
 if __name__ == "__main__":
