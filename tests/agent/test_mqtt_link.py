@@ -7,7 +7,8 @@ import threading
 from tests.waiting import wait_for
 
 from edgekit_fleet.identity.authority import Authority
-from edgekit_runtime.agent.mqtt_link import MqttLink, make_context
+from edgekit_runtime.agent.membership import make_context
+from edgekit_runtime.agent.mqtt_link import MqttLink
 
 CONNACK, HUGE_PUBLISH = b"\x20\x03\x00\x00\x00", b"\x30\xff\xff\xff\x7f"  # the second one has 256 MiB
 
