@@ -59,7 +59,7 @@ def read_whole_model(path: Path) -> NamedModel:
     """
     hint = "make an ONNX package of it by `edgekit package MODEL --backend ort`, and plan that"
     if path.suffix == ".tflite":
-        raise ModelError(f"{path}: plans are made of ONNX models; {hint}")
+        raise ModelError(f"{path}: heads and tails of plans are made of ONNX models; {hint}")
     if path.suffix != _PACKAGE_SUFFIX:
         model, content = _read_onnx(path)
         if any(one.external_data for one in model.graph.initializer):
@@ -68,7 +68,10 @@ def read_whole_model(path: Path) -> NamedModel:
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         backend = package.manifest.backend
         if not backend.artifact.endswith(".onnx"):
-            raise PackageError(f"{path}: its model '{backend.artifact}' is not ONNX; {hint}")
+            raise PackageError(
+                f"{path}: its model '{backend.artifact}' is not ONNX, of which heads and tails are made, also"
+                f" those that upload the whole input; {hint}"
+            )
         options = next((one.options for one in backend.chain if one.name in _BACKENDS), {})
         graph = RunnableGraph(bytes(package.read(backend.artifact)), options)
         return NamedModel(package.manifest.name, graph)
