@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cryptography.hazmat.primitives import serialization
@@ -33,27 +33,94 @@ from edgekit_toolkit.commands.offload.demo_package import write_certificate
 from edgekit_toolkit.commands.offload.serve import MAX_BATCH, MAX_WAITING
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "models" / "models"
 TOKEN = "token-of-an-emulated-server"  # noqa: S105  # of an emulated server
 PORT = 8443
-START_LIMIT_S = 180.0
+START_LIMIT_S = 180.0  # every tail proves itself first, on one processor
 
 Feeds = dict[str, NDArray[Any]]
 
 
-class OffloadBench:
-    """An emulated device and server with the service, for a `with` block.
+class EmulatedBench:
+    """An emulated device and server, before anything runs there; for a `with` block.
 
     Attributes:
         testbed: the link.
-        folder: for files.
+        folder: for files; it has the certificate and the token of the server.
     """
 
     def __init__(self, folder: Path, device_share: float | None = 0.2) -> None:
         self.folder = folder
         self._open = ExitStack()
         self.testbed = self._open.enter_context(Testbed(device_share=device_share))
+        write_certificate(folder, self.testbed.server_host)
+        (folder / "token").write_text(f"{TOKEN}\n")
+        (folder / "token").chmod(0o600)
+        self._lines: Any = None
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    @property
+    def url(self) -> str:
+        """Address of the server, as the device reaches it."""
+        host, port = self.testbed.reach(PORT)
+        return f"https://{host}:{port}"
+
+    def start_server(self, command: Sequence[str]) -> Any:
+        """Start the service, wait until it is ready, and return its process."""
+        child = self.testbed.spawn("server", list(command), folder=self.folder)
+        deadline = time.monotonic() + START_LIMIT_S
+        # What it says of sensors may come last.
+        while not any(word in child.last_line for word in ("ready", "no sensors")):
+            if child.wait(0.05) is not None or time.monotonic() > deadline:
+                raise SystemExit(f"the service ended {child.explain_end()}")
+        return child
+
+    def start_program(self, name: str) -> None:
+        """Start a program of this folder on the device; it obeys orders by `device_orders`."""
+        path = self.folder / "device.sock"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen(1)
+            listener.settimeout(START_LIMIT_S)
+            program = str(Path(__file__).with_name(name))
+            self.testbed.spawn("device", [sys.executable, program, str(path)], output="log")
+            connection, _ = listener.accept()
+        self._lines = self._open.enter_context(connection).makefile("rw", encoding="ascii")
+
+    def begin(self, do: str, **what: Any) -> None:
+        """Give the device an order."""
+        self._lines.write(f"{json.dumps({'do': do, **what})}\n")
+        self._lines.flush()
+
+    def end(self) -> Any:
+        """Return what came of the order."""
+        line = self._lines.readline()
+        if not line:
+            raise SystemExit("the device ended")
+        return json.loads(line)
+
+    def order(self, do: str, **what: Any) -> Any:
+        """Give the device an order and return its answer."""
+        self.begin(do, **what)
+        return self.end()
+
+
+class OffloadBench(EmulatedBench):
+    """Serves tails by hand; the device runs ways by hand (`workload_device`)."""
+
+    def __init__(self, folder: Path, device_share: float | None = 0.2) -> None:
+        super().__init__(folder, device_share)
         key = Ed25519PrivateKey.generate()
         (folder / "keys").mkdir()
         (folder / "keys" / "bench.pub.pem").write_bytes(
@@ -62,17 +129,7 @@ class OffloadBench:
             )
         )
         self._signer = StatementSigner(CryptoSigner(key))
-        write_certificate(folder, self.testbed.server_host)
-        self._lines: Any = None
         self._packages: list[Path] = []
-
-    def __enter__(self) -> "OffloadBench":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
 
     def add_tail(
         self, name: str, model: bytes, feeds: Feeds, decode: Mapping[str, str] | None = None
@@ -86,8 +143,6 @@ class OffloadBench:
     def serve(self) -> Any:
         """Start the service as `edgekit offload serve` does, wait until it is ready, return its process."""
         config = self.folder / "service.toml"
-        (self.folder / "token").write_text(f"{TOKEN}\n")
-        (self.folder / "token").chmod(0o600)
         config.write_text(
             f'[listen]\nunix_socket = ""\nhost = "{self.testbed.server_host}"\nport = {PORT}\n'
             f'tls_certificate = "{self.folder}/server.pem"\ntls_key = "{self.folder}/server.key"\n'
@@ -98,49 +153,18 @@ class OffloadBench:
             )
         )
         packages = [word for path in self._packages for word in ("--package", str(path))]
-        child = self.testbed.spawn(
-            "server",
+        return self.start_server(
             [
                 *(sys.executable, "-m", "edgekit_runtime.cli", "serve", "--config", str(config)),
                 *("--keys", str(self.folder / "keys"), *packages),
-            ],
-            folder=self.folder,
+            ]
         )
-        deadline = time.monotonic() + START_LIMIT_S
-        # What it says of sensors may come last.
-        while not any(word in child.last_line for word in ("ready", "no sensors")):
-            if child.wait(0.05) is not None or time.monotonic() > deadline:
-                raise SystemExit(f"the service ended {child.explain_end()}")
-        return child
 
     def start_device(self, timeout_s: float = 60.0) -> None:
         """Start the device's process and connect it to the service."""
-        path = self.folder / "device.sock"
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            listener.listen(1)
-            listener.settimeout(START_LIMIT_S)
-            program = str(Path(__file__).with_name("workload_device.py"))
-            self.testbed.spawn("device", [sys.executable, program, str(path)], output="log")
-            connection, _ = listener.accept()
-        self._lines = self._open.enter_context(connection).makefile("rw", encoding="ascii")
-        host, port = self.testbed.reach(PORT)
-        self.order(
-            "connect",
-            address=f"https://{host}:{port}",
-            token=TOKEN,
-            ca_file=str(self.folder / "server.pem"),
-            timeout_s=timeout_s,
-        )
-
-    def order(self, do: str, **what: Any) -> Any:
-        """Give the device an order and return its answer."""
-        self._lines.write(f"{json.dumps({'do': do, **what})}\n")
-        self._lines.flush()
-        line = self._lines.readline()
-        if not line:
-            raise SystemExit("the device ended")
-        return json.loads(line)
+        self.start_program("workload_device.py")
+        ca_file = str(self.folder / "server.pem")
+        self.order("connect", address=self.url, token=TOKEN, ca_file=ca_file, timeout_s=timeout_s)
 
 
 def write_tail(

@@ -5,22 +5,17 @@ All of it is the product: the planner measures and signs, `edgekit offload serve
 (`offload_worker`). The emulated server has the one processor that the device leaves. Figures are `emulated`.
 """
 
-import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from edgekit_offload.emulation.testbed import Testbed
 from edgekit_offload.partition.calibrate import find_bytes
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import WEIGHTS_PATH, SplitModels, whole_upload
@@ -36,16 +31,14 @@ from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
-from edgekit_toolkit.commands.offload.demo_package import write_certificate
 from edgekit_toolkit.commands.offload.plan_package import attach
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.packaging.submodels import attach_plans
-from offload_bench import PORT, SHARED, TOKEN, write_tail
+from offload_bench import PORT, SHARED, START_LIMIT_S, EmulatedBench, write_tail
 
 ROWS = 4  # different requests, so that an answer to another one is seen
 CLASSES = 1000  # at most, in an answer
 PLAN_S = 3.0
-START_LIMIT_S = 180.0  # every tail proves itself first, on one processor
 UINT8 = "uint8"
 ALL = "all"
 SESSION = {"threads": 1}  # what `write_tail` signs, so what every session runs
@@ -219,37 +212,12 @@ def measure_upload(
     return OffloadPlan(UINT8, costs, head=head_name, tail=f"{UINT8}.tail"), split
 
 
-class ProductBench:
-    """An emulated device and server with the service, for a `with` block.
-
-    Attributes:
-        testbed: the link.
-        folder: for files; the configuration of device and server is in it.
-    """
+class ProductBench(EmulatedBench):
+    """Serves planned packages; the device is told of the server and opens them (`offload_worker`)."""
 
     def __init__(self, folder: Path, share: float) -> None:
-        self.folder = folder
-        self._open = ExitStack()
-        self.testbed = self._open.enter_context(Testbed(device_share=share))
-        write_certificate(folder, self.testbed.server_host)
-        (folder / "token").write_text(f"{TOKEN}\n")
-        (folder / "token").chmod(0o600)
-        self._lines: Any = None
+        super().__init__(folder, share)
         self.server: Any = None
-
-    def __enter__(self) -> "ProductBench":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
-
-    @property
-    def url(self) -> str:
-        """Address of the server, as the device reaches it."""
-        host, port = self.testbed.reach(PORT)
-        return f"https://{host}:{port}"
 
     def serve(self, planned: Sequence[Planned]) -> None:
         """Start `edgekit offload serve` with the tails of all packages, and wait until it is ready."""
@@ -261,16 +229,7 @@ class ProductBench:
         ):
             options += [option, str(self.folder / name)]
         command = [sys.executable, "-m", "edgekit_toolkit", "offload", "serve", *options]
-        self.server = self.testbed.spawn(
-            "server",
-            [*command, *(str(one.packages[ALL]) for one in planned)],
-            folder=self.folder,
-        )
-        deadline = time.monotonic() + START_LIMIT_S
-        # What it says of sensors may come last.
-        while not any(word in self.server.last_line for word in ("ready", "no sensors")):
-            if self.server.wait(0.05) is not None or time.monotonic() > deadline:
-                raise SystemExit(f"the service ended {self.server.explain_end()}")
+        self.server = self.start_server([*command, *(str(one.packages[ALL]) for one in planned)])
 
     def start_device(self) -> None:
         """Set the server on the device, and start its application."""
@@ -278,32 +237,7 @@ class ProductBench:
         argv += ["--token-file", str(self.folder / "token"), "--ca-file", str(self.folder / "server.pem")]
         ended = run_program(argv, (), START_LIMIT_S, 1 << 16)
         assert ended.exit_code == 0, ended
-        path = self.folder / "device.sock"
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            listener.listen(1)
-            listener.settimeout(START_LIMIT_S)
-            script = str(Path(__file__).with_name("offload_worker.py"))
-            self.testbed.spawn("device", [sys.executable, script, str(path)], output="log")
-            connection, _ = listener.accept()
-        self._lines = self._open.enter_context(connection).makefile("rw", encoding="ascii")
-
-    def begin(self, do: str, **what: Any) -> None:
-        """Give the device an order."""
-        self._lines.write(f"{json.dumps({'do': do, **what})}\n")
-        self._lines.flush()
-
-    def end(self) -> Any:
-        """Return what came of the order."""
-        line = self._lines.readline()
-        if not line:
-            raise SystemExit("the device ended")
-        return json.loads(line)
-
-    def order(self, do: str, **what: Any) -> Any:
-        """Give the device an order and return its answer."""
-        self.begin(do, **what)
-        return self.end()
+        self.start_program("offload_worker.py")
 
     def open(self, planned: Planned, names: Sequence[str]) -> None:
         """Close the open sessions on the device and open those of a model."""

@@ -1,14 +1,11 @@
 """The application on the device of the offload evaluations: sessions of `open_session`, driven by orders.
 
-It connects to a Unix socket, which works from any network namespace, and reads orders, one line of JSON each.
+Runs inside the emulated device and obeys `ProductBench`.
 """
 
 import telemetry_off  # noqa: F401
 
-import json
-import socket
 import ssl
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from device_orders import obey
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.remote.link_probe import probe_link
@@ -247,18 +245,5 @@ class Application:
 ALLOW_S = RemoteSession._allow_s
 
 
-def main() -> None:
-    """Obey until the connection closes."""
-    application = Application()
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(sys.argv[1])
-        lines = connection.makefile("rw", encoding="ascii")
-        for line in lines:
-            order = json.loads(line)
-            answer = getattr(application, order.pop("do"))(**order)
-            lines.write(f"{json.dumps(answer)}\n")
-            lines.flush()
-
-
 if __name__ == "__main__":
-    main()
+    obey(Application())

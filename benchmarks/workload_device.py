@@ -1,6 +1,6 @@
 """The device of the offload workloads: heads, codecs, compression and connection of the runtime itself.
 
-Runs inside the emulated device and obeys `OffloadBench`, one line of JSON each.
+Runs inside the emulated device and obeys `OffloadBench`.
 
 A processor cannot be slowed below a tenth by `CpuQuota`. So a device that is k times slower yet waits, after
 its head and after the reply, k - 1 times as long as this one takes for the same processor time.
@@ -8,9 +8,6 @@ its head and after the reply, k - 1 times as long as this one takes for the same
 
 import telemetry_off  # noqa: F401
 
-import json
-import socket
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from device_orders import obey
 from edgekit_runtime.client.link import Address
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
 from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
@@ -142,18 +140,5 @@ class Pace:
         self._cpu_s = cpu_s
 
 
-def main() -> None:
-    """Obey until the connection closes."""
-    runner = Runner()
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(sys.argv[1])
-        lines = connection.makefile("rw", encoding="ascii")
-        for line in lines:
-            order = json.loads(line)
-            answer = getattr(runner, order.pop("do"))(**order)
-            lines.write(f"{json.dumps(answer)}\n")
-            lines.flush()
-
-
 if __name__ == "__main__":
-    main()
+    obey(Runner())
