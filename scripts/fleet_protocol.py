@@ -26,11 +26,10 @@ PATH = Path(__file__).parent.parent / "docs" / "reference" / "fleet-protocol.jso
 
 # Kind -> dataclass, who sends it, whether the broker retains it, what it is for.
 _MESSAGES: dict[Kind, tuple[type[Any], str, bool, str]] = {
-    "hello": (documents.Hello, "device", False, "First message of a connection."),
+    "hello": (documents.Hello, "device", True, "First message of a connection, and its last will."),
     "desired": (documents.Desired, "manager", True, "What the device shall run."),
     "reported": (documents.Reported, "device", True, "What is true on the device."),
     "event": (documents.Event, "device", False, "What a later report would hide."),
-    "online": (documents.Online, "device", True, "Whether the device is connected; also its last will."),
 }
 
 

@@ -32,7 +32,6 @@ _SAMPLES = {
         figures=(forms.ModelFigures(model="kws", version="1.0", p50_ms=1.5),),
     ),
     "event": forms.Event(device="cam-1", sequence=3, kind="fallback", text="It crashed.", at=0.0),
-    "online": forms.Online(device="cam-1", sequence=1, online=False),
 }  # fmt: skip
 
 
@@ -55,9 +54,9 @@ def test_message_of_each_kind_fits_the_written_protocol_and_comes_back(kind):
 
 
 def test_message_with_an_unknown_state_does_not_fit_the_written_protocol():
-    wrong = forms.Online(device="cam-1", sequence=1, online="perhaps")
+    wrong = forms.Hello(device="cam-1", sequence=1, online="perhaps", runtime="0.1.0")
     with pytest.raises(jsonschema.ValidationError):
-        check_message(forms.topic("cam-1", "online"), seal(wrong, "online", _KEY))
+        check_message(forms.topic("cam-1", "hello"), seal(wrong, "hello", _KEY))
 
 
 def test_changed_payload_is_refused():

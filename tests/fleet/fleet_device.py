@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import hashlib
 import http.client
 import json
 import socket
 import ssl
 import time
+from dataclasses import replace
 
 import gmqtt
 from cryptography import x509
@@ -20,7 +22,14 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 from gmqtt.mqtt.constants import MQTTv311
 
-from edgekit_runtime.agent.documents import Desired, Enrolment, EnrolmentCode, Hello, Online, Reported, topic
+from edgekit_runtime.agent.documents import (
+    Desired,
+    Enrolment,
+    EnrolmentCode,
+    Hello,
+    Reported,
+    topic,
+)
 from edgekit_runtime.agent.signing import key_id, seal, unseal
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import from_plain
@@ -84,11 +93,11 @@ class FleetDevice:
         context.load_cert_chain(self.folder / "crt", self.folder / "key")
         return context
 
-    async def connect(self, held=None, hello=True):
+    async def connect(self, held=None, *, reported=0, promises_will=True):
         self.sequence += 1
-        at = self.sequence
-        will = seal(Online(device=self.name, sequence=at, online=False), "online", self.key)
-        message = gmqtt.Message(topic(self.name, "online"), will, qos=1, retain=True)
+        will = Hello(device=self.name, sequence=self.sequence, online=False, runtime="0.1.0")
+        envelope = seal(will, "hello", self.key)
+        message = gmqtt.Message(topic(self.name, "hello"), envelope, qos=1, retain=True)
         self.client = gmqtt.Client(self.name, clean_session=True, will_message=message)
         self.client.set_config({"reconnect_retries": 0})
         self.client.on_message = self._receive
@@ -98,15 +107,10 @@ class FleetDevice:
         await asyncio.wait_for(self.client.connect(host, int(port), ssl=self.context(), version=MQTTv311), 10)
         self.client.subscribe(topic(self.name, "desired"), qos=1)
         await asyncio.wait_for(ready.wait(), 10)
-        self.send("online", Online(device=self.name, sequence=at, online=True))
-        if hello:
-            self.hello(held)
-
-    def hello(self, held=None):
         held = held if held is not None else (self.desired[-1].version if self.desired else 0)
-        self.sequence += 1
-        document = Hello(device=self.name, sequence=self.sequence, desired_version=held, runtime="0.1.0")
-        self.send("hello", document)
+        digest = hashlib.sha256(envelope).hexdigest() if promises_will else ""
+        hello = replace(will, online=True, desired_version=held, reported=reported, will_sha256=digest)
+        self.send("hello", hello)
 
     def report(self, **fields):
         self.sequence += 1
@@ -119,7 +123,7 @@ class FleetDevice:
     def send(self, kind, document, *, to=None, key=None):
         envelope = seal(document, kind, key or self.key)
         self.client.publish(
-            topic(to or self.name, kind), envelope, qos=1, retain=kind in ("online", "reported")
+            topic(to or self.name, kind), envelope, qos=1, retain=kind in ("hello", "reported")
         )
 
     def drop(self):

@@ -27,7 +27,7 @@ def run_json(capsys, *arguments):
     return json.loads(run(capsys, *arguments, "--json").out)
 
 
-def test_up_starts_all_and_ctrl_c_ends_all(tmp_path, mosquitto):
+def test_up_starts_all_once_and_ctrl_c_ends_all(tmp_path, mosquitto, capsys):
     ports = ("--broker-port", str(free_port()), "--web-port", str(free_port()))
     command = [
         sys.executable,
@@ -46,6 +46,14 @@ def test_up_starts_all_and_ctrl_c_ends_all(tmp_path, mosquitto):
     try:
         facts = json.loads(process.stdout.readline())
         assert facts["broker"] == f"mqtts://127.0.0.1:{ports[1]}"
+        second = run(capsys, "up", "--folder", tmp_path / "f", code=12).err
+        assert second.startswith("edgekit: another manager (") and "stop it, or wait 15 s" in second
+        elsewhere = ("--folder", tmp_path / "g", "--broker-port", free_port(), "--web-port", ports[3])
+        taken = run(capsys, "up", *elsewhere, code=16).err
+        assert taken == (
+            f"edgekit: the web server cannot listen on 127.0.0.1:{ports[3]}: Address already in use;"
+            " choose another port with --web-port\n"
+        )
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
     finally:

@@ -11,11 +11,12 @@ from gmqtt.mqtt.handler import MQTTConnectError
 from sqlalchemy import select
 from tests.fleet.fleet_device import eventually, make_csr, post
 
+from edgekit_fleet.manager import inbox
 from edgekit_fleet.manager.publisher import mark_due
 from edgekit_fleet.operations import devices
 from edgekit_fleet.store import lease
 from edgekit_fleet.store.tables import AuditRow, DesiredRow, WantedModelRow
-from edgekit_runtime.agent.documents import DesiredModel, Online
+from edgekit_runtime.agent.documents import DesiredModel, Hello
 from edgekit_runtime.agent.signing import seal
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import UnavailableError
@@ -56,10 +57,11 @@ def versions(device):
     return [[model.version for model in document.models] for document in device.desired]
 
 
-def test_enrolled_device_gets_its_document_and_its_report_is_kept(fleet):
+@pytest.mark.parametrize("promises_will", [True, False])
+def test_enrolled_device_gets_its_document_and_its_report_is_kept(fleet, promises_will):
     async def run():
         device = fleet.device("d1", tags={"site": "lyon"}).enrol()
-        await device.connect()
+        await device.connect(promises_will=promises_will)
         await eventually(lambda: device.desired)
         want(fleet, "d1", "7")
         await eventually(lambda: versions(device)[-1] == ["7"])
@@ -124,14 +126,33 @@ def test_late_last_will_of_an_old_connection_is_ignored(fleet):
     async def run():
         device = fleet.device("d1").enrol()
         await device.connect()
-        will = seal(Online(device="d1", sequence=device.sequence - 1, online=False), "online", device.key)
+        late = Hello(device="d1", sequence=device.sequence, online=False, runtime="0.1.0")
         await eventually(lambda: fleet.detail("d1").summary.is_online)
         await device.disconnect()
         await device.connect()
-        await eventually(lambda: fleet.loop.index.devices["d1"].connection == device.sequence - 1)
-        fleet.loop.inbox.put("ek/v1/d/d1/online", will)
+        await eventually(lambda: fleet.loop.index.devices["d1"].hello_sequence == device.sequence)
+        fleet.loop.inbox.put("ek/v1/d/d1/hello", seal(late, "hello", device.key))
         await eventually(lambda: fleet.loop.inbox.refused["replayed"])
         assert fleet.detail("d1").summary.is_online
+        await device.disconnect()
+
+    asyncio.run(run())
+
+
+def test_report_that_the_manager_lacks_is_asked_for_by_a_new_document(fleet, monkeypatch):
+    monkeypatch.setattr(inbox, "_REPORT_S", 0.5)
+
+    async def run():
+        device = fleet.device("d1").enrol()
+        await device.connect(reported=device.sequence + 5)
+        await eventually(lambda: len(device.desired) > 1)
+        device.sequence += 5
+        device.report(status="converged")
+        await eventually(lambda: fleet.detail("d1").summary.status == "converged")
+        await asyncio.sleep(1.0)
+        sent = len(device.desired)
+        await asyncio.sleep(3.0)
+        assert len(device.desired) == sent
         await device.disconnect()
 
     asyncio.run(run())

@@ -10,6 +10,7 @@ from sqlalchemy import select
 
 from edgekit_fleet.operations import rollouts
 from edgekit_fleet.operations.rollouts import RolloutRequest
+from edgekit_fleet.rollouts import runner
 from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
 from edgekit_fleet.store.database import Store, open_store, sqlite_url
 from edgekit_fleet.store.tables import (
@@ -64,6 +65,8 @@ def add_devices(store: Store, count: int, **facts: str) -> None:
                     is_online=True,
                 )
             )
+            session.flush()
+            session.add(DesiredRow(device=name, is_due=False))
 
 
 def add_release(
@@ -224,13 +227,54 @@ def test_manager_that_is_killed_after_every_turn_decides_the_same(store: Store) 
     assert rollouts.replay_rollout(store, fleet.name) == []
 
 
+@pytest.mark.parametrize("is_return", [False, True])
+def test_manager_that_is_killed_between_batches_goes_on_with_the_next(
+    store: Store, monkeypatch: pytest.MonkeyPatch, is_return: bool
+) -> None:
+    add_devices(store, 40)
+    add_release(store)
+    fleet = start(store, waves="100%", minimum=40)
+    if is_return:
+        fleet.run(succeed)
+        rollouts.give_order(store, fleet.name, "abort", "anna")
+    monkeypatch.setattr(runner, "_DEVICES_A_TURN", 7)
+    sizes = []
+    for _ in range(6):
+        fleet.runner = RolloutRunner()  # which knows only what the store holds
+        with store.transaction() as session:
+            more = fleet.runner.turn(session, fleet.now)
+        sizes.append(sum(one.is_return == is_return for one in fleet.wanted().values()))
+        assert more == (sizes[-1] < 40)
+        assert fleet.row().state == ("aborted" if not more and is_return else fleet.row().state)
+        assert not (more and fleet.row().ended_at)
+    assert sizes == [7, 14, 21, 28, 35, 40]
+    with store.transaction() as session:
+        names = session.scalars(select(ExecutionRow.execution)).all()
+    assert len(names) == len(set(names)) == 40 * (1 + is_return)
+    assert fleet.run(succeed) == ("aborted" if is_return else "succeeded")
+    assert rollouts.replay_rollout(store, fleet.name) == []
+
+
+def test_order_to_stop_between_batches_takes_all_devices_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_devices(store, 40)
+    add_release(store)
+    fleet = start(store, waves="100%", minimum=40)
+    monkeypatch.setattr(runner, "_DEVICES_A_TURN", 7)
+    fleet.run(lambda row: "waiting", turns=2)
+    rollouts.give_order(store, fleet.name, "abort", "anna")
+    assert fleet.run(lambda row: "waiting") == "aborted"
+    wanted = fleet.wanted()
+    assert len(wanted) == 40 and all(one.is_return for one in wanted.values())
+
+
 def test_transaction_that_fails_leaves_no_decision(store: Store) -> None:
     add_devices(store, 12)
     add_release(store)
     fleet = start(store)
     with pytest.raises(RuntimeError), store.transaction() as session:
         fleet.runner.turn(session, fleet.now)
-        fleet.runner._known.clear()
         raise RuntimeError
     with store.transaction() as session:
         assert len(read_entries(session, fleet.name)) == 1

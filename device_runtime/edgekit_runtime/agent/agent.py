@@ -6,6 +6,7 @@ one keeps up the link to the broker. All else happens on the thread that calls `
 """
 
 import contextlib
+import hashlib
 import logging
 import queue
 import shutil
@@ -24,7 +25,6 @@ from edgekit_runtime.agent.documents import (
     Execution,
     Hello,
     Kind,
-    Online,
     Reported,
 )
 from edgekit_runtime.agent.execution.install import Installer, ServiceIndex, describe_service
@@ -147,6 +147,7 @@ class Agent:
         self._service_s = self._saved_s = self._reported_s = self._figures_s = 0.0
         self._renewal_s = time.monotonic() + _FIRST_RENEWAL_S
         self._busy_s = time.monotonic()  # when an execution was last under way
+        self._reported = 0  # number of the last report, which the link keeps until the broker has it
         self._last: tuple[Any, Any] = (None, None)
         self._figures: tuple[Any, ...] = ()
         self._boot = _read_boot()
@@ -244,21 +245,20 @@ class Agent:
 
     def _prepare_presence(self) -> None:
         self._presence = self._journal.next_sequence()
-        will = Online(device=self._device, sequence=self._presence, online=False)
-        self._link.will = seal(will, "online", self._member.key)
+        will = Hello(device=self._device, sequence=self._presence, online=False, runtime=__version__)
+        self._link.will = seal(will, "hello", self._member.key)
 
     def _greet(self) -> None:
         hello = Hello(
             device=self._device,
-            sequence=self._journal.next_sequence(),
+            sequence=self._presence,
             desired_version=0 if self._desired is None else self._desired.version,
+            reported=self._reported,
+            will_sha256=hashlib.sha256(self._link.will).hexdigest(),
             runtime=__version__,
         )
-        online = Online(device=self._device, sequence=self._presence, online=True)
-        self._link.put("online", seal(online, "online", self._member.key), is_retained=True)
-        self._link.put("hello", seal(hello, "hello", self._member.key))
+        self._link.put("hello", seal(hello, "hello", self._member.key), is_retained=True)
         self._prepare_presence()
-        self._last = (None, None)
 
     def _emit(self, kind: str, text: str) -> None:
         _logger.warning("%s: %s", kind, text)
@@ -398,6 +398,7 @@ class Agent:
             facts=self._list_facts(),
         )
         self._link.put("reported", self._seal_report(reported), is_retained=True)
+        self._reported = reported.sequence
         self._last, self._reported_s = (main, detail), now_s
 
     def _seal_report(self, reported: Reported) -> bytes:

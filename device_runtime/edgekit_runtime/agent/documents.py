@@ -23,7 +23,7 @@ MAX_DOCUMENT_BYTES: Final = 8 << 10
 _COUNT: Final = Range(0, 1 << 53)
 _CODE: Final = re.compile(r"(\S+:[0-9]+)/([0-9a-f]{64})/([A-Za-z0-9_-]{16,})", re.ASCII)
 
-Kind: TypeAlias = Literal["desired", "reported", "hello", "event", "online"]
+Kind: TypeAlias = Literal["desired", "reported", "hello", "event"]
 ExecutionState: TypeAlias = Literal[
     "waiting",  # for its window, its jitter, or a condition that may come: `reason` says which
     "downloading",
@@ -236,38 +236,31 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """First message of a connection: the manager answers with `desired` if it has a newer one.
+    """First message of a connection, and its last will; retained.
+
+    The manager answers with `desired` if it has a newer one, and asks for a report that it lacks.
 
     Attributes:
         device: its identifier.
-        sequence: as in `Reported`, of the same counter.
+        sequence: of the same counter as in `Reported`; first message and last will of a connection have the
+            same. One with a lower number than the newest is late.
+        online: false in the last will, whose other fields do not count.
         desired_version: `$version` that the device holds, 0 before the first.
+        reported: sequence of its last report since it was started, or 0.
+        will_sha256: digest of the envelope that is the last will of this connection, or empty. The manager
+            believes that will by its digest: verifying thousands of signatures at once takes seconds.
         protocol: the highest that the device understands.
         runtime: version of edgekit on the device.
     """
 
     device: str
     sequence: Annotated[int, _COUNT]
-    desired_version: Annotated[int, _COUNT]
+    online: bool = True
+    desired_version: Annotated[int, _COUNT] = 0
+    reported: Annotated[int, _COUNT] = 0
+    will_sha256: str = ""
     protocol: int = PROTOCOL
     runtime: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Online:
-    """Whether the device is connected; retained. The one with `online` false is the connection's last will.
-
-    Attributes:
-        device: its identifier.
-        sequence: of the connection, of the same counter as in `Reported`; equal in both documents of one
-            connection, and lower than that of its `Hello`. A last will with a lower one than the newest
-            connection's is late.
-        online: see above.
-    """
-
-    device: str
-    sequence: Annotated[int, _COUNT]
-    online: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,7 +190,7 @@ class MqttLink:
             protocol=self._protocol,
         )
         client.tls_set_context(self._context)
-        client.will_set(topic(self._device, "online"), self.will, qos=1, retain=True)
+        client.will_set(topic(self._device, "hello"), self.will, qos=1, retain=True)
         client.on_connect = self._on_connect
         client.on_subscribe = lambda *_: self._is_accepted_now()
         client.on_publish = lambda _client, _data, number, *_: self._forget(number)

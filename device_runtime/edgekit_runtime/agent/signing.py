@@ -38,14 +38,17 @@ def seal(document: object, kind: Kind, key: Ed25519PrivateKey) -> bytes:
     Raises:
         ValueError: the envelope would be larger than `MAX_DOCUMENT_BYTES`.
     """
-    payload = encode_json(to_plain(document))
+    return seal_payload(encode_json(to_plain(document)), kind, key)
+
+
+def seal_payload(payload: bytes, kind: Kind, key: Ed25519PrivateKey) -> bytes:
+    """Return the envelope of a document that is JSON already, see `seal`."""
     signature = key.sign(_encode_signed(kind, payload))
-    envelope = encode_json(
-        {
-            "payload": base64.b64encode(payload).decode(),
-            "payloadType": _payload_type(kind),
-            "signatures": [{"keyid": key_id(key.public_key()), "sig": base64.b64encode(signature).decode()}],
-        }
+    envelope = b'{"payload":"%b","payloadType":"%b","signatures":[{"keyid":"%b","sig":"%b"}]}' % (
+        base64.b64encode(payload),
+        _payload_type(kind).encode(),
+        key_id(key.public_key()).encode(),
+        base64.b64encode(signature),
     )
     if len(envelope) > MAX_DOCUMENT_BYTES:
         raise ValueError(f"a document of {len(envelope)} bytes, at most {MAX_DOCUMENT_BYTES} are allowed")

@@ -33,7 +33,7 @@ _START_S: Final = 10.0
 _MAX_PAUSE_S: Final = 30.0
 _STABLE_S: Final = 60.0
 _WANTED_FILES: Final = 1 << 16
-_WRITTEN_BY_DEVICES: Final = ("hello", "reported", "event", "online")
+_WRITTEN_BY_DEVICES: Final = ("hello", "reported", "event")
 _READ_BY_DEVICES: Final = ("desired",)
 _log = logging.getLogger(__name__)
 

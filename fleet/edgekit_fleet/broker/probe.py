@@ -260,7 +260,7 @@ class BrokerProbe:
 
     def _check_last_will(self) -> Finding:
         manager = self._client(self._manager, other=True)
-        payload, topic = self._payload("will"), self._topic(self._first, "online")
+        payload, topic = self._payload("will"), self._topic(self._first, "hello")
         manager.subscribe(topic)
         self._client(self._first, will=(topic, payload)).break_off()
         works = manager.got(payload, 2 * _WAIT_S)

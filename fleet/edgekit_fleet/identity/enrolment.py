@@ -115,7 +115,7 @@ def enrol(
     device.public_key = public_key
     device.certificate_serial, device.certificate_expires_at = certificate.serial, certificate.expires_at
     device.enrolled_at, device.revoked_at = now, None
-    device.sequence = device.connection = device.hello_sequence = device.event_sequence = 0
+    device.sequence = device.hello_sequence = device.event_sequence = 0
     session.flush()
     if session.get(DesiredRow, device.name) is None:
         session.add(DesiredRow(device=device.name))

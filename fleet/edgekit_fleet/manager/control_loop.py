@@ -31,7 +31,9 @@ from edgekit_fleet.store.fleet_folder import FleetSettings
 from edgekit_fleet.store.tables import AuditRow
 from edgekit_runtime.errors import OutputError, PackageError, TransportError
 
-_BATCH_S: Final = 0.05
+_BATCH_S: Final = 0.1  # a transaction costs as much as ten messages
+_MESSAGES_A_TURN: Final = 1000
+_MESSAGES_BESIDE_A_WAVE: Final = 100
 _DECIDE_S: Final = 0.5
 _UPKEEP_S: Final = 2.0
 _EXPIRY_S: Final = 60.0
@@ -40,8 +42,11 @@ _UNANSWERED_S: Final = 15.0  # also how soon a device is served whose hello came
 _ADMINISTERED: Final = ("device.enrol", "device.revoke")
 _log = logging.getLogger(__name__)
 
-Decide = Callable[[Session, float], None]
-"""Reads answers in the store and writes wanted models; called twice a second and after an ended execution."""
+Decide = Callable[[Session, float], bool]
+"""Reads answers in the store and writes wanted models of some devices; returns whether more devices follow.
+
+Called twice a second, and at once after an order or an ended execution.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +103,8 @@ class ControlLoop:
         self._publisher = Publisher(self.index, key, self.epoch, parts.settings.desired_life_s)
         self._link = BrokerLink(self.inbox.put)
         self._decided_at = self._kept_at = self._expired_at = self._refreshed_at = float("-inf")
-        self._connections = 0
+        self._decided_number = 0
+        self._has_more = False  # devices of a wave that wait for their documents
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set.
@@ -116,10 +122,8 @@ class ControlLoop:
                 except OutputError as error:  # a full disk or a lost database: nothing is forgotten
                     _log.error("%s; trying again", error)
                     await asyncio.sleep(1.0)
-                if not self.inbox.has_changes:
-                    await _sleep_until(stop, _BATCH_S)
-                else:
-                    await asyncio.sleep(0)
+                is_behind = self._has_more or self.inbox.count_pending() >= _MESSAGES_A_TURN
+                await _sleep_until(stop, 0.0 if is_behind else _BATCH_S)
         finally:
             await self._link.close()
             with self._store.transaction() as session:
@@ -133,40 +137,28 @@ class ControlLoop:
             OutputError: the store cannot be written.
         """
         now, clock = time.time(), time.monotonic()
-        unknown = self.inbox.list_unknown()
+        limit = _MESSAGES_BESIDE_A_WAVE if self._has_more else _MESSAGES_A_TURN
+        unknown = self.inbox.list_unknown(limit)
         if unknown:
             with self._store.transaction() as session:
                 self.index.load(session, unknown)
-        hellos = self.inbox.take(now)
-        answers: list[Outgoing] = []
-        has_ended = False
-        if hellos or self.inbox.has_changes:
-            with self._store.transaction() as session:
-                lease.check(session, self.epoch)
-                has_ended = self.inbox.write(session, now)
-                answers = self._publisher.answer(session, [hello.device for hello in hellos])
-            self.inbox.forget()
-            await self._publish(answers, now)
-        if has_ended or clock - self._decided_at >= _DECIDE_S:
-            self._decided_at = clock
-            with self._store.transaction() as session:
-                lease.check(session, self.epoch)
-                self._parts.decide(session, now)
-        await self._publish_due(now)
+        hellos = self.inbox.take(now, limit)
+        with self._store.transaction() as session:
+            lease.check(session, self.epoch)
+            has_ended = self.inbox.write(session, now)
+            outgoing = self._publisher.answer(session, [hello.device for hello in hellos])
+            newest = _last_number(session)
+            has_news = self._has_more or has_ended or newest != self._decided_number
+            if has_news or clock - self._decided_at >= _DECIDE_S:
+                self._decided_at, self._decided_number = clock, newest
+                self._has_more = self._parts.decide(session, now)
+            due = self._publisher.make_due(session, now) if self._link.is_connected else []
+        self._has_more = self._has_more or bool(due)
+        self.inbox.forget()
+        await self._publish([*outgoing, *due], now)
         if clock - self._kept_at >= _UPKEEP_S:
             self._kept_at = clock
             await self._keep_up(now)
-
-    async def _publish_due(self, now: float) -> None:
-        if self._link.connections == 0 or not self._link.is_connected:
-            return
-        while True:
-            with self._store.transaction() as session:
-                lease.check(session, self.epoch)
-                outgoing = self._publisher.make_due(session, now)
-            if not outgoing:
-                return
-            await self._publish(outgoing, now)
 
     async def _publish(self, outgoing: Sequence[Outgoing], now: float) -> None:
         """Publish documents that the store has; one that is lost here follows at the device's next hello."""
@@ -203,6 +195,10 @@ class ControlLoop:
                 and now - known.sent_at >= _UNANSWERED_S
             ]
             answers = self._publisher.answer(session, unanswered)
+            lacking = [known for known in self.index.devices.values() if known.lacks_report(now)]
+            self._publisher.renew(session, [known.name for known in lacking])  # each new one is answered
+        for known in lacking:
+            known.asked_at = now
         await self._publish(answers, now)
         if revoked and self._parts.broker is not None:
             self._parts.broker.reload()

@@ -5,35 +5,37 @@ higher than that of the last one of its kind. So a broker that forges, replays, 
 nothing; what is refused is counted, and goes to the audit log once a minute and device.
 """
 
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from sqlalchemy import bindparam, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.store import audit
-from edgekit_fleet.store.tables import DeviceRow, ExecutionRow, FigureRow
-from edgekit_runtime.agent.documents import ENDED, Event, Execution, Hello, Online, Reported
+from edgekit_fleet.store.database import update_many, upsert_many
+from edgekit_fleet.store.tables import DesiredRow, DeviceRow, ExecutionRow, FigureRow
+from edgekit_runtime.agent.documents import ENDED, Event, Execution, Hello, Reported
 from edgekit_runtime.agent.signing import key_id, unseal
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import SignatureError
 
 _HOUR_S: Final = 3600.0
 _ALARM_S: Final = 60.0
+_REPORT_S: Final = 15.0
 _EVENTS_A_MINUTE: Final = 10
 _MAX_PENDING: Final = 100_000  # messages; the broker's own queue is behind it
+_IS_OPEN: Final = ExecutionRow.ended_at.is_(None)
 _log = logging.getLogger(__name__)
 
 Refusal: TypeAlias = Literal["topic", "unknown", "revoked", "forged", "impersonated", "replayed", "flood"]
-Document: TypeAlias = Hello | Online | Reported | Event
+Document: TypeAlias = Hello | Reported | Event
 _KINDS: Final[dict[str, type[Document]]] = {
     "hello": Hello,
-    "online": Online,
     "reported": Reported,
     "event": Event,
 }
@@ -41,7 +43,7 @@ _KINDS: Final[dict[str, type[Document]]] = {
 
 @dataclass(slots=True)
 class KnownDevice:
-    """What the manager keeps of a device in memory; see `DeviceRow`."""
+    """What the manager keeps of a device in memory; see `DeviceRow`, and `Hello` for the rest."""
 
     name: str
     keys: dict[str, Ed25519PublicKey]
@@ -49,21 +51,27 @@ class KnownDevice:
     sequence: int
     hello_sequence: int
     event_sequence: int
-    connection: int
     is_online: bool
     desired_held: int
     desired_sent: int
     last_seen_at: float
+    reported: int = 0
+    will_sha256: str = ""
     sent_at: float = 0.0
+    asked_at: float = 0.0
     alarmed_at: float = float("-inf")
     events: list[float] = field(default_factory=list)
+
+    def lacks_report(self, now: float) -> bool:
+        """Return whether the last report of a connected device has not come, and is not on its way."""
+        is_behind = self.is_online and not self.is_revoked and self.sequence < self.reported
+        return is_behind and now - max(self.last_seen_at, self.asked_at) >= _REPORT_S
 
 
 _WRITTEN: Final = (
     "sequence",
     "hello_sequence",
     "event_sequence",
-    "connection",
     "is_online",
     "desired_held",
     "last_seen_at",
@@ -86,20 +94,24 @@ class DeviceIndex:
             DeviceRow.name,
             DeviceRow.public_key,
             DeviceRow.revoked_at,
-            DeviceRow.desired_sent,
+            DesiredRow.version,
             *(getattr(DeviceRow, name) for name in _WRITTEN),
-        )
+        ).outerjoin(DesiredRow, DesiredRow.device == DeviceRow.name)
         if names is not None:
             statement = statement.where(DeviceRow.name.in_(list(names)))
         for row in session.execute(statement):
             key = Ed25519PublicKey.from_public_bytes(row.public_key)
+            known = self.devices.get(row.name)
+            if known is not None and key_id(key) in known.keys:  # all else may be newer than in the store
+                known.is_revoked = row.revoked_at is not None
+                continue
             state = {name: getattr(row, name) for name in _WRITTEN}
             state["last_seen_at"] = state["last_seen_at"] or 0.0
             self.devices[row.name] = KnownDevice(
                 name=row.name,
                 keys={key_id(key): key},
                 is_revoked=row.revoked_at is not None,
-                desired_sent=row.desired_sent,
+                desired_sent=row.version or 0,
                 **state,
             )
 
@@ -128,7 +140,7 @@ class Inbox:
         else:
             self.refused["flood"] += 1
 
-    def list_unknown(self, limit: int = 1000) -> set[str]:
+    def list_unknown(self, limit: int) -> set[str]:
         """Return devices that wrote messages and are not in the index; they may be enrolled just now.
 
         Args:
@@ -154,10 +166,9 @@ class Inbox:
                 self.refused[refusal] += 1
         return hellos
 
-    @property
-    def has_changes(self) -> bool:
-        """Return whether `write` has something to do, or `take`."""
-        return bool(self._pending or self._changed or self._entries)
+    def count_pending(self) -> int:
+        """Return how many messages wait for `take`."""
+        return len(self._pending)
 
     def write(self, session: Session, now: float) -> bool:
         """Write what was taken; returns whether a device has ended an execution.
@@ -167,27 +178,23 @@ class Inbox:
         devices = self._index.devices
         if self._changed:
             rows = [
-                {"b_name": name, **{f"b_{each}": getattr(devices[name], each) for each in _WRITTEN}}
+                {"name": name, **{each: getattr(devices[name], each) for each in _WRITTEN}}
                 for name in sorted(self._changed)
             ]
-            _update_devices(session, _WRITTEN, rows)
+            update_many(session, DeviceRow, rows, keys=("name",))
         has_ended = False
         if self._reports:
-            columns = ("status", "because", "facts", "reported")
-            _update_devices(
-                session,
-                columns,
-                [
-                    {
-                        "b_name": report.device,
-                        "b_status": report.status,
-                        "b_because": report.because,
-                        "b_facts": dict(report.facts),
-                        "b_reported": to_plain(report),
-                    }
-                    for report in self._reports.values()
-                ],
-            )
+            rows = [
+                {
+                    "name": report.device,
+                    "status": report.status,
+                    "because": report.because,
+                    "facts": dict(report.facts),
+                    "reported": to_plain(report),
+                }
+                for report in self._reports.values()
+            ]
+            update_many(session, DeviceRow, rows, keys=("name",))
             executions = [
                 (report.device, each) for report in self._reports.values() for each in report.executions
             ]
@@ -214,6 +221,11 @@ class Inbox:
             return "unknown"
         if device.is_revoked:
             return "revoked"
+        # The hello of this connection, which was verified, has promised these very bytes as its last will.
+        if kind == "hello" and hashlib.sha256(payload).hexdigest() == device.will_sha256:
+            device.is_online, device.will_sha256, device.last_seen_at = False, "", now
+            self._changed.add(name)
+            return None
         try:
             document = unseal(payload, kind, _KINDS[kind], device.keys, topic)  # type: ignore[arg-type]
         except SignatureError as error:
@@ -226,23 +238,20 @@ class Inbox:
             return "replayed"
         device.last_seen_at = now
         self._changed.add(name)
-        if isinstance(document, Hello):
+        if isinstance(document, Hello) and document.online:
             on_hello(document)
         return None
 
     def _apply(self, device: KnownDevice, document: Document, now: float) -> bool:
         """Apply a verified document; returns whether it was newer than the last of its kind."""
-        if isinstance(document, Online):
-            if document.sequence < device.connection or (
-                document.online and document.sequence == device.connection
-            ):
+        if isinstance(document, Hello):
+            is_end = not document.online and device.is_online
+            if document.sequence < device.hello_sequence + (not is_end):
                 return False
-            device.connection, device.is_online = document.sequence, document.online
-        elif isinstance(document, Hello):
-            if document.sequence <= device.hello_sequence:
-                return False
-            device.hello_sequence, device.desired_held = document.sequence, document.desired_version
-            device.is_online = True
+            device.hello_sequence, device.is_online = document.sequence, document.online
+            device.will_sha256 = document.will_sha256
+            if document.online:
+                device.desired_held, device.reported = document.desired_version, document.reported
         elif isinstance(document, Reported):
             if document.sequence <= device.sequence:
                 return False
@@ -273,49 +282,26 @@ class Inbox:
         )
 
 
-def _update_devices(session: Session, columns: Iterable[str], rows: list[dict[str, Any]]) -> None:
-    table = DeviceRow.__table__
-    statement = (
-        update(table)  # type: ignore[arg-type]
-        .where(table.c.name == bindparam("b_name"))
-        .values({name: bindparam(f"b_{name}") for name in columns})
-    )
-    session.connection().execute(statement, rows)
-
-
 def _update_executions(session: Session, executions: list[tuple[str, Execution]], now: float) -> bool:
     """Update the executions that were ordered of these devices and have not ended; returns whether one ended.
 
     An execution that nobody ordered of the device has no row, so a device cannot speak for another one.
     """
-    if not executions:
-        return False
-    table = ExecutionRow.__table__
-    columns = ("state", "reason", "code", "done_bytes", "sent_bytes", "changed_at", "ended_at")
-    statement = (
-        update(table)  # type: ignore[arg-type]
-        .where(
-            table.c.execution == bindparam("b_execution"),
-            table.c.device == bindparam("b_device"),
-            table.c.ended_at.is_(None),
-        )
-        .values({name: bindparam(f"b_{name}") for name in columns})
-    )
     rows = [
         {
-            "b_execution": each.execution,
-            "b_device": device,
-            "b_state": each.state,
-            "b_reason": each.reason,
-            "b_code": each.code[:64],
-            "b_done_bytes": each.done_bytes,
-            "b_sent_bytes": each.sent_bytes,
-            "b_changed_at": now,
-            "b_ended_at": now if each.state in ENDED else None,
+            "execution": each.execution,
+            "device": device,
+            "state": each.state,
+            "reason": each.reason,
+            "code": each.code[:64],
+            "done_bytes": each.done_bytes,
+            "sent_bytes": each.sent_bytes,
+            "changed_at": now,
+            "ended_at": now if each.state in ENDED else None,
         }
         for device, each in executions
     ]
-    session.connection().execute(statement, rows)
+    update_many(session, ExecutionRow, rows, keys=("execution", "device"), condition=_IS_OPEN)
     return any(each.state in ENDED for _, each in executions)
 
 
@@ -335,12 +321,4 @@ def _upsert_figures(session: Session, reports: Iterable[Reported], now: float) -
                     "figures": to_plain(each),
                     "reported_at": now,
                 }
-    if not rows:
-        return
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
-    statement = dialect.insert(FigureRow)
-    statement = statement.on_conflict_do_update(
-        index_elements=["device", "model", "version", "hour"],
-        set_={"figures": statement.excluded.figures, "reported_at": statement.excluded.reported_at},
-    )
-    session.execute(statement, list(rows.values()))
+    upsert_many(session, FigureRow, list(rows.values()))

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import Text, cast, select, update
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.manager.inbox import DeviceIndex
 from edgekit_fleet.store import audit
+from edgekit_fleet.store.database import update_many
 from edgekit_fleet.store.tables import DesiredRow, DeviceRow, WantedModelRow
-from edgekit_runtime.agent.documents import Desired, DesiredModel
-from edgekit_runtime.agent.signing import seal
+from edgekit_runtime.agent.signing import seal_payload
 from edgekit_runtime.canonical_json import encode_json
-from edgekit_runtime.dataclass_json import from_plain
 
 _LEAST_RECONNECT_S: Final = 5.0
 _DEVICES_A_SECOND: Final = 250.0  # reconnects that one core of the broker takes, over TLS
@@ -73,32 +72,35 @@ class Publisher:
         outgoing, changed, unchanged = [], [], []
         for row in due:
             content = wanted.get(row.device, [])
-            digest = hashlib.sha256(encode_json(content)).hexdigest()
+            digest = hashlib.sha256(repr(content).encode()).hexdigest()
             if digest == row.content_sha256 and row.expires_at - now > self._life_s / 2:
                 unchanged.append(row.device)
                 continue
             known = self._index.devices.get(row.device)
             held = known.desired_held if known is not None else 0
-            document = self._make(row.device, max(row.version, held) + 1, content, now)
+            version = max(row.version, held) + 1
             try:
-                envelope = seal(document, "desired", self._key)
+                envelope = seal_payload(self._make(row.device, version, content, now), "desired", self._key)
             except ValueError as cause:  # it must not stop the others
                 text = f"{cause}; the device keeps its old document: release fewer models or deltas"
                 audit.record(session, "manager", "alarm.document-size", row.device, text=text)
                 unchanged.append(row.device)
                 continue
-            outgoing.append(Outgoing(row.device, document.version, envelope))
+            outgoing.append(Outgoing(row.device, version, envelope))
             changed.append(
                 {
-                    "b_device": row.device,
-                    "b_version": document.version,
-                    "b_content_sha256": digest,
-                    "b_envelope": envelope,
-                    "b_issued_at": now,
-                    "b_expires_at": document.expires_at,
+                    "device": row.device,
+                    "version": version,
+                    "content_sha256": digest,
+                    "envelope": envelope,
+                    "issued_at": now,
+                    "expires_at": now + self._life_s,
+                    "is_due": False,
                 }
             )
-        _write(session, changed, unchanged)
+        update_many(session, DesiredRow, changed, keys=("device",))
+        if unchanged:
+            session.execute(update(DesiredRow).where(DesiredRow.device.in_(unchanged)).values(is_due=False))
         return outgoing
 
     def note_published(self, outgoing: Iterable[Outgoing], now: float) -> None:
@@ -125,12 +127,7 @@ class Publisher:
             text = "the device is ahead: this store was restored from a backup"
             detail = {"held": each.desired_held, "sent": each.desired_sent, "text": text}
             audit.record(session, "manager", "alarm.restored", each.name, **detail)
-            # No content has this digest: the document is written although its content may be the same.
-            session.execute(
-                update(DesiredRow)
-                .where(DesiredRow.device == each.name)
-                .values(is_due=True, content_sha256="")
-            )
+            self.renew(session, [each.name])
         return self.read(session, [each.name for each in known if each.desired_held < each.desired_sent])
 
     def read(self, session: Session, devices: Sequence[str]) -> list[Outgoing]:
@@ -145,6 +142,15 @@ class Publisher:
             ]
         return outgoing
 
+    def renew(self, session: Session, devices: Sequence[str]) -> None:
+        """Make the documents of devices be written again although their content may be the same."""
+        for begin in range(0, len(devices), 500):
+            session.execute(
+                update(DesiredRow)
+                .where(DesiredRow.device.in_(devices[begin : begin + 500]))
+                .values(is_due=True, content_sha256="")  # no content has this digest
+            )
+
     def mark_expiring(self, session: Session, now: float) -> None:
         """Mark documents that are past half of their life, so that `make_due` writes them again."""
         session.execute(
@@ -153,19 +159,19 @@ class Publisher:
             .values(is_due=True)
         )
 
-    def _make(self, device: str, version: int, content: list[dict[str, Any]], now: float) -> Desired:
-        return Desired(
-            device=device,
-            version=version,
-            issued_at=now,
-            expires_at=now + self._life_s,
-            epoch=self.epoch,
-            models=tuple(
-                from_plain(DesiredModel, row["document"], device) for row in content if not row["is_removed"]
-            ),
-            removed=tuple(row["model"] for row in content if row["is_removed"]),
-            reconnect_s=max(_LEAST_RECONNECT_S, len(self._index.devices) / _DEVICES_A_SECOND),
-        )
+    def _make(self, device: str, version: int, content: list[tuple[str, str]], now: float) -> bytes:
+        """Return a `Desired` document; the texts of its models are taken as the store has them."""
+        plain: dict[str, Any] = {
+            "device": device,
+            "version": version,
+            "issued_at": now,
+            "expires_at": now + self._life_s,
+            "epoch": self.epoch,
+            "removed": [model for model, text in content if not text],
+            "reconnect_s": max(_LEAST_RECONNECT_S, len(self._index.devices) / _DEVICES_A_SECOND),
+        }
+        models = ",".join(text for _, text in content if text)
+        return b'{"models":[%b],%b' % (models.encode(), encode_json(plain)[1:])
 
 
 def mark_due(session: Session, devices: Iterable[str]) -> None:
@@ -177,37 +183,19 @@ def mark_due(session: Session, devices: Iterable[str]) -> None:
         )
 
 
-def _read_wanted(session: Session, devices: list[str]) -> dict[str, list[dict[str, Any]]]:
-    wanted: dict[str, list[dict[str, Any]]] = {}
+def _read_wanted(session: Session, devices: list[str]) -> dict[str, list[tuple[str, str]]]:
+    """Return device -> (model, text of its document), in the order of the models; no text for a removal."""
+    wanted: dict[str, list[tuple[str, str]]] = {}
     statement = (
         select(
-            WantedModelRow.device, WantedModelRow.model, WantedModelRow.document, WantedModelRow.is_removed
+            WantedModelRow.device,
+            WantedModelRow.model,
+            cast(WantedModelRow.document, Text),
+            WantedModelRow.is_removed,
         )
         .where(WantedModelRow.device.in_(devices))
         .order_by(WantedModelRow.model)
     )
-    for row in session.execute(statement):
-        content = {"model": row.model, "document": row.document, "is_removed": row.is_removed}
-        wanted.setdefault(row.device, []).append(content)
+    for device, model, text, is_removed in session.execute(statement):
+        wanted.setdefault(device, []).append((model, "" if is_removed else text))
     return wanted
-
-
-def _write(session: Session, changed: list[dict[str, Any]], unchanged: list[str]) -> None:
-    connection = session.connection()
-    desired, devices = DesiredRow.__table__, DeviceRow.__table__
-    if changed:
-        columns = ("version", "content_sha256", "envelope", "issued_at", "expires_at")
-        connection.execute(
-            update(desired)  # type: ignore[arg-type]
-            .where(desired.c.device == bindparam("b_device"))
-            .values({"is_due": False, **{name: bindparam(f"b_{name}") for name in columns}}),
-            changed,
-        )
-        connection.execute(
-            update(devices)  # type: ignore[arg-type]
-            .where(devices.c.name == bindparam("b_device"))
-            .values(desired_sent=bindparam("b_version")),
-            [{name: row[name] for name in ("b_device", "b_version")} for row in changed],
-        )
-    if unchanged:
-        session.execute(update(DesiredRow).where(DesiredRow.device.in_(unchanged)).values(is_due=False))

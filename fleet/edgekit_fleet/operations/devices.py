@@ -13,7 +13,7 @@ from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetSettings
-from edgekit_fleet.store.tables import CodeRow, DeviceRow, ExecutionRow, WantedModelRow
+from edgekit_fleet.store.tables import CodeRow, DesiredRow, DeviceRow, ExecutionRow, WantedModelRow
 from edgekit_runtime.agent.documents import ENDED, Reported
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import FleetError
@@ -147,6 +147,7 @@ def describe(store: Store, name: str) -> DeviceDetail:
         if row is None:
             raise FleetError(_explain_absence(session, name))
         wanted = session.scalars(select(WantedModelRow).where(WantedModelRow.device == name)).all()
+        sent = session.scalar(select(DesiredRow.version).where(DesiredRow.device == name)) or 0
         newest = session.scalars(
             select(ExecutionRow)
             .where(ExecutionRow.device == name)
@@ -156,13 +157,13 @@ def describe(store: Store, name: str) -> DeviceDetail:
         desired = {each.model: each.document.get("version", "") for each in wanted if not each.is_removed}
         return DeviceDetail(
             summary=_summarize(row),
-            why=_explain(row, wanted, newest),
+            why=_explain(row, sent, wanted, newest),
             facts=row.facts,
             pinned=row.pinned,
             certificate_serial=row.certificate_serial,
             certificate_expires_at=row.certificate_expires_at,
             enrolled_at=row.enrolled_at,
-            desired_sent=row.desired_sent,
+            desired_sent=sent,
             desired_held=row.desired_held,
             desired=desired,
             executions=tuple(
@@ -231,7 +232,7 @@ def _summarize(row: DeviceRow) -> DeviceSummary:
     )
 
 
-def _explain(row: DeviceRow, wanted: Any, executions: Any) -> str:
+def _explain(row: DeviceRow, sent: int, wanted: Any, executions: Any) -> str:
     """Return one sentence: what the device runs, what it should run, what stands between."""
     if row.revoked_at is not None:
         return f"{row.name} was revoked {_ago(row.revoked_at)}, so it gets nothing."
@@ -249,7 +250,8 @@ def _explain(row: DeviceRow, wanted: Any, executions: Any) -> str:
         if each.is_removed and has == "nothing":
             continue
         step = next((one for one in executions if one.execution == each.document.get("execution")), None)
-        parts.append(f"{each.model}: it runs {has} and should run {want}, but {_obstacle(row, there, step)}")
+        obstacle = _obstacle(row, sent, there, step)
+        parts.append(f"{each.model}: it runs {has} and should run {want}, but {obstacle}")
     if parts:
         return f"{row.name}: {'; '.join(parts)}."
     shown = ", ".join(f"{one.model} {one.version or 'nothing'}" for one in runs.values()) or "no model"
@@ -260,11 +262,11 @@ def _explain(row: DeviceRow, wanted: Any, executions: Any) -> str:
     return f"{row.name} runs {shown}, {state}{contact}{because}{faults}."
 
 
-def _obstacle(row: DeviceRow, there: Any, step: Any) -> str:
+def _obstacle(row: DeviceRow, sent: int, there: Any, step: Any) -> str:
     if not row.is_online:
         return f"it is offline, and was last seen {_ago(row.last_seen_at or 0.0)}"
-    if row.desired_held < row.desired_sent:
-        return f"it holds document {row.desired_held} and has not taken document {row.desired_sent} yet"
+    if row.desired_held < sent:
+        return f"it holds document {row.desired_held} and has not taken document {sent} yet"
     if there is not None and there.because:
         return str(there.because)
     if step is not None and step.state in ENDED and step.state != "succeeded":

@@ -11,6 +11,7 @@ from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.manager.control_loop import ControlLoop, Decide, local_parts
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.rollouts.runner import RolloutRunner
+from edgekit_fleet.store import lease
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.web.server import WebServer
@@ -90,6 +91,8 @@ def start(
     with contextlib.ExitStack() as parts:
         store = folder.open_store()
         parts.callback(store.close)
+        with store.transaction() as session:
+            lease.check_free(session, time.time())  # before it finds its own ports taken
         configuration = write_configuration(folder, settings, authority)
         broker = parts.enter_context(Mosquitto(configuration, settings, authority))
         parts.enter_context(WebServer(store, folder, settings, authority))

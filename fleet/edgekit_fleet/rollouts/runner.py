@@ -1,16 +1,17 @@
 """The manager's turn on rollouts: reads what devices answered, decides, and writes what they shall run.
 
-All that counts stands in the audit log before it counts, in the transaction of what it changes. So a manager
-that is killed anywhere goes on from the log as if nothing had happened.
+All that counts stands in the audit log before it counts. A decision over many devices is logged at once and
+carried out in batches, a transaction each, so that the first devices need not wait for the last. A manager
+that is killed anywhere goes on from the log, with the devices whose rows do not show the decision yet.
 """
 
 import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import and_, bindparam, or_, select, update
+from sqlalchemy import and_, event, or_, select, update
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.rollouts.cohort import join_cohort
@@ -19,7 +20,6 @@ from edgekit_fleet.rollouts.gates import Fault, measure
 from edgekit_fleet.rollouts.preview import preview
 from edgekit_fleet.rollouts.progress import (
     Answered,
-    Decision,
     Entry,
     Joined,
     Member,
@@ -34,6 +34,7 @@ from edgekit_fleet.rollouts.progress import (
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import read_before, read_devices, read_packages
 from edgekit_fleet.store import audit
+from edgekit_fleet.store.database import insert_many, update_many, upsert_many
 from edgekit_fleet.store.tables import (
     AuditRow,
     DesiredRow,
@@ -55,6 +56,7 @@ _CRASHES: Final = 3
 _JOIN_S: Final = 10.0
 _HOUR_S: Final = 3600.0
 _DEVICES_PER_S: Final = 2000
+_DEVICES_A_TURN: Final = 500
 _MOST_CONTROLS: Final = 20
 _FAULT_CODES: Final[dict[str, Fault]] = {"not-finite": "not-finite", "crash-loop": "crash-loop"}
 
@@ -91,6 +93,8 @@ class _Known:
     decided_at: float = 0.0
     has_news: bool = True
     packages: dict[tuple[str, str], ReleasePackageRow] = field(default_factory=dict)
+    backlog: dict[str, None] = field(default_factory=dict)
+    """Devices of logged decisions whose documents are not written yet, in their order."""
 
 
 class RolloutRunner:
@@ -99,25 +103,38 @@ class RolloutRunner:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
-    def turn(self, session: Session, now: float) -> None:
-        """Decide on every open rollout.
+    def turn(self, session: Session, now: float) -> bool:
+        """Carry the next batch of each open rollout out, or decide on it; returns whether a batch is left.
 
         Args:
             session: a transaction.
             now: seconds since 1970.
         """
-        try:
-            rows = session.scalars(select(RolloutRow).where(RolloutRow.state.in_(OPEN_STATES))).all()
-            for name in self._known.keys() - {row.name for row in rows}:
-                del self._known[name]
-            for row in rows:
-                self._run(session, row, now)
-        except BaseException:
-            self._known.clear()  # the transaction is undone: what it logged did not happen
-            raise
+        rows = session.scalars(select(RolloutRow).where(RolloutRow.state.in_(OPEN_STATES))).all()
+        for name in self._known.keys() - {row.name for row in rows}:
+            del self._known[name]
+        if rows:  # what a transaction has logged that is undone did not happen
+            event.listen(session, "after_rollback", lambda _session: self._known.clear())
+        for row in rows:
+            self._run(session, row, now)
+        return any(known.backlog for known in self._known.values())
 
     def _run(self, session: Session, row: RolloutRow, now: float) -> None:
         known = self._follow_log(session, row)
+        if not known.backlog:
+            self._decide(session, row, known, now)
+        if known.backlog:
+            _carry_out(session, row, known, now)
+        state: str = known.progress.state
+        if known.backlog and state in ("succeeded", "aborted"):
+            state = "returning"  # it is open until all is carried out
+        if state != row.state:
+            row.state = state
+        if state in ("succeeded", "aborted") and row.ended_at is None:
+            row.ended_at = now
+
+    def _decide(self, session: Session, row: RolloutRow, known: _Known, now: float) -> None:
+        """Log what devices have answered and what follows from it."""
         if known.progress.settings.is_dynamic and now - known.joined_at >= _JOIN_S:
             known.joined_at = now
             self._log(session, row, known, _join(session, row, known), now)
@@ -138,12 +155,10 @@ class RolloutRunner:
                 _update(row, "because", decision.sentence)
                 break
             self._log(session, row, known, [decision], now)
-            _carry_out(session, row, known, decision, now)
-        state = known.progress.state
-        if state != row.state:
-            row.state = state
-        if state in ("succeeded", "aborted") and row.ended_at is None:
-            row.ended_at = now
+            if decision.wave != row.wave or row.wave_started_at is None:
+                row.wave, row.wave_started_at = decision.wave, now
+            row.because = decision.sentence
+            known.backlog.update(dict.fromkeys(decision.devices))
 
     def _follow_log(self, session: Session, row: RolloutRow) -> _Known:
         """Return what is known, with what others wrote to the log meanwhile."""
@@ -161,6 +176,8 @@ class RolloutRunner:
         if not known.packages:
             rows = session.scalars(select(ReleasePackageRow).where(ReleasePackageRow.release == row.release))
             known.packages = {(each.target, each.model): each for each in rows}
+            if known.progress.started:
+                known.backlog = dict.fromkeys(_list_undone(session, row.name, known.progress))
         self._known[row.name] = known
         return known
 
@@ -174,15 +191,9 @@ class RolloutRunner:
         for entry in entries:
             apply(known.progress, entry, now)
             if isinstance(entry, Answered) and entry.outcome is not None:
-                changed.append({"b_device": entry.device, "b_state": entry.outcome, "b_because": entry.code})
-        if changed:
-            table = MemberRow.__table__
-            session.connection().execute(
-                update(table)  # type: ignore[arg-type]
-                .where(table.c.rollout == row.name, table.c.device == bindparam("b_device"))
-                .values(state=bindparam("b_state"), because=bindparam("b_because"), answered_at=now),
-                changed,
-            )
+                changes = {"state": entry.outcome, "because": entry.code, "answered_at": now}
+                changed.append(_member(row.name, entry.device, **changes))
+        update_many(session, MemberRow, changed, keys=("rollout", "device"))
 
 
 def execution_name(rollout: str, device: str, model: str, attempt: int) -> str:
@@ -344,6 +355,22 @@ def _read_figures(row: FigureRow) -> ModelFigures:
 # What devices shall run
 
 
+def _list_undone(session: Session, rollout: str, progress: Progress) -> Iterable[str]:
+    """Yield the devices for which a logged decision was not carried out: the manager was killed before."""
+    rows = session.execute(
+        select(MemberRow.device, MemberRow.attempts, MemberRow.state)
+        .join(DeviceRow, DeviceRow.name == MemberRow.device)
+        .where(MemberRow.rollout == rollout, DeviceRow.revoked_at.is_(None))
+    )
+    for device, attempts, state in rows:
+        member = progress.members.get(device)
+        if member is None:
+            continue
+        is_return = member.state == "returned"
+        if attempts < member.attempts + is_return or (is_return and state != "returned"):
+            yield device
+
+
 def _join(session: Session, row: RolloutRow, known: _Known) -> list[Entry]:
     """Add devices that match the selector only now; returns what is to be logged."""
     members = known.progress.members
@@ -365,87 +392,101 @@ def _join(session: Session, row: RolloutRow, known: _Known) -> list[Entry]:
     return [Joined(devices=devices, classes=tuple(classes[device] for device in devices))]
 
 
-def _carry_out(session: Session, row: RolloutRow, known: _Known, decision: Decision, now: float) -> None:
-    if decision.wave != row.wave or row.wave_started_at is None:
-        row.wave, row.wave_started_at = decision.wave, now
-    row.because = decision.sentence
-    if not decision.devices:
-        return
-    for begin_at in range(0, len(decision.devices), 500):
-        devices = decision.devices[begin_at : begin_at + 500]
-        members = {
-            member.device: member
-            for member in session.scalars(
-                select(MemberRow).where(MemberRow.rollout == row.name, MemberRow.device.in_(devices))
+def _carry_out(session: Session, row: RolloutRow, known: _Known, now: float) -> None:
+    """Write what the next devices of the backlog shall run."""
+    devices = list(itertools.islice(known.backlog, _DEVICES_A_TURN))
+    before = session.execute(
+        select(MemberRow.device, MemberRow.before)
+        .join(DeviceRow, DeviceRow.name == MemberRow.device)
+        .where(MemberRow.rollout == row.name, MemberRow.device.in_(devices), DeviceRow.revoked_at.is_(None))
+    ).all()
+    offers = {place: _document(row, package, known) for place, package in known.packages.items()}
+    wanted: list[dict[str, Any]] = []
+    changed = []
+    for device, ran in before:
+        member = known.progress.members[device]
+        is_return = member.state == "returned"
+        # A return is an attempt of its own: an execution's name is never carried out twice.
+        attempt = member.attempts + is_return
+        for (target, model), offer in offers.items():
+            if target != member.device_class:
+                continue
+            document = _fit(row, offer, ran.get(model), is_return=is_return)
+            if document:
+                document["execution"] = execution_name(row.name, device, model, attempt)
+            wanted.append(
+                {
+                    "device": device,
+                    "model": model,
+                    "rollout": row.name,
+                    "document": document,
+                    "is_removed": not document,
+                }
             )
+        state = "returned" if is_return else "offered"
+        changed.append(_member(row.name, device, attempts=attempt, state=state, offered_at=now))
+    if changed:
+        upsert_many(session, WantedModelRow, wanted)
+        executions = [_execution(one, now) for one in wanted if not one["is_removed"]]
+        insert_many(session, ExecutionRow, executions)
+        session.execute(update(DesiredRow).where(DesiredRow.device.in_(devices)).values(is_due=True))
+        update_many(session, MemberRow, changed, keys=("rollout", "device"))
+    for device in devices:
+        del known.backlog[device]
+
+
+def _fit(
+    row: RolloutRow, offer: dict[str, Any], ran: Mapping[str, Any] | None, *, is_return: bool
+) -> dict[str, Any]:
+    """Return the `DesiredModel` of a device, as plain values; empty where the model shall be removed.
+
+    Args:
+        row: of the rollout.
+        offer: what the release holds for the device's class.
+        ran: what the device ran when the cohort was frozen.
+        is_return: whether the device goes back to that, at once.
+    """
+    if is_return:
+        if not ran:
+            return {}
+        offer = {
+            **ran,
+            "rollout": row.name,
+            "is_return": True,
+            "trial": "none",
+            "window": None,
+            "not_before_s": 0.0,
         }
-        revoked = set(
-            session.scalars(
-                select(DeviceRow.name).where(DeviceRow.name.in_(devices), DeviceRow.revoked_at.is_not(None))
-            )
-        )
-        rows = session.scalars(select(WantedModelRow).where(WantedModelRow.device.in_(devices)))
-        wanted = {(each.device, each.model): each for each in rows}
-        for device in devices:
-            if device in members and device not in revoked:
-                is_return = decision.action == "abort"
-                _write_wanted(session, row, known, members[device], wanted, is_return=is_return, now=now)
-        _mark_due(session, devices)
+    if not ran or not offer["deltas"]:
+        return dict(offer)
+    fitting = [one for one in offer["deltas"] if one["from_sha256"] == ran["manifest_sha256"]]
+    return {**offer, "deltas": fitting}  # the others would only fill the document
 
 
-def _write_wanted(
-    session: Session,
-    row: RolloutRow,
-    known: _Known,
-    member: MemberRow,
-    there: Mapping[tuple[str, str], WantedModelRow],
-    *,
-    is_return: bool,
-    now: float,
-) -> None:
-    progress = known.progress.members[member.device]
-    # A return is an attempt of its own: an execution's name is never carried out twice.
-    attempt = progress.attempts + is_return
-    for (target, model), package in known.packages.items():
-        if target != progress.device_class:
-            continue
-        before = member.before.get(model)
-        document = _document_of_return(row, before) if is_return else _document(row, package, known)
-        wanted = there.get((member.device, model))
-        if wanted is None:
-            wanted = WantedModelRow(device=member.device, model=model)
-            session.add(wanted)
-        wanted.rollout = row.name
-        wanted.is_removed = document is None
-        if document is None:
-            wanted.document = {}
-        else:
-            name = execution_name(row.name, member.device, model, attempt)
-            jitter_s = 0.0 if is_return else document.not_before_s
-            runs = (before or {}).get("manifest_sha256")  # the others would only fill the document
-            deltas = tuple(one for one in document.deltas if runs in (None, one.from_sha256))
-            document = replace(document, execution=name, not_before_s=jitter_s, deltas=deltas)
-            wanted.document = to_plain(document)
-            session.add(
-                ExecutionRow(
-                    execution=name,
-                    rollout=row.name,
-                    device=member.device,
-                    model=model,
-                    version=document.version,
-                    state="waiting",
-                    created_at=now,
-                    changed_at=now,
-                )
-            )
-    member.attempts = attempt
-    member.state = "returned" if is_return else "offered"
-    member.offered_at = now
+def _execution(wanted: Mapping[str, Any], now: float) -> dict[str, Any]:
+    return {
+        "execution": wanted["document"]["execution"],
+        "rollout": wanted["rollout"],
+        "device": wanted["device"],
+        "model": wanted["model"],
+        "version": wanted["document"]["version"],
+        "state": "waiting",
+        "reason": "",
+        "code": "",
+        "done_bytes": 0,
+        "sent_bytes": 0,
+        "created_at": now,
+        "changed_at": now,
+    }
 
 
-def _document(row: RolloutRow, package: ReleasePackageRow, known: _Known) -> DesiredModel:
+def _member(rollout: str, device: str, **changes: object) -> dict[str, Any]:
+    return {"rollout": rollout, "device": device, **changes}
+
+
+def _document(row: RolloutRow, package: ReleasePackageRow, known: _Known) -> dict[str, Any]:
     settings = known.progress.settings
-    return DesiredModel(
+    document = DesiredModel(
         model=package.model,
         version=package.version,
         manifest_sha256=package.manifest_sha256,
@@ -462,18 +503,5 @@ def _document(row: RolloutRow, package: ReleasePackageRow, known: _Known) -> Des
         timeout_s=settings.step_timeout_s,
         deltas=tuple(from_plain(DeltaOffer, delta) for delta in package.deltas),
     )
-
-
-def _document_of_return(row: RolloutRow, before: Mapping[str, Any] | None) -> DesiredModel | None:
-    """Return the document that takes a device back, at once; None where it ran nothing before."""
-    if not before:
-        return None
-    old = from_plain(DesiredModel, dict(before), "before")
-    return replace(old, rollout=row.name, is_return=True, trial="none", window=None, not_before_s=0.0)
-
-
-def _mark_due(session: Session, devices: Iterable[str]) -> None:
-    names = list(devices)
-    there = set(session.scalars(select(DesiredRow.device).where(DesiredRow.device.in_(names))))
-    session.execute(update(DesiredRow).where(DesiredRow.device.in_(there)).values(is_due=True))
-    session.add_all(DesiredRow(device=name, is_due=True) for name in names if name not in there)
+    plain: dict[str, Any] = to_plain(document)
+    return plain

@@ -5,6 +5,7 @@ as the agent's journal keeps it. All happens on the loop's thread.
 """
 
 import asyncio
+import hashlib
 import random
 import ssl
 import time
@@ -28,7 +29,6 @@ from edgekit_runtime.agent.documents import (
     Hello,
     Kind,
     ModelFigures,
-    Online,
     Reported,
     topic,
 )
@@ -148,7 +148,8 @@ class SimulatedDevice:
         self._draw = random.Random(member.device)  # noqa: S311  # no secret
         # As a new journal, so that documents of an earlier simulation are older.
         self._sequence = int(time.time() * 1000)
-        self._presence = 0
+        self._presence = self._reported = 0
+        self._will_sha256 = ""
         self._known_s = 0.0
         self._executions: tuple[Progress, ...] = ()
         self._counted_at = time.monotonic()
@@ -232,15 +233,17 @@ class SimulatedDevice:
         if self._is_off or self.is_cut or self._connection is not None:
             return
         self._presence = self._next_sequence()
-        will = Online(device=self.name, sequence=self._presence, online=False)
+        will = Hello(device=self.name, sequence=self._presence, online=False, runtime=__version__)
+        envelope = seal(will, "hello", self._key)
+        self._will_sha256 = hashlib.sha256(envelope).hexdigest()
         options = ConnectionOptions(
             client_id=self.name,
             context=self._context,
             session=self._session,
             host=self._access.host,
             topics=(topic(self.name, "desired"),),
-            will_topic=topic(self.name, "online"),
-            will=seal(will, "online", self._key),
+            will_topic=topic(self.name, "hello"),
+            will=envelope,
             is_mqtt5=self.behaviour.is_mqtt5,
         )
         self._connection, self._is_greeted = MqttConnection(options, self), False
@@ -260,13 +263,15 @@ class SimulatedDevice:
         self.counts.connects += 1
         self.counts.resumed += connection.is_resumed
         held = 0 if self.desired is None else self.desired.version
-        online = Online(device=self.name, sequence=self._presence, online=True)
         hello = Hello(
-            device=self.name, sequence=self._next_sequence(), desired_version=held, runtime=__version__
+            device=self.name,
+            sequence=self._presence,
+            desired_version=held,
+            reported=self._reported,
+            will_sha256=self._will_sha256,
+            runtime=__version__,
         )
-        self._send("online", online)
         self._send("hello", hello)
-        self._last = None
         self._later(self.tick)
 
     def received(self, connection: MqttConnection, name: str, payload: bytes, at_s: float) -> None:
@@ -282,8 +287,9 @@ class SimulatedDevice:
         """Connect again in the window of the manager; see `ConnectionOwner`."""
         if connection is not self._connection:
             return
-        del reason
         self._connection, self._is_greeted = None, False
+        if reason == "lost" or connection.acknowledged < connection.sent:
+            self._last = None  # the broker may not have the last report
         if not self._is_off and not self.is_cut:
             self._connect_within(30.0 if self.desired is None else self.desired.reconnect_s)
 
@@ -295,7 +301,7 @@ class SimulatedDevice:
             connection.abort("lost")
             return
         payload = seal(document, kind, self._key)
-        connection.publish(topic(self.name, kind), payload, is_retained=kind in ("online", "reported"))
+        connection.publish(topic(self.name, kind), payload, is_retained=kind in ("hello", "reported"))
 
     def _loses(self) -> bool:
         return self.behaviour.loss > 0 and self._draw.random() < self.behaviour.loss
@@ -514,6 +520,7 @@ class SimulatedDevice:
             },
         )
         self._send("reported", reported)
+        self._reported = reported.sequence
         self.counts.reports += 1
         self._last, self._reported_at = content, now_s
         if self._models:

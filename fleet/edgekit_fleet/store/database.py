@@ -1,7 +1,8 @@
 """Opens the store, and brings its tables to the newest form."""
 
+import functools
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -10,16 +11,32 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Dialect,
+    Engine,
+    Insert,
+    Update,
+    bindparam,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
 
+from edgekit_fleet.store.tables import Table
 from edgekit_runtime.errors import ConfigError, OutputError
 
 _MIGRATIONS: Final = Path(__file__).with_name("migrations")
 _BUSY_S: Final = 10.0  # the command line and the manager write to the same file
 _CACHE_KIB: Final = 16 << 10
+_PREFIX: Final = "new_"  # an update may not name its parameters as its columns
 
 
 class Store:
@@ -58,6 +75,105 @@ class Store:
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
+
+
+def insert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows, at a quarter of the cost of SQLAlchemy's own way.
+
+    Args:
+        session: of a transaction.
+        table: which.
+        rows: with the same columns each: all that need a value, also those with a default.
+    """
+    if rows:
+        connection = session.connection()
+        _compile_insert(table, tuple(rows[0]), connection.dialect).execute(connection, rows)
+
+
+def upsert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows as `insert_many`, or replace these columns of those that are there."""
+    if rows:
+        connection = session.connection()
+        _compile_upsert(table, tuple(rows[0]), connection.dialect).execute(connection, rows)
+
+
+def update_many(
+    session: Session,
+    table: type[Table],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    keys: tuple[str, ...],
+    condition: ColumnElement[bool] | None = None,
+) -> None:
+    """Update rows, at a quarter of the cost of SQLAlchemy's own way.
+
+    Args:
+        session: of a transaction.
+        table: which.
+        rows: with the same columns each.
+        keys: columns by which a row is found; the others are changed.
+        condition: which must hold besides.
+    """
+    if rows:
+        connection = session.connection()
+        found = _compile_update(table, tuple(rows[0]), keys, condition, connection.dialect)
+        found.execute(connection, rows)
+
+
+class _Compiled:
+    """A statement for many rows, as text and with the order of its parameters."""
+
+    def __init__(self, statement: Insert | Update, names: tuple[str, ...], dialect: Dialect) -> None:
+        columns = list(names) if isinstance(statement, Insert) else None
+        compiled = statement.compile(dialect=dialect, column_keys=columns)
+        self._text = compiled.string
+        self._order = compiled.positiontup
+        self._convert = {
+            name.removeprefix(_PREFIX): convert
+            for name, bind in compiled.binds.items()
+            if (convert := bind.type.dialect_impl(dialect).bind_processor(dialect)) is not None
+        }
+        self._names = {name: name.removeprefix(_PREFIX) for name in compiled.binds}
+
+    def execute(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        parameters: list[Any] = []
+        for row in rows:
+            values = dict(row)
+            for name, convert in self._convert.items():
+                values[name] = convert(values[name])
+            if self._order is None:
+                parameters.append({name: values[column] for name, column in self._names.items()})
+            else:
+                parameters.append(tuple([values[self._names[name]] for name in self._order]))
+        connection.exec_driver_sql(self._text, parameters)
+
+
+@functools.lru_cache(64)
+def _compile_insert(table: type[Table], names: tuple[str, ...], dialect: Dialect) -> _Compiled:
+    return _Compiled(insert(table), names, dialect)
+
+
+@functools.lru_cache(64)
+def _compile_upsert(table: type[Table], names: tuple[str, ...], dialect: Dialect) -> _Compiled:
+    statement = (postgresql if dialect.name == "postgresql" else sqlite).insert(table)
+    keys = [column.name for column in inspect(table).primary_key]
+    changed = {name: statement.excluded[name] for name in names if name not in keys}
+    return _Compiled(statement.on_conflict_do_update(index_elements=keys, set_=changed), names, dialect)
+
+
+@functools.lru_cache(64)
+def _compile_update(
+    table: type[Table],
+    names: tuple[str, ...],
+    keys: tuple[str, ...],
+    condition: ColumnElement[bool] | None,
+    dialect: Dialect,
+) -> _Compiled:
+    columns = inspect(table).columns
+    statement = update(table).where(*(columns[key] == bindparam(_PREFIX + key) for key in keys))
+    statement = statement if condition is None else statement.where(condition)
+    changed: dict[str, Any] = {name: bindparam(_PREFIX + name) for name in names if name not in keys}
+    return _Compiled(statement.values(changed), names, dialect)
 
 
 def sqlite_url(path: Path) -> str:

@@ -29,21 +29,31 @@ def take(session: Session, holder: str, now: float) -> int:
     Raises:
         UnavailableError: another manager is in charge.
     """
+    check_free(session, now)
     row = _lock(session)
     if row is None:
         row = LeaseRow(name=_NAME, holder="", epoch=0, heartbeat_at=0.0)
         session.add(row)
-    age_s = now - row.heartbeat_at
-    if row.holder not in ("", holder) and 0 <= age_s < LEASE_S:
+    # Above all epochs that a lost store had, where this one was restored from a backup.
+    row.holder, row.epoch, row.heartbeat_at = holder, max(row.epoch + 1, int(now)), now
+    audit.record(session, "manager", "manager.start", holder, epoch=row.epoch)
+    return row.epoch
+
+
+def check_free(session: Session, now: float) -> None:
+    """Check that no other manager is in charge.
+
+    Raises:
+        UnavailableError: one is.
+    """
+    row = _lock(session)
+    age_s = LEASE_S if row is None else now - row.heartbeat_at
+    if row is not None and row.holder and 0 <= age_s < LEASE_S:
         raise UnavailableError(
             f"another manager ({row.holder}) is in charge of this fleet, and was active {age_s:.0f} s ago;"
             f" stop it, or wait {LEASE_S:.0f} s after its end",
             LEASE_S - age_s,
         )
-    # Above all epochs that a lost store had, where this one was restored from a backup.
-    row.holder, row.epoch, row.heartbeat_at = holder, max(row.epoch + 1, int(now)), now
-    audit.record(session, "manager", "manager.start", holder, epoch=row.epoch)
-    return row.epoch
 
 
 def renew(session: Session, epoch: int, now: float) -> None:

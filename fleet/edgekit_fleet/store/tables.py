@@ -57,11 +57,9 @@ class DeviceRow(Table):
         revoked_at: when it was shut out, or None.
         status, because, facts: of its last report; `new` before the first.
         reported: the whole last report as plain values, or None.
-        desired_sent: `$version` of the newest desired document.
-        desired_held: the one that the device says it holds.
+        desired_held: `$version` of the desired document that the device says it holds.
         sequence, hello_sequence, event_sequence: numbers of its last document of each kind. One number
             for all would drop a retained report that comes after a newer event.
-        connection: number of its newest connection, see `Online`.
         is_online: by its last will.
         last_seen_at: when its last document came, or None.
         pinned: model -> version that the device must keep, by a command.
@@ -81,12 +79,10 @@ class DeviceRow(Table):
     because: Mapped[str] = mapped_column(default="")
     facts: Mapped[dict[str, str]] = mapped_column(default=dict)
     reported: Mapped[dict[str, Any] | None]
-    desired_sent: Mapped[int] = mapped_column(default=0)
     desired_held: Mapped[int] = mapped_column(default=0)
     sequence: Mapped[int] = mapped_column(default=0)
     hello_sequence: Mapped[int] = mapped_column(default=0)
     event_sequence: Mapped[int] = mapped_column(default=0)
-    connection: Mapped[int] = mapped_column(default=0)
     is_online: Mapped[bool] = mapped_column(default=False)
     last_seen_at: Mapped[float | None]
     pinned: Mapped[dict[str, str]] = mapped_column(default=dict)

@@ -1,9 +1,9 @@
 """The web server in a thread of its own, so that slow disks and downloads do not delay the manager."""
 
 import asyncio
-import contextlib
 import socket
 import threading
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -71,11 +71,18 @@ class WebServer:
         Raises:
             TransportError: the port is taken or may not be used.
         """
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((settings.host, settings.web_port), family=family)
+        except OSError as cause:
+            reason = (cause.strerror or str(cause)).partition(" (")[0]
+            raise TransportError(
+                f"the web server cannot listen on {settings.host}:{settings.web_port}: {reason};"
+                " choose another port with --web-port"
+            ) from cause
         certificate, key = authority.pair("server")
         config = uvicorn.Config(
             make_app(store, folder, settings, authority),
-            host=settings.host,
-            port=settings.web_port,
             ssl_certfile=certificate,
             ssl_keyfile=key,
             ssl_ciphers=TLS_1_2_CIPHERS,
@@ -106,20 +113,16 @@ class WebServer:
         """Stop the server."""
         self._server.should_exit = True
         self._thread.join(_STOP_S)
+        self._socket.close()
 
     def _run(self) -> None:
-        with contextlib.suppress(SystemExit, OSError):  # uvicorn exits where it cannot bind; `_wait` sees it
-            self._server.run()
+        self._server.run(sockets=[self._socket])
 
     def _wait(self, settings: FleetSettings) -> None:
-        for _ in range(int(_START_S / 0.02)):
+        limit = time.monotonic() + _START_S
+        while self._thread.is_alive() and time.monotonic() < limit:
             if self._server.started:
                 return
             self._thread.join(0.02)
-            if not self._thread.is_alive():
-                break
         self.close()
-        raise TransportError(
-            f"the web server cannot listen on {settings.host}:{settings.web_port}; is this fleet"
-            " running already, or another program there? Choose another port with --web-port"
-        )
+        raise TransportError(f"the web server does not start on {settings.host}:{settings.web_port}")

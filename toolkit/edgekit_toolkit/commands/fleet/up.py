@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
 import signal
 from pathlib import Path
@@ -16,6 +17,8 @@ from edgekit_toolkit.commands.fleet.fleet_options import as_json_option, find_fo
 
 if TYPE_CHECKING:
     from edgekit_fleet.operations.running import RunningFleet
+
+_OBJECTS_A_COLLECTION = 20_000
 
 
 @click.command("up")
@@ -54,6 +57,10 @@ async def _run(fleet: RunningFleet, *, as_json: bool) -> None:
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(each, stop.set)
     _print(fleet, as_json=as_json)
+    # Devices in memory stay, and messages leave no cycles: collections took a quarter of the time of a wave.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_A_COLLECTION)
     await fleet.run(stop)
 
 
