@@ -228,12 +228,12 @@ def test_request_that_the_device_was_slow_to_send_gets_no_more_time() -> None:
 
 def test_slow_link_gets_more_time_where_its_reply_comes_before_a_local_run_ends() -> None:
     upload_s = REQUEST_BYTES * 8 / 8e6
-    assert hedge_at(make_wait(), carry(8.0)) == pytest.approx(upload_s + 0.02, abs=1e-3)
+    assert hedge_at(make_wait(), carry(8.0)) == pytest.approx(upload_s + 0.02, abs=0.03)
 
 
 def test_link_that_needs_longer_than_a_local_run_is_not_waited_for() -> None:
     assert hedge_at(make_wait(), carry(2.0)) == pytest.approx(0.06)
 
 
-def test_link_that_stops_midway_gets_no_more_time_than_its_rate_promised() -> None:
-    assert hedge_at(make_wait(), carry(8.0, until_s=0.05)) <= 0.2
+def test_link_that_stops_midway_is_noticed_between_two_looks() -> None:
+    assert hedge_at(make_wait(), carry(8.0, until_s=0.05)) <= 0.06 + 0.03 + 1e-3

@@ -218,12 +218,17 @@ class ReplyWait:
         (before_s, before_bytes), self._seen = self._seen, (elapsed_s, sent_bytes or 0)
         is_over = elapsed_s >= self.allowed_s
         rest_s = None if is_over else self.allowed_s - elapsed_s
-        if sent_bytes is None or sent_bytes >= self._upload_bytes:
+        if sent_bytes is None:
             return rest_s
+        if sent_bytes >= self._upload_bytes:
+            has_got_more_time = before_s >= self.allowed_s and before_bytes < self._upload_bytes
+            return self._after_s if has_got_more_time else rest_s
         if (moved_bytes := sent_bytes - before_bytes) < _LEAST_BYTES:
             return None if self._upload_bytes > _MOST_UNSEEN_BYTES else rest_s
         if not is_over:
             return rest_s
         upload_s = (self._upload_bytes - sent_bytes) / moved_bytes * (elapsed_s - before_s)
         due_s = upload_s + self._after_s
-        return due_s if elapsed_s + due_s <= self.allowed_s + self._local_s else None
+        if elapsed_s + due_s > self.allowed_s + self._local_s:
+            return None
+        return min(due_s, self.allowed_s / 2)  # the link may end at any time
