@@ -146,8 +146,7 @@ class MqttLink:
             except Exception:  # the link must come back whatever the library trips over
                 _logger.exception("the connection to broker %s failed", self._brokers[0])
             failures = 0 if was_accepted else failures + 1
-            if not was_accepted:
-                self._brokers.append(self._brokers.pop(0))
+            self._brokers.append(self._brokers.pop(0))  # its node may be gone; another one is as good
             width_s = min(_MAX_WIDTH_S, self.reconnect_s * 2.0 ** min(failures, 8))
             least_s = min(_HELLO_AGAIN_S, width_s)
             self._stopping.wait(least_s + random.uniform(0.0, width_s - least_s))  # noqa: S311  # no secret

@@ -20,7 +20,7 @@ from edgekit_runtime.errors import TransportError
 _FROM_DEVICES: Final[tuple[Kind, ...]] = ("hello", "reported", "event")
 _KEEPALIVE_S: Final = 20
 _CONNECT_S: Final = 15.0
-_RECONNECT_S: Final = 1.0
+_RECONNECT_S: Final = 0.5
 _MAX_UNSENT_BYTES: Final = 4 << 20
 _log = logging.getLogger(__name__)
 
@@ -113,12 +113,13 @@ class BrokerLink:
             self._outcome.set_exception(ConnectionRefusedError(reason))
 
     async def _connect_once(self) -> None:
-        """Connect to the first broker of the list, which goes to its end if that fails.
+        """Connect to the first broker of the list, which goes to its end: the next try takes another node.
 
         Raises:
             OSError: it cannot be reached, or refuses.
         """
-        host, port = self._brokers[0]
+        host, port = self._brokers.pop(0)
+        self._brokers.append((host, port))
         options = ConnectionOptions(
             client_id=self._client_id,
             context=self._context,
@@ -140,7 +141,6 @@ class BrokerLink:
             await asyncio.wait_for(open_connection(), _CONNECT_S)
         except (OSError, asyncio.TimeoutError) as cause:
             connection.abort("no answer")
-            self._brokers.append(self._brokers.pop(0))
             raise ConnectionError(f"{cause or 'no answer'}") from cause
 
     async def _keep_up(self) -> None:

@@ -20,12 +20,13 @@ from edgekit_runtime.agent.signing import key_id
 _BATCH = 500
 
 
-def read_access(authority: Authority, settings: FleetSettings) -> FleetAccess:
-    """Return what simulated devices need to know of a fleet on this machine."""
+def read_access(
+    authority: Authority, settings: FleetSettings, brokers: tuple[tuple[str, int], ...] = ()
+) -> FleetAccess:
+    """Return what simulated devices need to know of a fleet on this machine, or with these brokers."""
     public = authority.manager_key.public_key()
     return FleetAccess(
-        host=own_address(settings),
-        port=settings.broker_port,
+        brokers=brokers or ((own_address(settings), settings.broker_port),),
         authority=authority.certificate_path.read_text(),
         manager_keys={key_id(public): public},
     )

@@ -62,13 +62,12 @@ class FleetAccess:
     """What all devices of a fleet know.
 
     Attributes:
-        host, port: of the broker.
+        brokers: host and port of the broker, or of each node of a cluster; tried in turn.
         authority: its certificate, in PEM.
         manager_keys: key id -> key, of those who sign for the manager.
     """
 
-    host: str
-    port: int
+    brokers: tuple[tuple[str, int], ...]
     authority: str
     manager_keys: Mapping[str, Ed25519PublicKey]
 
@@ -148,7 +147,7 @@ class SimulatedDevice:
         self._draw = random.Random(member.device)  # noqa: S311  # no secret
         # As a new journal, so that documents of an earlier simulation are older.
         self._sequence = int(time.time() * 1000)
-        self._presence = self._reported = 0
+        self._presence = self._reported = self._ends = 0
         self._will_sha256 = ""
         self._known_s = 0.0
         self._executions: tuple[Progress, ...] = ()
@@ -225,6 +224,10 @@ class SimulatedDevice:
         if self.is_online and self._connection is not None:
             self._connection.ping()
 
+    @property
+    def _broker(self) -> tuple[str, int]:
+        return self._access.brokers[self._ends % len(self._access.brokers)]
+
     def _connect_within(self, within_s: float) -> None:
         wait_s = self._draw.uniform(0.0, within_s)
         asyncio.get_running_loop().call_later(wait_s, self._begin_connection)
@@ -240,7 +243,7 @@ class SimulatedDevice:
             client_id=self.name,
             context=self._context,
             session=self._session,
-            host=self._access.host,
+            host=self._broker[0],
             topics=(topic(self.name, "desired"),),
             will_topic=topic(self.name, "hello"),
             will=envelope,
@@ -248,7 +251,7 @@ class SimulatedDevice:
         )
         self._connection, self._is_greeted = MqttConnection(options, self), False
         loop = asyncio.get_running_loop()
-        made = loop.create_connection(partial(_same, self._connection), self._access.host, self._access.port)
+        made = loop.create_connection(partial(_same, self._connection), *self._broker)
         self._opening = loop.create_task(self._open(made, self._connection))
 
     async def _open(self, made: object, connection: MqttConnection) -> None:
@@ -287,6 +290,7 @@ class SimulatedDevice:
         """Connect again in the window of the manager; see `ConnectionOwner`."""
         if connection is not self._connection:
             return
+        self._ends += 1  # the next broker, as the agent does
         self._connection, self._is_greeted = None, False
         if reason == "lost" or connection.acknowledged < connection.sent:
             self._last = None  # the broker may not have the last report
