@@ -3,16 +3,19 @@
     PYTHONPATH=device_runtime:toolkit:offload .venv/bin/python benchmarks/offload_prediction.py
         [--quick] [--models resnet8 ...] [--seconds 6] [--json FILE] [--merge FILE ...]
 
-At most 4 minutes a model at rest, so 16 in all: 4 models x 6 bandwidths x 3 round trips; with `--quick` 1
+At most 7 minutes a model at rest, so 28 in all: 4 models x 6 bandwidths x 3 round trips; with `--quick` 1
 minute: one model, two bandwidths, one round trip. With `--merge` it measures nothing and prints one table of
 what earlier calls wrote by `--json`. It needs root for the emulated device (20 % of a processor) and link,
 and ../shared/models.
 
 - Ways: all that `edgekit offload plan` extracts and measures: local, uploads, cuts. One session is told which
   to run, as by the option `plan` of a device; a second one chooses (`session`). All take turns in a random
-  order, with the same inputs in a round, so that a processor that changes its speed changes it for all.
+  order; in its turn a way answers one request that does not count, and then all inputs in a row.
 - A request comes 20 ms after the reply to the last one, which is the rhythm in which planning measures too.
   Ways that are predicted to take over 1.5 s are left out, and counted.
+- The processor of a virtual machine changes its speed up to twofold for seconds or minutes. Where the device
+  has over 2 % of the time, requests count at the speed at which the costs were measured (`SpeedGate`). Ways
+  that were not seen at that speed with all inputs are only among the errors at any speed.
 - Predicted: `latency_model` with the costs in the package, and the link that the device measures first, as
   `edgekit offload plan --server URL` does. It is of the mean input, and compressed inputs differ in size, so
   measured is the mean over the inputs of the median of each. Error: |predicted - measured| / measured.
@@ -54,6 +57,7 @@ PROVE_S: Final = 60.0
 SETTLING: Final = 12  # requests in which a session finds out about another link
 SETTLING_S: Final = 2.0
 CUT: Final = "cut"
+GOALS: Final = {"whole-model ways": "<= 3", "cuts": "<= 5"}
 
 
 def main() -> None:
@@ -222,20 +226,9 @@ def kind_of(row: Mapping[str, Any]) -> str:
 def summarise(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the figures beside the goals."""
     rows = [row for cell in cells for row in cell["ways"][:-1]]
-    errors = {kind: [error(row) for row in rows if kind_of(row) == kind] for kind in (LOCAL, "upload", CUT)}
+    steady = [row for row in rows if row["inputs_at_usual_speed"] == ROWS]
     return {
-        "error_whole": float(np.mean([*errors[LOCAL], *errors["upload"]])),
-        "error_cuts": float(np.mean(errors[CUT])) if errors[CUT] else None,
-        "errors": {kind: float(np.mean(each)) for kind, each in errors.items() if each},
-        "bias": {
-            kind: float(
-                np.mean(
-                    [row["predicted_ms"] / row["measured_ms"] - 1 for row in rows if kind_of(row) == kind]
-                )
-            )
-            for kind, each in errors.items()
-            if each
-        },
+        "errors": {"at the speed of planning": find_errors(steady), "at any speed": find_errors(rows)},
         "spread": float(np.median([row["spread"] for row in rows])),
         "regret_kept": float(np.mean([cell["regret"] <= 0.05 for cell in cells])),
         "regret_worst": max(cell["regret"] for cell in cells),
@@ -245,8 +238,24 @@ def summarise(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "settings": len(cells),
         "left_out": sum(cell["left_out"] for cell in cells),
         "failed": sum(row["failed"] for row in rows),
-        "at_usual_speed": float(np.mean([row["inputs_at_usual_speed"] / ROWS for row in rows])),
     }
+
+
+def find_errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return for each kind of way how many there are, the mean error, and the mean signed error."""
+    kinds = {
+        "whole-model ways": (LOCAL, "upload"),
+        LOCAL: (LOCAL,),
+        "uploads": ("upload",),
+        "cuts": (CUT,),
+    }
+    found = {}
+    for name, members in kinds.items():
+        ratios = [row["predicted_ms"] / row["measured_ms"] for row in rows if kind_of(row) in members]
+        if ratios:
+            signed = np.array(ratios) - 1
+            found[name] = [len(ratios), float(np.abs(signed).mean()), float(signed.mean())]
+    return found
 
 
 def show(found: Mapping[str, Any]) -> None:
@@ -268,9 +277,15 @@ def show(found: Mapping[str, Any]) -> None:
     print_table(
         ["figure", "goal", "measured"],
         [
-            ["error of whole-model ways, %", "<= 3", summary["error_whole"] * 100],
-            ["error of cuts, %", "<= 5", (summary["error_cuts"] or 0.0) * 100],
-            *([f"mean signed error, {kind}, %", "", one * 100] for kind, one in summary["bias"].items()),
+            *(
+                [
+                    f"error of {kind} {speed} ({count:.0f}; signed {signed:+.1%}), %",
+                    GOALS.get(kind, ""),
+                    one * 100,
+                ]
+                for speed, kinds in summary["errors"].items()
+                for kind, (count, one, signed) in kinds.items()
+            ),
             ["settings with a regret <= 5 %, %: planned", ">= 95", summary["regret_kept"] * 100],
             ["settings with a regret <= 5 %, %: session", ">= 95", summary["session_regret_kept"] * 100],
             ["at most 5 % or 2 ms behind the better end, %: planned", "100", summary["law_kept"] * 100],
@@ -281,8 +296,7 @@ def show(found: Mapping[str, Any]) -> None:
             ],
             ["median spread of a way (quartiles), %", "", summary["spread"] * 100],
             ["ways left out", "", summary["left_out"]],
-            ["inputs with a request at the speed of planning, %", "", summary["at_usual_speed"] * 100],
-            ["seconds", "<= 960", found["seconds"]],
+            ["seconds", "<= 1680", found["seconds"]],
         ],
     )
 
