@@ -225,7 +225,7 @@ def find_overhead(seconds: Sequence[float], whole_s: float) -> tuple[float, floa
 def time_models(
     machine: Machine, graphs: Sequence[RunnableGraph], *, seconds: float = 10.0
 ) -> tuple[Timing, ...]:
-    """Return the time of one run of each graph; they take turns, each round in a new random order.
+    """Return the time of one run of each graph; five in a row, in turn, in random order.
 
     Raises:
         CutError: the machine does not work, or refused a graph or its inputs.
