@@ -95,7 +95,7 @@ def test_graphs_with_weights_outside_are_timed_in_turn() -> None:
         inputs={"x": np.ones((2, 64), np.float32)},
     )
     first, second = time_models(LOCAL, [graph, graph], seconds=0.1)
-    assert first.rounds == second.rounds >= 5
+    assert min(first.rounds, second.rounds) >= 5
     assert first.seconds > 0
 
 
