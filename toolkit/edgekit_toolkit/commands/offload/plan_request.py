@@ -122,7 +122,7 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         name, content, device, server,
         grid, feeds, options["objective"], power, None if limit_ms is None else limit_ms / 1e3,
         options["requests_per_s"], memory, weights, tuple(options["keep_on_device"]), edge, edge_link,
-        realise=_measured_cuts(graph, feeds, options, edge_link, (device, edge or server)),
+        realise=_measured_cuts(graph, feeds, options, edge_link, (device, edge or server, server)),
         most_leakage_db=most_db, leakage_db=leakage_db, notes=notes, is_server_modelled=by_url,
         cascade=_read_cascade(options, samples),
     )  # fmt: skip
@@ -151,21 +151,25 @@ def _measured_cuts(
     feeds: list[dict[str, Array]],
     options: Mapping[str, Any],
     edge_link: LinkState | None,
-    profiles: tuple[ModelProfile, ModelProfile],
+    profiles: tuple[ModelProfile, ModelProfile, ModelProfile],
 ) -> MeasuredCuts | TieredCuts | None:
     """Return what measures cuts as they are, where all machines are at hand and not only their profiles."""
     device, server, edge = options["device"], options["server"], options["edge"]
     if is_url(server) or any(_is_profile(one) for one in (device, server, edge) if one is not None):
         return None
+    texts = (device, edge or server, server)
+    machines = [
+        Machine.parse(text).at_speed_of(profile) for text, profile in zip(texts, profiles, strict=True)
+    ]
     first = MeasuredCuts(
         graph.content,
         feeds,
-        Machine.parse(device).at_speed_of(profiles[0]),
-        Machine.parse(edge or server).at_speed_of(profiles[1]),
+        machines[0],
+        machines[1],
         options["seconds"],
         graph.options,
     )
-    return first if edge_link is None else TieredCuts(first, Machine.parse(server), edge_link)
+    return first if edge_link is None else TieredCuts(first, machines[2], edge_link)
 
 
 def _is_profile(text: str) -> bool:
