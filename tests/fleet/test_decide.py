@@ -62,16 +62,20 @@ def test_bad_model_stops_at_few_devices(name: str, devices: int) -> None:
             assert last.action == "abort" and len(last.devices) == run.exposed
 
 
-def test_suspected_release_waits_for_a_person_and_then_goes_on() -> None:
-    progress = start(100)
-    now, seen = 0.0, []
+def run_until_doubt(progress: Progress) -> float:
+    """Let every fifth device fail until the rollout pauses; returns the time."""
+    now, seen = 0.0, 0
     while progress.state == "running":
         now += 10.0
-        decision = step(progress, now)
-        for number, device in enumerate(decision.devices):
-            is_failed = (len(seen) + number) % 5 == 0
-            answer(progress, (device,), now, "failed" if is_failed else "succeeded")
-        seen.extend(decision.devices)
+        for device in step(progress, now).devices:
+            answer(progress, (device,), now, "failed" if seen % 5 == 0 else "succeeded")
+            seen += 1
+    return now
+
+
+def test_suspected_release_waits_for_a_person_and_then_goes_on() -> None:
+    progress = start(100)
+    now = run_until_doubt(progress)
     assert progress.state == "paused" and 30 <= progress.started <= 32
     assert progress.last is not None
     sentence = progress.last.sentence
@@ -79,6 +83,33 @@ def test_suspected_release_waits_for_a_person_and_then_goes_on() -> None:
     assert step(progress, now + 1).action == "wait"
     apply(progress, Ordered(order="resume", who="anna"), now + 2)
     assert step(progress, now + 3).action == "start"
+
+
+def test_after_a_resume_the_usual_steps_hold_until_twice_as_many_have_it() -> None:
+    progress = start(10_000)
+    now = run_until_doubt(progress)
+    had = progress.started
+    apply(progress, Ordered(order="resume", who="anna"), now + 1)
+    steps = 0
+    while progress.started < 2 * had:
+        steps += 1
+        answer(progress, step(progress, now + 1 + steps).devices, now + 1 + steps)
+    assert steps == 1
+
+
+def test_resume_of_a_pause_by_a_person_leaves_the_doubt() -> None:
+    progress = start(100)
+    answer(progress, step(progress, 1.0).devices, 2.0)
+    apply(progress, Ordered(order="pause", who="anna"), 3.0)
+    assert step(progress, 4.0).sentence == "paused by order; resume it"
+    apply(progress, Ordered(order="resume", who="anna"), 5.0)
+    assert progress.resumed_with == 0
+    run_until_doubt(progress)
+    assert progress.pause is not None and progress.pause.is_doubt
+    apply(progress, Ordered(order="resume", who="anna"), 1e6)
+    assert progress.resumed_with == progress.started
+    apply(progress, Ordered(order="pause", who="anna"), 1e6)
+    assert step(progress, 1e6).sentence == "paused by order; resume it"
 
 
 @pytest.mark.parametrize("devices", [1, 2, 7, 20, 200])

@@ -266,7 +266,42 @@ def test_order_to_stop_between_batches_takes_all_devices_back(
     rollouts.give_order(store, fleet.name, "abort", "anna")
     assert fleet.run(lambda row: "waiting") == "aborted"
     wanted = fleet.wanted()
-    assert len(wanted) == 40 and all(one.is_return for one in wanted.values())
+    assert len(wanted) == 14 and all(one.is_return for one in wanted.values())
+    assert rollouts.replay_rollout(store, fleet.name) == []
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_pause_between_batches_offers_to_nobody_more_until_it_goes_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    add_devices(store, 40)
+    add_release(store)
+    fleet = start(store, waves="100%", minimum=40)
+    monkeypatch.setattr(runner, "_DEVICES_A_TURN", 7)
+    fleet.run(succeed, turns=2)
+    rollouts.give_order(store, fleet.name, "pause", "anna")
+    if is_killed:
+        fleet.runner = RolloutRunner()
+    fleet.run(succeed, turns=5)
+    assert len(fleet.wanted()) == 14 and fleet.row().state == "paused"
+    rollouts.give_order(store, fleet.name, "resume", "anna")
+    assert fleet.run(succeed) == "succeeded"
+    assert len(fleet.wanted()) == 40
+    with store.transaction() as session:
+        assert len(session.scalars(select(ExecutionRow.execution)).all()) == 40
+    assert rollouts.replay_rollout(store, fleet.name) == []
+
+
+def test_fault_seen_between_batches_stops_the_offers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_devices(store, 40)
+    add_release(store)
+    fleet = start(store, waves="100%", minimum=40)
+    monkeypatch.setattr(runner, "_DEVICES_A_TURN", 7)
+    bad = ModelFigures(model="digits", version="2", requests=50, restarts=4)
+    assert fleet.run(succeed, figures=bad) == "aborted"
+    wanted = fleet.wanted()
+    assert len(wanted) <= 14 and all(one.is_return for one in wanted.values())
+    assert rollouts.replay_rollout(store, fleet.name) == []
 
 
 def test_transaction_that_fails_leaves_no_decision(store: Store) -> None:

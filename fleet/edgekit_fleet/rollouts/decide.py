@@ -35,8 +35,7 @@ def decide(progress: Progress, now: float) -> Decision | None:
         figures = {**verdict.figures, "exposed": progress.started, "devices": len(progress.members)}
         return _abort(progress, verdict.sentence, figures)
     if progress.state == "paused":
-        is_own = progress.last is not None and progress.last.sentence.startswith("paused")
-        sentence = progress.last.sentence if is_own and progress.last else "paused by order; resume it"
+        sentence = progress.pause.sentence if progress.pause else "paused by order; resume it"
         return Decision(action="wait", wave=progress.wave, sentence=sentence)
     return _retry(progress) or _go_on(progress, judgement, now)
 
@@ -99,7 +98,9 @@ def _go_on(progress: Progress, judgement: Judgement, now: float) -> Decision:
     for member in progress.members.values():
         judged += is_judged(member, settings, now)
         silent += member.state == "started" and now - member.started_at >= settings.patience_s
-    is_all, is_leaning = started == len(progress.members), judgement.leaning >= _LEANING
+    is_all = started == len(progress.members)
+    # A person who resumed it from a doubt has accepted that doubt for twice as many devices.
+    is_leaning = judgement.leaning >= _LEANING and started >= 2 * progress.resumed_with
     quorum = 1.0 if is_all or is_leaning else settings.quorum
     needed = max(math.ceil(quorum * (started - silent)), 1)
     figures: dict[str, float] = {"judged": judged, "started": started, "needed": needed, "silent": silent}
@@ -112,9 +113,11 @@ def _go_on(progress: Progress, judgement: Judgement, now: float) -> Decision:
         return _wait(progress, now, f"{said} and {needed} are needed", figures)
     most = 2 * judged + silent if judged >= settings.minimum else max(2 * judged, replaced_at_most)
     if is_leaning and not is_all:
-        if started >= max(settings.minimum, _MOST_SUSPECTED, 2 * progress.resumed_with):
+        if started >= max(settings.minimum, _MOST_SUSPECTED):
             doubt = f"paused: {judgement.suspicion}: too few to stop it; look at them, then resume or abort"
-            return Decision(action="pause", wave=progress.wave, sentence=doubt, figures=figures)
+            return Decision(
+                action="pause", wave=progress.wave, sentence=doubt, figures=figures, is_doubt=True
+            )
         most = min(most, judged + silent + max(settings.minimum // 5, 1))
     if progress.wave < len(settings.waves) - 1 and started >= progress.wave_end:
         figures["wave"] = progress.wave

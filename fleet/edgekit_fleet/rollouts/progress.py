@@ -118,6 +118,7 @@ class Decision:
         wave: number of the open wave, from 0.
         sentence: the reason.
         figures: what it rests on.
+        is_doubt: whether it pauses because the evidence leans against the release.
     """
 
     action: Action
@@ -125,9 +126,17 @@ class Decision:
     sentence: str
     devices: tuple[str, ...] = ()
     figures: Mapping[str, Annotated[float, _FIGURE]] = field(default_factory=dict)
+    is_doubt: bool = False
 
 
-Entry: TypeAlias = Started | Joined | Answered | Ordered | Decision
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawn:
+    """The last decision to start or retry `devices` was not carried out, and will not be."""
+
+    devices: tuple[str, ...]
+
+
+Entry: TypeAlias = Started | Joined | Answered | Ordered | Decision | Withdrawn
 
 TRANSIENT_CODES: Final = frozenset(("link", "download", "timeout", "broken-off", "service-away"))
 """Failures that speak against the network or the moment, and are worth another attempt."""
@@ -138,6 +147,7 @@ _KINDS: Final[dict[str, type[Any]]] = {
     "answered": Answered,
     "ordered": Ordered,
     "decided": Decision,
+    "withdrawn": Withdrawn,
 }
 
 
@@ -196,7 +206,8 @@ class Progress:
         started: members that were offered the release.
         step_at: when the last devices were started.
         approved: waves that were approved.
-        resumed_with: `started` when a person last resumed it, who had seen what was known then.
+        pause: the decision that paused it, or None where a person did or it is not paused.
+        resumed_with: `started` when a person last resumed it from a doubt, and had seen what was known then.
         wants_abort: who ordered to abort, or None.
         last: the last decision, or None.
     """
@@ -208,6 +219,7 @@ class Progress:
     started: int = 0
     step_at: float = 0.0
     approved: int = 0
+    pause: Decision | None = None
     resumed_with: int = 0
     wants_abort: str | None = None
     last: Decision | None = None
@@ -246,11 +258,21 @@ def apply(progress: Progress, entry: Entry, at: float) -> None:
         _apply_order(progress, entry, at)
     elif isinstance(entry, Joined):
         _join(progress, entry)
+    elif isinstance(entry, Withdrawn):
+        _withdraw(progress, entry)
 
 
 def _join(progress: Progress, entry: Started | Joined) -> None:
     for device, device_class in zip(entry.devices, entry.classes, strict=True):
         progress.members.setdefault(device, Member(device_class))
+
+
+def _withdraw(progress: Progress, entry: Withdrawn) -> None:
+    for device in entry.devices:
+        member = progress.members[device]
+        member.attempts -= 1
+        member.state = "failed" if member.attempts else "pending"
+        progress.started -= member.state == "pending"
 
 
 def _apply_answer(progress: Progress, entry: Answered, at: float) -> None:
@@ -285,7 +307,7 @@ def _apply_decision(progress: Progress, entry: Decision, at: float) -> None:
             progress.started += member.state == "pending"
             member.state, member.started_at, member.attempts = "started", at, member.attempts + 1
     elif entry.action == "pause":
-        progress.state = "paused"
+        progress.state, progress.pause = "paused", entry
     elif entry.action == "succeed":
         progress.state = "succeeded"
     elif entry.action == "abort":
@@ -301,7 +323,9 @@ def _apply_order(progress: Progress, entry: Ordered, at: float) -> None:
         progress.state = "paused"
     elif progress.state == "paused" and entry.order == "resume":
         progress.state, progress.step_at = "running", at
-        progress.resumed_with = progress.started
+        if progress.pause is not None and progress.pause.is_doubt:
+            progress.resumed_with = progress.started
+        progress.pause = None
     elif entry.order == "approve":
         progress.approved = progress.wave + 1
         progress.step_at = at

@@ -26,6 +26,7 @@ from edgekit_fleet.rollouts.progress import (
     Outcome,
     Progress,
     Started,
+    Withdrawn,
     apply,
     begin,
     entry_from_plain,
@@ -104,7 +105,7 @@ class RolloutRunner:
         self._known: dict[str, _Known] = {}
 
     def turn(self, session: Session, now: float) -> bool:
-        """Carry the next batch of each open rollout out, or decide on it; returns whether a batch is left.
+        """Decide on each open rollout and carry its next batch out; returns whether a batch is left.
 
         Args:
             session: a transaction.
@@ -121,8 +122,7 @@ class RolloutRunner:
 
     def _run(self, session: Session, row: RolloutRow, now: float) -> None:
         known = self._follow_log(session, row)
-        if not known.backlog:
-            self._decide(session, row, known, now)
+        self._decide(session, row, known, now)
         if known.backlog:
             _carry_out(session, row, known, now)
         state: str = known.progress.state
@@ -134,7 +134,11 @@ class RolloutRunner:
             row.ended_at = now
 
     def _decide(self, session: Session, row: RolloutRow, known: _Known, now: float) -> None:
-        """Log what devices have answered and what follows from it."""
+        """Log what devices have answered and what follows from it.
+
+        While devices of an earlier decision wait for their documents, an abort or a pause withdraws the
+        release from them; all other decisions wait until they have them.
+        """
         if known.progress.settings.is_dynamic and now - known.joined_at >= _JOIN_S:
             known.joined_at = now
             self._log(session, row, known, _join(session, row, known), now)
@@ -150,7 +154,16 @@ class RolloutRunner:
         if not known.has_news and now - known.decided_at < pause_s:
             return
         known.has_news, known.decided_at = False, now
+        is_under_way = bool(known.backlog)
         while (decision := decide(known.progress, now)) is not None:
+            if is_under_way and (known.progress.state == "paused" or decision.action in ("pause", "abort")):
+                self._log(session, row, known, [Withdrawn(devices=tuple(known.backlog))], now)
+                known.backlog.clear()
+                is_under_way = False
+                continue
+            if is_under_way and decision.action in ("start", "retry", "succeed"):
+                known.has_news = True
+                break
             if decision.action == "wait" or (decision.action == "ask" and decision == known.progress.last):
                 _update(row, "because", decision.sentence)
                 break
