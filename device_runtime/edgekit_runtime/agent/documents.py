@@ -71,7 +71,7 @@ class DesiredModel:
         path: of the package, a target of the TUF repository.
         size_bytes, sha256: of the package file.
         execution: names this attempt, unique in the fleet; the same name is never carried out twice.
-        release, rollout: their names, to show.
+        release, rollout: names to display.
         trial: how the new version is tried before it is switched to: not at all, beside the old one on copies
             of calls, or on a share of the calls.
         order: whether the new version is loaded before the old one is unloaded (needs memory for both), after

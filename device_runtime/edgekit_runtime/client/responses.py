@@ -134,7 +134,7 @@ def read_response(
     """
     json_bytes = len(body) if head.json_bytes is None else head.json_bytes
     text = bytes(body[:json_bytes])
-    outputs = _decode_again(text) if len(text) <= _MAX_KEPT_BYTES else decode_response(text)
+    outputs = _decode_cached(text) if len(text) <= _MAX_KEPT_BYTES else decode_response(text)
     found = {}
     for output in outputs:
         if output.shared is not None:
@@ -149,7 +149,7 @@ def read_response(
 
 
 @functools.lru_cache(_MAX_KEPT)
-def _decode_again(text: bytes) -> list[InferTensor]:
+def _decode_cached(text: bytes) -> list[InferTensor]:
     """Return the outputs that JSON describes which the service repeats; values in it are read-only."""
     outputs = decode_response(text)
     for output in outputs:

@@ -259,7 +259,7 @@ def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
         bits: of the float32 factor.
     """
     factor = np.array([bits], "<u4").view("<f4").astype(np.float64)
-    with np.errstate(all="ignore"):  # of nonsense comes nonsense, which the digest finds
+    with np.errstate(all="ignore"):  # Bad factors give bad bytes; the digest check rejects them.
         product = np.frombuffer(factors, "<f4").astype(np.float64) * factor
         return np.asarray(product.astype("<f4")).view(np.uint8)
 

@@ -40,7 +40,7 @@ from edgekit_runtime.system.machine import available_bytes, machine_bytes
 
 _MAX_WRITE_FAILURES: Final = 3  # of a full disk, before the execution fails
 _MEMORY_AGAIN_S: Final = 300.0
-_LEFT: Final = StepResult()
+_UNCHANGED: Final = StepResult()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class LocalSteps:
         except DownloadLimitError as error:
             return StepResult(outcome="refused", code="budget", reason=str(error))
         except DownloadStoppedError:
-            return _LEFT
+            return _UNCHANGED
         except SlowError as error:
             job.note("slow-retrieval", str(error))
             return StepResult(outcome="retry", code="slow", reason=str(error))
@@ -122,7 +122,7 @@ class LocalSteps:
             return StepResult(outcome="retry", code="network", reason=str(error))
         except OutputError as error:
             return _report_full_disk(job, error)
-        return _LEFT
+        return _UNCHANGED
 
     def _fetch(self, job: _Job, offer: Offer, path: Path) -> None:
         self._downloader.fetch(

@@ -34,14 +34,14 @@ class StepResult:
     """What came of a step.
 
     Attributes:
-        outcome: `left` leaves the execution as it is, `installed` leads it to its trial, `retry` tries the
-            step again, the others end it.
+        outcome: `unchanged` leaves the execution as it is, `installed` leads it to its trial, `retry` tries
+            the step again, the others end it.
         code, reason: as in `Execution`.
         wait_s: before the step is tried again; None for a random time that grows with the failures.
         max_failures: in a row, after which it fails; None for any number.
     """
 
-    outcome: Literal["left", "installed", "retry", "refused", "failed"] = "left"
+    outcome: Literal["unchanged", "installed", "retry", "refused", "failed"] = "unchanged"
     code: str = ""
     reason: str = ""
     wait_s: float | None = None
@@ -49,7 +49,7 @@ class StepResult:
 
     def apply(self, progress: Progress) -> Progress:
         """Return the execution after the step."""
-        if self.outcome == "left":
+        if self.outcome == "unchanged":
             return progress
         if self.outcome == "installed":
             return progress.enter("trying", code="load")
