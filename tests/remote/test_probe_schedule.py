@@ -187,9 +187,30 @@ def test_no_server_is_used_in_debt_until_local_runs_have_paid_it() -> None:
     assert 10 <= runs <= 11
 
 
+def test_large_requests_among_small_ones_are_hedged_too() -> None:
+    hedges, large, hedged = HedgePolicy(0.1, LOCAL_S), 0, 0
+    for number in range(2000):
+        local_s = LOCAL_S if number % 2 else 32 * LOCAL_S
+        hedges.earn(local_s / 5, local_s)
+        if number % 2 == 0:
+            large += 1
+            if hedges.may_hedge(local_s):
+                hedges.spend(local_s)
+                hedged += 1
+    assert 0.015 * large <= hedged <= 0.025 * large  # a tenth of a fifth
+
+
+def test_credit_of_a_moment_of_load_is_lost_with_it() -> None:
+    hedges = HedgePolicy(0.1, LOCAL_S)
+    hedges.earn(100 * LOCAL_S, 100 * LOCAL_S)
+    for _ in range(1000):
+        hedges.earn(LOCAL_S, LOCAL_S)
+    assert not hedges.may_hedge(2.1 * LOCAL_S)
+
+
 def hedge_at(wait: ReplyWait, sent: Callable[[float], float | None]) -> float:
     """Return when a local run begins on a link that has acknowledged `sent(t)` bytes."""
-    elapsed_s = wait.allowed_s / 2
+    elapsed_s = wait.look_s
     while True:
         now = sent(elapsed_s)
         more_s = wait.more_s(elapsed_s, None if now is None else int(now))
@@ -199,7 +220,7 @@ def hedge_at(wait: ReplyWait, sent: Callable[[float], float | None]) -> float:
 
 
 def make_wait(upload_bytes: int = REQUEST_BYTES) -> ReplyWait:
-    return ReplyWait(0.06, LOCAL_S, 0.02, upload_bytes)
+    return ReplyWait(0.06, LOCAL_S, 0.02, upload_bytes, link=LinkState(100e6, 100e6, 0.01, 1e9))
 
 
 def carry(mbit_s: float, until_s: float = 1e9, from_s: float = 0.0) -> Callable[[float], float]:
@@ -208,6 +229,23 @@ def carry(mbit_s: float, until_s: float = 1e9, from_s: float = 0.0) -> Callable[
 
 def test_link_that_carries_nothing_is_noticed_after_half_of_the_time() -> None:
     assert hedge_at(make_wait(), lambda _: 0) == pytest.approx(0.03)
+
+
+def acknowledge(size_bytes: int, mbit_s: float, rtt_s: float) -> Callable[[float], float]:
+    """Return what is acknowledged of one window: every other segment, a round trip after it was sent."""
+    return lambda at_s: min(size_bytes, max(0.0, at_s - rtt_s) * mbit_s * 1e6 / 8 // 3000 * 3000)
+
+
+@pytest.mark.parametrize(("rtt_s", "mbit_s"), [(0.06, 20.0), (0.06, 2.0), (0.1, 8.0), (0.15, 100.0)])
+def test_request_on_a_link_with_a_long_round_trip_is_not_taken_for_lost(rtt_s: float, mbit_s: float) -> None:
+    link, size_bytes, local_s = LinkState(mbit_s * 1e6, 100e6, rtt_s, 1e9), 12_000, 0.2
+    reply_s = rtt_s + size_bytes * 8 / mbit_s / 1e6
+    allowed_s = HedgePolicy(0.1, local_s).allow_s(reply_s, local_s, spent_s=0.0)
+    assert reply_s < allowed_s
+    wait = ReplyWait(allowed_s, local_s, 2 * rtt_s, size_bytes, link=link)
+    assert hedge_at(wait, acknowledge(size_bytes, mbit_s, rtt_s)) > reply_s
+    lost = ReplyWait(allowed_s, local_s, 2 * rtt_s, size_bytes, link=link)
+    assert hedge_at(lost, lambda _: 0) <= allowed_s
 
 
 def test_small_request_is_not_taken_for_lost_before_its_time() -> None:

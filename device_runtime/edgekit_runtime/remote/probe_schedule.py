@@ -10,6 +10,8 @@ CACM 56(2), 2013.
 
 from typing import Final
 
+from edgekit_runtime.remote.latency_model import LinkState
+
 _FIRST_S: Final = 0.5
 _MOST_S: Final = 60.0
 _MOST_STEPS: Final = 16
@@ -27,8 +29,10 @@ _EARLY_WAIT: Final = 0.1  # a hedge sooner than this share of the local run gain
 _MOST_LATE_S: Final = 1.0
 _LATE_SHARE: Final = 0.1  # of replies that take longer than usual
 _STEP: Final = 0.1
+_KEPT: Final = 0.99  # of the longest local run, with each request: it may have been a moment of load
 _MOST_USUAL: Final = 2.0
 _LEAST_BYTES: Final = 1500  # acknowledged between two looks: less is a link that carries nothing
+_FIRST_BITS: Final = 8 * 2 * _LEAST_BYTES  # TCP acknowledges every other segment
 _MOST_UNSEEN_BYTES: Final = 4 * _LEAST_BYTES  # may be acknowledged as late as by the reply
 
 
@@ -128,10 +132,10 @@ class HedgePolicy:
     """How long to wait for a reply, and how much device time local runs beside late requests may take.
 
     That time is a token bucket: each request adds a share of what it takes of the device itself. Without
-    credit a hedge begins later; in debt no request goes to the server.
+    credit a hedge begins later; in debt no request goes to the server. Not for several threads at once.
     """
 
-    __slots__ = ("_credit_s", "_share", "_usual")
+    __slots__ = ("_credit_s", "_longest_s", "_share", "_usual")
 
     def __init__(self, share: float, local_s: float) -> None:
         """Begin with a full bucket.
@@ -141,6 +145,7 @@ class HedgePolicy:
             local_s: time of a local run.
         """
         self._share, self._credit_s = share, _MOST_RUNS * local_s
+        self._longest_s = local_s  # of the local runs of late, as requests may have more or fewer rows
         self._usual = 1.0  # times the prediction: nine of ten replies come sooner
 
     @property
@@ -154,10 +159,11 @@ class HedgePolicy:
 
     def earn(self, device_s: float, local_s: float) -> None:
         """Take that a request needs so much time of the device itself."""
-        self._credit_s = min(self._credit_s + self._share * device_s, _MOST_RUNS * local_s)
+        self._longest_s = max(local_s, self._longest_s * _KEPT)
+        self._credit_s = min(self._credit_s + self._share * device_s, _MOST_RUNS * self._longest_s)
 
     def spend(self, device_s: float) -> None:
-        """Take that the device worked so long beside a request that was late."""
+        """Take that the device worked so long beside a reply that was late, but came."""
         self._credit_s -= device_s
 
     def note_reply(self, took_s: float, expected_s: float) -> None:
@@ -186,16 +192,19 @@ class HedgePolicy:
 class ReplyWait:
     """How long one request waits for its reply, by what the link has taken of it so far.
 
-    A link that carries nothing is noticed after half of the time allowed. One that is only slow gets more
-    time, if at its rate the reply comes before the end of a local run.
+    A link that carries nothing is noticed after half of the time allowed, or when its first acknowledgement
+    is late. One that is only slow gets more time, if at its rate the reply comes before the end of a local
+    run.
 
     Attributes:
-        allowed_s: after which a local run begins where nothing is known of the link.
+        look_s: how long to wait until the first look.
     """
 
-    __slots__ = ("_after_s", "_local_s", "_seen", "_upload_bytes", "allowed_s")
+    __slots__ = ("_after_s", "_allowed_s", "_local_s", "_seen", "_upload_bytes", "look_s")
 
-    def __init__(self, allowed_s: float, local_s: float, after_s: float, upload_bytes: int) -> None:
+    def __init__(
+        self, allowed_s: float, local_s: float, after_s: float, upload_bytes: int, *, link: LinkState | None
+    ) -> None:
         """Begin as the request is sent.
 
         Args:
@@ -203,8 +212,13 @@ class ReplyWait:
             local_s: time of a local run.
             after_s: from the last byte of the request to the reply.
             upload_bytes: size of the request.
+            link: as it seems to be.
         """
-        self.allowed_s, self._local_s = allowed_s, local_s
+        acked_s = 0.0  # when the first of it may be acknowledged
+        if link is not None:
+            acked_s = link.rtt_s + _FIRST_BITS / max(link.up_bits_per_s, 1.0) + _SLACK_S
+        self.look_s = min(max(allowed_s / 2, acked_s), allowed_s)
+        self._allowed_s, self._local_s = allowed_s, local_s
         self._after_s, self._upload_bytes = after_s, upload_bytes
         self._seen = (0.0, 0)  # at the last look
 
@@ -216,12 +230,12 @@ class ReplyWait:
             sent_bytes: how much of it is acknowledged; None where the system does not say.
         """
         (before_s, before_bytes), self._seen = self._seen, (elapsed_s, sent_bytes or 0)
-        is_over = elapsed_s >= self.allowed_s
-        rest_s = None if is_over else self.allowed_s - elapsed_s
+        is_over = elapsed_s >= self._allowed_s
+        rest_s = None if is_over else self._allowed_s - elapsed_s
         if sent_bytes is None:
             return rest_s
         if sent_bytes >= self._upload_bytes:
-            has_got_more_time = before_s >= self.allowed_s and before_bytes < self._upload_bytes
+            has_got_more_time = before_s >= self._allowed_s and before_bytes < self._upload_bytes
             return self._after_s if has_got_more_time else rest_s
         if (moved_bytes := sent_bytes - before_bytes) < _LEAST_BYTES:
             return None if self._upload_bytes > _MOST_UNSEEN_BYTES else rest_s
@@ -229,6 +243,6 @@ class ReplyWait:
             return rest_s
         upload_s = (self._upload_bytes - sent_bytes) / moved_bytes * (elapsed_s - before_s)
         due_s = upload_s + self._after_s
-        if elapsed_s + due_s > self.allowed_s + self._local_s:
+        if elapsed_s + due_s > self._allowed_s + self._local_s:
             return None
-        return min(due_s, self.allowed_s / 2)  # the link may end at any time
+        return min(due_s, self.look_s)  # the link may end at any time

@@ -24,6 +24,7 @@ from edgekit_runtime.errors import (
     CutError,
     DataError,
     EdgekitError,
+    RefusedInputError,
     RequestError,
     TransportError,
 )
@@ -199,6 +200,25 @@ class _Replied:
         """Do nothing."""
 
 
+class _Hedge:
+    """A local run beside a late request.
+
+    Attributes:
+        session: runs it where a reply can end it; None elsewhere, and until it begins.
+        is_ended: whether a reply has ended it.
+        took_s: how long it took; None until it is over.
+        is_waste: whether the server answers too, or would have; None until that is known.
+    """
+
+    __slots__ = ("is_ended", "is_waste", "session", "took_s")
+
+    def __init__(self) -> None:
+        self.session: Any = None
+        self.is_ended = False
+        self.took_s: float | None = None
+        self.is_waste: bool | None = None
+
+
 class RemoteSession:
     """A model of a package with a cut table, with a server.
 
@@ -251,6 +271,7 @@ class RemoteSession:
         self._compute: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         self._wait_s = self._load = 0.0
         self._hedges = HedgePolicy(options.hedge_share, table.local.costs.device_s if table.local else 0.0)
+        self._has_local_failed = False  # the last run of it
         self._decisions: dict[int, tuple[int, PlanChoice]] = {}
         self._epoch = self._since = self._running = 0
         self._late: Pending | None = None  # the last request that was late
@@ -286,7 +307,8 @@ class RemoteSession:
         try:
             if decision.plan.tail is None:
                 self.counts.local += 1
-                self._hedges.earn(decision.predicted_s, decision.predicted_s)
+                with self._lock:
+                    self._hedges.earn(decision.predicted_s, decision.predicted_s)
                 return self._run_local(inputs, rows)
             return self._run_split(decision, inputs, rows)
         finally:
@@ -332,13 +354,20 @@ class RemoteSession:
         return max(1, shape[0]) if shape else 1
 
     def _run_local(
-        self, inputs: Mapping[str, Array], rows: int, session: Session | None = None
+        self, inputs: Mapping[str, Array], rows: int, hedge: _Hedge | None = None
     ) -> dict[str, Array]:
-        local = session or self.local
+        local: Session | None = self.local if hedge is None else hedge.session or self.local
         if local is None:
             raise BackendError("backend 'offload': this package has no plan that runs on this device alone")
         began_s = time.monotonic()
-        outputs = local.run(inputs)
+        try:
+            outputs = local.run(inputs)
+        except BackendError as cause:
+            if not isinstance(cause, RefusedInputError) and (hedge is None or not hedge.is_ended):
+                self._has_local_failed = True
+                self._epoch += 1
+            raise
+        self._has_local_failed = False
         plan = self._tables[1].local
         if plan is not None:
             planned_s = plan.costs.device_s - plan.costs.request_s
@@ -391,17 +420,19 @@ class RemoteSession:
         began_s: float,
     ) -> dict[str, Array]:
         """Return the outputs of the tail, or those of the whole model from a local run."""
-        way, backups = self._ways[decision.plan.name], list[Any]()
+        way, hedge = self._ways[decision.plan.name], _Hedge()
         local_s, expected_s = self._local_s(rows), self._reply_s(decision)
         sent_s = time.monotonic()
 
         def finish(_: Pending, reply: Reply) -> None:
             if reply.outputs is not None:
-                self._hedges.note_reply(time.monotonic() - sent_s, expected_s)
-            self._note(decision.plan, rows, reply, is_late=bool(backups))
-            if reply.outputs is not None:
-                for backup in backups:
-                    backup.interrupt()
+                with self._lock:
+                    self._hedges.note_reply(time.monotonic() - sent_s, expected_s)
+            self._settle(hedge, is_waste=reply.outputs is not None or _is_moving(reply))
+            self._note(decision.plan, rows, reply, is_late=hedge.session is not None)
+            if reply.outputs is not None and hedge.session is not None:
+                hedge.is_ended = True
+                hedge.session.interrupt()
 
         if self.local is None:
             pending = self._server.send(request, self._options.timeout_s, finish)
@@ -413,12 +444,15 @@ class RemoteSession:
         if decision.is_forced:
             is_there = pending.done.wait(timeout_s)
         else:
-            self._hedges.earn(decision.plan.costs.device_s * decision.conditions.device_slowdown, local_s)
+            conditions = decision.conditions
+            with self._lock:
+                self._hedges.earn(decision.plan.costs.device_s * conditions.device_slowdown, local_s)
             allowed_s = self._allow_s(expected_s, local_s, sent_s - began_s)
-            wait = ReplyWait(allowed_s, local_s, self._after_upload_s(decision), request.size_bytes)
+            after_s, size_bytes = self._after_upload_s(decision), request.size_bytes
+            wait = ReplyWait(allowed_s, local_s, after_s, size_bytes, link=conditions.link)
             is_there = self._await_reply(pending, wait)
         if not is_there:
-            return self._hedge(pending, way, inputs, rows, backups)
+            return self._hedge(pending, way, inputs, rows, hedge)
         reply = pending.reply
         if reply is not None and reply.outputs is not None:
             self.counts.remote += 1
@@ -429,7 +463,7 @@ class RemoteSession:
 
     def _await_reply(self, pending: Pending, wait: ReplyWait) -> bool:
         """Return whether the reply comes before it is time for a local run."""
-        began_s, more_s = time.monotonic(), wait.allowed_s / 2
+        began_s, more_s = time.monotonic(), wait.look_s
         while not pending.done.wait(more_s):
             found_s = wait.more_s(time.monotonic() - began_s, pending.sent_bytes)
             if found_s is None:
@@ -438,21 +472,22 @@ class RemoteSession:
         return True
 
     def _hedge(
-        self, pending: Pending, way: _Way, inputs: Mapping[str, Array], rows: int, backups: list[Any]
+        self, pending: Pending, way: _Way, inputs: Mapping[str, Array], rows: int, hedge: _Hedge
     ) -> dict[str, Array]:
         """Run locally beside a late request, and return whichever answers first."""
         self.counts.hedged += 1
         share = getattr(self.local, "share", None)
-        session = share() if share is not None else self.local
-        if share is not None:
-            backups.append(session)
-        began_s = time.monotonic()
+        hedge.session = None if share is None else share()
         self._late = pending
         try:
             if not (
                 pending.done.is_set() and pending.reply is not None and pending.reply.outputs is not None
             ):
-                outputs = self._run_local(inputs, rows, session)
+                began_s = time.monotonic()
+                try:
+                    outputs = self._run_local(inputs, rows, hedge)
+                finally:
+                    self._settle(hedge, took_s=time.monotonic() - began_s)
                 if not pending.done.is_set():
                     if not self._estimate.is_claimed:
                         self._fail("the reply was late", way)
@@ -463,11 +498,22 @@ class RemoteSession:
             pending.done.wait()
             if pending.reply is None or pending.reply.outputs is None:
                 raise
-        finally:
-            self._hedges.spend(time.monotonic() - began_s)
         self.counts.remote += 1
         self._answered = way.plan.name
         return self._take(pending)
+
+    def _settle(self, hedge: _Hedge, *, took_s: float | None = None, is_waste: bool | None = None) -> None:
+        """Charge a local run once its time and the fate of the request are known, in either order.
+
+        A local run that takes the place of a server that is silent or fails is no waste, and costs nothing:
+        the breaker opens, so there are few.
+        """
+        with self._lock:
+            hedge.took_s = took_s if hedge.took_s is None else hedge.took_s
+            hedge.is_waste = is_waste if hedge.is_waste is None else hedge.is_waste
+            if hedge.is_waste and hedge.took_s is not None:
+                self._hedges.spend(hedge.took_s)
+                self._epoch += 1
 
     def _take(self, pending: Pending) -> dict[str, Array]:
         reply = pending.reply
@@ -489,6 +535,7 @@ class RemoteSession:
                 for name, way in self._ways.items()
                 if way.is_proved and (rows == 1 or not way.plan.media)  # a file holds one row
             }
+            is_in_debt = self._hedges.is_in_debt and not self._has_local_failed
             decision = choose(
                 self._table(rows),
                 self._conditions(now_s),
@@ -496,7 +543,7 @@ class RemoteSession:
                 self._preference,
                 usable=usable,
                 server_load=self._load,
-                cause=self._breaker.cause or (_IN_DEBT if self._hedges.is_in_debt else ""),
+                cause=self._breaker.cause or (_IN_DEBT if is_in_debt else ""),
             )
             decision = dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
             if len(self._decisions) > _MOST_TABLES:
@@ -573,7 +620,7 @@ class RemoteSession:
         if reply.is_cut_off and is_late:
             with self._lock:
                 self._estimate.note_cut_off(now_s, reply.exchange)
-                if reply.exchange.upload_bytes > _LEAST_BYTES:  # it moves, slowly: a matter of the link
+                if _is_moving(reply):
                     way.is_proved = True
                     self._breaker.succeed()
                 self._epoch += 1
@@ -796,6 +843,11 @@ class RemoteSession:
 def _show(text: str) -> str:
     """Return a text that holds a server's words, in a form that is fit for terminals, logs and files."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text[:_MOST_CAUSE])
+
+
+def _is_moving(reply: Reply) -> bool:
+    """Return whether the link was only slow as a request was ended from here."""
+    return reply.is_cut_off and reply.exchange.upload_bytes > _LEAST_BYTES
 
 
 def _is_of_server(error: EdgekitError) -> bool:
