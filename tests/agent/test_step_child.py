@@ -1,13 +1,18 @@
-"""A step in a process of its own that ends before its work is done."""
+"""A step in a process of its own: one that ends too early, hangs, or sends what no step sends."""
 
+import dataclasses
+import json
 import threading
 from pathlib import Path
 
 import pytest
 from tests.agent.parts import NOON, make_desired, view, want
+from tests.waiting import is_running, wait_for
 
+from edgekit_runtime.agent.execution import step_child
 from edgekit_runtime.agent.execution.step_child import ChildSteps, StepPlaces
-from edgekit_runtime.agent.execution.step_result import StepOrder
+from edgekit_runtime.agent.execution.step_result import StepOrder, StepResult
+from edgekit_runtime.agent.execution.step_runner import StepRunner
 from edgekit_runtime.agent.journal import Progress
 from edgekit_runtime.agent.reconcile import Step, reconcile
 
@@ -34,3 +39,148 @@ def test_step_whose_process_ends_is_tried_again_three_times_and_says_why(tmp_pat
         progress = result.apply(progress)
         states.append(progress.report.state)
     assert states == ["downloading", "downloading", "failed"]
+
+
+def test_other_failures_before_do_not_count_towards_the_limit_of_a_code():
+    progress = begin()
+    internal = StepResult(outcome="retry", code="internal", max_failures=3)
+    for result in [StepResult(outcome="retry", code="network")] * 5 + [internal, internal]:
+        progress = result.apply(progress)
+    assert (progress.report.state, progress.failures) == ("downloading", 7)
+    progress = StepResult(outcome="retry", code="network").apply(progress)
+    for _ in range(2):
+        progress = internal.apply(progress)
+    assert progress.report.state == "downloading"
+    assert internal.apply(progress).report.state == "failed"
+
+
+@pytest.mark.parametrize("outcome", ["unchanged", "installed", "retry", "refused", "failed"])
+def test_execution_that_has_ended_stays_as_it_is_whatever_becomes_of_its_step(outcome):
+    progress = begin().enter("timed_out", code="timeout", reason="late")
+    assert StepResult(outcome=outcome, code="internal", max_failures=1).apply(progress) == progress
+
+
+CHILD = """
+import os, sys, time
+from pathlib import Path
+from edgekit_runtime.system.child_process import open_channel
+with open_channel() as channel, channel.makefile("rw") as lines:
+    lines.readline()
+    Path(os.environ["PID_FILE"]).write_text(str(os.getpid()))
+"""
+HANGS = """
+    while True:
+        lines.write('{"received_bytes": 1}\\n')
+        lines.flush()
+        time.sleep(0.05)
+"""
+SAYS = """
+    lines.write(Path(os.environ["SAID_FILE"]).read_text())
+    lines.flush()
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def child(tmp_path, monkeypatch):
+    """Let steps be carried out by the code given; returns the file with the process's id."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(step_child, "_MODULE", "child_of_test")
+    monkeypatch.setattr(step_child, "_STOP_S", 0.2)
+    monkeypatch.setenv("PID_FILE", str(tmp_path / "pid"))
+    monkeypatch.setenv("SAID_FILE", str(tmp_path / "said"))
+
+    def make(code):
+        (tmp_path / "child_of_test.py").write_text(CHILD + code)
+        return tmp_path / "pid"
+
+    return make
+
+
+def order_install():
+    return StepOrder(step=Step("install", "kws", want()))
+
+
+def begin_step(folder, order):
+    places = StepPlaces(config=str(folder), state=str(folder / "state"), keys=str(folder / "keys"))
+    runner = StepRunner(folder, None, ChildSteps(places))
+    runner.begin(order)
+    return runner
+
+
+def read_pid(file):
+    return int(wait_for(lambda: file.exists() and file.read_text(), "the process of the step"))
+
+
+@pytest.mark.parametrize("code", [HANGS, "\n    time.sleep(600)\n"], ids=["reports", "silent"])
+def test_step_that_goes_on_after_the_agent_stops_is_killed_before_the_next_agent_begins(
+    code, child, tmp_path
+):
+    file = child(code)
+    runner = begin_step(tmp_path, order_install())
+    pid = read_pid(file)
+    runner.close()
+    assert not is_running(pid)
+    assert runner.collect() == [("e1", StepResult())]
+
+
+def test_install_that_hangs_is_killed_once_its_execution_has_ended(child, tmp_path):
+    file = child(HANGS)
+    runner = begin_step(tmp_path, order_install())
+    pid = read_pid(file)
+    runner.retain(set(), {"e1"})  # an install is finished even where nothing more is to be done
+    wait_for(lambda: runner.take_counts()[1], "news")
+    wait_for(lambda: runner.take_counts()[1], "more news")
+    assert is_running(pid)
+    runner.retain({"e2"}, {"e2"})
+    wait_for(runner.collect, "the end of the step")
+    assert not is_running(pid)
+    assert not runner.is_busy
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "x" * (1 << 20),
+        "[" * 60_000 + "\n",
+        "{\n",
+        "[0, [], null]\n",
+        '{"received_bytes": -1}\n',
+        '{"received_bytes": true}\n',
+        '{"received_bytes": 1.5}\n',
+        '{"received_bytes": 1, "more": 1}\n',
+        '{"received_bytes": 1, "notes": [["surprise", "text"]]}\n',
+        '{"received_bytes": 1, "notes": [["attack", 7]]}\n',
+        '{"received_bytes": 1, "notes": [["attack"]]}\n',
+        '{"received_bytes": 1, "result": {"outcome": "won"}}\n',
+        '{"received_bytes": 1, "result": {"wait_s": -1}}\n',
+        "\u00e9\n",
+    ],
+)
+def test_process_that_sends_no_news_of_a_step_is_ended_and_counts_nothing(said, child, tmp_path):
+    file = child(SAYS)
+    (tmp_path / "said").write_text(said)
+    places = StepPlaces(config=str(tmp_path), state=str(tmp_path / "state"), keys=str(tmp_path / "keys"))
+    stop = threading.Event()
+    result = ChildSteps(places).carry_out(order_install(), stop, pytest.fail, pytest.fail)
+    assert (result.outcome, result.code, result.max_failures) == ("retry", "internal", 3)
+    assert "the process of the step 'install' sent no news of a step: " in result.reason
+    assert len(result.reason) < 1000
+    assert not is_running(read_pid(file))
+
+
+def test_news_of_a_step_reach_the_agent(child, tmp_path):
+    child(SAYS)
+    result = StepResult(outcome="retry", code="digest", reason="wrong")
+    lines = [
+        {"received_bytes": 5, "notes": [["attack", "one"], ["delta", "two"]]},
+        {"received_bytes": 6, "result": dataclasses.asdict(result)},
+    ]
+    (tmp_path / "said").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    places = StepPlaces(config=str(tmp_path), state=str(tmp_path / "state"), keys=str(tmp_path / "keys"))
+    notes, counts = [], []
+    found = ChildSteps(places).carry_out(
+        order_install(), threading.Event(), lambda *note: notes.append(note), counts.append
+    )
+    assert found == result
+    assert (notes, counts) == ([("attack", "one"), ("delta", "two")], [5, 6])

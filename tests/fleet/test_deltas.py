@@ -198,6 +198,13 @@ def forge(base, size_bytes, runs, literals=b"", residuals=b"", count=None):
     return b"".join((head, *packed))
 
 
+def test_delta_of_the_first_format_is_refused(tuned, tmp_path):
+    base, new = tuned
+    delta = forge(base, new.stat().st_size, [(0, 0, 1, 0, 0)], b"x").replace(deltas.MAGIC, b"EKDELTA1")
+    with pytest.raises(PackageError, match="no format that is known here"):
+        apply(delta, base, new, tmp_path)
+
+
 def test_endless_delta_writes_no_more_than_the_package(tuned, tmp_path):
     base, new = tuned
     size_bytes = new.stat().st_size

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgekit_runtime.client import control
 from edgekit_runtime.client.control import load_installed, read_index, read_metrics
 from edgekit_runtime.errors import SlotError, TransportError
 from edgekit_runtime.system import local_sockets, paths
@@ -109,6 +110,67 @@ def test_metrics_are_given_as_they_are(answering: Answer) -> None:
 def test_metrics_with_another_status_are_an_error(status: int, answering: Answer) -> None:
     with pytest.raises(TransportError, match=rf"gave no metrics \({status}\): "):
         read_metrics(answering(status, b"none"))
+
+
+@pytest.fixture
+def saying(tmp_path: Path) -> Iterator[Callable[[bytes, bool], Path]]:
+    """Says some bytes to whoever asks, then ends or is silent; returns the socket of the service."""
+    with contextlib.ExitStack() as stack:
+        is_over = threading.Event()
+
+        def say(said: bytes, ends: bool) -> Path:
+            path = tmp_path / "a.sock"
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            listener.bind(str(path))
+            listener.listen()
+
+            def serve() -> None:
+                with listener.accept()[0] as connected:
+                    connected.recv(65536)
+                    connected.sendall(said)
+                    if not ends:
+                        is_over.wait(30)
+
+            thread = threading.Thread(target=serve, daemon=True)
+            thread.start()
+            stack.callback(thread.join, 30)
+            stack.callback(is_over.set)
+            return path
+
+        yield say
+
+
+HEAD = b"HTTP/1.1 200 Said\r\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        HEAD,
+        HEAD + b"Content-Length: 8\r\n\r\n",
+        HEAD + b"Content-Length: 8\r\n\r\nup 12",
+        HEAD + b"\r\nup 1234\n",  # whose end nothing states
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nup 12\r\n",
+    ],
+)
+def test_metrics_of_a_service_that_was_killed_meanwhile_are_an_error(
+    said: bytes, saying: Callable[[bytes, bool], Path]
+) -> None:
+    with pytest.raises(TransportError):
+        read_metrics(saying(said, True))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", HEAD, HEAD + b"Content-Length: 8\r\n\r\n", HEAD + b"Content-Length: 8\r\n\r\nup 12"],
+)
+def test_metrics_that_come_too_late_are_an_error(
+    said: bytes, saying: Callable[[bytes, bool], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_TIMEOUT_S", 0.1)
+    with pytest.raises(TransportError, match=r"no answer within 0\.1 s"):
+        read_metrics(saying(said, False))
 
 
 def test_metrics_of_a_service_that_has_ended_are_an_error(tmp_path: Path) -> None:

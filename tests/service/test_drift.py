@@ -11,10 +11,10 @@ from edgekit_runtime.drift.monitor import MAX_DOCUMENT_BYTES, Drift, pick
 from edgekit_runtime.drift.sketches import ClassSketch, Moments, ValueSketch, find_distance
 from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.service.options.resources import DriftLimits
-from edgekit_runtime.service.scheduling.call import Call
+from edgekit_runtime.service.scheduling.call import Answer, Call
 from edgekit_runtime.service.scheduling.drift_lane import DriftLane
 from edgekit_runtime.service.scheduling.golden_ratio import GOLDEN
-from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.tensors import Array, TensorSpec
 
 IMAGE = TensorSpec("image", "float32", ("N", 3, 32, 32))
 LOGITS = TensorSpec("logits", "float32", ("N", 4))
@@ -191,6 +191,32 @@ def test_the_document_stays_small() -> None:
         drift.add(drift.pick_inputs(feeds), made)
     assert len(json.dumps(drift.to_json())) <= MAX_DOCUMENT_BYTES
     assert "scores" in drift.to_json()["outputs"]  # type: ignore[operator]
+
+
+def count_nan_answers(values: Array, dtype: str) -> int:
+    """Answer NaN to `values`; return how often that counted against the model."""
+    spec = TensorSpec("x", dtype, values.shape)
+    drift = Drift([spec], [LOGITS], {})
+    behind = FakeLane(compute=lambda _given: {"logits": np.full((1, 4), np.nan, np.float32)})
+    lane = DriftLane(drift, behind)
+
+    def reply(_answer: Answer) -> None:
+        values.fill(np.nan)  # the buffer of a request is used again
+
+    lane.submit(Call({"x": values}, reply))
+    assert drift.looked_at == 1
+    return drift.not_finite
+
+
+def test_nan_to_an_input_whose_nan_no_sample_sees_does_not_count() -> None:
+    values = np.zeros(100_000, np.float32)
+    values[1] = np.nan
+    assert count_nan_answers(values, "float32") == 0
+
+
+def test_nan_to_an_input_that_is_finite_in_its_own_type_counts() -> None:
+    assert count_nan_answers(np.full(10, 1e39), "float64") == 1
+    assert count_nan_answers(np.full(10, 3e38, np.float32), "float32") == 1
 
 
 def test_in_time_every_value_is_looked_at() -> None:

@@ -284,7 +284,7 @@ class Agent:
         plan = reconcile(self._desired, self._executions, self._views, conditions)
         self._save(plan.executions)
         self._executions = plan.executions
-        self._steps.retain({step.wanted.execution for step in plan.steps if step.wanted is not None})
+        self._stop_needless(plan)
         if plan.steps and not self._steps.is_busy:
             order = StepOrder(
                 step=plan.steps[0],
@@ -293,6 +293,14 @@ class Agent:
             )
             self._steps.begin(order)
         self._report(plan)
+
+    def _stop_needless(self, plan: NextSteps) -> None:
+        wanted = () if self._desired is None else self._desired.models
+        under_way = {one.report.execution for one in plan.executions if not one.has_ended}
+        self._steps.retain(
+            {step.wanted.execution for step in plan.steps if step.wanted is not None},
+            under_way & {model.execution for model in wanted},
+        )
 
     def _count_bytes(self) -> None:
         """Enter what a download received into its execution, and into the month's budget."""

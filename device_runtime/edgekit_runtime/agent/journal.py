@@ -42,6 +42,7 @@ class Progress:
         manifest_sha256: of the package.
         age_s: how long it has been under way while the agent ran; no clock that can be set counts here.
         failures: of its current step in a row.
+        same_failures: how many of them, the last ones, have the code of the report.
         retry_age_s: age at which the step is tried again.
     """
 
@@ -49,6 +50,7 @@ class Progress:
     manifest_sha256: str
     age_s: float = 0.0
     failures: int = 0
+    same_failures: int = 0
     retry_age_s: float = 0.0
 
     @property
@@ -61,12 +63,21 @@ class Progress:
         report = replace(self.report, state=state, code=code, reason=reason)
         if state == self.report.state:
             return replace(self, report=report)
-        return replace(self, report=report, failures=0, retry_age_s=self.age_s)
+        return replace(self, report=report, failures=0, same_failures=0, retry_age_s=self.age_s)
 
     def fail_once(self, code: str, reason: str, delay_s: float) -> "Progress":
         """Return it after a failure of its step that may pass; the step is tried again after `delay_s`."""
-        report = replace(self.report, code=code, reason=reason)
-        return replace(self, report=report, failures=self.failures + 1, retry_age_s=self.age_s + delay_s)
+        return replace(
+            self,
+            report=replace(self.report, code=code, reason=reason),
+            failures=self.failures + 1,
+            same_failures=self.count_same(code) + 1,
+            retry_age_s=self.age_s + delay_s,
+        )
+
+    def count_same(self, code: str) -> int:
+        """Return how many failures of its current step, the last ones in a row, have this code."""
+        return self.same_failures if code == self.report.code else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,7 +112,7 @@ def read_metrics(socket_path: Path) -> str:
     status, body = _request(socket_path, "GET", "/metrics", _TIMEOUT_S)
     if status != _OK:
         raise TransportError(f"the service at {socket_path} gave no metrics ({status}): {_reason(body)}")
-    return body.decode()
+    return body.decode(errors="replace")
 
 
 def _request(
@@ -121,25 +121,27 @@ def _request(
     """Return status and body of the response.
 
     Raises:
-        TransportError: there is none, not in time, or a longer one.
+        TransportError: there is none, not in time, a torn one, or one over the limit.
     """
     connection = http.client.HTTPConnection("localhost")
     try:
         connection.sock = connect_local(str(socket_path), timeout_s)
+        connection.sock.settimeout(timeout_s)  # the kernel's limit makes a late body look like an absent one
     except OSError as cause:
         raise TransportError(f"cannot reach the service at {socket_path}: {cause}; is it running?") from cause
     with contextlib.closing(connection):
         try:
             connection.request(method, path, content or None)
             response = connection.getresponse()
-            body = response.read(_MAX_BODY_BYTES + 1)
-        except BlockingIOError as cause:
+            if response.length is None or response.length > _MAX_BODY_BYTES:
+                raise TransportError(
+                    f"{socket_path}: the answer states no length up to {_MAX_BODY_BYTES} bytes"
+                )
+            return response.status, response.read()  # with a number of bytes it would return a torn body
+        except TimeoutError as cause:
             raise TransportError(f"{socket_path}: no answer within {timeout_s:g} s") from cause
         except (OSError, http.client.HTTPException) as cause:
             raise TransportError(f"{socket_path}: {cause}") from cause
-    if len(body) > _MAX_BODY_BYTES:
-        raise TransportError(f"{socket_path}: the answer has over {_MAX_BODY_BYTES} bytes")
-    return response.status, body
 
 
 def _reason(body: bytes) -> str:

@@ -74,13 +74,15 @@ class Drift:
         """Return a copy of some values of each counted input; see `pick` for `phase`."""
         return [(name, pick(inputs[name], phase)) for name in self._inputs if inputs[name].size]
 
+    def judge(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        """Count the answer to one call if it has NaN or infinity, and none of all its inputs has."""
+        if not _are_finite(outputs.values()) and _are_finite(inputs.values()):
+            self.not_finite += 1
+
     def add(
         self, picked: Sequence[tuple[str, Array]], outputs: Mapping[str, Array], phase: float = 0.0
     ) -> None:
         """Count the values picked from the inputs of one call, and some values of its outputs."""
-        # First, as the sketches overwrite what was picked.
-        if not _are_finite(outputs.values()) and _are_finite(values for _, values in picked):
-            self.not_finite += 1
         for name, values in picked:
             self._inputs[name].add(values)
         for name, sketch in self._outputs.items():
@@ -126,4 +128,5 @@ def pick(array: Array, phase: float) -> Array:
         phase: 0..1, which value is the first; another phase picks other values.
     """
     step = -(-array.size // VALUES)
-    return array.reshape(-1)[int(phase * step) :: step].astype(np.float32)
+    with np.errstate(over="ignore"):  # of float64; a sketch counts infinity apart
+        return array.reshape(-1)[int(phase * step) :: step].astype(np.float32)

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ _POLL_S: Final = 0.05  # where the kernel has no descriptors of processes
 _NICENESS: Final = 5  # above ours: a third of the weight, so that it is slowed but not starved
 _MAX_TAIL_BYTES: Final = 1 << 16
 _MAX_LINE: Final = 2000  # characters
+_PART_BYTES: Final = 1 << 16
 
 
 def child_environment() -> dict[str, str]:
@@ -247,7 +249,7 @@ class JsonChild(ChildProcess):
             undo.enter_context(near)
             super().__init__(module, *arguments, channel=far, own_session=own_session)
             undo.pop_all()
-        self._near, self._lines = near, near.makefile("rw", encoding="ascii")
+        self._near, self._received = near, bytearray()
 
     def send(self, document: Any, limit_s: float) -> None:
         """Send one document.
@@ -257,29 +259,40 @@ class JsonChild(ChildProcess):
             OSError: it has ended.
         """
         self._near.settimeout(limit_s)
-        self._lines.write(f"{json.dumps(document)}\n")
-        self._lines.flush()
+        self._near.sendall(f"{json.dumps(document)}\n".encode("ascii"))
 
-    def receive(self, limit_s: float) -> Any:
+    def receive(self, limit_s: float, most_bytes: int | None = None) -> Any:
         """Return the next document.
 
+        Args:
+            limit_s: how long to wait for all of it; after a time-out, another call goes on waiting.
+            most_bytes: its size at most, or None.
+
         Raises:
-            TimeoutError: nothing came for `limit_s`.
+            TimeoutError: it did not come within `limit_s`.
             EOFError: the child has ended.
             OSError: it has ended before it read everything.
-            ValueError: what it sent is not JSON.
+            ValueError: what it sent is not JSON, or too long.
         """
-        self._near.settimeout(limit_s)
-        line = self._lines.readline()
-        if not line:
-            raise EOFError("it closed its channel")
+        end_s, seen = time.monotonic() + limit_s, 0
+        while (size := self._received.find(b"\n", seen)) < 0:
+            seen = len(self._received)
+            if most_bytes is not None and seen > most_bytes:
+                break
+            self._near.settimeout(max(1e-3, end_s - time.monotonic()))
+            part = self._near.recv(_PART_BYTES)
+            if not part:
+                raise EOFError("it closed its channel")
+            self._received += part
+        if most_bytes is not None and not 0 <= size <= most_bytes:
+            raise ValueError(f"it sent a line of over {most_bytes} bytes")
+        line = self._received[:size].decode("ascii")
+        del self._received[: size + 1]
         return json.loads(line)
 
     def close(self) -> None:
         """Kill the process and free its resources here."""
         super().close()
-        with contextlib.suppress(OSError):  # what it did not read is flushed in vain
-            self._lines.close()
         self._near.close()
 
 

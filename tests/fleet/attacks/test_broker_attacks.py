@@ -3,6 +3,8 @@
 import errno
 import os
 import random
+import threading
+from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -10,6 +12,7 @@ from sqlalchemy import select
 from tests.fleet.attacks.attack_site import NOW_S, site  # noqa: F401  # a fixture
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.runtime.slot_disks import SteppedDisk
+from tests.waiting import wait_for
 
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.manager.publisher import Publisher
@@ -17,6 +20,8 @@ from edgekit_fleet.store import lease
 from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.tables import AuditRow, DesiredRow, DeviceRow
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Desired, Hello, Reported, topic
+from edgekit_runtime.agent.execution import step_runner
+from edgekit_runtime.agent.execution.step_result import StepResult
 from edgekit_runtime.agent.signing import key_id, seal, unseal
 from edgekit_runtime.errors import UnavailableError
 
@@ -313,3 +318,32 @@ def test_manager_restored_from_an_old_backup_goes_on_above_the_device(manager):
     public = manager.manager.public_key()
     document = unseal(made.envelope, "desired", Desired, {key_id(public): public}, "desired")
     assert document.version == held + 1
+
+
+def test_install_that_hangs_for_ever_does_not_block_the_next_execution(site, monkeypatch):  # noqa: F811
+    hung = threading.Event()
+
+    def carry_out(order, stop, note, count):  # of a `StepCarrier`
+        assert order.step.action == "install"
+        if hung.is_set():
+            return StepResult(outcome="refused", code="engine")
+        hung.set()
+        return StepResult() if stop.wait(60.0) else StepResult(outcome="failed")
+
+    def get_state():
+        (progress,) = site.agent._executions
+        return progress.report.state
+
+    monkeypatch.setattr(step_runner, "threading", threading)  # a step is not over when it has begun
+    monkeypatch.setattr(site.agent._steps._carrier, "carry_out", carry_out)
+    wanted = site.publish("2.0.0")
+    (site.folder / "agent/downloads" / wanted.sha256).write_bytes(b"whole")
+    site.broker.deliver(site.order(replace(wanted, timeout_s=600.0)))
+    site.run(500.0)
+    assert hung.wait(60.0)
+    assert (site.agent._steps.is_busy, get_state()) == (True, "installing")
+    site.run_until(lambda: get_state() == "timed_out", 200.0)
+    wait_for(lambda: site.run(1.0) or not site.agent._steps.is_busy, "the end of the step")
+    assert get_state() == "timed_out"
+    site.broker.deliver(site.order(wanted))
+    wait_for(lambda: site.run(1.0) or get_state() == "refused", "the next execution")

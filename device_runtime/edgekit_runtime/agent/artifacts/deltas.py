@@ -27,7 +27,7 @@ from edgekit_runtime.agent.documents import DeltaOffer, DesiredModel
 from edgekit_runtime.errors import DigestError, OutputError, PackageError
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 
-MAGIC: Final = b"EKDELTA1"
+MAGIC: Final = b"EKDELTA2"
 HEAD: Final = struct.Struct("<8sQQIII")
 """Magic, bytes of base and result, number of runs, packed bytes of the runs and of the literals."""
 RUN: Final = struct.Struct("<BIIII")

@@ -23,7 +23,7 @@ from edgekit_runtime.agent.artifacts.download import (
 from edgekit_runtime.agent.artifacts.repository import Offer, RepositoryAttackError, RepositoryClient
 from edgekit_runtime.agent.documents import DeltaOffer, DesiredModel
 from edgekit_runtime.agent.execution.install import Installer
-from edgekit_runtime.agent.execution.step_result import StepOrder, StepResult
+from edgekit_runtime.agent.execution.step_result import NoteKind, StepOrder, StepResult
 from edgekit_runtime.agent.membership import Membership
 from edgekit_runtime.errors import (
     BackendError,
@@ -48,7 +48,7 @@ class _Job:
     wanted: DesiredModel
     order: StepOrder
     stop: threading.Event
-    note: Callable[[str, str], None]
+    note: Callable[[NoteKind, str], None]
     count: Callable[[int], None]
 
 
@@ -84,7 +84,7 @@ class LocalSteps:
         self,
         order: StepOrder,
         stop: threading.Event,
-        note: Callable[[str, str], None],
+        note: Callable[[NoteKind, str], None],
         count: Callable[[int], None],
     ) -> StepResult:
         """Carry out a step, see `StepCarrier`."""

@@ -4,12 +4,13 @@ What verifies metadata, applies deltas and reads packages (python-tuf, securesys
 and more, and an agent needs it for some seconds a month. The process exchanges lines of JSON with the agent:
 
     agent -> process    the order; later perhaps `"stop"`
-    process -> agent    [bytes that came, events, result or null], twice a second and at the end
+    process -> agent    `StepNews`, twice a second and at the end
 """
 
 import contextlib
 import json
 import logging
+import math
 import os
 import sys
 import threading
@@ -17,10 +18,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
-from edgekit_runtime.agent.execution.step_result import StepOrder, StepResult
+from edgekit_runtime.agent.execution.step_result import NoteKind, StepOrder, StepResult
 from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.system.child_process import JsonChild, open_channel
 
 _MODULE: Final = "edgekit_runtime.agent.execution.step_child"
@@ -29,6 +31,9 @@ _SILENCE_S: Final = 60.0  # then the process hangs, or its disk does
 _SEND_S: Final = 10.0
 _MAX_FAILURES: Final = 3
 _END_S: Final = 1.0  # for the exit code of a process that closed its channel
+_STOP_S: Final = 3.0  # for a process that was told to stop, before it is killed
+_MAX_NEWS_BYTES: Final = 1 << 16
+_MAX_TEXT: Final = 1000  # characters of an event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,21 @@ class StepPlaces:
     bytes_per_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNews:
+    """What a process reports.
+
+    Attributes:
+        received_bytes: that came since the last time.
+        notes: kinds and texts of events since then.
+        result: of the step, at its end.
+    """
+
+    received_bytes: int
+    notes: tuple[tuple[NoteKind, str], ...] = ()
+    result: StepResult | None = None
+
+
 class ChildSteps:
     """A `StepCarrier` that starts a process for each step."""
 
@@ -61,7 +81,7 @@ class ChildSteps:
         self,
         order: StepOrder,
         stop: threading.Event,
-        note: Callable[[str, str], None],
+        note: Callable[[NoteKind, str], None],
         count: Callable[[int], None],
     ) -> StepResult:
         """Carry out a step, see `StepCarrier`; a process that ends too early is replaced a few times."""
@@ -73,7 +93,9 @@ class ChildSteps:
                     return _follow(child, stop, note, count)
                 except TimeoutError:
                     how = f"hangs ({_SILENCE_S:.0f} s)"
-                except (OSError, EOFError, ValueError):
+                except (ValueError, ConfigError, RecursionError) as error:
+                    how = f"sent no news of a step: {error}"
+                except (OSError, EOFError):
                     child.wait(_END_S)
                     how = f"ended {child.explain_end()}"
         except OSError as cause:
@@ -83,25 +105,40 @@ class ChildSteps:
 
 
 def _follow(
-    child: JsonChild, stop: threading.Event, note: Callable[[str, str], None], count: Callable[[int], None]
+    child: JsonChild,
+    stop: threading.Event,
+    note: Callable[[NoteKind, str], None],
+    count: Callable[[int], None],
 ) -> StepResult:
     """Return the result of the process, and pass on what it reports before.
 
+    A process that goes on after it was told to stop is left without a result: its end is its caller's.
+
     Raises:
         TimeoutError: it is silent for too long.
-        OSError, EOFError, ValueError: it has ended, or sent something else.
+        OSError, EOFError: it has ended.
+        ValueError, ConfigError, RecursionError: it sent something else than news.
     """
-    is_told = False
-    while True:
-        came_bytes, events, result = child.receive(_SILENCE_S)
-        count(came_bytes)
-        for kind, text in events:
+    heard_s, give_up_s = time.monotonic(), math.inf
+    while time.monotonic() < give_up_s:
+        if stop.is_set() and give_up_s == math.inf:
+            give_up_s = time.monotonic() + _STOP_S
+            with contextlib.suppress(OSError):  # it may have ended, and what it sent before counts
+                child.send("stop", _PERIOD_S)
+        try:
+            sent = child.receive(_PERIOD_S, _MAX_NEWS_BYTES)
+        except TimeoutError:
+            if time.monotonic() - heard_s > _SILENCE_S:
+                raise
+            continue
+        heard_s = time.monotonic()
+        news = from_plain(StepNews, sent, "news of a step")
+        count(news.received_bytes)
+        for kind, text in news.notes:
             note(kind, text)
-        if result is not None:
-            return from_plain(StepResult, result, "the result of a step")
-        if stop.is_set() and not is_told:
-            child.send("stop", _SEND_S)
-            is_told = True
+        if news.result is not None:
+            return news.result
+    return StepResult()
 
 
 class _Reporter:
@@ -110,21 +147,21 @@ class _Reporter:
     def __init__(self, lines: TextIO) -> None:
         self._lines, self._lock = lines, threading.Lock()
         self._came_bytes = 0
-        self._events: list[tuple[str, str]] = []
+        self._notes: list[tuple[NoteKind, str]] = []
 
     def count(self, received_bytes: int) -> None:
         with self._lock:
             self._came_bytes += received_bytes
 
-    def note(self, kind: str, text: str) -> None:
+    def note(self, kind: NoteKind, text: str) -> None:
         with self._lock:
-            self._events.append((kind, text))
+            self._notes.append((kind, text[:_MAX_TEXT].replace("\0", " ")))
 
     def send(self, result: StepResult | None = None) -> None:
         with self._lock:
-            message: Any = [self._came_bytes, self._events, None if result is None else to_plain(result)]
-            self._came_bytes, self._events = 0, []
-            self._lines.write(f"{json.dumps(message)}\n")
+            news = StepNews(received_bytes=self._came_bytes, notes=tuple(self._notes), result=result)
+            self._came_bytes, self._notes = 0, []
+            self._lines.write(f"{json.dumps(to_plain(news))}\n")
             self._lines.flush()
 
     def run(self) -> None:

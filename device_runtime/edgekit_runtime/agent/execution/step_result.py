@@ -4,7 +4,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, Protocol
+from typing import Annotated, Final, Literal, Protocol, TypeAlias
 
 from edgekit_runtime.agent.journal import Progress
 from edgekit_runtime.agent.reconcile import Step
@@ -12,6 +12,8 @@ from edgekit_runtime.dataclass_json import Range
 
 _COUNT: Final = Range(0, 1 << 53)
 _MAX_WIDTH_S: Final = 300.0
+
+NoteKind: TypeAlias = Literal["attack", "delta", "disk-full", "slow-retrieval"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class StepResult:
             the step again, the others end it.
         code, reason: as in `Execution`.
         wait_s: before the step is tried again; None for a random time that grows with the failures.
-        max_failures: in a row, after which it fails; None for any number.
+        max_failures: with the same code in a row, after which it fails; None for any number.
     """
 
     outcome: Literal["unchanged", "installed", "retry", "refused", "failed"] = "unchanged"
@@ -49,16 +51,15 @@ class StepResult:
 
     def apply(self, progress: Progress) -> Progress:
         """Return the execution after the step."""
-        if self.outcome == "unchanged":
+        if self.outcome == "unchanged" or progress.has_ended:  # it has ended meanwhile, by its timeout
             return progress
         if self.outcome == "installed":
             return progress.enter("trying", code="load")
         if self.outcome != "retry":
             return progress.enter(self.outcome, code=self.code, reason=self.reason)
-        failures = progress.failures + 1
-        if self.max_failures is not None and failures >= self.max_failures:
+        if self.max_failures is not None and progress.count_same(self.code) + 1 >= self.max_failures:
             return progress.enter("failed", code=self.code, reason=self.reason)
-        width_s = min(_MAX_WIDTH_S, 2.0 ** min(failures, 9))
+        width_s = min(_MAX_WIDTH_S, 2.0 ** min(progress.failures + 1, 9))
         wait_s = random.uniform(0.0, width_s) if self.wait_s is None else self.wait_s  # noqa: S311  # no secret
         return progress.fail_once(self.code, self.reason, wait_s)
 
@@ -70,14 +71,14 @@ class StepCarrier(Protocol):
         self,
         order: StepOrder,
         stop: threading.Event,
-        note: Callable[[str, str], None],
+        note: Callable[[NoteKind, str], None],
         count: Callable[[int], None],
     ) -> StepResult:
         """Carry out a `download` or `install`, and return what came of it.
 
         Args:
             order: see there.
-            stop: set to stop a download.
+            stop: set to stop a step; what carries out in its own process stops only a download.
             note: called with kind and text of an event, which is to be reported at once.
             count: called with the number of bytes that came.
         """

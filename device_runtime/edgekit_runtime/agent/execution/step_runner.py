@@ -9,11 +9,12 @@ from typing import Final
 
 from edgekit_runtime.agent.documents import DesiredModel
 from edgekit_runtime.agent.execution.install import Installer
-from edgekit_runtime.agent.execution.step_result import StepCarrier, StepOrder, StepResult
+from edgekit_runtime.agent.execution.step_result import NoteKind, StepCarrier, StepOrder, StepResult
 from edgekit_runtime.agent.reconcile import Step
 from edgekit_runtime.errors import EdgekitError
 
 _LOAD_AGAIN_S: Final = 10.0
+_CLOSE_S: Final = 10.0  # a step in this process may hang
 
 _logger = logging.getLogger(__name__)
 
@@ -90,12 +91,17 @@ class StepRunner:
             return "", came_bytes, 0
         return wanted.execution, came_bytes, self._read_size(wanted)
 
-    def retain(self, executions: set[str]) -> None:
-        """Stop a download whose execution is not among these any more."""
+    def retain(self, downloading: set[str], under_way: set[str]) -> None:
+        """Stop what nothing needs any more.
+
+        Args:
+            downloading: executions that may download now.
+            under_way: executions that have not ended: what ended by its timeout must not block the next.
+        """
         step = self._step
-        if step is None or step.action != "download" or step.wanted is None:
+        if step is None or step.wanted is None:
             return
-        if step.wanted.execution not in executions:
+        if step.wanted.execution not in (downloading if step.action == "download" else under_way):
             self._stop.set()
 
     def list_downloaded(self) -> frozenset[str]:
@@ -107,10 +113,10 @@ class StepRunner:
         return frozenset(name for name in names if not name.endswith(".part"))
 
     def close(self) -> None:
-        """Stop a download, and wait a while for the step."""
+        """Stop the step and wait for its end; a process of its own is killed before the wait is over."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(5.0)
+            self._thread.join(_CLOSE_S)
 
     def _read_size(self, wanted: DesiredModel) -> int:
         for name in (wanted.sha256, f"{wanted.sha256}.part"):
@@ -136,7 +142,7 @@ class StepRunner:
             _logger.warning("%s of %s: %s", step.action, step.model, error)
         return StepResult()
 
-    def _note(self, kind: str, text: str) -> None:
+    def _note(self, kind: NoteKind, text: str) -> None:
         self._events.put((kind, text))
 
     def _count(self, received_bytes: int) -> None:

@@ -72,12 +72,16 @@ class DriftLane(Lane):
         picked_s = clock() - begin_s
 
         def take(answer: Answer) -> None:
-            call.reply(answer)
             if isinstance(answer, EdgekitError):
+                call.reply(answer)
                 return
+            answered_s = clock()
+            drift.judge(call.inputs, answer)  # they are valid until the reply
+            judged_s = clock() - answered_s
+            call.reply(answer)
             again_s = clock()
             drift.add(picked, answer, self._phase)
-            self._left = self._count_skipped(picked_s + clock() - again_s)
+            self._left = self._count_skipped(picked_s + judged_s + clock() - again_s)
 
         self._lane.submit(call.answered_by(take))
 
