@@ -103,7 +103,7 @@ def test_at_the_end_unproven_latency_is_enough_and_unproven_agreement_is_not() -
     assert verdict.reason.startswith("not shown")
 
 
-@pytest.mark.parametrize(("failed", "gate"), [(0, ""), (2, ""), (3, "errors"), (12, "errors")])
+@pytest.mark.parametrize(("failed", "gate"), [(0, ""), (1, ""), (2, "errors"), (12, "errors")])
 def test_short_trial_is_judged_by_the_errors_that_it_counted(failed: int, gate: str) -> None:
     """To show that at most 1 % fail takes a thousand answers; here are 150."""
     observed = Observed(elapsed_s=90_000.0)
@@ -111,6 +111,15 @@ def test_short_trial_is_judged_by_the_errors_that_it_counted(failed: int, gate: 
     observed.candidate.failed = failed
     verdict = judge(observed, Gates(min_samples=100, min_agreement=0, max_p50_ratio=0, max_p99_ratio=0))
     assert verdict.gate == gate if isinstance(verdict, Rollback) else gate == ""
+
+
+@pytest.mark.parametrize(("answers", "failed", "is_kept"), [(20, 2, False), (100, 10, True), (150, 0, False)])
+def test_few_answers_of_the_current_version_excuse_no_error(answers: int, failed: int, is_kept: bool) -> None:
+    observed = Observed(elapsed_s=90_000.0)
+    observed.current.answers, observed.current.failed = answers, failed
+    observed.candidate.answers, observed.candidate.failed = 150, 4
+    verdict = judge(observed, Gates(min_samples=100, min_agreement=0, max_p50_ratio=0, max_p99_ratio=0))
+    assert isinstance(verdict, Promote) == is_kept
 
 
 def test_more_energy_per_request_is_rolled_back() -> None:
