@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
-from edgekit_fleet.operations import rollouts
+from edgekit_fleet.operations import devices, rollouts
 from edgekit_fleet.operations.rollouts import RolloutRequest
 from edgekit_fleet.rollouts import runner
 from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
+from edgekit_fleet.rollouts.selector import parse_selector
+from edgekit_fleet.rollouts.views import read_devices
 from edgekit_fleet.store.database import Store, open_store, sqlite_url
 from edgekit_fleet.store.tables import (
     DesiredRow,
@@ -180,27 +183,70 @@ def test_bad_release_stops_and_takes_its_devices_back(store: Store) -> None:
     assert rollouts.replay_rollout(store, fleet.name) == []
 
 
-@pytest.mark.parametrize(("before", "state"), [(0, "aborted"), (2, "succeeded")])
-def test_nan_counts_against_a_release_where_the_version_before_had_none(
-    store: Store, before: int, state: str
-) -> None:
-    add_devices(store, 20)
-    add_release(store)
-    old = ModelFigures(model="digits", version="1", requests=50, not_finite=before)
+def add_figures(store: Store, devices: int, hours_ago: int, figures: ModelFigures) -> None:
     with store.transaction() as session:
-        for number in range(20):
+        for number in range(devices):
             session.add(
                 FigureRow(
                     device=f"d{number:03}",
                     model="digits",
-                    version="1",
-                    hour=int(NOW // 3600) - 1,
-                    figures=to_plain(old),
-                    reported_at=NOW - 3600,
+                    version=figures.version,
+                    hour=int(NOW // 3600) - hours_ago,
+                    figures=to_plain(figures),
+                    reported_at=NOW - 3600 * hours_ago,
                 )
             )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "state"),
+    [
+        ([(0, 50)], (25, 50), "aborted"),
+        ([(0, 10_000)], (3, 50), "aborted"),
+        ([(2, 50)], (2, 50), "succeeded"),
+        ([(2, 50)], (45, 50), "aborted"),
+        ([(1, 10_000), (0, 10)], (1, 50), "succeeded"),  # the old version was just restarted
+        ([(0, 10)], (1, 10_000), "succeeded"),
+        ([(0, 10)], (50, 50), "aborted"),
+        ([], (1, 10_000), "succeeded"),
+        ([], (50, 50), "aborted"),
+    ],
+)
+def test_nan_counts_against_a_release_where_it_is_more_frequent_than_before(
+    store: Store, before: list[tuple[int, int]], after: tuple[int, int], state: str
+) -> None:
+    add_devices(store, 20)
+    add_release(store)
+    old = ModelFigures(model="digits", version="1")
+    for hour, (bad, answers) in enumerate(reversed(before), 1):
+        add_figures(store, 20, hour, replace(old, requests=answers, not_finite=bad))
     fleet = start(store)
-    assert fleet.run(succeed, figures=replace(old, version="2", not_finite=1)) == state
+    new = replace(old, version="2", not_finite=after[0], requests=after[1])
+    assert fleet.run(succeed, figures=new) == state
+
+
+def test_figures_of_the_version_before_are_read_once_a_device(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_devices(store, 20)
+    add_release(store)
+    old = ModelFigures(model="digits", version="1", requests=50, not_finite=2)
+    add_figures(store, 20, 1, old)
+    reads: list[str] = []
+    read = runner._count_before
+
+    def count(session: Session, row: FigureRow) -> tuple[int, int]:
+        reads.append(row.device)
+        return read(session, row)
+
+    monkeypatch.setattr(runner, "_count_before", count)
+    fleet = start(store, options={"soak_s": 3600.0})
+    for _ in range(3):
+        fleet.run(succeed, turns=1, figures=replace(old, version="2"))
+        with store.transaction() as session:  # the devices report again
+            for row in session.scalars(select(FigureRow).where(FigureRow.version == "2")):
+                row.reported_at = fleet.now
+    assert len(reads) == len(set(reads)) > 0
 
 
 def test_device_that_ran_nothing_goes_back_to_nothing(store: Store) -> None:
@@ -379,6 +425,31 @@ def test_plan_names_who_is_refused_and_why(store: Store) -> None:
         "d007": "same",
     }
     assert rollouts.list_rollouts(store) == []
+
+
+@pytest.mark.parametrize("because", ["2 answered NaN", ""])
+def test_faulty_and_revoked_are_the_same_in_lists_and_selectors(store: Store, because: str) -> None:
+    add_devices(store, 3)
+    with store.transaction() as session:
+        rows = [session.get(DeviceRow, f"d{number:03}") for number in range(3)]
+        for row in rows:
+            row.status, row.last_seen_at = "converged", 0.0
+        faulty = {"model": "digits", "version": "2", "manifest_sha256": "x", "health": "faulty"}
+        report = {"device": "d000", "sequence": 1, "desired_version": 0, "status": "converged", "facts": {}}
+        rows[0].reported = {**report, "models": [{**faulty, "because": because}]}
+        rows[1].revoked_at = 1.0
+    listed = {one.name: one.status for one in devices.list_devices(store, lambda _: True)}
+    assert listed == {"d000": "faulty", "d001": "revoked", "d002": "converged"}
+    for name, status in listed.items():
+        found = devices.list_devices(store, parse_selector(f"status={status}").matches)
+        assert [one.name for one in found] == [name]
+    with store.transaction() as session:
+        views = read_devices(session, parse_selector("status=faulty"), frozenset())
+        assert [view.name for view in views] == ["d000"]
+    expected = because or "it states no reason"
+    assert devices.describe(store, "d000").summary.because == expected
+    said = because or "digits is faulty, and it states no reason"
+    assert devices.describe(store, "d000").why.endswith(f", but {said}.")
 
 
 def test_device_in_an_open_rollout_is_refused_by_the_next(store: Store) -> None:

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.rollouts.views import NO_REASON, find_status, list_attributes
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetSettings
@@ -122,18 +123,11 @@ def list_devices(store: Store, matches: Callable[[Mapping[str, str]], bool]) -> 
 
     Args:
         store: of the fleet.
-        matches: whether attributes (see `attributes_of`) match, as `Selector.matches`.
+        matches: whether attributes (see `list_attributes`) match, as `Selector.matches`.
     """
     with store.transaction() as session:
         rows = session.scalars(select(DeviceRow).order_by(DeviceRow.name))
-        return [_summarize(row) for row in rows if matches(attributes_of(row))]
-
-
-def attributes_of(row: DeviceRow) -> dict[str, str]:
-    """Return what selectors see: facts, then tags, then `class`, `name`, `status`, `online`."""
-    online = "yes" if row.is_online else "no"
-    own = {"class": row.target, "name": row.name, "status": row.status, "online": online}
-    return {**row.facts, **row.tags, **own}
+        return [_summarize(row) for row in rows if matches(list_attributes(row))]
 
 
 def describe(store: Store, name: str) -> DeviceDetail:
@@ -216,10 +210,7 @@ def _explain_absence(session: Session, name: str) -> str:
 
 def _summarize(row: DeviceRow) -> DeviceSummary:
     models = (row.reported or {}).get("models", ())
-    status, because = "revoked" if row.revoked_at is not None else row.status, row.because
-    faults = [each["because"] for each in models if each.get("health") == "faulty"]
-    if status == "converged" and faults:
-        status, because = "faulty", faults[0]
+    status, because = find_status(row)
     return DeviceSummary(
         name=row.name,
         target=row.target,
@@ -257,8 +248,14 @@ def _explain(row: DeviceRow, sent: int, wanted: Any, executions: Any) -> str:
     shown = ", ".join(f"{one.model} {one.version or 'nothing'}" for one in runs.values()) or "no model"
     state = "as it should" if wanted else "and nothing else is wanted of it"
     contact = "" if row.is_online else f" (offline; last seen {_ago(row.last_seen_at)})"
-    because = f", but is {row.status}: {row.because}" if row.status in ("diverged", "stale") else ""
-    faults = "".join(f", but {one.because}" for one in runs.values() if one.health == "faulty")
+    because = (
+        f", but is {row.status}: {row.because or NO_REASON}" if row.status in ("diverged", "stale") else ""
+    )
+    faults = "".join(
+        f", but {one.because or f'{one.model} is faulty, and {NO_REASON}'}"
+        for one in runs.values()
+        if one.health == "faulty"
+    )
     return f"{row.name} runs {shown}, {state}{contact}{because}{faults}."
 
 

@@ -22,7 +22,6 @@ from edgekit_fleet.rollouts.progress import (
     Answered,
     Entry,
     Joined,
-    Member,
     Outcome,
     Progress,
     Started,
@@ -49,6 +48,7 @@ from edgekit_fleet.store.tables import (
 )
 from edgekit_runtime.agent.documents import ENDED, DeltaOffer, DesiredModel, ModelFigures
 from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.statistics.confidence_sequences import share_is_above
 
 OPEN_STATES: Final = ("running", "paused", "returning")
 """States of rollouts that still decide; `returning` was ordered to roll back after its end."""
@@ -59,6 +59,12 @@ _HOUR_S: Final = 3600.0
 _DEVICES_PER_S: Final = 2000
 _DEVICES_A_TURN: Final = 500
 _MOST_CONTROLS: Final = 20
+_LEAST_BEFORE: Final = 20
+"""Answers of the version before, from which their share of NaN is known."""
+_MOST_NOT_FINITE: Final = 0.01
+"""Share of answers with NaN that is allowed where that is not known."""
+_ALPHA: Final = 0.01
+_HOURS_BEFORE: Final = 48
 _FAULT_CODES: Final[dict[str, Fault]] = {"not-finite": "not-finite", "crash-loop": "crash-loop"}
 
 
@@ -96,6 +102,8 @@ class _Known:
     packages: dict[tuple[str, str], ReleasePackageRow] = field(default_factory=dict)
     backlog: dict[str, None] = field(default_factory=dict)
     """Devices of logged decisions whose documents are not written yet, in their order."""
+    not_finite: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    """(device, model) -> see `_count_before`."""
 
 
 class RolloutRunner:
@@ -302,7 +310,7 @@ def _observe_figures(
             if after.restarts >= _CRASHES:
                 fault = "crash-loop"
             is_suspect = after.not_finite > 0 and not (sample is not None and sample.fault)
-            if is_suspect and not _was_not_finite(session, known, member, row):
+            if is_suspect and _is_more_not_finite(session, known, row, after):
                 fault = "not-finite"
             is_measured = sample is not None and bool(sample.measures)
             if after.requests >= progress.settings.limits.min_requests and not is_measured:
@@ -315,10 +323,36 @@ def _observe_figures(
             yield Answered(device=device, fault=fault, measures=measures)
 
 
-def _was_not_finite(session: Session, known: _Known, member: Member, row: FigureRow) -> bool:
-    """Return whether the version before answered NaN or infinity on this device too."""
-    before, _ = _find_before(session, known, (row.device, member.device_class, row.model), row.version)
-    return before is not None and before.not_finite > 0
+def _is_more_not_finite(session: Session, known: _Known, row: FigureRow, after: ModelFigures) -> bool:
+    """Return whether a larger share of answers has NaN or infinity than with the version before.
+
+    Both counts hold only the answers that were looked at; that both versions were looked at equally often is
+    supposed.
+    """
+    place = row.device, row.model
+    if place not in known.not_finite:
+        known.not_finite[place] = _count_before(session, row)
+    bad_before, before = known.not_finite[place]
+    bad, answers = after.not_finite, max(after.requests, after.not_finite)
+    if before < _LEAST_BEFORE:
+        return bad > _MOST_NOT_FINITE * answers
+    # Were both alike, each bad answer would be of the new version with the share of its answers.
+    return share_is_above(bad, bad + bad_before, answers / (answers + before), _ALPHA) is True
+
+
+def _count_before(session: Session, row: FigureRow) -> tuple[int, int]:
+    """Return (answers with NaN or infinity, answers) of the version before on the device of `row`.
+
+    The counts begin anew with each process of the service, so those of the longest life are taken.
+    """
+    rows = session.scalars(
+        select(FigureRow)
+        .where(FigureRow.device == row.device, FigureRow.model == row.model, FigureRow.version != row.version)
+        .order_by(FigureRow.reported_at.desc())
+        .limit(_HOURS_BEFORE)
+    ).all()
+    figures = [_read_figures(one) for one in rows if one.version == rows[0].version]
+    return max(((one.requests, one.not_finite) for one in figures), default=(0, 0))[::-1]
 
 
 def _find_before(

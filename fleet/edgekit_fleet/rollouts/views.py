@@ -1,7 +1,7 @@
 """What the store knows of devices and releases, in the form in which `preview` wants it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -20,6 +20,8 @@ from edgekit_runtime.agent.documents import DesiredModel
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import FleetError
 
+NO_REASON: Final = "it states no reason"
+
 
 def list_attributes(row: DeviceRow, tags: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return what selectors see of a device: a tag hides a fact of its name.
@@ -29,8 +31,23 @@ def list_attributes(row: DeviceRow, tags: Mapping[str, str] | None = None) -> di
         tags: instead of its own.
     """
     online = "yes" if row.is_online else "no"
-    own = {"class": row.target, "name": row.name, "status": row.status, "online": online}
+    status, _ = find_status(row)
+    own = {"class": row.target, "name": row.name, "status": status, "online": online}
     return {**row.facts, **(row.tags if tags is None else tags), **own}
+
+
+def find_status(row: DeviceRow) -> tuple[str, str]:
+    """Return the status of a device for lists and selectors, and its reason.
+
+    It is `revoked`, or `faulty` where it has what is desired and a model of it is faulty; else as reported.
+    """
+    if row.revoked_at is not None:
+        return "revoked", row.because
+    if row.status == "converged":
+        for model in (row.reported or {}).get("models", ()):
+            if model.get("health") == "faulty":
+                return "faulty", model.get("because") or NO_REASON
+    return row.status, row.because
 
 
 def read_packages(session: Session, release: str) -> tuple[PackageView, ...]:
