@@ -55,4 +55,4 @@ def test_answers_with_nan_to_finite_inputs_are_counted():
         scores = np.full((1, 4), outputs, np.float32)
         drift.judge({"image": image}, {"logits": scores})
     (found,) = read_figures(make_page(drift.to_json()))
-    assert found.not_finite == 2
+    assert (found.not_finite, found.looked_at) == (2, 9)

@@ -219,9 +219,9 @@ def test_nan_counts_against_a_release_where_it_is_more_frequent_than_before(
     add_release(store)
     old = ModelFigures(model="digits", version="1")
     for hour, (bad, answers) in enumerate(reversed(before), 1):
-        add_figures(store, 20, hour, replace(old, requests=answers, not_finite=bad))
+        add_figures(store, 20, hour, replace(old, requests=100_000, looked_at=answers, not_finite=bad))
     fleet = start(store)
-    new = replace(old, version="2", not_finite=after[0], requests=after[1])
+    new = replace(old, version="2", not_finite=after[0], looked_at=after[1], requests=100_000)
     assert fleet.run(succeed, figures=new) == state
 
 
@@ -230,7 +230,7 @@ def test_figures_of_the_version_before_are_read_once_a_device(
 ) -> None:
     add_devices(store, 20)
     add_release(store)
-    old = ModelFigures(model="digits", version="1", requests=50, not_finite=2)
+    old = ModelFigures(model="digits", version="1", requests=50, looked_at=50, not_finite=2)
     add_figures(store, 20, 1, old)
     reads: list[str] = []
     read = runner._count_before

@@ -183,7 +183,8 @@ class ModelFigures:
     Attributes:
         model, version: of the figures.
         requests, failed: calls that were answered, and those of them that failed.
-        not_finite: answers with NaN or infinity to finite inputs, of those that were looked at.
+        looked_at: answers that the drift statistics looked at.
+        not_finite: those of them with NaN or infinity to finite inputs.
         restarts: crashes of the process that runs the model.
         p50_ms, p99_ms: latency, or None before the first call.
         energy_mj: median energy a call, in millijoules, or None where it is not measured.
@@ -196,6 +197,7 @@ class ModelFigures:
     version: str
     requests: Annotated[int, _COUNT] = 0
     failed: Annotated[int, _COUNT] = 0
+    looked_at: Annotated[int, _COUNT] = 0
     not_finite: Annotated[int, _COUNT] = 0
     restarts: Annotated[int, _COUNT] = 0
     p50_ms: float | None = None

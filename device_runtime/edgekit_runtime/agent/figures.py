@@ -53,6 +53,7 @@ def _make(
         energy_mj=None if energy_j is None else energy_j * 1e3,
         agreement=counts["edgekit_rollout_agreement_ratio"].get(key),
         drift=counts["edgekit_drift_psi"].get(key),
+        looked_at=int(counts["edgekit_looked_at_answers_total"].get(key, 0)),
         not_finite=int(counts["edgekit_not_finite_answers_total"].get(key, 0)),
         compared=int(counts["edgekit_rollout_answers"].get(key, 0)),
     )

@@ -26,10 +26,11 @@ class Drift:
 
     Attributes:
         looked_at: number of counted calls, each with the weight that it has left.
-        not_finite: number of counted answers with NaN or infinity to inputs without; they lose no weight.
+        looks: number of counted calls; they lose no weight.
+        not_finite: number of them whose answer had NaN or infinity, to inputs without; they lose no weight.
     """
 
-    __slots__ = ("_classes", "_inputs", "_outputs", "_window", "looked_at", "not_finite")
+    __slots__ = ("_classes", "_inputs", "_outputs", "_window", "looked_at", "looks", "not_finite")
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class Drift:
             elif DTYPES[spec.dtype].kind == "f":
                 self._outputs[spec.name] = ValueSketch(known)
         self.looked_at = 0.0
+        self.looks = 0
         self.not_finite = 0
 
     def pick_inputs(self, inputs: Mapping[str, Array], phase: float = 0.0) -> list[tuple[str, Array]]:
@@ -92,6 +94,7 @@ class Drift:
             if name in outputs:
                 for row in outputs[name][:_MAX_ROWS]:
                     answers.add(row)
+        self.looks += 1
         self.looked_at += 1
         if self.looked_at >= 2 * self._window:
             self.looked_at /= 2
@@ -107,6 +110,7 @@ class Drift:
         outputs.update((name, sketch.to_json()) for name, sketch in self._outputs.items())
         document: dict[str, JsonValue] = {
             "looked_at": round(self.looked_at),
+            "looks": self.looks,
             "not_finite": self.not_finite,
             "inputs": inputs,
             "outputs": outputs,

@@ -60,7 +60,7 @@ _DEVICES_PER_S: Final = 2000
 _DEVICES_A_TURN: Final = 500
 _MOST_CONTROLS: Final = 20
 _LEAST_BEFORE: Final = 20
-"""Answers of the version before, from which their share of NaN is known."""
+"""Answers looked at of the version before, from which their share of NaN is known."""
 _MOST_NOT_FINITE: Final = 0.01
 """Share of answers with NaN that is allowed where that is not known."""
 _ALPHA: Final = 0.01
@@ -324,16 +324,12 @@ def _observe_figures(
 
 
 def _is_more_not_finite(session: Session, known: _Known, row: FigureRow, after: ModelFigures) -> bool:
-    """Return whether a larger share of answers has NaN or infinity than with the version before.
-
-    Both counts hold only the answers that were looked at; that both versions were looked at equally often is
-    supposed.
-    """
+    """Return whether more of the answers looked at have NaN or infinity than with the version before."""
     place = row.device, row.model
     if place not in known.not_finite:
         known.not_finite[place] = _count_before(session, row)
     bad_before, before = known.not_finite[place]
-    bad, answers = after.not_finite, max(after.requests, after.not_finite)
+    bad, answers = after.not_finite, max(after.looked_at, after.not_finite)
     if before < _LEAST_BEFORE:
         return bad > _MOST_NOT_FINITE * answers
     # Were both alike, each bad answer would be of the new version with the share of its answers.
@@ -341,7 +337,7 @@ def _is_more_not_finite(session: Session, known: _Known, row: FigureRow, after: 
 
 
 def _count_before(session: Session, row: FigureRow) -> tuple[int, int]:
-    """Return (answers with NaN or infinity, answers) of the version before on the device of `row`.
+    """Return (answers with NaN or infinity, answers looked at) of the version before on the device of `row`.
 
     The counts begin anew with each process of the service, so those of the longest life are taken.
     """
@@ -352,7 +348,7 @@ def _count_before(session: Session, row: FigureRow) -> tuple[int, int]:
         .limit(_HOURS_BEFORE)
     ).all()
     figures = [_read_figures(one) for one in rows if one.version == rows[0].version]
-    return max(((one.requests, one.not_finite) for one in figures), default=(0, 0))[::-1]
+    return max(((one.looked_at, one.not_finite) for one in figures), default=(0, 0))[::-1]
 
 
 def _find_before(

@@ -1,6 +1,6 @@
 """The page that Prometheus reads: all families of metrics, gathered when it is asked for."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
@@ -55,7 +55,7 @@ def write_metrics(
             restarts,
             *_trial_families(trials),
             _drift_family(served),
-            _not_finite_family(served),
+            *_looks_families(served),
             *_governor_families(served),
         ]
     )
@@ -103,19 +103,22 @@ def _drift_family(served: Iterable[Served]) -> MetricFamily:
     return MetricFamily("edgekit_drift_psi", "gauge", text, tuple(series))
 
 
-def _not_finite_family(served: Iterable[Served]) -> MetricFamily:
-    series = []
-    for one in served:
-        drift: Any = one.to_json().get("drift") or {}
-        if "not_finite" in drift:
-            labels = {"model": one.loaded.manifest.name, "version": one.version}
-            series.append((labels, float(drift["not_finite"])))
-    return MetricFamily(
-        "edgekit_not_finite_answers_total",
-        "counter",
-        "Answers with NaN or infinity to finite inputs, of those that the drift statistics look at.",
-        tuple(series),
-    )
+def _looks_families(served: Iterable[Served]) -> Iterator[MetricFamily]:
+    known: list[tuple[dict[str, str], Any]] = [
+        ({"model": one.loaded.manifest.name, "version": one.version}, drift)
+        for one in served
+        if (drift := one.to_json().get("drift"))
+    ]
+    for name, key, text in (
+        ("edgekit_looked_at_answers_total", "looks", "Answers that the drift statistics looked at."),
+        (
+            "edgekit_not_finite_answers_total",
+            "not_finite",
+            "Answers with NaN or infinity to finite inputs, of those that the drift statistics looked at.",
+        ),
+    ):
+        series = tuple((labels, float(drift[key])) for labels, drift in known if key in drift)
+        yield MetricFamily(name, "counter", text, series)
 
 
 def _governor_families(served: Iterable[Served]) -> list[MetricFamily]:
