@@ -39,7 +39,7 @@ from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
 
 LIMIT_S = 280
-MIRROR, SUITE = "http://deb.debian.org/debian", "trixie"
+SUITE = "trixie"
 DOCTOR = ("edgekit-doctor-1", "edgekit-doctor-2")
 FAST = DeviceBehaviour(install_s=0.1, confirm_s=0.2, figures_s=60.0)
 CONFIGURATION = """\
@@ -74,7 +74,7 @@ def unpack_rabbitmq() -> Path:
     subprocess.run(["apt-get", "download", "-q", "debootstrap"], cwd=place, check=True, capture_output=True)
     subprocess.run(["dpkg-deb", "-x", *place.glob("*.deb"), place / "tool"], check=True)
     tool = place / "tool/usr/sbin/debootstrap"
-    options = ["--foreign", "--variant=minbase", "--include=rabbitmq-server", SUITE, str(root), MIRROR]
+    options = ["--foreign", "--variant=minbase", "--include=rabbitmq-server", SUITE, str(root)]
     variables = {**os.environ, "DEBOOTSTRAP_DIR": str(place / "tool/usr/share/debootstrap")}
     subprocess.run([tool, *options], env=variables, check=True, capture_output=True)
     for package in (root / "var/cache/apt/archives").glob("*.deb"):

@@ -11,6 +11,7 @@ from tests.service.service_parts import Running, make_config, running
 from tests.service.wiring_parts import ask_many, load, served_version, statistics, write
 from tests.waiting import wait_for
 
+from edgekit_runtime.client import responses
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions, SchedulingLimits
 from edgekit_runtime.service.options.rollout import CanaryOptions, Gates, ShadowOptions
@@ -22,6 +23,7 @@ _SHADOW = ShadowOptions(share=1.0, quiet_s=0.0005, max_wait_s=10)
 
 def count_ours() -> Counter[str]:
     """Return how many objects of each of our classes there are, garbage that was not collected among them."""
+    responses._decode_cached.cache_clear()  # of the client that asks: bounded
     kinds = Counter(type(one) for one in gc.get_objects())
     return Counter(
         {
