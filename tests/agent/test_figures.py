@@ -53,6 +53,8 @@ def test_answers_with_nan_to_finite_inputs_are_counted():
     for inputs, outputs in ((0.5, np.nan), (np.nan, np.nan), (0.5, np.inf), (0.5, 1.0)):
         image = np.full((1, 3, 32, 32), inputs, np.float32)
         scores = np.full((1, 4), outputs, np.float32)
+        picked = drift.pick_inputs({"image": image})
         drift.judge({"image": image}, {"logits": scores})
+        drift.add(picked, {"logits": scores})
     (found,) = read_figures(make_page(drift.to_json()))
     assert (found.not_finite, found.looked_at) == (2, 9)
