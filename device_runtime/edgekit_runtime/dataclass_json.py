@@ -115,7 +115,7 @@ def _read_hints(kind: type[Any]) -> dict[str, Any]:
 
 @functools.cache
 def _list_fields(kind: type[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of all fields, and of those that must be stated."""
+    """Return the names of all fields, and the names of the required ones."""
     fields = dataclasses.fields(kind)
     # Both are MISSING where there is no default.
     needed = [each.name for each in fields if each.init and each.default is each.default_factory]

@@ -59,7 +59,7 @@ from edgekit_runtime.remote.latency_model import LinkState
 from edgekit_runtime.remote.offload_options import OffloadOptions
 from edgekit_runtime.remote.offload_server import NO_MODEL
 from edgekit_runtime.remote.remote_session import RemoteSession
-from edgekit_runtime.system.processor_speed import SpeedGate
+from edgekit_runtime.system.processor_speed import MOST_WAITING, SpeedGate
 from edgekit_runtime.tensors import Array, TensorSpec
 
 _BITS: Final = 8
@@ -80,7 +80,6 @@ _TOO_LARGE: Final = 413
 
 _WARM_UP_REQUESTS: Final = 3
 _LEAST_REQUESTS: Final = 5
-_MOST_WAITING: Final = 3  # times the time, where the processor changes its speed
 _LARGE_REQUESTS: Final = 3  # their processor time varies little
 _LARGE_BYTES: Final = 1 << 20
 _TCP_INFO_BYTES: Final = 192
@@ -351,7 +350,7 @@ def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: floa
     Raises:
         TransportError: this machine cannot connect to itself.
     """
-    until_s = time.monotonic() + _MOST_WAITING * seconds
+    until_s = time.monotonic() + MOST_WAITING * seconds
     fixed_s: list[float] = []
     spent_s: list[float] = []
     local_s: list[float] = []

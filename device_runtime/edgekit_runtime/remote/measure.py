@@ -30,7 +30,7 @@ from edgekit_runtime.remote.cut_table import Compression
 from edgekit_runtime.remote.link_probe import RequestCost, average_middle, measure_request
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings, with_weights
-from edgekit_runtime.system.processor_speed import SpeedGate
+from edgekit_runtime.system.processor_speed import MOST_WAITING, SpeedGate
 from edgekit_runtime.tensors import DTYPES, Array
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ _MAX_ROUNDS: Final = 2000
 _WARMUP_ROUNDS: Final = 3
 _IN_A_ROW: Final = 5
 _FIND_SPEED_S: Final = 1.2
-_MOST_WAITING: Final = 3  # times the time of a job, where the processor changes its speed
 # Before a run: a request comes after a while, and finds caches, TLBs and branch predictors in use by others.
 # Small models then take 1.4 to 2.6 times as long as runs in a row, processor time too, whether the processor
 # sleeps meanwhile or not; pauses of 100 ms add another 5 to 10 %.
@@ -266,7 +265,7 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
             return replace(measured, request=request)
         runs = [_open_half(graph, blobs, Path(folder), number) for number, graph in enumerate(job.graphs)]
         clocks, has_waits = [_Clock(run, gate) for run in runs], _has_waits(facts, job)
-        orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds * _MOST_WAITING
+        orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds * MOST_WAITING
         for run in runs * _WARMUP_ROUNDS:
             run()
         while _lacks_rounds(clocks, job.seconds, until_s):
@@ -366,7 +365,7 @@ def _profile(
         most = max(_MIN_ROUNDS, min(_MAX_ROUNDS, _MAX_PROFILED_NODES // nodes))
     for _ in range(_WARMUP_ROUNDS):
         plain()
-    clock, until_s = _Clock(plain, gate), time.monotonic() + job.seconds * _MOST_WAITING
+    clock, until_s = _Clock(plain, gate), time.monotonic() + job.seconds * MOST_WAITING
     while _lacks_rounds([clock], job.seconds, until_s):
         clock.time()
         if session is not None and len(clock.seconds) <= most:

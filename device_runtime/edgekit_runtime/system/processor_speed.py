@@ -8,6 +8,9 @@ import math
 import time
 from typing import Final
 
+MOST_WAITING: Final = 3
+"""Times the planned time that a measurement may take in all, while the speed is another one."""
+
 _STEPS: Final = 10_000  # of the fixed work: 0.2 to 0.5 ms
 _PAUSE_S: Final = 0.02
 _TOLERANCE: Final = 0.15

@@ -1,7 +1,7 @@
 """The authority of a fleet: it signs one X.509 certificate for each device, the broker and the manager.
 
 All keys are Ed25519. A device's key signs its documents too. The authority's private key is on the manager's
-machine: whoever owns that machine owns the fleet.
+machine: the owner of that machine owns the fleet.
 
 Source: RFC 5280, RFC 8410.
 """

@@ -36,7 +36,7 @@ class WrittenBundle:
 
     Attributes:
         devices: for which it is.
-        refused: (device, reason) of those that the selector matches and that are left out.
+        refused: (device, reason) for each device that the selector matches and the bundle leaves out.
         packages: paths of the packages.
         size_bytes: of the file.
         expires_at: after that devices refuse it, in seconds since 1970.

@@ -91,7 +91,7 @@ def insert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str
 
 
 def upsert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows as `insert_many`, or replace these columns of those that are there."""
+    """Insert rows as `insert_many`, or replace these columns where a row exists."""
     if rows:
         connection = session.connection()
         _compile_upsert(table, tuple(rows[0]), connection.dialect).execute(connection, rows)

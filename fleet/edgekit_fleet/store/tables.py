@@ -1,6 +1,6 @@
 """The tables of the fleet. Times are seconds since 1970 by the clock of the manager's machine.
 
-Whoever changes a table adds a migration; a test compares both.
+Each change of a table needs a migration; a test compares both.
 """
 
 from typing import Any, ClassVar

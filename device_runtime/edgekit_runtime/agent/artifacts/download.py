@@ -127,7 +127,7 @@ class Downloader:
             path: of the file; what is incomplete lies beside it.
             size_bytes: of the file; not one byte more is read.
             sha256: of the file; what has another one is removed.
-            count: called with the number of bytes received, also of those that are thrown away.
+            count: called with the number of bytes received, discarded bytes included.
             stop: set to stop.
             most_bytes: that may come, or None.
 

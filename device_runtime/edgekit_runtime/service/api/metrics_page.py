@@ -114,7 +114,7 @@ def _looks_families(served: Iterable[Served]) -> Iterator[MetricFamily]:
         (
             "edgekit_not_finite_answers_total",
             "not_finite",
-            "Answers with NaN or infinity to finite inputs, of those that the drift statistics looked at.",
+            "Sampled answers with NaN or infinity to finite inputs.",
         ),
     ):
         series = tuple((labels, float(drift[key])) for labels, drift in known if key in drift)
