@@ -73,7 +73,7 @@ def find_audit_break(store: Store) -> int | None:
 def back_up(folder: FleetFolder, path: Path) -> None:
     """Write all of a fleet into one file: settings, authority, keys, repository, store. It may run meanwhile.
 
-    The holder of the file owns the fleet, so only its owner may read it. Devices may be ahead of a backup when
+    Its holder owns the fleet, so only the owner may read the file. Devices may be ahead of a backup when
     it is restored: the manager then takes over from them, and writes an alarm to the audit log.
 
     Raises:
