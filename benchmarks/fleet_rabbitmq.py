@@ -32,11 +32,10 @@ from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_fleet.simulation.behaviour import DeviceBehaviour
-from edgekit_fleet.simulation.enrolment import enrol_simulated, read_access
+from edgekit_fleet.simulation.enrolment import add_simulated_release, enrol_simulated, read_access
 from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
-from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
 
 LIMIT_S = 280
 SUITE = "trixie"
@@ -207,23 +206,8 @@ def running_manager(folder: FleetFolder, brokers: tuple[tuple[str, int], ...]) -
 
 
 def roll_out(store: Store, version: str, devices: int) -> str:
-    """Offer a release to all devices; its package exists nowhere, because downloads are simulated."""
-    with store.transaction() as session:
-        session.add(ReleaseRow(name=version, created_at=time.time()))
-        session.flush()
-        session.add(
-            ReleasePackageRow(
-                release=version,
-                model="digits",
-                target="x86-64",
-                version=version,
-                manifest_sha256=version.rjust(64, "0"),
-                path=f"x86-64/digits-{version}-x86-64.edgepkg",
-                size_bytes=100_000,
-                sha256=version.rjust(64, "f"),
-                needs={},
-            )
-        )
+    """Offer a release to all devices."""
+    add_simulated_release(store, version, model="digits", target="x86-64", size_bytes=100_000)
     request = RolloutRequest(
         release=version, selector="all", waves="100%", minimum=devices, options={"soak_s": 1.0}
     )

@@ -31,12 +31,11 @@ from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
-from edgekit_fleet.simulation.enrolment import enrol_simulated, read_access
+from edgekit_fleet.simulation.enrolment import add_simulated_release, enrol_simulated, read_access
 from edgekit_fleet.simulation.simulated_device import SimulatedDevice, SimulatedMember
 from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet, allow_many_files
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
-from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
 
 LIMIT_S = 280
 MODEL, TARGET = "digits", "x86-64"
@@ -67,26 +66,6 @@ def prepare(devices: int, folder: Path) -> list[SimulatedMember]:
     return [
         SimulatedMember(device=name, target=TARGET, pem=kept / "devices" / f"{name}.pem") for name in names
     ]
-
-
-def add_release(store: Store, version: str) -> None:
-    """Write a release into the store; its package exists nowhere, because downloads are simulated."""
-    with store.transaction() as session:
-        session.add(ReleaseRow(name=version, created_at=time.time()))
-        session.flush()
-        session.add(
-            ReleasePackageRow(
-                release=version,
-                model=MODEL,
-                target=TARGET,
-                version=version,
-                manifest_sha256=version.rjust(64, "0"),
-                path=f"{TARGET}/{MODEL}-{version}-{TARGET}.edgepkg",
-                size_bytes=5_000_000,
-                sha256=version.rjust(64, "f"),
-                needs={},
-            )
-        )
 
 
 @contextlib.contextmanager
@@ -147,7 +126,7 @@ def holds(version: str, device: SimulatedDevice) -> bool:
 
 def offer(store: Store, devices: SimulatedFleet, version: str, limit_s: float) -> dict[str, float]:
     """Roll a release out in one wave; returns when desired documents arrived, and all had installed it."""
-    add_release(store, version)
+    add_simulated_release(store, version, model=MODEL, target=TARGET, size_bytes=5_000_000)
     count = len(devices.devices)
     request = RolloutRequest(
         release=version, selector="all", waves="100%", minimum=count, options={"soak_s": 1.0}
@@ -237,7 +216,7 @@ def measure_gates(folder: FleetFolder, members: list[SimulatedMember]) -> dict[s
 
 def stop_bad(store: Store, devices: SimulatedFleet, version: str) -> dict[str, object]:
     """Roll a bad release out; returns how many devices got it, and when all were back."""
-    add_release(store, version)
+    add_simulated_release(store, version, model=MODEL, target=TARGET, size_bytes=5_000_000)
     request = RolloutRequest(release=version, selector="all", options={"soak_s": 10.0})
     name, begin = start_rollout(store, request, "benchmark"), time.monotonic()
     while (rollout := find_rollout(store, name)).state == "running" and time.monotonic() - begin < 60:

@@ -9,9 +9,8 @@ from tests.waiting import wait_for
 from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
 from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
-from edgekit_fleet.simulation.enrolment import enrol_simulated, read_access
+from edgekit_fleet.simulation.enrolment import add_simulated_release, enrol_simulated, read_access
 from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet
-from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
 
 NAMES = tuple(f"sim-{number:02}" for number in range(50))
 FAST = DeviceBehaviour(install_s=0.05, confirm_s=0.1, figures_s=1.0, requests_per_s=100.0)
@@ -32,27 +31,8 @@ class Site:
         access = read_access(self.fleet.authority, self.fleet.settings)
         return SimulatedFleet(self.members, access, behaviours=behaviours, connect_within_s=0.5, **options)
 
-    def release(self, version):
-        name = f"digits-{version}-x86-64.edgepkg"
-        with self.fleet.store.transaction() as session:
-            session.add(ReleaseRow(name=version, created_at=0.0))
-            session.flush()
-            session.add(
-                ReleasePackageRow(
-                    release=version,
-                    model="digits",
-                    target="x86-64",
-                    version=version,
-                    manifest_sha256=version.rjust(64, "0"),
-                    path=f"x86-64/{name}",
-                    size_bytes=100_000,
-                    sha256=version.rjust(64, "f"),
-                    needs={},
-                )
-            )
-
     def roll_out(self, version, **changes):
-        self.release(version)
+        add_simulated_release(self.fleet.store, version, model="digits", target="x86-64", size_bytes=100_000)
         request = RolloutRequest(release=version, selector="all", options=OPTIONS, **changes)
         return start_rollout(self.fleet.store, request, "test")
 

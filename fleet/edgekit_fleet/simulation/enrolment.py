@@ -1,5 +1,6 @@
 """Enrols simulated devices straight in the store; each gets a key and a certificate of the authority."""
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.simulation.simulated_device import FleetAccess, SimulatedMember
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetSettings
+from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
 from edgekit_runtime.agent.documents import EnrolmentRequest
 from edgekit_runtime.agent.signing import key_id
 
@@ -76,3 +78,23 @@ def _make_csr(key: Ed25519PrivateKey) -> str:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "device")])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, None)
     return request.public_bytes(Encoding.PEM).decode()
+
+
+def add_simulated_release(store: Store, version: str, *, model: str, target: str, size_bytes: int) -> None:
+    """Write a release into the store; its package exists nowhere: simulated devices download nothing."""
+    with store.transaction() as session:
+        session.add(ReleaseRow(name=version, created_at=time.time()))
+        session.flush()
+        session.add(
+            ReleasePackageRow(
+                release=version,
+                model=model,
+                target=target,
+                version=version,
+                manifest_sha256=version.rjust(64, "0"),
+                path=f"{target}/{model}-{version}-{target}.edgepkg",
+                size_bytes=size_bytes,
+                sha256=version.rjust(64, "f"),
+                needs={},
+            )
+        )
