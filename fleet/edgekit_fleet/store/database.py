@@ -48,6 +48,7 @@ class Store:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._reader = engine.execution_options(is_reading=True, postgresql_readonly=True)
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -59,8 +60,23 @@ class Store:
         Raises:
             OutputError: the database cannot be reached, is locked, or its disk is full.
         """
+        with self._session(self.engine) as session:
+            yield session
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Session]:
+        """Yield a session that reads and changes nothing; with SQLite it waits for no writer.
+
+        Raises:
+            OutputError: as `transaction`.
+        """
+        with self._session(self._reader) as session:
+            yield session
+
+    @contextmanager
+    def _session(self, engine: Engine) -> Iterator[Session]:
         try:
-            with Session(self.engine, expire_on_commit=False) as session, session.begin():
+            with Session(engine, expire_on_commit=False) as session, session.begin():
                 yield session
         except DBAPIError as cause:
             if not isinstance(cause.orig, Exception) or type(cause.orig).__name__ != "OperationalError":
@@ -232,7 +248,8 @@ def _prepare_sqlite(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        is_reading = connection.get_execution_options().get("is_reading", False)
+        connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
 
 
 def alembic_config(connection: Connection | None = None) -> Config:

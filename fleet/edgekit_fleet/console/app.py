@@ -1,0 +1,86 @@
+"""The routes of the console, and the headers of every answer."""
+
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgekit_fleet.console import fleet_page
+from edgekit_fleet.console.live import Seen
+from edgekit_fleet.console.shell import STATIC, Console, switch_theme
+
+_HEADERS: Final = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+        " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+}
+_COMPRESSION: Final = 5  # of 1..9; a page of 200 kB takes 4 ms
+
+
+class _Headers:
+    """Adds the headers that keep foreign content out of every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+class _StaticFiles(StaticFiles):
+    """Files whose address holds their digest, so that a browser never asks for them again."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        is_fixed = response.status_code == 200 and scope["query_string"].startswith(b"v=")
+        response.headers["cache-control"] = "public, max-age=31536000, immutable" if is_fixed else "no-cache"
+        return response
+
+
+def make_app(console: Console) -> Starlette:
+    """Return the application."""
+    return Starlette(
+        routes=make_routes(console),
+        middleware=[Middleware(_Headers), Middleware(GZipMiddleware, compresslevel=_COMPRESSION)],
+    )
+
+
+def make_routes(console: Console) -> list[BaseRoute]:
+    """Return the routes, a line each."""
+
+    async def stream_changes(request: Request) -> Response:
+        if await run_in_threadpool(console.find_principal, request) is None:
+            return Response(status_code=401)
+        seen = request.headers.get("last-event-id") or request.query_params.get("seen", "")
+        events = console.watcher.listen(Seen.parse(seen))
+        return StreamingResponse(
+            events, media_type="text/event-stream", headers={"cache-control": "no-store"}
+        )
+
+    page = console.page
+    return [
+        Route("/", page(fleet_page.show_fleet)),
+        Route("/live", stream_changes),
+        Route("/theme", page(switch_theme), methods=["POST"]),
+        Mount("/static", _StaticFiles(directory=STATIC)),
+    ]

@@ -1,0 +1,162 @@
+"""Tells open pages what has changed in the store, by server-sent events.
+
+While a page is open, one watcher asks the store for two numbers ten times a second: the newest entry of the
+audit log, and when the newest document of a device came. Events carry no content: a page fetches its own part
+again. `id` of an event is what the page has seen then; a browser sends it when it comes back, so that nothing
+is lost while its tab was hidden or its network away.
+
+| event | means |
+|---|---|
+| `devices` | documents of devices have come, or somebody changed a device |
+| `releases`, `rollouts` | the audit log has an entry of one |
+| `audit` | the audit log has an entry, whatever it is |
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.tables import AuditRow, DeviceRow
+from edgekit_runtime.errors import OutputError
+
+_POLL_S: Final = 0.1
+_EVENT_S: Final = 1.0  # so often a page is told at most; the first change after a quiet time at once
+_QUIET_S: Final = 15.0
+_LONGEST_S: Final = 600.0  # then the browser connects again, and its login is checked again
+_RETRY_S: Final = 2.0
+_KEPT_ENTRIES: Final = 1000
+_TOPICS: Final = {"rollout": "rollouts", "release": "releases", "device": "devices", "alarm": "devices"}
+_ALL: Final = frozenset((*_TOPICS.values(), "audit"))
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How much of the store a page shows.
+
+    Attributes:
+        audit: number of the newest entry of the audit log.
+        devices_ms: when the newest document of a device came, in milliseconds since 1970.
+    """
+
+    audit: int
+    devices_ms: int
+
+    def __str__(self) -> str:
+        return f"{self.audit}-{self.devices_ms}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Seen":
+        """Return what `str` wrote; of any other text, that nothing was seen."""
+        audit, _, devices_ms = text.partition("-")
+        if audit.isdecimal() and devices_ms.isdecimal() and len(text) < 50:
+            return cls(int(audit), int(devices_ms))
+        return cls(0, 0)
+
+
+class Watcher:
+    """Watches the store while somebody listens."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._current = Seen(0, 0)
+        self._entries: deque[tuple[int, str]] = deque(maxlen=_KEPT_ENTRIES)
+        self._listeners = 0
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    def read_seen(self) -> Seen:
+        """Return what a page shows whose content is read from now on."""
+        with self._store.snapshot() as session:
+            return _read_seen(session)
+
+    async def listen(self, seen: Seen) -> AsyncIterator[bytes]:
+        """Yield events for a page, as bytes of `text/event-stream`."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + _LONGEST_S
+        self._listeners += 1
+        if self._task is None:
+            await self._poll()
+            self._task = loop.create_task(self._watch())
+        try:
+            yield b": open\n\n"
+            while loop.time() < end_s:
+                changed, current = self._changed, self._current
+                topics = self._find_topics(seen)
+                if topics:
+                    seen = current
+                    yield "".join(f"id: {seen}\nevent: {topic}\ndata:\n\n" for topic in topics).encode()
+                    await asyncio.sleep(_EVENT_S)
+                    continue
+                try:
+                    await asyncio.wait_for(changed.wait(), _QUIET_S)
+                except asyncio.TimeoutError:
+                    yield b": quiet\n\n"  # a closed connection shows only when something is written
+        finally:
+            self._listeners -= 1
+            if self._listeners == 0 and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            try:
+                await self._poll()
+            except OutputError as error:
+                _log.warning("%s; trying again", error)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _poll(self) -> None:
+        current, entries = await run_in_threadpool(self._read_news, self._current)
+        if current != self._current:
+            self._current = current
+            self._entries.extend(entries)
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def _read_news(self, last: Seen) -> tuple[Seen, list[tuple[int, str]]]:
+        with self._store.snapshot() as session:
+            current = _read_seen(session)
+            if current.audit == last.audit:
+                return current, []
+            statement = select(AuditRow.number, AuditRow.action).where(
+                AuditRow.number > max(last.audit, current.audit - _KEPT_ENTRIES),
+                AuditRow.number <= current.audit,
+            )
+            return current, [(row.number, row.action) for row in session.execute(statement)]
+
+    def _find_topics(self, seen: Seen) -> list[str]:
+        """Return what has changed since; everything where the entries in between are not known any more."""
+        topics = {"devices"} if self._current.devices_ms != seen.devices_ms else set()
+        if self._current.audit != seen.audit:
+            if not self._entries or min(number for number, _ in self._entries) > seen.audit + 1:
+                return sorted(_ALL)
+            topics.add("audit")
+            for number, action in self._entries:
+                topic = _TOPICS.get(action.partition(".")[0])
+                if number > seen.audit and topic is not None:
+                    topics.add(topic)
+        return sorted(topics)
+
+
+def _read_seen(session: Session) -> Seen:
+    number = session.scalar(select(AuditRow.number).order_by(AuditRow.number.desc()).limit(1))
+    newest = [
+        session.scalar(
+            select(DeviceRow.last_seen_at)
+            .where(DeviceRow.is_online.is_(is_online), DeviceRow.last_seen_at.is_not(None))
+            .order_by(DeviceRow.last_seen_at.desc())
+            .limit(1)
+        )
+        for is_online in (False, True)
+    ]
+    return Seen(number or 0, int(max(at or 0.0 for at in newest) * 1000))

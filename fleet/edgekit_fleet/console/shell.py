@@ -1,0 +1,239 @@
+"""What all pages share: who asks, rendering, forms, notices.
+
+A page is a function `(console, request) -> Response`. It runs in a thread, so it may read the store. Every
+action is an HTML form that works without JavaScript: it posts, and the browser goes on to a page that shows
+the result.
+"""
+
+import asyncio
+import functools
+import hashlib
+import hmac
+import secrets
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qsl, quote, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from edgekit_fleet.console.formats import FILTERS
+from edgekit_fleet.console.live import Watcher
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_runtime.errors import EdgekitError, FleetError, OutputError
+
+SECTIONS: Final = (
+    ("Fleet", "/"),
+    ("Devices", "/devices"),
+    ("Releases", "/releases"),
+    ("Rollouts", "/rollouts"),
+    ("Model health", "/health"),
+    ("Audit", "/audit"),
+    ("Settings", "/settings"),
+)
+THEMES: Final = ("auto", "light", "dark")
+STATIC: Final = Path(__file__).with_name("static")
+_TEMPLATES: Final = Path(__file__).with_name("templates")
+_MAX_FORM_BYTES: Final = 64 << 10
+_FORM_S: Final = 10.0
+_NOTICE: Final = "notice"
+_NOTICE_S: Final = 30
+_YEAR_S: Final = 365 * 86_400
+
+Page: TypeAlias = Callable[["Console", Request], Response]
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Anybody:
+    """Who asks, until there are logins."""
+
+    name: str = "admin"
+    scopes: frozenset[str] = frozenset(("read", "release", "rollout", "device", "admin"))
+
+
+class Console:
+    """The pages of one fleet.
+
+    Attributes:
+        store, folder, settings: of the fleet.
+        watcher: of changes in the store.
+    """
+
+    def __init__(self, store: Store, folder: FleetFolder, settings: FleetSettings) -> None:
+        self.store = store
+        self.folder = folder
+        self.settings = settings
+        self.watcher = Watcher(store)
+        self._csrf = secrets.token_urlsafe(24)
+        self._templates = Environment(
+            loader=FileSystemLoader(_TEMPLATES),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._templates.filters.update(FILTERS)
+        self._templates.globals.update(sections=SECTIONS, themes=THEMES, assets=_list_assets())
+
+    def page(self, function: Page, scope: str = "read") -> Endpoint:
+        """Return the endpoint of a page, or of an action: it answers those who hold `scope`."""
+
+        async def answer(request: Request) -> Response:
+            if request.method == "POST":
+                try:
+                    request.state.form = await asyncio.wait_for(_read_form(request), _FORM_S)
+                except (asyncio.TimeoutError, ValueError) as error:
+                    return HTMLResponse(f"the form cannot be read: {error}", 400)
+            return await run_in_threadpool(self._answer, request, function, scope)
+
+        return functools.wraps(function)(answer)
+
+    def find_principal(self, request: Request) -> _Anybody | None:
+        """Return who asks, or None for somebody who has not logged in.
+
+        Sets `principal` and `csrf` of the request's state.
+        """
+        request.state.principal, request.state.csrf = _Anybody(), self._csrf
+        return _Anybody()
+
+    def render(self, request: Request, template: str, /, *, status: int = 200, **values: Any) -> HTMLResponse:
+        """Return a page.
+
+        Args:
+            request: that it answers.
+            template: file in `templates/`.
+            status: of HTTP.
+            values: for the template, besides what `base.html` needs.
+        """
+        path = request.url.path
+        text = self._templates.get_template(template).render(
+            address=with_query(request),
+            section=_find_section(path),
+            principal=request.state.principal,
+            csrf=request.state.csrf,
+            theme=read_theme(request),
+            notice=_read_notice(request),
+            seen=request.state.seen,
+            now=time.time(),
+            **values,
+        )
+        response = HTMLResponse(text, status, headers={"cache-control": "no-store"})
+        if _NOTICE in request.cookies:
+            response.delete_cookie(_NOTICE)
+        return response
+
+    def redirect(self, address: str, notice: str = "") -> Response:
+        """Send the browser on to a page of ours, which shows the notice once."""
+        response = RedirectResponse(address, 303)
+        if notice:
+            text = urlsafe_b64encode(notice[:1000].encode()).decode()
+            response.set_cookie(_NOTICE, text, _NOTICE_S, httponly=True, samesite="strict")
+        return response
+
+    def _answer(self, request: Request, function: Page, scope: str) -> Response:
+        principal = self.find_principal(request)
+        if principal is None:
+            return self._ask_for_login(request)
+        request.state.seen = self.watcher.read_seen()
+        try:
+            if request.method == "POST":
+                _check_csrf(request)
+            if scope not in principal.scopes:
+                raise _ForbiddenError(f"{principal.name} may not do this: it needs the scope '{scope}'")
+            return function(self, request)
+        except EdgekitError as error:
+            status = _find_status(error, request.method)
+            return self.render(request, "error.html", status=status, message=str(error))
+
+    def _ask_for_login(self, request: Request) -> Response:
+        address = f"/login?next={quote(with_query(request))}"
+        if "hx-request" in request.headers:  # a part of an open page, whose login has ended meanwhile
+            return Response(status_code=401, headers={"hx-redirect": "/login"})
+        return RedirectResponse(address, 303)
+
+
+class _ForbiddenError(FleetError):
+    """Who asks may not do this."""
+
+
+def with_query(request: Request, **changes: str) -> str:
+    """Return path and query of a request, with parameters changed; an empty one is left out."""
+    query = {**request.query_params, **changes}
+    text = urlencode({name: value for name, value in query.items() if value})
+    return f"{request.url.path}?{text}" if text else request.url.path
+
+
+def local_address(text: str) -> str:
+    """Return an address if it is a page of ours, else that of the first page."""
+    is_ours = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
+    return text if is_ours else "/"
+
+
+def switch_theme(console: Console, request: Request) -> Response:
+    """Keep the theme that somebody chose in a cookie."""
+    form: Mapping[str, str] = request.state.form
+    response = console.redirect(local_address(form.get("next", "/")))
+    theme = form.get("theme", "")
+    if theme in THEMES:
+        response.set_cookie("theme", theme, _YEAR_S, httponly=True, samesite="strict")
+    return response
+
+
+def read_theme(request: Request) -> str:
+    """Return the theme that somebody chose."""
+    theme = request.cookies.get("theme", "")
+    return theme if theme in THEMES else "auto"
+
+
+async def _read_form(request: Request) -> dict[str, str]:
+    parts, size_bytes = [], 0
+    async for part in request.stream():
+        size_bytes += len(part)
+        if size_bytes > _MAX_FORM_BYTES:
+            raise ValueError(f"it has over {_MAX_FORM_BYTES} bytes")
+        parts.append(part)
+    fields = parse_qsl(b"".join(parts).decode(), keep_blank_values=True, max_num_fields=200)
+    return {name: value.replace("\r\n", "\n") for name, value in fields}
+
+
+def _check_csrf(request: Request) -> None:
+    sent = request.state.form.get("csrf", "")
+    if not hmac.compare_digest(sent.encode(), request.state.csrf.encode()):
+        raise _ForbiddenError("the form is of another login; open the page again and repeat what you did")
+
+
+def _find_status(error: EdgekitError, method: str) -> int:
+    if isinstance(error, _ForbiddenError):
+        return 403
+    if isinstance(error, OutputError):
+        return 503
+    return 404 if method == "GET" else 422
+
+
+def _find_section(path: str) -> str:
+    return "/" if path == "/" else "/" + path.split("/")[1]
+
+
+def _read_notice(request: Request) -> str:
+    try:
+        return urlsafe_b64decode(request.cookies.get(_NOTICE, "")).decode()
+    except ValueError:
+        return ""
+
+
+def _list_assets() -> dict[str, str]:
+    """Return name -> address of each file in `static/`; the digest in it lets browsers keep it for ever."""
+    found = {}
+    for path in sorted(STATIC.rglob("*.*")):
+        name = path.relative_to(STATIC).as_posix()
+        found[name] = f"/static/{name}?v={hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
+    return found

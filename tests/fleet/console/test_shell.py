@@ -1,0 +1,100 @@
+"""What all pages share: headers, assets, forms, themes, live events."""
+
+import hashlib
+import http.client
+import time
+from pathlib import Path
+
+import pytest
+
+import edgekit_fleet.console
+from edgekit_fleet.store import audit
+
+VENDORED = {
+    "htmx-4.0.1.min.js": "a0abb04f2f45a1f89d1d4844023245537e5e6014c87b144553e0607b4cc32130",
+    "htmx-sse-4.0.1.min.js": "18ef2761356ec1fe0bb6d92612315b37517a7c1e9856b661c5ae81fef239d103",
+    "htmx-LICENSE.txt": "d3d2456f76414f2456104660ebd65aff1c04cd7966b942bdabd63f3cdb316a38",
+}
+STATIC = Path(edgekit_fleet.console.__file__).with_name("static")
+
+
+def test_vendored_files_are_those_of_the_release():
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (STATIC / "vendor").iterdir()
+    }
+    assert found == VENDORED
+
+
+def test_page_allows_no_inline_code_and_no_foreign_host(client):
+    answer = client.get("/")
+    assert answer.status == 200
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "<style" not in answer.text
+    assert " style=" not in answer.text
+    assert " onclick=" not in answer.text
+    assert all("src=" in part for part in answer.text.split("<script")[1:])
+
+
+def test_assets_of_a_page_are_there_and_kept_for_ever(client):
+    page = client.get("/").text
+    addresses = [part.partition('"')[0] for part in page.split('"/static/')[1:]]
+    assert len(addresses) >= 5
+    for address in addresses:
+        answer = client.get(f"/static/{address}")
+        assert answer.status == 200
+        assert "immutable" in answer.headers["cache-control"]
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+def test_form_without_the_token_of_its_login_changes_nothing(client, token):
+    answer = client.post("/theme", theme="dark", csrf=token)
+    assert answer.status == 403
+    assert 'data-theme="auto"' in client.get("/").text
+
+
+def test_theme_is_kept_and_the_way_back_stays_on_this_site(client):
+    answer = client.post("/theme", theme="dark", next="//elsewhere.test/")
+    assert answer.headers["location"] == "/"
+    assert 'data-theme="dark"' in client.get("/").text
+
+
+def test_large_form_is_refused(client):
+    assert client.post("/theme", theme="x" * 100_000).status == 400
+
+
+def read_event(response: http.client.HTTPResponse) -> dict[str, str]:
+    event: dict[str, str] = {}
+    while line := response.readline().decode().rstrip("\n"):
+        name, _, value = line.partition(":")
+        event[name] = value.strip()
+    return event
+
+
+def test_change_in_the_store_reaches_an_open_page(served):
+    seen = served.console.watcher.read_seen()
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
+    connection.request("GET", f"/live?seen={seen}")
+    response = connection.getresponse()
+    assert read_event(response) == {"": "open"}
+    with served.store.transaction() as session:
+        audit.record(session, "somebody", "rollout.log", "r1")
+    events = [read_event(response) for _ in range(2)]
+    connection.close()
+    assert [event["event"] for event in events] == ["audit", "rollouts"]
+    assert events[0]["id"] == f"{seen.audit + 1}-{seen.devices_ms}"
+
+
+def test_page_that_comes_back_learns_what_it_missed(served):
+    seen = served.console.watcher.read_seen()
+    with served.store.transaction() as session:
+        audit.record(session, "somebody", "release.make", "r1")
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
+    connection.request("GET", "/live?seen=0-0", headers={"last-event-id": str(seen)})
+    response = connection.getresponse()
+    read_event(response)
+    begin_s = time.monotonic()
+    assert read_event(response)["event"] in ("audit", "releases")
+    assert time.monotonic() - begin_s < 10
+    connection.close()
