@@ -12,10 +12,10 @@ from cryptography.x509.oid import NameOID
 from sqlalchemy import select, update
 from tests.fleet.fleet_device import FleetDevice, free_port, make_csr, post
 
+from edgekit_fleet.access.failure_limit import FailureLimit
 from edgekit_fleet.operations import devices, running
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import CodeRow
-from edgekit_fleet.web.app import FailureLimit
 from edgekit_fleet.web.server import WebServer
 from edgekit_runtime.agent.documents import EnrolmentCode, PackageKey
 from edgekit_runtime.errors import ConfigError, TransportError

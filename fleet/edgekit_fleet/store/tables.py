@@ -349,3 +349,162 @@ class LeaseRow(Table):
     holder: Mapped[str] = mapped_column(default="")
     epoch: Mapped[int] = mapped_column(default=0)
     heartbeat_at: Mapped[float] = mapped_column(default=0.0)
+
+
+class UserRow(Table):
+    """A user of the console.
+
+    Attributes:
+        name: with which they log in.
+        password_digest: argon2id.
+        role: `viewer`, `operator` or `admin`.
+        created_at: of the user.
+    """
+
+    __tablename__ = "users"
+
+    name: Mapped[str] = mapped_column(NAME, primary_key=True)
+    password_digest: Mapped[str]
+    role: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[float]
+
+
+class LoginRow(Table):
+    """An open login of a user.
+
+    Attributes:
+        secret_sha256: of the cookie.
+        user: who.
+        created_at, seen_at, expires_at: when it began, was used last (to a minute), and ends.
+    """
+
+    __tablename__ = "logins"
+
+    secret_sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    user: Mapped[str] = mapped_column(NAME, ForeignKey("users.name"), index=True)
+    created_at: Mapped[float]
+    seen_at: Mapped[float]
+    expires_at: Mapped[float]
+
+
+class TokenRow(Table):
+    """A token of a program.
+
+    Attributes:
+        name: of the token.
+        secret_sha256: of what the program sends.
+        scopes: what it may do, see `access.principal`.
+        created_at, created_by: when, and by whom.
+        expires_at: or None.
+        used_at: when it was used last, to a minute, or None.
+    """
+
+    __tablename__ = "api_tokens"
+
+    name: Mapped[str] = mapped_column(NAME, primary_key=True)
+    secret_sha256: Mapped[str] = mapped_column(String(64), index=True)
+    scopes: Mapped[list[str]]
+    created_at: Mapped[float]
+    created_by: Mapped[str]
+    expires_at: Mapped[float | None]
+    used_at: Mapped[float | None]
+
+
+class IdempotencyRow(Table):
+    """A request that changed something, and its answer, for a client that sends it again.
+
+    Attributes:
+        actor, key: who sent it, and under which `Idempotency-Key`.
+        request_sha256: of method, path and body.
+        status: of the answer, or None while it is not there.
+        answer: its body.
+        created_at: when it came.
+    """
+
+    __tablename__ = "idempotency_keys"
+
+    actor: Mapped[str] = mapped_column(NAME, primary_key=True)
+    key: Mapped[str] = mapped_column(NAME, primary_key=True)
+    request_sha256: Mapped[str] = mapped_column(String(64))
+    status: Mapped[int | None]
+    answer: Mapped[bytes] = mapped_column(default=b"")
+    created_at: Mapped[float] = mapped_column(index=True)
+
+
+class WebhookRow(Table):
+    """An address that is told of actions in the audit log.
+
+    Attributes:
+        name: of the webhook.
+        url: where messages go.
+        actions: beginnings of actions, such as `rollout.`; empty for all.
+        secret: with which messages are signed.
+        created_at, created_by: when, and by whom.
+        position: number of the last entry of the audit log that was sent or is not wanted.
+        failures: attempts in a row that failed.
+        because: why the last attempt failed, or empty.
+        due_at: not before then; a sender puts it ahead while it works, so that no other one sends the same.
+    """
+
+    __tablename__ = "webhooks"
+
+    name: Mapped[str] = mapped_column(NAME, primary_key=True)
+    url: Mapped[str]
+    actions: Mapped[list[str]]
+    secret: Mapped[str]
+    created_at: Mapped[float]
+    created_by: Mapped[str]
+    position: Mapped[int]
+    failures: Mapped[int] = mapped_column(default=0)
+    because: Mapped[str] = mapped_column(default="")
+    due_at: Mapped[float] = mapped_column(default=0.0)
+
+
+class SavedQueryRow(Table):
+    """A selector of devices under a name, for all users.
+
+    Attributes:
+        name: of the query.
+        selector: see `rollouts.selector`.
+        created_at, created_by: when, and by whom.
+    """
+
+    __tablename__ = "saved_queries"
+
+    name: Mapped[str] = mapped_column(NAME, primary_key=True)
+    selector: Mapped[str]
+    created_at: Mapped[float]
+    created_by: Mapped[str]
+
+
+class ManagerRow(Table):
+    """A manager that runs.
+
+    Attributes:
+        holder: identifier of its process.
+        started_at, heartbeat_at: when it began, and was there last.
+    """
+
+    __tablename__ = "managers"
+
+    holder: Mapped[str] = mapped_column(NAME, primary_key=True)
+    started_at: Mapped[float]
+    heartbeat_at: Mapped[float]
+
+
+class ShardRow(Table):
+    """Which manager is in charge of a shard of the devices.
+
+    Attributes:
+        number: of the shard.
+        holder: see `ManagerRow`, or empty.
+        epoch: rises with each new holder; the fencing token.
+        heartbeat_at: when the holder renewed it last.
+    """
+
+    __tablename__ = "shards"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    holder: Mapped[str] = mapped_column(NAME, default="")
+    epoch: Mapped[int] = mapped_column(default=0)
+    heartbeat_at: Mapped[float] = mapped_column(default=0.0)

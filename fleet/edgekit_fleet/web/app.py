@@ -11,8 +11,6 @@ Everything that a device fetches is signed, so files need no login.
 import asyncio
 import json
 import logging
-import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, TypeVar
 
@@ -24,6 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
+from edgekit_fleet.access.failure_limit import FailureLimit
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority, SignedCertificate
 from edgekit_fleet.store.database import Store
@@ -38,8 +37,6 @@ from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, list_keys
 
 _MAX_BODY_BYTES: Final = 32 << 10
 _BODY_S: Final = 10.0
-_FAILURES_A_MINUTE: Final = 20
-_MAX_ADDRESSES: Final = 10_000
 _RECORD_BYTES: Final = 4 << 10
 _log = logging.getLogger(__name__)
 
@@ -50,28 +47,6 @@ class _RequestRefusedError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-class FailureLimit:
-    """Refuses an address that has failed too often in the last minute."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()
-
-    def allows(self, address: str) -> bool:
-        """Return whether a request of the address is looked at."""
-        begin, count = self._failures.get(address, (0.0, 0))
-        return count < _FAILURES_A_MINUTE or self._clock() - begin >= 60
-
-    def count(self, address: str) -> None:
-        """Count one failure."""
-        begin, count = self._failures.pop(address, (self._clock(), 0))
-        if self._clock() - begin >= 60:
-            begin, count = self._clock(), 0
-        self._failures[address] = (begin, count + 1)
-        if len(self._failures) > _MAX_ADDRESSES:
-            self._failures.popitem(last=False)
 
 
 class _Artifacts(StaticFiles):

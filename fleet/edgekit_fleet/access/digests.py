@@ -1,0 +1,17 @@
+"""Secrets that people and programs hold; the store keeps only digests."""
+
+import hashlib
+import secrets
+from typing import Final
+
+_BYTES: Final = 32  # too many to be guessed, so a plain digest is enough
+
+
+def make_secret(prefix: str = "") -> str:
+    """Return a new secret."""
+    return prefix + secrets.token_urlsafe(_BYTES)
+
+
+def digest(secret: str) -> str:
+    """Return what the store keeps of a secret."""
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()

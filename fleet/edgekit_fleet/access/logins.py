@@ -1,0 +1,121 @@
+"""Logins of users at the console: a cookie with a secret, whose digest the store keeps.
+
+The token against forged requests (CSRF) is derived from the secret, so it ends with the login.
+"""
+
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import delete
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.access import users
+from edgekit_fleet.access.digests import digest, make_secret
+from edgekit_fleet.access.failure_limit import FailureLimit
+from edgekit_fleet.access.principal import Principal
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.tables import LoginRow, UserRow
+from edgekit_runtime.errors import RequestError
+
+LIFE_S: Final = 12 * 3600.0
+IDLE_S: Final = 3600.0
+_NOTE_S: Final = 60.0  # how exactly `seen_at` is kept; each page would write to the store else
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """An open login.
+
+    Attributes:
+        principal: who it is.
+        csrf_token: which each form of the console carries.
+    """
+
+    principal: Principal
+    csrf_token: str
+
+    def accepts(self, csrf_token: str) -> bool:
+        """Return whether a form came from a page of this login."""
+        return hmac.compare_digest(self.csrf_token.encode(), csrf_token.encode(errors="replace"))
+
+
+class LoginDesk:
+    """Lets users in by name and password; slow for those who guess.
+
+    One object serves a process. Failures count by address and by name, so that neither many addresses nor
+    many names help.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        """Make a desk.
+
+        Args:
+            store: of the fleet.
+            clock: seconds since 1970.
+        """
+        self._store = store
+        self._clock = clock
+        self._addresses = FailureLimit()
+        self._names = FailureLimit()
+
+    def log_in(self, name: str, password: str, address: str) -> str:
+        """Return the secret for the cookie of a new login. It takes about 0.1 s.
+
+        Args:
+            name: of the user.
+            password: that somebody has sent.
+            address: of the client.
+
+        Raises:
+            RequestError: 401 name or password is wrong; 429 too many failures.
+        """
+        name, password = name.replace("\0", ""), password.replace("\0", "")
+        if not (self._addresses.allows(address) and self._names.allows(name)):
+            raise RequestError(429, "too many failures; wait a minute", retry_after_s=60)
+        with self._store.transaction() as session:
+            row = session.get(UserRow, name)
+            known = None if row is None else row.password_digest
+        is_right, newer = users.check_password(known, password)
+        if not is_right:
+            self._addresses.count(address)
+            self._names.count(name)
+            raise RequestError(401, "name or password is wrong")
+        with self._store.transaction() as session:
+            row = session.get(UserRow, name)
+            if row is None or row.password_digest != known:
+                raise RequestError(401, "name or password is wrong")
+            row.password_digest = newer or row.password_digest
+            return open_login(session, name, self._clock())
+
+
+def open_login(session: Session, user: str, now: float) -> str:
+    """Return the secret of a new login of a user; ends those that have expired."""
+    secret = make_secret()
+    session.execute(delete(LoginRow).where((LoginRow.expires_at < now) | (LoginRow.seen_at < now - IDLE_S)))
+    session.add(
+        LoginRow(
+            secret_sha256=digest(secret), user=user, created_at=now, seen_at=now, expires_at=now + LIFE_S
+        )
+    )
+    audit.record(session, user, "user.login", user)
+    return secret
+
+
+def find_login(store: Store, secret: str, now: float) -> Login | None:
+    """Return the login of a cookie, or None if it has ended."""
+    with store.transaction() as session:
+        row = session.get(LoginRow, digest(secret))
+        if row is None or not now < min(row.expires_at, row.seen_at + IDLE_S):
+            return None
+        if now - row.seen_at >= _NOTE_S:
+            row.seen_at = now
+        user = session.get_one(UserRow, row.user)
+        return Login(users.principal_of_user(user), digest(f"csrf {secret}"))
+
+
+def close_login(session: Session, secret: str) -> None:
+    """End a login."""
+    session.execute(delete(LoginRow).where(LoginRow.secret_sha256 == digest(secret)))

@@ -1,0 +1,54 @@
+"""Who asks, and what they may do: scopes, and roles as sets of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from edgekit_runtime.errors import RequestError
+
+Scope = Literal["read", "release", "rollout", "device", "admin"]
+"""`read`: all but users and tokens; `release`: make and withdraw one; `rollout`: start and order one;
+`device`: invite, tag and revoke one; `admin`: users, tokens, webhooks."""
+
+Role = Literal["viewer", "operator", "admin"]
+
+SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
+SCOPES_OF_ROLE: Final[Mapping[Role, frozenset[Scope]]] = {
+    "viewer": frozenset({"read"}),
+    "operator": frozenset({"read", "release", "rollout", "device"}),
+    "admin": frozenset(SCOPES),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A user, a token or the owner of the fleet's folder.
+
+    Attributes:
+        name: the actor in the audit log: a user's name, or `token:NAME`.
+        scopes: what it may do.
+    """
+
+    name: str
+    scopes: frozenset[Scope]
+
+    def may(self, scope: Scope) -> bool:
+        """Return whether it has this scope."""
+        return scope in self.scopes
+
+    def require(self, scope: Scope) -> None:
+        """Check that it has this scope.
+
+        Raises:
+            RequestError: 403, it has not.
+        """
+        if scope not in self.scopes:
+            has = ", ".join(sorted(self.scopes)) or "none"
+            raise RequestError(
+                403, f"{self.name} lacks the scope '{scope}', and has {has}; ask an administrator"
+            )
+
+
+def folder_owner(name: str) -> Principal:
+    """Return who may read the fleet's folder, and so may do everything."""
+    return Principal(name, frozenset(SCOPES))

@@ -1,0 +1,118 @@
+"""Tokens of programs: `ekt_...`, with scopes and an end. The store keeps only digests."""
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.access.digests import digest, make_secret
+from edgekit_fleet.access.principal import SCOPES, Principal, Scope
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.tables import TokenRow
+from edgekit_runtime.errors import FleetError
+
+PREFIX: Final = "ekt_"  # lets scanners of repositories find one that was committed
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NOTE_S: Final = 60.0  # how exactly `used_at` is kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A token, without its secret.
+
+    Attributes:
+        name: of the token; `token:NAME` is the actor in the audit log.
+        scopes: what it may do.
+        created_at, created_by: when, and by whom.
+        expires_at: or None for one that does not end.
+        used_at: when it was used last, to a minute, or None.
+    """
+
+    name: str
+    scopes: tuple[Scope, ...]
+    created_at: float
+    created_by: str
+    expires_at: float | None
+    used_at: float | None
+
+
+def add_token(
+    session: Session, name: str, scopes: Sequence[str], *, actor: str, life_s: float | None = None
+) -> str:
+    """Return the secret of a new token, which is shown once.
+
+    Args:
+        session: of a transaction.
+        name: of the token.
+        scopes: at least one.
+        actor: who makes it.
+        life_s: how long it is good, or None.
+
+    Raises:
+        FleetError: the name is malformed or taken, or a scope is unknown.
+    """
+    if not _NAME.fullmatch(name):
+        raise FleetError(f"token name {name[:80]!r}, expected 1 to 64 letters, digits, '.', '_' and '-'")
+    unknown = [scope for scope in scopes if scope not in SCOPES]
+    if unknown or not scopes:
+        raise FleetError(f"scopes {list(scopes)!r:.80}, expected at least one of {', '.join(SCOPES)}")
+    if session.get(TokenRow, name) is not None:
+        raise FleetError(f"token '{name}' exists; choose another name, or revoke it first")
+    now = time.time()
+    secret = make_secret(PREFIX)
+    session.add(
+        TokenRow(
+            name=name,
+            secret_sha256=digest(secret),
+            scopes=sorted(set(scopes)),
+            created_at=now,
+            created_by=actor,
+            expires_at=None if life_s is None else now + life_s,
+        )
+    )
+    audit.record(session, actor, "token.add", name, scopes=sorted(set(scopes)))
+    return secret
+
+
+def list_tokens(session: Session) -> list[Token]:
+    """Return all tokens, by name."""
+    return [
+        Token(
+            name=row.name,
+            scopes=tuple(row.scopes),  # type: ignore[arg-type]  # checked when written
+            created_at=row.created_at,
+            created_by=row.created_by,
+            expires_at=row.expires_at,
+            used_at=row.used_at,
+        )
+        for row in session.scalars(select(TokenRow).order_by(TokenRow.name))
+    ]
+
+
+def revoke_token(session: Session, name: str, *, actor: str) -> None:
+    """End a token.
+
+    Raises:
+        FleetError: there is none of that name.
+    """
+    row = session.get(TokenRow, name)
+    if row is None:
+        raise FleetError(f"no token '{name}'; `edgekit fleet token list` shows them")
+    session.delete(row)
+    audit.record(session, actor, "token.revoke", name)
+
+
+def principal_of_token(store: Store, secret: str, now: float) -> Principal | None:
+    """Return what the holder of a token may do, or None if it is unknown or has ended."""
+    with store.transaction() as session:
+        row = session.scalars(select(TokenRow).where(TokenRow.secret_sha256 == digest(secret))).first()
+        if row is None or (row.expires_at is not None and row.expires_at <= now):
+            return None
+        if row.used_at is None or now - row.used_at >= _NOTE_S:
+            row.used_at = now
+        return Principal(f"token:{row.name}", frozenset(row.scopes))  # type: ignore[arg-type]  # checked

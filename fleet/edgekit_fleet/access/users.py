@@ -1,0 +1,170 @@
+"""Users of the console: names, roles, passwords as argon2id digests."""
+
+import re
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final, get_args
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.access.principal import SCOPES_OF_ROLE, Principal, Role
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.tables import LoginRow, UserRow
+from edgekit_runtime.errors import FleetError
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
+_MIN_CHARS: Final = 10
+_MAX_BYTES: Final = 1024
+_hasher: Final = PasswordHasher()  # RFC 9106, section 4: 3 passes over 64 MiB
+_one_at_a_time: Final = threading.Lock()  # many logins at once shall not fill the memory
+# Of no password. An unknown name costs as much time as a wrong password.
+_DIGEST_OF_NOBODY: Final = (
+    "$argon2id$v=19$m=65536,t=3,p=4$ZNrrtQPiHk42dI/hFWhoag$900l4lHIRtOCxiOiggfJmD2EzZ1r6Zptd3e860OXH8I"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """A user.
+
+    Attributes:
+        name: with which they log in.
+        role: what they may do.
+        created_at: seconds since 1970.
+        seen_at: when they used the console last, or None.
+    """
+
+    name: str
+    role: Role
+    created_at: float
+    seen_at: float | None
+
+
+def add_user(session: Session, name: str, password: str, role: Role, *, actor: str) -> None:
+    """Add a user.
+
+    Raises:
+        FleetError: the name is malformed or taken, the role unknown, or the password too short.
+    """
+    if not _NAME.fullmatch(name):
+        raise FleetError(
+            f"user name {name[:80]!r}, expected 1 to 64 of a-z, 0-9, '.', '_', '@' and '-', first a letter or"
+            " digit"
+        )
+    _check_role(role)
+    if session.get(UserRow, name) is not None:
+        raise FleetError(f"user '{name}' exists; choose another name")
+    session.add(UserRow(name=name, password_digest=_hash(password), role=role, created_at=time.time()))
+    audit.record(session, actor, "user.add", name, role=role)
+
+
+def list_users(session: Session) -> list[User]:
+    """Return all users, by name."""
+    seen = dict(
+        session.execute(select(LoginRow.user, func.max(LoginRow.seen_at)).group_by(LoginRow.user)).all()
+    )
+    return [
+        User(name=row.name, role=row.role, created_at=row.created_at, seen_at=seen.get(row.name))  # type: ignore[arg-type]  # checked when written
+        for row in session.scalars(select(UserRow).order_by(UserRow.name))
+    ]
+
+
+def set_password(session: Session, name: str, password: str, *, actor: str) -> None:
+    """Give a user another password, and end their logins.
+
+    Raises:
+        FleetError: there is no such user, or the password is too short.
+    """
+    row = _find(session, name)
+    row.password_digest = _hash(password)
+    session.execute(delete(LoginRow).where(LoginRow.user == name))
+    audit.record(session, actor, "user.password", name)
+
+
+def set_role(session: Session, name: str, role: Role, *, actor: str) -> None:
+    """Give a user another role; open logins have it at once.
+
+    Raises:
+        FleetError: there is no such user or role, or no administrator would be left.
+    """
+    row = _find(session, name)
+    _check_role(role)
+    if role != "admin":
+        _check_not_last(session, row)
+    row.role = role
+    audit.record(session, actor, "user.role", name, role=role)
+
+
+def remove_user(session: Session, name: str, *, actor: str) -> None:
+    """Remove a user and their logins.
+
+    Raises:
+        FleetError: there is no such user, or no administrator would be left.
+    """
+    row = _find(session, name)
+    _check_not_last(session, row)
+    session.execute(delete(LoginRow).where(LoginRow.user == name))
+    session.delete(row)
+    audit.record(session, actor, "user.remove", name)
+
+
+def check_password(digest: str | None, password: str) -> tuple[bool, str]:
+    """Return whether a password is right, and a new digest to store if that one is of an older form.
+
+    It takes about 50 ms, so it belongs outside of a transaction.
+
+    Args:
+        digest: of the store, or None of an unknown user.
+        password: that somebody has sent.
+    """
+    with _one_at_a_time:
+        try:
+            _hasher.verify(digest or _DIGEST_OF_NOBODY, _encode(password)[:_MAX_BYTES])
+        except (VerificationError, InvalidHashError):
+            return False, ""
+        is_old = digest is not None and _hasher.check_needs_rehash(digest)
+        return digest is not None, _hasher.hash(_encode(password)) if is_old else ""
+
+
+def principal_of_user(row: UserRow) -> Principal:
+    """Return what a user may do."""
+    return Principal(row.name, SCOPES_OF_ROLE.get(row.role, frozenset()))  # type: ignore[call-overload]  # an unknown role may nothing
+
+
+def _hash(password: str) -> str:
+    data = _encode(password)
+    if len(password) < _MIN_CHARS or len(data) > _MAX_BYTES:
+        raise FleetError(
+            f"the password has {len(password)} characters, expected at least {_MIN_CHARS}, and at most"
+            f" {_MAX_BYTES} bytes"
+        )
+    with _one_at_a_time:
+        return _hasher.hash(data)
+
+
+def _encode(password: str) -> bytes:
+    return password.encode(errors="surrogatepass")
+
+
+def _find(session: Session, name: str) -> UserRow:
+    row = session.get(UserRow, name)
+    if row is None:
+        raise FleetError(f"no user '{name}'; `edgekit fleet user list` shows them")
+    return row
+
+
+def _check_role(role: str) -> None:
+    if role not in get_args(Role):
+        raise FleetError(f"role {role[:80]!r}, expected one of {', '.join(get_args(Role))}")
+
+
+def _check_not_last(session: Session, row: UserRow) -> None:
+    others = (
+        select(func.count()).select_from(UserRow).where(UserRow.role == "admin", UserRow.name != row.name)
+    )
+    if row.role == "admin" and not session.scalar(others):
+        raise FleetError(f"'{row.name}' is the last administrator; make another one first")

@@ -1,0 +1,183 @@
+"""Users, logins and tokens: who gets in, who does not, and what the store keeps of secrets."""
+
+from types import SimpleNamespace
+
+import pytest
+from argon2 import PasswordHasher
+from sqlalchemy import select
+
+from edgekit_fleet.access import guard, logins, tokens, users
+from edgekit_fleet.access.first_admin import FirstAdminCode
+from edgekit_fleet.access.principal import Principal
+from edgekit_fleet.store.database import open_store, sqlite_url
+from edgekit_fleet.store.tables import Table
+from edgekit_runtime.errors import FleetError, RequestError
+
+PASSWORD = "correct horse battery"  # noqa: S105
+
+
+@pytest.fixture(autouse=True)
+def quick_digests(monkeypatch):
+    monkeypatch.setattr(users, "_hasher", PasswordHasher(1, 64, 1))
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = open_store(sqlite_url(tmp_path / "fleet.db"))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def clock():
+    return SimpleNamespace(now=1_000_000.0)
+
+
+@pytest.fixture
+def desk(store, clock):
+    with store.transaction() as session:
+        users.add_user(session, "ann", PASSWORD, "admin", actor="root")
+        users.add_user(session, "vic", PASSWORD, "viewer", actor="ann")
+    return logins.LoginDesk(store, lambda: clock.now)
+
+
+def test_right_password_opens_a_login_with_the_scopes_of_the_role(store, desk, clock):
+    login = logins.find_login(store, desk.log_in("vic", PASSWORD, "10.0.0.1"), clock.now)
+    assert login.principal == Principal("vic", frozenset({"read"}))
+    with pytest.raises(RequestError, match="lacks the scope 'rollout'"):
+        login.principal.require("rollout")
+
+
+@pytest.mark.parametrize(
+    ("name", "password"),
+    [("ann", "wrong password"), ("nobody", PASSWORD), ("ann", ""), ("ann\0", "\ud800"), ("", "\0")],
+)
+def test_wrong_password_or_name_is_one_answer(desk, name, password):
+    with pytest.raises(RequestError, match="name or password is wrong") as found:
+        desk.log_in(name, password, "10.0.0.1")
+    assert found.value.status == 401
+
+
+@pytest.mark.parametrize("is_same_address", [True, False])
+def test_failures_of_an_address_or_a_name_are_limited(store, desk, monkeypatch, is_same_address):
+    monkeypatch.setattr(users, "check_password", lambda digest, password: (False, ""))
+    for number in range(20):
+        address = "10.0.0.1" if is_same_address else f"10.0.0.{number}"
+        with pytest.raises(RequestError, match="is wrong"):
+            desk.log_in(f"u{number}" if is_same_address else "ann", "guess", address)
+    with pytest.raises(RequestError) as found:
+        desk.log_in("ann", PASSWORD, "10.0.0.1" if is_same_address else "10.0.1.1")
+    assert (found.value.status, found.value.retry_after_s) == (429, 60)
+
+
+def test_login_ends_when_idle_at_its_end_and_by_another_password(store, desk, clock):
+    secret = desk.log_in("ann", PASSWORD, "")
+    start = clock.now
+    assert logins.find_login(store, secret, start + logins.IDLE_S) is None
+    for step in range(1, 24):  # used each half hour
+        assert logins.find_login(store, secret, start + step * 1800) is not None
+    assert logins.find_login(store, secret, start + logins.LIFE_S) is None
+    secret = desk.log_in("ann", PASSWORD, "")
+    with store.transaction() as session:
+        users.set_password(session, "ann", "another password", actor="ann")
+    assert logins.find_login(store, secret, clock.now) is None
+
+
+def test_csrf_token_belongs_to_one_login(store, desk, clock):
+    first, second = (logins.find_login(store, desk.log_in("ann", PASSWORD, ""), clock.now) for _ in "ab")
+    assert first.accepts(first.csrf_token)
+    assert not first.accepts(second.csrf_token)
+    assert not first.accepts("\ud800")
+
+
+def test_closed_login_is_gone(store, desk, clock):
+    secret = desk.log_in("ann", PASSWORD, "")
+    with store.transaction() as session:
+        logins.close_login(session, secret)
+    assert logins.find_login(store, secret, clock.now) is None
+
+
+def test_store_holds_no_secret(store, desk):
+    secret = desk.log_in("ann", PASSWORD, "")
+    with store.transaction() as session:
+        token = tokens.add_token(session, "ci", ["read"], actor="ann")
+    content = b""
+    with store.engine.connect() as connection:
+        for table in ("users", "logins", "api_tokens", "audit"):
+            content += repr(connection.execute(select(Table.metadata.tables[table])).all()).encode()
+    for each in (secret, token, PASSWORD):
+        assert each.encode() not in content
+
+
+def test_digest_of_an_older_form_is_replaced_at_login(store, desk, monkeypatch):
+    monkeypatch.setattr(users, "_hasher", PasswordHasher())
+    desk.log_in("ann", PASSWORD, "")
+    with store.transaction() as session:
+        assert "m=65536,t=3," in session.get(users.UserRow, "ann").password_digest
+
+
+def test_last_administrator_stays(store, desk):
+    with store.transaction() as session, pytest.raises(FleetError, match="last administrator"):
+        users.remove_user(session, "ann", actor="ann")
+    with store.transaction() as session, pytest.raises(FleetError, match="last administrator"):
+        users.set_role(session, "ann", "viewer", actor="ann")
+    with store.transaction() as session:
+        users.set_role(session, "vic", "admin", actor="ann")
+        users.remove_user(session, "ann", actor="vic")
+        assert [user.name for user in users.list_users(session)] == ["vic"]
+
+
+@pytest.mark.parametrize(
+    ("name", "password", "role"),
+    [
+        ("Ann", PASSWORD, "admin"),
+        ("", PASSWORD, "admin"),
+        ("a" * 65, PASSWORD, "admin"),
+        ("bob", "short", "admin"),
+        ("bob", "x" * 2000, "admin"),
+        ("bob", PASSWORD, "root"),
+        ("ann", PASSWORD, "admin"),
+    ],
+)
+def test_malformed_user_is_refused(store, desk, name, password, role):
+    with store.transaction() as session, pytest.raises(FleetError):
+        users.add_user(session, name, password, role, actor="ann")
+
+
+def _request(**headers):
+    return SimpleNamespace(headers=headers, cookies={})
+
+
+def test_token_opens_its_scopes_until_it_ends_or_is_revoked(store):
+    with store.transaction() as session:
+        secret = tokens.add_token(session, "ci", ["rollout", "read", "read"], actor="ann", life_s=3600)
+    assert guard.principal_of(_request(authorization=f"Bearer {secret}"), store) == Principal(
+        "token:ci", frozenset({"read", "rollout"})
+    )
+    for wrong in ("", "Bearer", f"Basic {secret}", f"Bearer {secret}x", "Bearer ekt_", "Bearer \ud800"):
+        assert guard.principal_of(_request(authorization=wrong), store) is None
+    with store.transaction() as session:
+        found = tokens.list_tokens(session)[0]
+    assert found.used_at is not None
+    assert tokens.principal_of_token(store, secret, found.expires_at) is None
+    with store.transaction() as session:
+        tokens.revoke_token(session, "ci", actor="ann")
+    assert guard.principal_of(_request(authorization=f"Bearer {secret}"), store) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "scopes"), [("", ["read"]), ("ci", []), ("ci", ["root"]), ("a b", ["read"])]
+)
+def test_malformed_token_is_refused(store, name, scopes):
+    with store.transaction() as session, pytest.raises(FleetError):
+        tokens.add_token(session, name, scopes, actor="ann")
+
+
+def test_first_administrator_is_made_once(store):
+    code = FirstAdminCode()
+    with store.transaction() as session, pytest.raises(RequestError):
+        code.claim(session, "guess", "eve", PASSWORD)
+    with store.transaction() as session:
+        code.claim(session, code.secret, "ann", PASSWORD)
+    with store.transaction() as session, pytest.raises(RequestError):
+        code.claim(session, code.secret, "eve", PASSWORD)
