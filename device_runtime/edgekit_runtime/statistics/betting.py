@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 _BETS: Final = np.array([[0.06], [0.2], [0.5], [0.8], [0.95]])
 """Shares of the largest bet that cannot lose more than there is."""
+_FACTORS: Final = 64  # multiplied before their logarithm is taken: they stay within 1e-256 and 1e256
 
 
 def log_capital(values: Sequence[float] | NDArray[np.float64], limit: float) -> float:
@@ -52,3 +53,43 @@ def mean_is_above(values: Sequence[float] | NDArray[np.float64], limit: float, a
         ValueError: `limit` is out of its range.
     """
     return log_capital(values, limit) >= -math.log(alpha)
+
+
+def find_refuted_limits(
+    values: Sequence[float] | NDArray[np.float64],
+    counts: Sequence[int],
+    limits: Sequence[float],
+    evidence: float,
+) -> NDArray[np.float64]:
+    """Return the largest limit that the values refute, after each of these numbers of values.
+
+    With `evidence` = -log(alpha) this is the lower end of a confidence sequence of their mean.
+
+    Args:
+        values: in the order in which they came, each in 0..1; one outside counts as the nearest end.
+        counts: numbers of values, rising, from 1 to all of them.
+        limits: rising, 1e-4..1; between two of them the result is interpolated.
+        evidence: logarithm of the capital that refutes a limit.
+
+    Returns:
+        float64 [number of counts]; 0 where not even the lowest limit is refuted.
+    """
+    held = np.clip(np.asarray(values, np.float64), 0.0, 1.0)
+    starts = np.unique([*range(0, len(held), _FACTORS), *(count for count in counts if count < len(held))])
+    places = np.searchsorted(starts, counts) - 1  # the piece that ends there
+    capital = np.empty((len(limits), len(counts)))
+    for row, limit in zip(capital, limits, strict=True):
+        logs = [
+            np.log(np.multiply.reduceat(held * (bet / limit) + (1.0 - bet), starts)).cumsum()[places]
+            for bet in _BETS.ravel()
+        ]
+        row[:] = np.logaddexp.reduce(logs, axis=0) - math.log(len(_BETS))
+    refuted = np.zeros(len(counts))
+    for place, column in enumerate(capital.T):  # falls as the limit rises
+        above = int((column >= evidence).sum())
+        if above == len(limits):
+            refuted[place] = limits[-1]
+        elif above:
+            share = (column[above - 1] - evidence) / (column[above - 1] - column[above])
+            refuted[place] = limits[above - 1] + share * (limits[above] - limits[above - 1])
+    return refuted

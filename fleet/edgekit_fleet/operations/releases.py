@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import func, or_, select
 
@@ -26,6 +26,8 @@ from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.sessions.session import list_backends
 from edgekit_runtime.trust.dsse import Verifier
+
+_SCORE: Final = ("metric", "value", "source_value", "drop_points", "samples", "samples_kind", "on")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,8 @@ def make_release(
             agreement = find_agreement(manifest.figures) if min_agreement is None else min_agreement
             if agreement is not None:
                 needs["min_agreement"] = agreement
+            if (score := _find_score(manifest.figures)) is not None:
+                needs["score"] = score
             offers = deltas.get(manifest.sha256, ())
             session.add(_make_row(name, manifest, target, needs=needs, deltas=offers))
         digests = {manifest.file_name: manifest.sha256 for _, manifest in manifests}
@@ -170,6 +174,12 @@ def _list_needs(manifest: Manifest) -> dict[str, Any]:
     if isinstance(estimate, Mapping) and isinstance(estimate.get("bytes_above_engine"), int):
         needs["memory_bytes"] = estimate["bytes_above_engine"]
     return needs
+
+
+def _find_score(figures: Mapping[str, JsonValue]) -> dict[str, JsonValue] | None:
+    """Return the packager's own evidence, for people: the score beside that of the source model."""
+    score = figures.get("score")
+    return {name: score[name] for name in _SCORE if name in score} if isinstance(score, Mapping) else None
 
 
 def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:

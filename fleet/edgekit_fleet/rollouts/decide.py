@@ -11,6 +11,8 @@ from typing import Final
 from edgekit_fleet.rollouts.gates import Judgement, judge_samples
 from edgekit_fleet.rollouts.progress import TRANSIENT_CODES, Decision, Member, Progress, RolloutSettings
 
+EXPOSED_STATES: Final = ("started", "succeeded", "failed")
+"""States of devices that have the release, or may get it still: an abort takes them back."""
 _LEANING: Final = 0.1
 """From this share of the way to a stop, the evidence leans against the release."""
 _MOST_SUSPECTED: Final = 30
@@ -58,9 +60,7 @@ def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
 def _abort(progress: Progress, reason: str, figures: Mapping[str, float]) -> Decision:
     """Take back all devices that have the release, or may get it still."""
     devices = tuple(
-        device
-        for device, member in progress.members.items()
-        if member.state in ("started", "succeeded", "failed")
+        device for device, member in progress.members.items() if member.state in EXPOSED_STATES
     )
     return Decision(
         action="abort",

@@ -12,23 +12,26 @@ nor a busy evening speaks against a release.
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgekit_runtime.agent.documents import ModelFigures
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.statistics.betting import log_capital
 
 Measure: TypeAlias = Literal["latency", "energy", "errors", "disagreement", "drift"]
+GateName: TypeAlias = Measure | Literal["install", "fault"]
 Fault: TypeAlias = Literal["", "not-finite", "crash-loop", "fallback"]
 
 _LEAST_CONTROLS: Final = 5
 _LARGEST_RATIO: Final = 4.0
 _LARGEST_DRIFT: Final = 2.0
-_FIRST_ANSWERS: Final = 50
+FIRST_ANSWERS: Final = 50
+"""Among these `GateLimits.fault_stop` holds."""
 _TESTS: Final = 7  # the measures, failed installs, faults
 
 
@@ -160,6 +163,76 @@ class Judgement:
     suspicion: str
 
 
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One test of a release: whether the mean over devices of one figure is above a limit.
+
+    Attributes:
+        name: `install`, `fault`, or a measure.
+        limit: of the mean, in the unit of `measure`; a share of devices for `install` and `fault`.
+        scale: the largest value that counts.
+    """
+
+    name: GateName
+    limit: float
+    scale: float = 1.0
+
+    def read(self, samples: Iterable[Sample]) -> NDArray[np.float64]:
+        """Return what the devices that have answered show, in their order."""
+        if self.name == "install":
+            return np.array([one.is_failed for one in samples if one.is_failed is not None], np.float64)
+        if self.name == "fault":
+            return np.array([one.fault != "" for one in samples if one.is_failed is not None], np.float64)
+        return np.array([one.measures[self.name] for one in samples if self.name in one.measures], np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleGroup:
+    """Devices that are judged together.
+
+    Attributes:
+        where: empty for all, else ` of class NAME`.
+        samples: of the devices.
+        needed: evidence that stops the rollout, the logarithm of a capital; see `betting`.
+    """
+
+    where: str
+    samples: Sequence[Sample]
+    needed: float
+
+
+def list_groups(samples: Iterable[Sample], limits: GateLimits) -> list[SampleGroup]:
+    """Return all devices, and those of each class where there are several."""
+    everywhere = list(samples)
+    of_class: dict[str, list[Sample]] = {}
+    for sample in everywhere:
+        of_class.setdefault(sample.device_class, []).append(sample)
+    # Half of alpha for the whole fleet, half for all its classes together: a package that is bad for one
+    # class of many must not hide among the good ones.
+    share = 0.5 if len(of_class) > 1 else 1.0
+    groups = [SampleGroup("", everywhere, math.log(_TESTS / (limits.alpha * share)))]
+    if len(of_class) > 1:
+        needed = math.log(_TESTS / (limits.alpha * share / len(of_class)))
+        groups += [SampleGroup(f" of class {name}", of_class[name], needed) for name in sorted(of_class)]
+    return groups
+
+
+def list_gates(limits: GateLimits) -> list[Gate]:
+    """Return the tests of a release, without those whose limits are off."""
+    gates = [Gate("install", limits.max_failed_share), Gate("fault", limits.max_faulty_share)]
+    if limits.max_latency_ratio < _LARGEST_RATIO:
+        gates.append(Gate("latency", math.log(limits.max_latency_ratio), math.log(_LARGEST_RATIO)))
+    if limits.max_energy_ratio < _LARGEST_RATIO:
+        gates.append(Gate("energy", math.log(limits.max_energy_ratio), math.log(_LARGEST_RATIO)))
+    if limits.max_extra_errors < 1:
+        gates.append(Gate("errors", limits.max_extra_errors))
+    if limits.min_agreement > 0:
+        gates.append(Gate("disagreement", 1.0 - limits.min_agreement))
+    if limits.max_drift < _LARGEST_DRIFT:
+        gates.append(Gate("drift", limits.max_drift, _LARGEST_DRIFT))
+    return gates
+
+
 def judge_samples(samples: Iterable[Sample], limits: GateLimits) -> Judgement:
     """Return what the samples say about a release.
 
@@ -167,64 +240,45 @@ def judge_samples(samples: Iterable[Sample], limits: GateLimits) -> Judgement:
         samples: of all devices that have answered, in any order.
         limits: of the release.
     """
-    everywhere = list(samples)
-    classes = sorted({sample.device_class for sample in everywhere})
-    groups = [("", everywhere)]
-    if len(classes) > 1:
-        groups += [
-            (f" of class {name}", [sample for sample in everywhere if sample.device_class == name])
-            for name in classes
-        ]
-    # Half of alpha for the whole fleet, half for all its classes together: a package that is bad for one
-    # class of many must not hide among the good ones.
-    shares = [1.0] if len(groups) == 1 else [0.5, *[0.5 / len(classes)] * len(classes)]
     leaning, suspicion = 0.0, ""
-    for (where, group), share in zip(groups, shares, strict=True):
-        needed = math.log(_TESTS / (limits.alpha * share))
-        for evidence, verdict in _weigh(group, limits, where):
-            if evidence >= needed:
+    for group in list_groups(samples, limits):
+        for gate in list_gates(limits):
+            values = gate.read(group.samples)
+            evidence = weigh(gate, values, limits)
+            if evidence >= group.needed:
+                verdict = describe(gate, values, group.where)
                 return Judgement(verdict=verdict, leaning=1.0, suspicion=verdict.sentence)
-            if evidence / needed > leaning:
-                leaning, suspicion = evidence / needed, verdict.sentence
+            if evidence / group.needed > leaning:
+                leaning = evidence / group.needed
+                suspicion = describe(gate, values, group.where).sentence
     return Judgement(verdict=None, leaning=leaning, suspicion=suspicion)
 
 
-def _weigh(group: Sequence[Sample], limits: GateLimits, where: str) -> Iterator[tuple[float, Verdict]]:
-    """Yield the logarithm of the evidence against the release by each gate, and what would be said."""
-    answered = [sample for sample in group if sample.is_failed is not None]
-    failed = sum(1 for sample in answered if sample.is_failed)
-    faulty = sum(1 for sample in answered if sample.fault)
-    for gate, count, limit, what in (
-        ("install", failed, limits.max_failed_share, "failed to install it"),
-        ("fault", faulty, limits.max_faulty_share, "crash with it, answer NaN or fell back"),
-    ):
-        if not count:
-            continue
-        is_at_once = gate == "fault" and count >= limits.fault_stop and len(answered) <= _FIRST_ANSWERS
-        values = np.zeros(len(answered))
-        values[:count] = 1.0
-        evidence = math.inf if is_at_once else log_capital(values, limit)
-        text = f"{count} of {len(answered)} devices{where} that answered {what}, expected at most {limit:.0%}"
-        figures = {"count": count, "answered": len(answered), "limit": limit}
-        yield evidence, Verdict(gate=gate, sentence=text, figures=figures)
-    for name, limit, scale in _list_measures(limits):
-        known = [sample.measures[name] for sample in group if name in sample.measures]
-        if known and (evidence := log_capital(np.array(known) / scale, limit / scale)) > 0:
-            yield evidence, _describe_mean(name, known, limit, where)
+def weigh(gate: Gate, values: NDArray[np.float64], limits: GateLimits) -> float:
+    """Return the evidence that a gate has against the release: infinite for one that stops at once."""
+    if not values.any():
+        return 0.0
+    is_early = gate.name == "fault" and len(values) <= FIRST_ANSWERS
+    if is_early and values.sum() >= limits.fault_stop:
+        return math.inf
+    return log_capital(values / gate.scale, gate.limit / gate.scale)
 
 
-def _list_measures(limits: GateLimits) -> Iterator[tuple[Measure, float, float]]:
-    """Yield each measure that is tested, its limit and the largest value that counts."""
-    if limits.max_latency_ratio < _LARGEST_RATIO:
-        yield "latency", math.log(limits.max_latency_ratio), math.log(_LARGEST_RATIO)
-    if limits.max_energy_ratio < _LARGEST_RATIO:
-        yield "energy", math.log(limits.max_energy_ratio), math.log(_LARGEST_RATIO)
-    if limits.max_extra_errors < 1:
-        yield "errors", limits.max_extra_errors, 1.0
-    if limits.min_agreement > 0:
-        yield "disagreement", 1.0 - limits.min_agreement, 1.0
-    if limits.max_drift < _LARGEST_DRIFT:
-        yield "drift", limits.max_drift, _LARGEST_DRIFT
+def describe(gate: Gate, values: NDArray[np.float64], where: str) -> Verdict:
+    """Return what a gate says of values, whether it is for or against the release.
+
+    Args:
+        gate: which.
+        values: what `Gate.read` returns, at least one.
+        where: see `SampleGroup`.
+    """
+    if gate.name not in ("install", "fault"):
+        return _describe_mean(gate.name, values.tolist(), gate.limit, where)
+    count, answered = int(values.sum()), len(values)
+    what = "failed to install it" if gate.name == "install" else "crash with it, answer NaN or fell back"
+    text = f"{count} of {answered} devices{where} that answered {what}, expected at most {gate.limit:.0%}"
+    figures = {"count": count, "answered": answered, "limit": gate.limit}
+    return Verdict(gate=gate.name, sentence=text, figures=figures)
 
 
 def _describe_mean(name: Measure, values: Sequence[float], limit: float, where: str) -> Verdict:

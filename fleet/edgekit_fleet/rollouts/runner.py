@@ -52,7 +52,7 @@ from edgekit_runtime.statistics.confidence_sequences import share_is_above
 
 OPEN_STATES: Final = ("running", "paused", "returning")
 """States of rollouts that still decide; `returning` was ordered to roll back after its end."""
-_ACTION: Final = "rollout.log"
+LOG_ACTION: Final = "rollout.log"
 _CRASHES: Final = 3
 _JOIN_S: Final = 10.0
 _HOUR_S: Final = 3600.0
@@ -72,7 +72,7 @@ def log_entries(session: Session, rollout: str, actor: str, entries: Iterable[En
     """Write entries to the audit log, in the transaction of `session`."""
     plain = [entry_to_plain(entry) for entry in entries]
     if plain:
-        written = audit.AuditEntry(action=_ACTION, subject=rollout, detail={"entries": plain})
+        written = audit.AuditEntry(action=LOG_ACTION, subject=rollout, detail={"entries": plain})
         audit.append(session, actor, [written], now)
 
 
@@ -80,7 +80,7 @@ def read_entries(session: Session, rollout: str, after: int = 0) -> list[tuple[i
     """Return (number of the audit row, time, entry) of a rollout, in their order."""
     rows = session.execute(
         select(AuditRow.number, AuditRow.at, AuditRow.detail)
-        .where(AuditRow.subject == rollout, AuditRow.action == _ACTION, AuditRow.number > after)
+        .where(AuditRow.subject == rollout, AuditRow.action == LOG_ACTION, AuditRow.number > after)
         .order_by(AuditRow.number)
     )
     return [

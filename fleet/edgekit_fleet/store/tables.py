@@ -183,7 +183,8 @@ class ReleasePackageRow(Table):
         release, model, target: one package each.
         version, manifest_sha256: of the package.
         path, size_bytes, sha256: of its file in the TUF repository.
-        needs: what a device must have: `engines`, `memory_bytes`; and `min_agreement` for the gates.
+        needs: what a device must have: `engines`, `memory_bytes`; `min_agreement` for the gates; and `score`,
+            the packager's evidence.
         deltas: `DeltaOffer`s as plain values.
     """
 

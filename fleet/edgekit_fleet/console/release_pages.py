@@ -1,0 +1,181 @@
+"""The pages of releases: what is in them, what speaks for it, where it runs, and how to withdraw one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgekit_fleet.console.rollouts import queries
+from edgekit_fleet.console.shell import Console, with_query
+from edgekit_fleet.operations.releases import withdraw_release
+from edgekit_fleet.rollouts.gates import GateLimits
+from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow, RolloutRow
+from edgekit_runtime.errors import FleetError
+
+_RELEASES: Final = 20
+_ROLLOUTS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseView:
+    """A release in the list.
+
+    Attributes:
+        row: of the release.
+        models: `digits 1.2.0` -> its classes.
+        bytes: of the largest package.
+        rollouts: (name, state), the newest first.
+    """
+
+    row: ReleaseRow
+    models: Mapping[str, Sequence[str]]
+    bytes: int
+    rollouts: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class PackageEvidence:
+    """A package, and what speaks for it.
+
+    Attributes:
+        row: of the package.
+        score: what the packager measured, in words, or empty.
+        agreement: the least with the version before.
+        deltas: (version to start from, or the begin of its digest; bytes).
+    """
+
+    row: ReleasePackageRow
+    score: str
+    agreement: float
+    deltas: Sequence[tuple[str, int]]
+
+
+def show_releases(console: Console, request: Request) -> Response:
+    """Return the list of releases, the newest first."""
+    text = request.query_params.get("before", "")
+    statement = select(ReleaseRow).order_by(ReleaseRow.created_at.desc()).limit(_RELEASES + 1)
+    try:
+        statement = statement.where(ReleaseRow.created_at < float(text)) if text else statement
+    except ValueError as cause:
+        raise FleetError(f"before: {text[:40]!r} is no time") from cause
+    with console.store.snapshot() as session:
+        rows = session.scalars(statement).all()
+        shown = rows[:_RELEASES]
+        views = _view_releases(session, shown)
+    more = with_query(request, before=repr(shown[-1].created_at)) if len(rows) > _RELEASES else ""
+    return console.render(request, "releases.html", releases=views, more=more, is_first=not text)
+
+
+def show_release(console: Console, request: Request) -> Response:
+    """Return the page of a release."""
+    return _render(console, request, "release.html")
+
+
+def confirm_withdrawal(console: Console, request: Request) -> Response:
+    """Return the page that says what a withdrawal would do."""
+    return _render(console, request, "release_withdraw.html")
+
+
+def withdraw(console: Console, request: Request) -> Response:
+    """Withdraw a release; its name is the confirmation."""
+    name = request.path_params["name"]
+    if request.state.form.get("confirm", "").strip() != name:
+        problem = f"To confirm, write the release's name: {name}"
+        return _render(console, request, "release_withdraw.html", problem)
+    withdraw_release(console.folder, console.store, name, request.state.principal.name)
+    return console.redirect(f"/releases/{quote(name)}", f"{name} is withdrawn.")
+
+
+def _render(console: Console, request: Request, template: str, problem: str = "") -> Response:
+    name = request.path_params["name"]
+    with console.store.snapshot() as session:
+        row = session.get(ReleaseRow, name)
+        if row is None:
+            raise FleetError(f"no release '{name}'")
+        packages = _list_packages(session, name)
+        rollouts = queries.list_rollout_rows(session, limit=_ROLLOUTS, release=name)
+        counts = queries.count_members(session, [one.name for one in rollouts])
+    return console.render(
+        request,
+        template,
+        status=422 if problem else 200,
+        row=row,
+        packages=packages,
+        rollouts=rollouts,
+        counts=counts,
+        open=[one.name for one in rollouts if queries.is_open(one)],
+        problem=problem,
+    )
+
+
+def _view_releases(session: Session, rows: Sequence[ReleaseRow]) -> list[ReleaseView]:
+    names = [row.name for row in rows]
+    models: dict[str, dict[str, list[str]]] = {name: {} for name in names}
+    largest = dict.fromkeys(names, 0)
+    packages = session.execute(
+        select(
+            ReleasePackageRow.release,
+            ReleasePackageRow.model,
+            ReleasePackageRow.version,
+            ReleasePackageRow.target,
+            ReleasePackageRow.size_bytes,
+        )
+        .where(ReleasePackageRow.release.in_(names))
+        .order_by(ReleasePackageRow.model, ReleasePackageRow.target)
+    )
+    for release, model, version, target, size_bytes in packages:
+        models[release].setdefault(f"{model} {version}", []).append(target)
+        largest[release] = max(largest[release], size_bytes)
+    rollouts: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
+    for release, name, state in session.execute(
+        select(RolloutRow.release, RolloutRow.name, RolloutRow.state)
+        .where(RolloutRow.release.in_(names))
+        .order_by(RolloutRow.created_at.desc())
+    ):
+        rollouts[release].append((name, state))
+    return [ReleaseView(row, models[row.name], largest[row.name], rollouts[row.name]) for row in rows]
+
+
+def _list_packages(session: Session, release: str) -> list[PackageEvidence]:
+    rows = session.scalars(
+        select(ReleasePackageRow)
+        .where(ReleasePackageRow.release == release)
+        .order_by(ReleasePackageRow.model, ReleasePackageRow.target)
+    ).all()
+    bases = {str(delta["from_sha256"]) for row in rows for delta in row.deltas}
+    versions = dict(
+        session.execute(
+            select(ReleasePackageRow.manifest_sha256, ReleasePackageRow.version).where(
+                ReleasePackageRow.manifest_sha256.in_(bases)
+            )
+        ).all()
+    )
+    return [
+        PackageEvidence(
+            row,
+            _describe_score(row.needs.get("score")),
+            row.needs.get("min_agreement") or GateLimits().min_agreement,
+            [
+                (versions.get(delta["from_sha256"], delta["from_sha256"][:8]), int(delta["size_bytes"]))
+                for delta in row.deltas
+            ],
+        )
+        for row in rows
+    ]
+
+
+def _describe_score(score: Any) -> str:
+    """Return the packager's evidence in words; it is what somebody signed, so nothing of it is certain."""
+    if not isinstance(score, Mapping) or not isinstance(score.get("value"), (int, float)):
+        return ""
+    parts = [f"{score.get('metric', 'score')} {score['value']:.4g}"]
+    if isinstance(score.get("source_value"), (int, float)):
+        parts.append(f"source model {score['source_value']:.4g}")
+    if isinstance(score.get("samples"), int):
+        parts.append(f"{score['samples']:,} {score.get('samples_kind', '')} samples".replace("  ", " "))
+    return ", ".join(parts)

@@ -1,0 +1,123 @@
+"""The course of a rollout's gates: what each knew after each answer, and how far it is from a stop.
+
+A gate bets that a mean lies above its limit (`edgekit_runtime.statistics.betting`). Turned round, each moment has
+a largest limit that the answers refute: with a certainty of 1 - alpha the mean lies above it, however often one
+looks. The rollout stops when that line comes to the gate's own limit.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_fleet.rollouts.gates import (
+    FIRST_ANSWERS,
+    Gate,
+    GateLimits,
+    GateName,
+    Sample,
+    SampleGroup,
+    describe,
+    list_gates,
+    list_groups,
+    weigh,
+)
+from edgekit_runtime.statistics.betting import find_refuted_limits
+
+_POINTS: Final = 48
+_STEPS: Final = 24  # of the limits that are tried
+_LEAST_LIMIT: Final = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What one gate knew over time.
+
+    Attributes:
+        gate: which.
+        where: empty for all devices, else ` of class NAME`: the devices that speak most against the release.
+        counts: numbers of answers, rising.
+        estimates: mean of so many answers; faster or better than before counts as unchanged.
+        lows: the mean lies above this with certainty; 0 where that is open.
+        limit: at which it stops; all three in the unit of the gate (see `gates.Gate`).
+        early: (answers, share) below which faulty devices do not stop at once, or empty.
+        leaning: how far it has come towards a stop, 0 to 1.
+        sentence: what it says now.
+    """
+
+    gate: GateName
+    where: str
+    counts: tuple[int, ...]
+    estimates: tuple[float, ...]
+    lows: tuple[float, ...]
+    limit: float
+    early: tuple[tuple[int, float], ...]
+    leaning: float
+    sentence: str
+
+    @property
+    def is_stop(self) -> bool:
+        """Return whether the gate stops the rollout."""
+        return self.leaning >= 1.0
+
+
+def find_courses(samples: Sequence[Sample], limits: GateLimits) -> list[Course]:
+    """Return the course of each gate that has answers, with the devices that speak most against the release.
+
+    Args:
+        samples: in the order in which their devices first answered.
+        limits: of the rollout.
+    """
+    groups = list_groups(samples, limits)
+    courses = []
+    for gate in list_gates(limits):
+        found = []
+        for group in groups:
+            values = gate.read(group.samples)
+            if len(values):
+                leaning = min(max(weigh(gate, values, limits) / group.needed, 0.0), 1.0)
+                found.append((leaning, group, values))
+        if found:
+            worst = max(found, key=lambda one: one[0])  # the first of equals: all devices
+            courses.append(_follow(gate, *worst, limits))
+    return courses
+
+
+def _follow(
+    gate: Gate, leaning: float, group: SampleGroup, values: NDArray[np.float64], limits: GateLimits
+) -> Course:
+    counts = _choose_counts(len(values))
+    counted = np.clip(values, 0.0, gate.scale)
+    estimates = counted.cumsum()[np.array(counts) - 1] / counts
+    # The gate's own limit is one of those that are tried, so the line crosses it exactly when the gate stops.
+    own = gate.limit / gate.scale
+    tried = np.unique([*np.geomspace(own / 50, own, _STEPS // 2), *np.linspace(own, 1.0, _STEPS // 2)])
+    tried = tried[tried >= _LEAST_LIMIT]
+    lows = find_refuted_limits(counted / gate.scale, counts, tried.tolist(), group.needed) * gate.scale
+    early: tuple[tuple[int, float], ...] = ()
+    if gate.name == "fault":
+        early = tuple(
+            (count, limits.fault_stop / count)
+            for count in range(limits.fault_stop, min(counts[-1], FIRST_ANSWERS) + 1)
+        )
+    return Course(
+        gate=gate.name,
+        where=group.where,
+        counts=counts,
+        estimates=tuple(estimates.tolist()),
+        lows=tuple(lows.tolist()),
+        limit=gate.limit,
+        early=early,
+        leaning=leaning,
+        sentence=describe(gate, values, group.where).sentence,
+    )
+
+
+def _choose_counts(most: int) -> tuple[int, ...]:
+    """Return up to 48 numbers from 1 to `most`, closer at the beginning."""
+    if most <= _POINTS:
+        return tuple(range(1, most + 1))
+    return tuple(sorted({round(math.exp(one)) for one in np.linspace(0, math.log(most), _POINTS)}))

@@ -1,0 +1,110 @@
+"""How the course of a gate is drawn: in the gate's own unit, against the limit at which it stops."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from edgekit_fleet.console.charts import Chart, Line, log_ticks
+from edgekit_fleet.console.rollouts.evidence import Course
+from edgekit_fleet.rollouts.gates import FIRST_ANSWERS, GateName
+
+_LINEAR: Final = 20  # answers up to which the axis is not drawn by the logarithm
+
+_TITLES: Final[dict[GateName, tuple[str, str]]] = {
+    "install": ("Failed installations", "share of devices"),
+    "fault": ("Faulty devices", "share of devices that crash, answer NaN or fell back"),
+    "latency": ("Latency", "times the old version's"),
+    "energy": ("Energy", "times the old version's"),
+    "errors": ("Failed calls", "share, above the old version's"),
+    "disagreement": ("Disagreement", "share of answers that differ from the old version's"),
+    "drift": ("Drift", "stability index, above the old version's"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GateView:
+    """A gate as a page shows it.
+
+    Attributes:
+        title, unit: what is tested.
+        course: its answers.
+        chart: of them.
+        note: what stops it besides, or empty.
+    """
+
+    title: str
+    unit: str
+    course: Course
+    chart: Chart
+    note: str
+
+
+def view_gate(course: Course) -> GateView:
+    """Return a gate as a page shows it."""
+    title, unit = _TITLES[course.gate]
+    title += course.where
+    is_ratio = course.gate in ("latency", "energy")
+    convert: Callable[[float], float] = math.exp if is_ratio else float
+    show = _choose_writer(course)
+    limit = convert(course.limit)
+    bottom = 1.0 if is_ratio else 0.0
+    late = course.estimates[len(course.estimates) // 3 :]
+    top = bottom + 1.15 * max(1.7 * (limit - bottom), *(convert(value) - bottom for value in late))
+    lines = [
+        Line(name="mean", style="c-mean", points=_pair(course.counts, course.estimates, convert)),
+        Line(
+            name="certainly above",
+            style="c-low",
+            points=_pair(course.counts, course.lows, convert),
+            is_filled=True,
+        ),
+    ]
+    if course.early:
+        early = [(float(count), share) for count, share in course.early]
+        lines.append(Line(name="stops at once above", style="c-early", points=early))
+    last = f"after {course.counts[-1]:,} answers the mean is {show(convert(course.estimates[-1]))}"
+    words = (
+        f"{title}: {last}, and certainly above {show(convert(course.lows[-1]))}. The rollout stops when that"
+        f" certainty comes to {show(limit)}."
+    )
+    answers = course.counts[-1]
+    is_log = answers > _LINEAR
+    ticks = log_ticks(answers) if is_log else [(float(one), f"{one}") for one in _few(answers)]
+    chart = Chart(
+        key=f"gate-{course.gate}",
+        title=title,
+        words=words,
+        x_name="devices that answered",
+        x_ticks=ticks,
+        lines=lines[::-1],
+        limit=limit,
+        limit_text=f"stops at {show(limit)}",
+        top=top,
+        bottom=bottom,
+        show=show,
+        show_x=lambda x: f"{x:,.0f}",
+        is_log=is_log,
+    )
+    note = f"{course.early[0][0]} of the first {FIRST_ANSWERS} answers stop it at once." if course.early else ""
+    return GateView(title, unit, course, chart, note)
+
+
+def _pair(
+    counts: tuple[int, ...], values: tuple[float, ...], convert: Callable[[float], float]
+) -> list[tuple[float, float]]:
+    return [(float(count), convert(value)) for count, value in zip(counts, values, strict=True)]
+
+
+def _choose_writer(course: Course) -> Callable[[float], str]:
+    if course.gate in ("latency", "energy"):
+        return lambda value: f"{value:.2f} ×"
+    if course.gate == "drift":
+        return lambda value: f"{value:.2f}"
+    digits = 0 if course.limit >= 0.02 else 1
+    return lambda value: f"{100 * value:.{digits}f} %"
+
+
+def _few(most: int) -> list[int]:
+    step = max(math.ceil(most / 5), 1)
+    return sorted({*range(1, most + 1, step), most}) if most % step != 1 else list(range(1, most + 1, step))

@@ -1,0 +1,165 @@
+"""The pages of rollouts: the list, one of them, its devices; and the orders that a person gives."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final, cast
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgekit_fleet.console.rollouts import queries
+from edgekit_fleet.console.rollouts.gate_charts import view_gate
+from edgekit_fleet.console.rollouts.rollout_log import RolloutLog, RolloutLogs
+from edgekit_fleet.console.shell import Console, with_query
+from edgekit_fleet.operations.rollouts import give_order
+from edgekit_fleet.rollouts.decide import EXPOSED_STATES
+from edgekit_fleet.rollouts.progress import Order
+from edgekit_runtime.errors import FleetError
+
+_ROLLOUTS: Final = 20
+_MEMBERS: Final = 100
+_MOMENTS: Final = 40
+_ORDERS: Final[Mapping[str, str]] = {
+    "pause": "is paused",
+    "resume": "goes on",
+    "approve": "has its approval",
+    "abort": "goes back",
+}
+
+
+class RolloutPages:
+    """The pages of rollouts; they share what they have read of the logs."""
+
+    def __init__(self) -> None:
+        self._logs = RolloutLogs()
+
+    def show_all(self, console: Console, request: Request) -> Response:
+        """Return the list of rollouts, the newest first."""
+        before = _read_number(request.query_params.get("before", ""))
+        with console.store.snapshot() as session:
+            rows = queries.list_rollout_rows(session, limit=_ROLLOUTS + 1, before=before)
+            shown = rows[:_ROLLOUTS]
+            counts = queries.count_members(session, [row.name for row in shown if queries.is_open(row)])
+        more = with_query(request, before=repr(shown[-1].created_at)) if len(rows) > _ROLLOUTS else ""
+        return console.render(
+            request, "rollouts.html", rows=shown, counts=counts, more=more, is_first=before is None
+        )
+
+    def show_one(self, console: Console, request: Request) -> Response:
+        """Return the page of a rollout."""
+        name = request.path_params["name"]
+        with console.store.snapshot() as session:
+            row = queries.find_rollout_row(session, name)
+            waves = queries.list_waves(session, row)
+            failures = queries.list_failures(session, row)
+            refusals = queries.list_refusals(session, row)
+            with self._logs.reading(session, name) as log:
+                gates = [view_gate(course) for course in log.find_courses()]
+                moments = log.moments[-_MOMENTS:][::-1]
+                earlier = len(log.moments) - len(moments)
+                waits_for = _find_approval(log)
+                faults = [
+                    queries.Reason("faulty", fault, _FAULTS.get(fault, fault), len(devices), devices[:5])
+                    for fault, devices in log.faults.items()
+                ]
+        return console.render(
+            request,
+            "rollout.html",
+            row=row,
+            waves=waves,
+            everything=queries.sum_waves(waves),
+            failures=faults + failures,
+            refusals=refusals,
+            gates=sorted(gates, key=lambda gate: not gate.course.is_stop),
+            moments=moments,
+            earlier=earlier,
+            waits_for=waits_for,
+            kind=_MOMENT_KINDS,
+        )
+
+    def show_members(self, console: Console, request: Request) -> Response:
+        """Return the devices of a rollout, a page of them."""
+        name = request.path_params["name"]
+        state, after = (request.query_params.get(each, "") for each in ("state", "after"))
+        with console.store.snapshot() as session:
+            row = queries.find_rollout_row(session, name)
+            found = queries.list_members(session, name, state=state or None, after=after, limit=_MEMBERS + 1)
+        shown = found[:_MEMBERS]
+        more = with_query(request, after=shown[-1].device) if len(found) > _MEMBERS else ""
+        return console.render(
+            request,
+            "rollout_members.html",
+            row=row,
+            members=shown,
+            more=more,
+            state=state,
+            states=queries.MEMBER_STATES,
+            is_first=not after,
+        )
+
+    def confirm_abort(self, console: Console, request: Request, problem: str = "") -> Response:
+        """Return the page that says what an abort would do, and asks for the name of the rollout."""
+        name = request.path_params["name"]
+        with console.store.snapshot() as session:
+            row = queries.find_rollout_row(session, name)
+            with self._logs.reading(session, name) as log:
+                states = Counter(member.state for member in log.progress.members.values())
+        return console.render(
+            request,
+            "rollout_abort.html",
+            status=422 if problem else 200,
+            row=row,
+            problem=problem,
+            exposed=sum(states[state] for state in EXPOSED_STATES),
+            states=states,
+            untouched=states["pending"],
+            verb="Roll back" if row.state == "succeeded" else "Abort",
+        )
+
+    def order(self, console: Console, request: Request) -> Response:
+        """Give an order; an abort needs the name of the rollout as confirmation."""
+        name, form = request.path_params["name"], request.state.form
+        order = form.get("order", "")
+        if order not in _ORDERS:
+            raise FleetError(f"order {order!r} is unknown, expected one of: {', '.join(_ORDERS)}")
+        if order == "abort" and form.get("confirm", "").strip() != name:
+            problem = f"To confirm, write the rollout's name: {name}"
+            return self.confirm_abort(console, request, problem)
+        note = form.get("note", "").strip()[:500]
+        give_order(console.store, name, cast(Order, order), request.state.principal.name, note)
+        return console.redirect(f"/rollouts/{quote(name)}", f"{name} {_ORDERS[order]}.")
+
+
+_FAULTS: Final = {
+    "crash-loop": "the version crashed again and again, and the device went back",
+    "not-finite": "the version answered NaN or infinity to finite inputs",
+    "fallback": "the device fell back to the old version",
+}
+_MOMENT_KINDS: Final[Mapping[str, str]] = {
+    "begin": "moving",
+    "start": "moving",
+    "retry": "moving",
+    "join": "moving",
+    "ask": "pause",
+    "pause": "pause",
+    "succeed": "good",
+    "abort": "bad",
+    "order": "idle",
+    "withdraw": "stop",
+}
+
+
+def _find_approval(log: RolloutLog) -> int:
+    """Return the number of the wave that waits for an approval, from 1, or 0."""
+    progress = log.progress
+    if progress is None or progress.last is None or progress.last.action != "ask":
+        return 0
+    return progress.last.wave + 1 if progress.approved <= progress.last.wave else 0
+
+
+def _read_number(text: str) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None

@@ -1,0 +1,196 @@
+"""The page that plans a rollout: who would get it, who would not and why; then the start of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from sqlalchemy import func, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgekit_fleet.console.rollouts.queries import Reason
+from edgekit_fleet.console.shell import Console
+from edgekit_fleet.operations.rollouts import RolloutPlan, RolloutRequest, plan_rollout, start_rollout
+from edgekit_fleet.rollouts.gates import GateLimits
+from edgekit_fleet.rollouts.preview import Planned, Refused
+from edgekit_fleet.rollouts.progress import RolloutSettings
+from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum
+from edgekit_fleet.store.tables import ReleaseRow, RolloutRow
+from edgekit_runtime.errors import EdgekitError, FleetError
+
+_RELEASES: Final = 50
+_SHOWN: Final = 5
+_DEFAULTS: Final = RolloutSettings(waves=(1,), minimum=1)
+_LIMITS: Final = GateLimits()
+
+FIELDS: Final[Mapping[str, str]] = {
+    "release": "",
+    "selector": "all",
+    "waves": DEFAULT_WAVES,
+    "minimum": "",
+    "trial": _DEFAULTS.trial,
+    "approval": _DEFAULTS.approval,
+    "window": "",
+    "soak_min": f"{_DEFAULTS.soak_s / 60:g}",
+    "max_latency_ratio": f"{_LIMITS.max_latency_ratio:g}",
+    "max_energy_ratio": f"{_LIMITS.max_energy_ratio:g}",
+    "max_failed_share": f"{_LIMITS.max_failed_share:g}",
+    "min_agreement": "",
+}
+"""Fields of the form and what they hold at first; an empty one is left to the release."""
+_LIMIT_FIELDS: Final = ("max_latency_ratio", "max_energy_ratio", "max_failed_share", "min_agreement")
+_OPTIONS: Final = ("trial", "approval", "window", "soak_min", *_LIMIT_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPlan:
+    """What devices of one class get.
+
+    Attributes:
+        target: the class.
+        devices: number of them.
+        packages: what they get, such as `digits 1.2.0`.
+        bytes: that all of them download.
+        minutes: that the slowest one takes.
+        notes: what is not known of some, and of how many.
+    """
+
+    target: str
+    devices: int
+    packages: tuple[str, ...]
+    bytes: int
+    minutes: float
+    notes: Mapping[str, int]
+
+
+def show_plan(console: Console, request: Request) -> Response:
+    """Return the form, and below it what the rollout would do."""
+    fields = {name: request.query_params.get(name, value) for name, value in FIELDS.items()}
+    return _render(console, request, fields)
+
+
+def start(console: Console, request: Request) -> Response:
+    """Start the rollout that the form states."""
+    form = request.state.form
+    fields = {name: form.get(name, value) for name, value in FIELDS.items()}
+    try:
+        wanted = _read_request(fields, form.get("name", ""))
+        name = start_rollout(console.store, wanted, request.state.principal.name)
+    except EdgekitError as error:
+        return _render(console, request, fields, str(error))
+    return console.redirect(f"/rollouts/{quote(name)}", f"{name} began.")
+
+
+def _render(console: Console, request: Request, fields: Mapping[str, str], problem: str = "") -> Response:
+    with console.store.snapshot() as session:
+        releases = session.scalars(
+            select(ReleaseRow.name)
+            .where(ReleaseRow.withdrawn_at.is_(None))
+            .order_by(ReleaseRow.created_at.desc())
+            .limit(_RELEASES)
+        ).all()
+        made = session.scalar(
+            select(func.count()).select_from(RolloutRow).where(RolloutRow.release == fields["release"])
+        )
+    plan: RolloutPlan | None = None
+    if fields["release"]:
+        try:
+            plan = plan_rollout(console.store, _read_request(fields))
+        except EdgekitError as error:
+            problem = problem or str(error)
+    values: dict[str, Any] = {}
+    if plan is not None:
+        values = {
+            "classes": _sum_classes(plan.planned),
+            "refused": _group_refused(plan.refused),
+            "minutes": max((one.minutes for one in plan.planned), default=0.0),
+            "minimum": _find_minimum(fields, plan),
+            "some": plan.planned[:_SHOWN],
+        }
+    status = 422 if problem else 200
+    return console.render(
+        request,
+        "rollout_plan.html",
+        status=status,
+        fields=fields,
+        releases=releases,
+        release_choices=[("", "choose one"), *((one, one) for one in releases)],
+        has_options=any(fields[one] != FIELDS[one] for one in _OPTIONS),
+        problem=problem,
+        plan=plan,
+        # The name is fixed here: a form that is sent twice starts one rollout.
+        name=f"{fields['release']}-r{(made or 0) + 1}",
+        **values,
+    )
+
+
+def _read_request(fields: Mapping[str, str], name: str = "") -> RolloutRequest:
+    limits = {one: _read_number(fields, one) for one in _LIMIT_FIELDS}
+    options: dict[str, Any] = {
+        "trial": fields["trial"],
+        "approval": fields["approval"],
+        "soak_s": 60.0 * (_read_number(fields, "soak_min") or 0.0),
+        "limits": {one: value for one, value in limits.items() if value is not None},
+    }
+    if fields["window"].strip():
+        options["window"] = fields["window"].strip()
+    minimum = _read_number(fields, "minimum")
+    if minimum is not None and not (minimum.is_integer() and minimum >= 1):
+        raise FleetError(f"first step: {fields['minimum']!r} is no number of devices")
+    return RolloutRequest(
+        release=fields["release"],
+        selector=fields["selector"].strip() or "all",
+        waves=fields["waves"].strip() or DEFAULT_WAVES,
+        minimum=None if minimum is None else int(minimum),
+        options=options,
+        name=name,
+    )
+
+
+def _read_number(fields: Mapping[str, str], name: str) -> float | None:
+    text = fields[name].strip().replace(",", ".")
+    try:
+        return float(text) if text else None
+    except ValueError as cause:
+        raise FleetError(f"{name.replace('_', ' ')}: {text[:40]!r} is no number") from cause
+
+
+def _find_minimum(fields: Mapping[str, str], plan: RolloutPlan) -> int:
+    chosen = _read_number(fields, "minimum")
+    count = len(plan.planned)
+    return min(default_minimum(count) if chosen is None else int(chosen), count)
+
+
+def _sum_classes(planned: Sequence[Planned]) -> list[ClassPlan]:
+    of_class: dict[str, list[Planned]] = {}
+    for one in planned:
+        of_class.setdefault(one.target, []).append(one)
+    found = []
+    for target, some in sorted(of_class.items()):
+        notes: dict[str, int] = {}
+        for one in some:
+            if one.note:
+                notes[one.note] = notes.get(one.note, 0) + 1
+        packages = {f"{package.model} {package.version}" for one in some for package in one.packages}
+        found.append(
+            ClassPlan(
+                target=target,
+                devices=len(some),
+                packages=tuple(sorted(packages)),
+                bytes=sum(one.bytes for one in some),
+                minutes=max(one.minutes for one in some),
+                notes=notes,
+            )
+        )
+    return found
+
+
+def _group_refused(refused: Sequence[Refused]) -> list[Reason]:
+    of_code: dict[str, list[Refused]] = {}
+    for one in refused:
+        of_code.setdefault(one.code, []).append(one)
+    return [
+        Reason("left out", code, some[0].reason, len(some), [one.device for one in some[:_SHOWN]])
+        for code, some in sorted(of_code.items(), key=lambda each: -len(each[1]))
+    ]

@@ -1,0 +1,209 @@
+"""What the store knows of rollouts, for pages: counted by the database, never a row a device."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from markupsafe import Markup
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.console.charts import draw_bar
+from edgekit_fleet.rollouts.runner import OPEN_STATES
+from edgekit_fleet.store.tables import ExecutionRow, MemberRow, ReleasePackageRow, RolloutRow
+from edgekit_runtime.errors import FleetError
+
+MEMBER_STATES: Final = ("succeeded", "failed", "refused", "superseded", "offered", "returned", "waiting")
+"""States of a device in a rollout, in the order in which bars show them."""
+_REASONS: Final = 12
+_DEVICES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """A wave of a rollout.
+
+    Attributes:
+        number: from 1.
+        ends_at: devices that have the release at its end.
+        states: state of the devices -> number.
+    """
+
+    number: int
+    ends_at: int
+    states: Mapping[str, int]
+
+    @property
+    def devices(self) -> int:
+        """Return the number of its devices."""
+        return sum(self.states.values())
+
+    @property
+    def counts(self) -> list[tuple[str, int]]:
+        """Return (state, number) in the order of bars."""
+        return [(state, self.states[state]) for state in MEMBER_STATES if self.states.get(state)]
+
+    def draw(self) -> Markup:
+        """Return the bar."""
+        words = ", ".join(f"{count:,} {state}" for state, count in self.counts) or "no devices"
+        return draw_bar([(f"is-{state}", count) for state, count in self.counts], words)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Devices that have the same reason.
+
+    Attributes:
+        what: happened, such as `failed`.
+        code: of the reason.
+        sentence: of one of the devices.
+        count: number of devices.
+        devices: some of them.
+    """
+
+    what: str
+    code: str
+    sentence: str
+    count: int
+    devices: Sequence[str]
+
+
+def find_rollout_row(session: Session, name: str) -> RolloutRow:
+    """Return a rollout.
+
+    Raises:
+        FleetError: there is none of that name.
+    """
+    row = session.get(RolloutRow, name)
+    if row is None:
+        raise FleetError(f"no rollout '{name}'")
+    return row
+
+
+def list_rollout_rows(
+    session: Session, *, limit: int, before: float | None = None, release: str | None = None
+) -> list[RolloutRow]:
+    """Return rollouts, the newest first.
+
+    Args:
+        session: of the store.
+        limit: at most so many.
+        before: only those that were made before this time.
+        release: only of this release.
+    """
+    statement = select(RolloutRow).order_by(RolloutRow.created_at.desc()).limit(limit)
+    if before is not None:
+        statement = statement.where(RolloutRow.created_at < before)
+    if release is not None:
+        statement = statement.where(RolloutRow.release == release)
+    return list(session.scalars(statement))
+
+
+def count_members(session: Session, rollouts: Sequence[str]) -> dict[str, Wave]:
+    """Return rollout -> all its devices as if they were one wave."""
+    rows = session.execute(
+        select(MemberRow.rollout, MemberRow.state, func.count())
+        .where(MemberRow.rollout.in_(rollouts), MemberRow.wave >= 0)
+        .group_by(MemberRow.rollout, MemberRow.state)
+    )
+    found: dict[str, dict[str, int]] = {name: {} for name in rollouts}
+    for rollout, state, count in rows:
+        found[rollout][state] = count
+    return {name: Wave(0, sum(states.values()), states) for name, states in found.items()}
+
+
+def list_waves(session: Session, row: RolloutRow) -> list[Wave]:
+    """Return the waves of a rollout."""
+    rows = session.execute(
+        select(MemberRow.wave, MemberRow.state, func.count())
+        .where(MemberRow.rollout == row.name, MemberRow.wave >= 0)
+        .group_by(MemberRow.wave, MemberRow.state)
+    )
+    states: dict[int, dict[str, int]] = {}
+    for wave, state, count in rows:
+        states.setdefault(wave, {})[state] = count
+    return [
+        Wave(number + 1, end, states.get(number, {})) for number, end in enumerate(row.settings["waves"])
+    ]
+
+
+def sum_waves(waves: Sequence[Wave]) -> Wave:
+    """Return all waves as one."""
+    states: dict[str, int] = {}
+    for wave in waves:
+        for state, count in wave.states.items():
+            states[state] = states.get(state, 0) + count
+    return Wave(0, sum(states.values()), states)
+
+
+def list_failures(session: Session, row: RolloutRow) -> list[Reason]:
+    """Return what went wrong on devices of a rollout, what is most frequent first."""
+    count = func.count(ExecutionRow.device.distinct())
+    columns = ExecutionRow.version, ExecutionRow.state, ExecutionRow.code
+    groups = session.execute(
+        select(*columns, count, func.min(ExecutionRow.reason))
+        .where(
+            ExecutionRow.rollout == row.name,
+            ExecutionRow.state.in_(("failed", "timed_out", "refused", "superseded")),
+        )
+        .group_by(*columns)
+        .order_by(count.desc())
+        .limit(_REASONS)
+    ).all()
+    released = set(
+        session.scalars(select(ReleasePackageRow.version).where(ReleasePackageRow.release == row.release))
+    )
+    found = []
+    for version, state, code, devices, reason in groups:
+        names = session.scalars(
+            select(ExecutionRow.device)
+            .where(
+                ExecutionRow.rollout == row.name,
+                ExecutionRow.state == state,
+                ExecutionRow.version == version,
+                ExecutionRow.code == code,
+            )
+            .distinct()
+            .limit(_DEVICES)
+        ).all()
+        what = state.replace("_", " ")
+        if version not in released:
+            what = f"way back to {version} {what}"
+        found.append(Reason(what, code, reason, devices, names))
+    return found
+
+
+def list_refusals(session: Session, row: RolloutRow) -> list[Reason]:
+    """Return why devices that the selector matches are not in the rollout."""
+    count = func.count()
+    groups = session.execute(
+        select(MemberRow.because, count, func.min(MemberRow.device))
+        .where(MemberRow.rollout == row.name, MemberRow.wave == -1)
+        .group_by(MemberRow.because)
+        .order_by(count.desc())
+        .limit(_REASONS)
+    )
+    return [Reason("refused", "", because, number, [device]) for because, number, device in groups]
+
+
+def list_members(
+    session: Session, rollout: str, *, state: str | None, after: str, limit: int
+) -> list[MemberRow]:
+    """Return devices of a rollout by name.
+
+    Args:
+        session: of the store.
+        rollout: its name.
+        state: only of this state.
+        after: the name after which the list begins.
+        limit: at most so many.
+    """
+    statement = select(MemberRow).where(MemberRow.rollout == rollout, MemberRow.device > after)
+    if state:
+        statement = statement.where(MemberRow.state == state)
+    return list(session.scalars(statement.order_by(MemberRow.device).limit(limit)))
+
+
+def is_open(row: RolloutRow) -> bool:
+    """Return whether a rollout still decides."""
+    return row.state in OPEN_STATES
