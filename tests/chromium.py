@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,12 +19,22 @@ from typing import Any, Final, cast
 
 import pytest
 
-BROWSER: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER: Final = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 _OPTIONS: Final = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", "--use-mock-keychain"),
 )
+# The browser reads commands from descriptor 3 and writes answers to 4.
+_EXEC: Final = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+os.dup2(ends[0], 3)
+os.dup2(ends[1], 4)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
 _LIMIT_S: Final = 20.0
 
 
@@ -95,13 +106,16 @@ class Page:
 
     def type(self, selector: str, text: str) -> None:
         """Write into a field, instead of what was there."""
-        self.run(f"(e => {{ e.focus(); e.select && e.select() }})(document.querySelector({json.dumps(selector)}))")
+        self.run(
+            f"(e => {{ e.focus(); e.select && e.select() }})(document.querySelector({json.dumps(selector)}))"
+        )
         self.send("Input.insertText", text=text)
 
     def choose(self, selector: str, value: str) -> None:
         """Choose a value of a list."""
         self.run(
-            f"(e => {{ e.value = {json.dumps(value)}; e.dispatchEvent(new Event('change', {{bubbles: true}})) }})"
+            f"(e => {{ e.value = {json.dumps(value)};"
+            " e.dispatchEvent(new Event('change', {bubbles: true})) })"
             f"(document.querySelector({json.dumps(selector)}))"
         )
 
@@ -113,14 +127,20 @@ class Page:
             for kind in ("keyDown", "keyUp"):
                 self.send(
                     "Input.dispatchKeyEvent",
-                    **{"type": kind, "key": key, "windowsVirtualKeyCode": codes[key]},
-                    **({"text": text} if text and kind == "keyDown" else {}),
+                    type=kind,
+                    key=key,
+                    windowsVirtualKeyCode=codes[key],
+                    text=text if kind == "keyDown" else "",
                 )
 
     def set_view(self, width: int, height: int = 900, *, scheme: str = "light") -> None:
         """Set the size of the window and the system's theme."""
         self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.send("Emulation.setEmulatedMedia", features=features)
@@ -177,10 +197,11 @@ class Browser:
         self._numbers = itertools.count(1)
         to_read, self._to = os.pipe()
         self._from, to_write = os.pipe()
-        # The browser reads commands from descriptor 3 and writes answers to 4.
-        command = f'exec "$@" 3<&{to_read} 4>&{to_write}'
         self._process = subprocess.Popen(
-            ["sh", "-c", command, "sh", BROWSER, *_OPTIONS, f"--user-data-dir={folder / 'profile'}"],
+            [
+                *(sys.executable, "-c", _EXEC, str(to_read), str(to_write)),
+                *(BROWSER, *_OPTIONS, f"--user-data-dir={folder / 'profile'}"),
+            ],
             pass_fds=(to_read, to_write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -225,7 +246,7 @@ class Browser:
         return cast("dict[str, Any]", answer["result"])
 
     def _read(self) -> None:
-        with open(self._from, "rb") as stream:
+        with os.fdopen(self._from, "rb") as stream:
             rest = b""
             while part := stream.read1(1 << 20):
                 *whole, rest = (rest + part).split(b"\0")

@@ -13,8 +13,10 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgekit_fleet.console import fleet_page
+from edgekit_fleet.console import fleet_page, health_page, release_pages
 from edgekit_fleet.console.live import Seen
+from edgekit_fleet.console.rollouts import plan_pages
+from edgekit_fleet.console.rollouts.pages import RolloutPages
 from edgekit_fleet.console.shell import STATIC, Console, switch_theme
 
 _HEADERS: Final = {
@@ -77,9 +79,21 @@ def make_routes(console: Console) -> list[BaseRoute]:
             events, media_type="text/event-stream", headers={"cache-control": "no-store"}
         )
 
-    page = console.page
+    page, rollouts = console.page, RolloutPages()
     return [
         Route("/", page(fleet_page.show_fleet)),
+        Route("/releases", page(release_pages.show_releases)),
+        Route("/releases/{name}", page(release_pages.show_release)),
+        Route("/releases/{name}/withdraw", page(release_pages.confirm_withdrawal, "release")),
+        Route("/releases/{name}/withdraw", page(release_pages.withdraw, "release"), methods=["POST"]),
+        Route("/rollouts", page(rollouts.show_all)),
+        Route("/rollouts", page(plan_pages.start, "rollout"), methods=["POST"]),
+        Route("/rollouts/new", page(plan_pages.show_plan, "rollout")),
+        Route("/rollouts/{name}", page(rollouts.show_one)),
+        Route("/rollouts/{name}/devices", page(rollouts.show_members)),
+        Route("/rollouts/{name}/abort", page(rollouts.confirm_abort, "rollout")),
+        Route("/rollouts/{name}/order", page(rollouts.order, "rollout"), methods=["POST"]),
+        Route("/health", page(health_page.show_health)),
         Route("/live", stream_changes),
         Route("/theme", page(switch_theme), methods=["POST"]),
         Mount("/static", _StaticFiles(directory=STATIC)),

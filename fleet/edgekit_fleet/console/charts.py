@@ -99,7 +99,7 @@ class Chart:
             Markup("<tr><th scope=row>{}{}").format(
                 self.show_x(x),
                 Markup().join(
-                    Markup("<td>{}").format(self.show(values[x]) if x in values else "–") for values in found
+                    Markup("<td>{}").format(self.show(values[x]) if x in values else "-") for values in found
                 ),
             )
             for x in shown
@@ -127,9 +127,7 @@ class Chart:
         parts = []
         for y in list_ticks(self.bottom, self.top):
             at = self._y(y)
-            parts.append(
-                Markup('<path class="c-grid" d="M{:.0f} {:.1f}H{:.0f}"/>').format(_LEFT, at, _RIGHT)
-            )
+            parts.append(Markup('<path class="c-grid" d="M{:.0f} {:.1f}H{:.0f}"/>').format(_LEFT, at, _RIGHT))
             text = Markup('<text class="c-tick c-end" x="{:.0f}" y="{:.1f}">{}</text>')
             parts.append(text.format(_LEFT - 6, at + 4, self.show(y)))
         for x, words in self.x_ticks:
@@ -183,7 +181,8 @@ def draw_bar(parts: Sequence[tuple[str, int]], words: str) -> Markup:
             drawn.append(rect.format(style, left, max(width, 4.0)))
         left += width
     return Markup(
-        '<svg class="bar-parts" viewBox="0 0 1000 14" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>'
+        '<svg class="bar-parts" viewBox="0 0 1000 14" preserveAspectRatio="none" role="img" aria-label="{}">'
+        "{}</svg>"
     ).format(words, Markup().join(drawn))
 
 

@@ -1,7 +1,7 @@
 """The page of model health: what versions cost and how well they answer on each class, over the last day.
 
-A fleet of 100,000 devices reports millions of figures a day. The page reads those of a sample: the first devices
-of each class that reported in the newest hour of a version. What a rollout decides rests on all devices.
+A fleet of 100,000 devices reports millions of figures a day. The page reads those of a sample: the first
+devices of each class that reported in the newest hour of a version. What a rollout decides rests on all.
 """
 
 import math

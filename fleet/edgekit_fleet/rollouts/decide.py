@@ -59,9 +59,7 @@ def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
 
 def _abort(progress: Progress, reason: str, figures: Mapping[str, float]) -> Decision:
     """Take back all devices that have the release, or may get it still."""
-    devices = tuple(
-        device for device, member in progress.members.items() if member.state in EXPOSED_STATES
-    )
+    devices = tuple(device for device, member in progress.members.items() if member.state in EXPOSED_STATES)
     return Decision(
         action="abort",
         wave=progress.wave,

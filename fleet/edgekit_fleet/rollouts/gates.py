@@ -272,7 +272,7 @@ def describe(gate: Gate, values: NDArray[np.float64], where: str) -> Verdict:
         values: what `Gate.read` returns, at least one.
         where: see `SampleGroup`.
     """
-    if gate.name not in ("install", "fault"):
+    if gate.name != "install" and gate.name != "fault":
         return _describe_mean(gate.name, values.tolist(), gate.limit, where)
     count, answered = int(values.sum()), len(values)
     what = "failed to install it" if gate.name == "install" else "crash with it, answer NaN or fell back"

@@ -1,8 +1,8 @@
 """The course of a rollout's gates: what each knew after each answer, and how far it is from a stop.
 
-A gate bets that a mean lies above its limit (`edgekit_runtime.statistics.betting`). Turned round, each moment has
-a largest limit that the answers refute: with a certainty of 1 - alpha the mean lies above it, however often one
-looks. The rollout stops when that line comes to the gate's own limit.
+A gate bets that a mean lies above its limit (`edgekit_runtime.statistics.betting`). Turned round, each moment
+has a largest limit that the answers refute: with a certainty of 1 - alpha the mean lies above it, however
+often one looks. The rollout stops when that line comes to the gate's own limit.
 """
 
 import math

@@ -86,7 +86,9 @@ def view_gate(course: Course) -> GateView:
         show_x=lambda x: f"{x:,.0f}",
         is_log=is_log,
     )
-    note = f"{course.early[0][0]} of the first {FIRST_ANSWERS} answers stop it at once." if course.early else ""
+    note = (
+        f"{course.early[0][0]} of the first {FIRST_ANSWERS} answers stop it at once." if course.early else ""
+    )
     return GateView(title, unit, course, chart, note)
 
 
@@ -98,7 +100,7 @@ def _pair(
 
 def _choose_writer(course: Course) -> Callable[[float], str]:
     if course.gate in ("latency", "energy"):
-        return lambda value: f"{value:.2f} ×"
+        return lambda value: f"{value:.2f} x"
     if course.gate == "drift":
         return lambda value: f"{value:.2f}"
     digits = 0 if course.limit >= 0.02 else 1

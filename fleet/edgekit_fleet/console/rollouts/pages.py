@@ -1,6 +1,5 @@
 """The pages of rollouts: the list, one of them, its devices; and the orders that a person gives."""
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Final, cast
 from urllib.parse import quote
@@ -104,7 +103,7 @@ class RolloutPages:
         with console.store.snapshot() as session:
             row = queries.find_rollout_row(session, name)
             with self._logs.reading(session, name) as log:
-                states = Counter(member.state for member in log.progress.members.values())
+                states = log.count_states()
         return console.render(
             request,
             "rollout_abort.html",

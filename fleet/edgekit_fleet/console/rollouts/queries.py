@@ -122,9 +122,7 @@ def list_waves(session: Session, row: RolloutRow) -> list[Wave]:
     states: dict[int, dict[str, int]] = {}
     for wave, state, count in rows:
         states.setdefault(wave, {})[state] = count
-    return [
-        Wave(number + 1, end, states.get(number, {})) for number, end in enumerate(row.settings["waves"])
-    ]
+    return [Wave(number + 1, end, states.get(number, {})) for number, end in enumerate(row.settings["waves"])]
 
 
 def sum_waves(waves: Sequence[Wave]) -> Wave:

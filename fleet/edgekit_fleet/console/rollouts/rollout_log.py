@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -30,7 +30,12 @@ from edgekit_fleet.store.tables import AuditRow
 from edgekit_runtime.errors import FleetError
 
 _KEPT: Final = 8
-_ORDERS: Final = {"approve": "approved", "pause": "paused", "resume": "resumed", "abort": "ordered the way back"}
+_ORDERS: Final = {
+    "approve": "approved",
+    "pause": "paused",
+    "resume": "resumed",
+    "abort": "ordered the way back",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,11 @@ class RolloutLog:
             self._courses = self.number, find_courses(samples, self.progress.settings.limits)
         return self._courses[1]
 
+    def count_states(self) -> Counter[str]:
+        """Return state -> number of devices, the states as `Member` names them."""
+        members = self.progress.members.values() if self.progress is not None else ()
+        return Counter(member.state for member in members)
+
     def _add(self, number: int, at: float, actor: str, entry: Entry) -> None:
         if self.progress is None:
             if not isinstance(entry, Started):
@@ -148,7 +158,10 @@ def _describe(entry: Entry) -> tuple[str, str]:
     if isinstance(entry, Decision):
         return entry.action, entry.sentence
     if isinstance(entry, Ordered):
-        return "order", f"{entry.who or 'somebody'} {_ORDERS[entry.order]}{': ' * bool(entry.note)}{entry.note}"
+        return (
+            "order",
+            f"{entry.who or 'somebody'} {_ORDERS[entry.order]}{': ' * bool(entry.note)}{entry.note}",
+        )
     if isinstance(entry, Joined):
         return "join", f"{len(entry.devices):,} devices joined"
     if isinstance(entry, Withdrawn):
