@@ -36,6 +36,7 @@ from edgekit_fleet.simulation.enrolment import add_simulated_release, enrol_simu
 from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.shards import Shards
 
 LIMIT_S = 280
 SUITE = "trixie"
@@ -179,7 +180,7 @@ def running_manager(folder: FleetFolder, brokers: tuple[tuple[str, int], ...]) -
     repository.create(time.time())
     stop, started = asyncio.Event(), threading.Event()
     with contextlib.closing(folder.open_store()) as store:
-        decide = RolloutRunner().turn
+        shards = Shards()
 
         async def run() -> None:
             parts = ManagerParts(
@@ -187,7 +188,8 @@ def running_manager(folder: FleetFolder, brokers: tuple[tuple[str, int], ...]) -
                 settings=settings,
                 authority=authority,
                 broker=None,
-                decide=decide,
+                decide=RolloutRunner(shards).turn,
+                shards=shards,
                 brokers=brokers,
             )
             loops.append(asyncio.get_running_loop())

@@ -16,9 +16,9 @@ from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.service.serve_parts import environment
 from tests.waiting import wait_for
 
-from edgekit_fleet.manager.publisher import mark_due
 from edgekit_fleet.operations import devices
 from edgekit_fleet.releases.repository import NewTarget, TufRepository
+from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.tables import WantedModelRow
 from edgekit_runtime.agent.documents import DesiredModel, Reported
 from edgekit_runtime.client.control import is_listening, read_index, read_metrics

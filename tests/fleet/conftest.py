@@ -11,8 +11,10 @@ import time
 
 import pytest
 from tests.fleet.fleet_device import FleetDevice, free_port
+from tests.fleet.postgresql_server import PostgresqlServer, new_database
 
 from edgekit_fleet.operations import devices, running
+from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 
 
@@ -31,8 +33,47 @@ def mosquitto():
         pytest.skip(f"mosquitto cannot be installed: {done.stderr[-200:]!r}")
 
 
+@pytest.fixture(scope="session")
+def postgresql():
+    """A running PostgreSQL; each test makes a database of its own in it."""
+    pytest.importorskip("psycopg", reason="needs the extra: pip install 'edgekit-host[postgresql]'")
+    with PostgresqlServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def store_template(postgresql):
+    """The name of a database that has the tables."""
+    postgresql.sql("CREATE DATABASE fleet_template")
+    open_store(postgresql.url("fleet_template")).close()
+    return "fleet_template"
+
+
+@pytest.fixture
+def postgresql_url(postgresql, store_template):
+    with new_database(postgresql, store_template) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request, tmp_path):
+    """The URL of a new store, once of each kind."""
+    if request.param == "postgresql":
+        return request.getfixturevalue("postgresql_url")
+    return sqlite_url(tmp_path / "fleet.db")
+
+
+@pytest.fixture
+def store(store_url):
+    opened = open_store(store_url)
+    yield opened
+    opened.close()
+
+
 class Fleet:
     """A running fleet, whose loop turns on a thread of its own."""
+
+    joins = False
 
     def __init__(self, folder, settings):
         self.folder, self.settings = folder, settings
@@ -44,7 +85,7 @@ class Fleet:
 
     @contextlib.contextmanager
     def up(self):
-        with running.start(self.folder, self.settings, self._decide) as fleet:
+        with running.start(self.folder, self.settings, self._decide, joins=self.joins) as fleet:
             self.fleet, self.store, self.loop = fleet, fleet.store, fleet.loop
             self.authority = fleet.authority
             stop, started = asyncio.Event(), threading.Event()

@@ -47,7 +47,7 @@ def test_up_starts_all_once_and_ctrl_c_ends_all(tmp_path, mosquitto, capsys):
         facts = json.loads(process.stdout.readline())
         assert facts["broker"] == f"mqtts://127.0.0.1:{ports[1]}"
         second = run(capsys, "up", "--folder", tmp_path / "f", code=12).err
-        assert second.startswith("edgekit: another manager (") and "stop it, or wait 15 s" in second
+        assert second.startswith("edgekit: another manager (") and "stop it, or wait 3 s" in second
         elsewhere = ("--folder", tmp_path / "g", "--broker-port", free_port(), "--web-port", ports[3])
         taken = run(capsys, "up", *elsewhere, code=16).err
         assert taken == (

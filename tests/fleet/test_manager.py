@@ -1,6 +1,7 @@
 """A real broker, a real web server and a real manager; devices that behave, and devices that do not."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -8,18 +9,18 @@ from dataclasses import replace
 
 import pytest
 from gmqtt.mqtt.handler import MQTTConnectError
-from sqlalchemy import select
+from sqlalchemy import select, update
 from tests.fleet.fleet_device import eventually, make_csr, post
 
 from edgekit_fleet.manager import inbox
-from edgekit_fleet.manager.publisher import mark_due
 from edgekit_fleet.operations import devices
-from edgekit_fleet.store import lease
-from edgekit_fleet.store.tables import AuditRow, DesiredRow, WantedModelRow
-from edgekit_runtime.agent.documents import DesiredModel, Hello
+from edgekit_fleet.store.due import mark_due
+from edgekit_fleet.store.shards import LEASE_S, Shards
+from edgekit_fleet.store.tables import AuditRow, DesiredRow, ManagerRow, WantedModelRow
+from edgekit_runtime.agent.documents import DesiredModel, Event, Hello
 from edgekit_runtime.agent.signing import seal
 from edgekit_runtime.dataclass_json import to_plain
-from edgekit_runtime.errors import UnavailableError
+from edgekit_runtime.errors import OutputError, UnavailableError
 
 
 def want(fleet, device, version):
@@ -238,13 +239,44 @@ def test_unchanged_wish_writes_no_document(fleet):
 
 def test_second_manager_is_refused_while_the_first_one_runs(fleet):
     with fleet.store.transaction() as session, pytest.raises(UnavailableError, match="in charge"):
-        lease.take(session, "other", time.time())
+        Shards().join(session, time.time())
 
 
-def test_manager_that_lost_its_lease_stops(fleet):
+def test_manager_that_was_replaced_stops(fleet):
     with fleet.store.transaction() as session:
-        lease.take(session, "other", time.time() + 2 * lease.LEASE_S)
+        Shards().join(session, time.time() + 2 * LEASE_S)
+        session.execute(update(ManagerRow).values(heartbeat_at=time.time()))
     limit = time.monotonic() + 10
     while fleet.failure is None and time.monotonic() < limit:
         time.sleep(0.05)
     assert isinstance(fleet.failure, UnavailableError)
+
+
+def test_turns_whose_commits_were_not_confirmed_count_once(fleet, monkeypatch):
+    real, lost = fleet.store.concurrent_transaction, []
+
+    @contextlib.contextmanager
+    def lose_answers():
+        with real() as session:
+            yield session
+        if 0 < len(lost) < 6:
+            lost.append("answer")
+            raise OutputError("the answer to COMMIT was lost")
+
+    monkeypatch.setattr(fleet.store, "concurrent_transaction", lose_answers)
+
+    async def run():
+        device = fleet.device("d1").enrol()
+        await device.connect()
+        await eventually(lambda: device.desired)
+        device.sequence += 1
+        event = Event(device="d1", sequence=device.sequence, kind="fallback", text="once", at=0.0)
+        lost.append("begin")
+        device.send("event", event)
+        await eventually(lambda: len(lost) == 6, 30)
+        await eventually(lambda: "device.event" in actions(fleet, "d1"))
+        await asyncio.sleep(1.5)
+        assert actions(fleet, "d1").count("device.event") == 1
+        await device.disconnect()
+
+    asyncio.run(run())

@@ -1,9 +1,7 @@
 """Rollouts over the store: what devices are told, what a plan says, and that a killed manager goes on."""
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from sqlalchemy import select
@@ -15,7 +13,7 @@ from edgekit_fleet.rollouts import runner
 from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import read_devices
-from edgekit_fleet.store.database import Store, open_store, sqlite_url
+from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.tables import (
     DesiredRow,
     DeviceRow,
@@ -32,21 +30,6 @@ from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import FleetError
 
 NOW = 4_000_000_000.0  # later than the clock of the machine, which `start_rollout` reads
-
-
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("store") / "fleet.db"
-    open_store(sqlite_url(path)).close()
-    return path
-
-
-@pytest.fixture
-def store(empty: Path, tmp_path: Path) -> Iterator[Store]:
-    shutil.copy(empty, tmp_path / "fleet.db")
-    opened = open_store(sqlite_url(tmp_path / "fleet.db"))
-    yield opened
-    opened.close()
 
 
 def add_devices(store: Store, count: int, **facts: str) -> None:

@@ -1,7 +1,5 @@
 """The store: its migrations, the audit log that nobody can change, and what an open one keeps."""
 
-from pathlib import Path
-
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -9,16 +7,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from edgekit_fleet.store import audit
-from edgekit_fleet.store.database import Store, open_store, sqlite_url
+from edgekit_fleet.store.database import Store, open_store
 from edgekit_fleet.store.tables import Table
 from edgekit_runtime.errors import ConfigError
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = open_store(sqlite_url(tmp_path / "fleet.db"))
-    yield store
-    store.close()
 
 
 def test_migrations_lead_to_the_tables_of_the_code(store: Store):
@@ -26,27 +17,25 @@ def test_migrations_lead_to_the_tables_of_the_code(store: Store):
         assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
 
 
-def test_second_open_keeps_what_is_there(tmp_path: Path):
-    url = sqlite_url(tmp_path / "fleet.db")
-    first = open_store(url)
+def test_second_open_keeps_what_is_there(store_url: str):
+    first = open_store(store_url)
     with first.transaction() as session:
         audit.record(session, "ann", "device.revoke", "d1", why="lost")
     first.close()
-    second = open_store(url)
+    second = open_store(store_url)
     with second.transaction() as session:
         assert audit.find_break(session) is None
         assert session.execute(text("SELECT count(*) FROM audit")).scalar() == 1
     second.close()
 
 
-def test_store_of_a_newer_edgekit_is_refused(tmp_path: Path):
-    url = sqlite_url(tmp_path / "fleet.db")
-    store = open_store(url)
+def test_store_of_a_newer_edgekit_is_refused(store_url: str):
+    store = open_store(store_url)
     with store.transaction() as session:
         session.execute(text("UPDATE alembic_version SET version_num = 'v9999'"))
     store.close()
     with pytest.raises(ConfigError, match="newer edgekit"):
-        open_store(url)
+        open_store(store_url)
 
 
 def test_unknown_database_is_refused():
@@ -67,7 +56,9 @@ def test_changed_entry_breaks_the_chain(store: Store):
         for number in range(5):
             audit.record(session, "ann", "tag", f"d{number}", site="lyon", load=0.25)
     with store.engine.begin() as connection:
-        connection.execute(text("DROP TRIGGER audit_no_update"))
+        is_remote = store.engine.dialect.name == "postgresql"
+        trigger = "audit_append_only ON audit" if is_remote else "audit_no_update"
+        connection.execute(text(f"DROP TRIGGER {trigger}"))
         connection.execute(text("UPDATE audit SET subject = 'other' WHERE number = 3"))
     with store.transaction() as session:
         assert audit.find_break(session) == 3

@@ -8,8 +8,9 @@ Source: DSSE 1.0 (secure-systems-lab/dsse, envelope.md, protocol.md); RFC 8032.
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -20,6 +21,8 @@ from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import SignatureError
 
 Document = TypeVar("Document")
+
+_SUSPECT: Final = re.compile(r"\\u(?:0000|d[89a-f])", re.IGNORECASE)
 
 
 def key_id(key: Ed25519PublicKey) -> str:
@@ -96,10 +99,25 @@ def unseal(
             f"{where}: the signature by key {named} does not fit its content", named
         ) from cause
     try:
-        plain = json.loads(payload)
+        plain = _parse(payload)
     except (ValueError, RecursionError) as cause:
         raise SignatureError(f"{where}: its signed content is not JSON: {cause}") from cause
     return from_plain(document, plain, where, SignatureError)
+
+
+def _parse(payload: bytes) -> object:
+    """Return the JSON value in a payload.
+
+    Raises:
+        ValueError: it is none, or holds NUL or half of a pair of UTF-16, which databases refuse.
+    """
+    text = payload.decode()
+    plain = json.loads(text)
+    if _SUSPECT.search(text):
+        json.dumps(plain, ensure_ascii=False).encode()  # fails with halves
+        if "\\u0000" in text:
+            raise ValueError("it holds NUL")
+    return plain
 
 
 def _payload_type(kind: Kind) -> str:

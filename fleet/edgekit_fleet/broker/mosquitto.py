@@ -19,8 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from edgekit_fleet.identity.authority import MANAGER, TLS_1_2_CIPHERS, Authority
-from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.identity.authority import TLS_1_2_CIPHERS, Authority
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings, split_address
+from edgekit_fleet.store.shards import MOST_MANAGERS
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES
 from edgekit_runtime.errors import ConfigError, TransportError
 from edgekit_runtime.system.atomic_files import write_atomically
@@ -90,7 +91,9 @@ def write_configuration(folder: FleetFolder, settings: FleetSettings, authority:
     )
     if len(text.splitlines()) != len(_CONFIGURATION.splitlines()):
         raise ConfigError(f"{folder.path}: a folder with a line break in its name cannot hold a fleet")
-    lines = [f"user {MANAGER}", "topic readwrite ek/v1/#", ""]
+    lines = []
+    for number in range(MOST_MANAGERS):
+        lines += [f"user {authority.name_manager(number)}", "topic readwrite ek/v1/#", ""]
     lines += [f"pattern write ek/v1/d/%u/{kind}" for kind in _WRITTEN_BY_DEVICES]
     lines += [f"pattern read ek/v1/d/%u/{kind}" for kind in _READ_BY_DEVICES]
     for file_path, content in ((acl, "\n".join(lines) + "\n"), (path, text)):
@@ -187,6 +190,13 @@ class Mosquitto:
             context.wrap_socket(plain).close()
             return True
         return False
+
+
+def list_brokers(settings: FleetSettings) -> tuple[tuple[str, int], ...]:
+    """Return host and port of each broker, as this machine reaches them."""
+    if settings.brokers:
+        return tuple(map(split_address, settings.brokers))
+    return ((own_address(settings), settings.broker_port),)
 
 
 def own_address(settings: FleetSettings) -> str:

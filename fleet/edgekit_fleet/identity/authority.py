@@ -100,7 +100,7 @@ class Authority:
             )
         if not self.crl.exists():
             self.write_crl(())
-        self._make_pair("manager", MANAGER, ())
+        self.make_manager(0)
 
     @property
     def certificate_path(self) -> Path:
@@ -131,6 +131,21 @@ class Authority:
     def pair(self, name: str) -> tuple[Path, Path]:
         """Return the paths of certificate and key of `manager` or `server`."""
         return self.folder / f"{name}.crt", self.folder / f"{name}.pem"
+
+    @staticmethod
+    def name_manager(number: int) -> str:
+        """Return the user name at the broker of a manager, of which there may be several."""
+        return f"{MANAGER}-{number}" if number else MANAGER
+
+    def make_manager(self, number: int) -> tuple[Path, Path]:
+        """Return the paths of certificate and key of a manager; makes what is missing.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
+        name = f"manager-{number}" if number else "manager"
+        self._make_pair(name, self.name_manager(number), ())
+        return self.pair(name)
 
     def make_server(self, names: tuple[str, ...]) -> None:
         """Make the certificate of broker and web server, for these names; leaves one that still fits.

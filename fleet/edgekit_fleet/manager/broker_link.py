@@ -166,9 +166,9 @@ class BrokerLink:
             connection.ping()
 
 
-def make_context(authority: Authority) -> ssl.SSLContext:
-    """Return TLS with the manager's certificate, which trusts only the fleet's authority."""
+def make_context(authority: Authority, number: int = 0) -> ssl.SSLContext:
+    """Return TLS with a manager's certificate, which trusts only the fleet's authority."""
     context = ssl.create_default_context(cafile=authority.certificate_path)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(*authority.pair("manager"))
+    context.load_cert_chain(*authority.make_manager(number))
     return context

@@ -7,9 +7,8 @@ its next turn.
 """
 
 import asyncio
+import contextlib
 import logging
-import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,18 +17,18 @@ from typing import Final
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from edgekit_fleet.broker.mosquitto import Mosquitto, own_address
+from edgekit_fleet.broker.mosquitto import Mosquitto
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.identity.enrolment import list_revoked_serials
 from edgekit_fleet.manager.broker_link import BrokerLink, make_context
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.manager.publisher import Outgoing, Publisher
 from edgekit_fleet.releases.repository import TufRepository
-from edgekit_fleet.store import lease
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetSettings
+from edgekit_fleet.store.shards import BEAT_S, Shards
 from edgekit_fleet.store.tables import AuditRow
-from edgekit_runtime.errors import OutputError, PackageError, TransportError
+from edgekit_runtime.errors import OutputError, PackageError, TransportError, UnavailableError
 
 _BATCH_S: Final = 0.1  # a transaction costs as much as ten messages
 _MESSAGES_A_TURN: Final = 1000
@@ -57,6 +56,7 @@ class ManagerParts:
         store, settings, authority: of the fleet.
         broker: our own, to be restarted when it ends; None for one that others run.
         decide: the rollouts.
+        shards: of this manager.
         brokers: host and port of the broker, or of each node of a cluster.
     """
 
@@ -65,69 +65,106 @@ class ManagerParts:
     authority: Authority
     broker: Mosquitto | None
     decide: Decide
+    shards: Shards
     brokers: tuple[tuple[str, int], ...]
 
 
 class ControlLoop:
-    """The manager while it has the lease.
+    """A manager, in charge of its shards.
 
     Attributes:
         inbox: what has come in.
-        index: the devices.
-        epoch: of the lease.
+        index: the devices of its shards.
+        shards: see `Shards`.
     """
 
     def __init__(self, parts: ManagerParts, repository: TufRepository) -> None:
-        """Take the lease, and read the devices.
+        """Join the managers, and read the devices of the shards that are free.
 
         Args:
             parts: what the loop works on.
             repository: whose metadata it signs again before it expires.
 
         Raises:
-            UnavailableError: another manager is in charge.
+            UnavailableError: the store allows no further manager.
             OutputError: the store cannot be written.
         """
         self._parts = parts
-        self._store = parts.store
+        self._store, self.shards = parts.store, parts.shards
         self._repository = repository
-        self.index = DeviceIndex()
-        self.inbox = Inbox(self.index)
-        holder = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
+        self._refreshed_at = float("-inf")
+        self._has_run = False
+        self._join()
+
+    def _join(self) -> None:
+        shards, parts = self.shards, self._parts
+        self.index = DeviceIndex(shards)
+        self.inbox = Inbox(self.index, shards)
+        self._publisher = Publisher(
+            self.index, shards, parts.authority.manager_key, parts.settings.desired_life_s
+        )
+        now = time.time()
         with self._store.transaction() as session:
-            self.epoch = lease.take(session, holder, time.time())
-            self.index.load(session)
+            shards.join(session, now)
+            balance = shards.balance(session, now)
+            self.index.load_shards(session, balance.taken.keys())
             self._audit_seen = _last_number(session)
             parts.authority.write_crl(list_revoked_serials(session))
-        key = parts.authority.manager_key
-        self._publisher = Publisher(self.index, key, self.epoch, parts.settings.desired_life_s)
-        self._link = BrokerLink(self.inbox.put)
-        self._decided_at = self._kept_at = self._expired_at = self._refreshed_at = float("-inf")
-        self._decided_number = 0
+        shards.apply(balance)
+        self._link = BrokerLink(self.inbox.put, parts.authority.name_manager(shards.number))
+        self._decided_at = self._kept_at = self._expired_at = self._beat_at = float("-inf")
+        self._decided_number = self._audit_seen
+        self._hellos: list[str] = []
+        self._unsure: float | None = None  # a turn that may have been committed, or not
         self._has_more = False  # devices of a wave that wait for their documents
+        self._has_joined = True
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set.
+        """Run until `stop` is set; a manager that was taken for dead joins anew.
 
         Raises:
-            UnavailableError: another manager has taken over.
+            UnavailableError: another manager has taken over, and the store allows one.
             TransportError: the broker cannot be reached at the start.
         """
+        while not stop.is_set():
+            await self._run_once(stop)
+
+    async def _run_once(self, stop: asyncio.Event) -> None:
+        try:
+            if not self._has_joined:
+                self._join()
+            await self._run(stop)
+        except UnavailableError as error:
+            if not self._has_joined:
+                raise
+            self._has_joined = False
+            _log.error("%s; joining anew", error)
+        except (OutputError, TransportError) as error:
+            if not self._has_run:
+                raise
+            _log.error("%s; trying again", error)
+            await _sleep_until(stop, 1.0)
+
+    async def _run(self, stop: asyncio.Event) -> None:
         parts = self._parts
-        await self._link.connect(parts.brokers, make_context(parts.authority))
+        await self._link.connect(parts.brokers, make_context(parts.authority, self.shards.number))
+        self._has_run = True
         try:
             while not stop.is_set():
                 try:
                     await self.turn()
                 except OutputError as error:  # a full disk or a lost database: nothing is forgotten
                     _log.error("%s; trying again", error)
-                    await asyncio.sleep(1.0)
-                is_behind = self._has_more or self.inbox.count_pending() >= _MESSAGES_A_TURN
-                await _sleep_until(stop, 0.0 if is_behind else _BATCH_S)
+                    await _sleep_until(stop, 1.0)
+                await _sleep_until(stop, 0.0 if self._is_behind else _BATCH_S)
         finally:
             await self._link.close()
-            with self._store.transaction() as session:
-                lease.release(session, self.epoch)
+            with contextlib.suppress(OutputError), self._store.concurrent_transaction() as session:
+                self.shards.leave(session)
+
+    @property
+    def _is_behind(self) -> bool:
+        return self._has_more or self.inbox.count_pending() >= _MESSAGES_A_TURN
 
     async def turn(self) -> None:
         """Do what is due now: one batch of messages, decisions, documents, upkeep.
@@ -139,26 +176,50 @@ class ControlLoop:
         now, clock = time.time(), time.monotonic()
         limit = _MESSAGES_BESIDE_A_WAVE if self._has_more else _MESSAGES_A_TURN
         unknown = self.inbox.list_unknown(limit)
-        if unknown:
-            with self._store.transaction() as session:
+        if unknown or self._unsure is not None:
+            with self._store.concurrent_transaction() as session:
+                if self.shards.check(session).turned_at == self._unsure:
+                    self.inbox.forget()
                 self.index.load(session, unknown)
-        hellos = self.inbox.take(now, limit)
-        with self._store.transaction() as session:
-            lease.check(session, self.epoch)
+            self._unsure = None
+        self._hellos += [hello.device for hello in self.inbox.take(now, limit)]
+        self._unsure = now  # the connection may be lost while the database commits
+        with self._store.concurrent_transaction() as session:
+            row = self.shards.check(session)
+            if not self.inbox.is_empty:
+                row.turned_at = now
             has_ended = self.inbox.write(session, now)
-            outgoing = self._publisher.answer(session, [hello.device for hello in hellos])
+            outgoing = self._publisher.answer(session, self._hellos)
             newest = _last_number(session)
+            if newest < self._decided_number:
+                raise UnavailableError("the store went back to an older state")
             has_news = self._has_more or has_ended or newest != self._decided_number
             if has_news or clock - self._decided_at >= _DECIDE_S:
                 self._decided_at, self._decided_number = clock, newest
                 self._has_more = self._parts.decide(session, now)
             due = self._publisher.make_due(session, now) if self._link.is_connected else []
+            self.shards.beat(session, row, now)
+        self._unsure = None
         self._has_more = self._has_more or bool(due)
         self.inbox.forget()
+        self._hellos.clear()
         await self._publish([*outgoing, *due], now)
+        if clock - self._beat_at >= BEAT_S:
+            self._beat_at = clock
+            self._balance(now)
         if clock - self._kept_at >= _UPKEEP_S:
             self._kept_at = clock
             await self._keep_up(now)
+
+    def _balance(self, now: float) -> None:
+        """State that this manager is there, and take or leave shards."""
+        with self._store.concurrent_transaction() as session:
+            balance = self.shards.balance(session, now, may_leave=not self._is_behind)
+            self.index.load_shards(session, balance.taken.keys())
+        self.shards.apply(balance)
+        self.index.drop_shards(balance.left)
+        if balance.taken:
+            self.inbox.take_over()
 
     async def _publish(self, outgoing: Sequence[Outgoing], now: float) -> None:
         """Publish documents that the store has; one that is lost here follows at the device's next hello."""
@@ -168,20 +229,20 @@ class ControlLoop:
         await self._link.drain()
 
     async def _keep_up(self, now: float) -> None:
-        """Renew the lease, follow administration, restart the broker, and repeat what was not answered."""
+        """Follow administration, restart the broker, and repeat what was not answered."""
         if self._parts.broker is not None:
             try:
                 self._parts.broker.restart_if_ended()
             except TransportError as error:
                 _log.error("%s", error)
-        if now - self._refreshed_at >= _REFRESH_S:
+        if now - self._refreshed_at >= _REFRESH_S and self._repository.exists:
             self._refreshed_at = now
             try:
                 await asyncio.to_thread(self._repository.refresh, now)
             except PackageError as error:  # also a missing key; devices report `stale` if nobody mends it
                 _log.error("the repository cannot be signed again: %s", error)
-        with self._store.transaction() as session:
-            lease.renew(session, self.epoch, now)
+        with self._store.concurrent_transaction() as session:
+            self.shards.check(session)
             revoked = self._follow_administration(session)
             if now - self._expired_at >= _EXPIRY_S:
                 self._expired_at = now
@@ -203,7 +264,8 @@ class ControlLoop:
         if revoked and self._parts.broker is not None:
             self._parts.broker.reload()
         for name in revoked:
-            await self._disconnect(name)
+            if self.shards.holds(name):
+                await self._disconnect(name)
 
     def _follow_administration(self, session: Session) -> list[str]:
         """Read devices that were enrolled or revoked since the last time; returns the revoked ones."""
@@ -237,20 +299,6 @@ class ControlLoop:
             _log.warning("the connection of '%s' stays until it ends: %s", device, error)
         finally:
             await link.close()
-
-
-def local_parts(
-    store: Store, settings: FleetSettings, authority: Authority, broker: Mosquitto, decide: Decide
-) -> ManagerParts:
-    """Return the parts of a manager beside its own broker."""
-    return ManagerParts(
-        store=store,
-        settings=settings,
-        authority=authority,
-        broker=broker,
-        decide=decide,
-        brokers=((own_address(settings), settings.broker_port),),
-    )
 
 
 def _last_number(session: Session) -> int:

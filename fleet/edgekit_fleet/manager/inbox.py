@@ -7,18 +7,27 @@ nothing; what is refused is counted, and goes to the audit log once a minute and
 
 import hashlib
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select, true
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import update_many, upsert_many
-from edgekit_fleet.store.tables import DesiredRow, DeviceRow, ExecutionRow, FigureRow
+from edgekit_fleet.store.shards import LEASE_S, Shards
+from edgekit_fleet.store.tables import (
+    SHARDS,
+    DesiredRow,
+    DeviceRow,
+    ExecutionRow,
+    FigureRow,
+    shard_of,
+)
 from edgekit_runtime.agent.documents import ENDED, Event, Execution, Hello, Reported
 from edgekit_runtime.agent.signing import key_id, unseal
 from edgekit_runtime.dataclass_json import to_plain
@@ -28,6 +37,9 @@ _HOUR_S: Final = 3600.0
 _ALARM_S: Final = 60.0
 _REPORT_S: Final = 15.0
 _EVENTS_A_MINUTE: Final = 10
+_MAX_NAME: Final = 128  # characters; see `tables.NAME`
+_FOREIGN_S: Final = 4 * LEASE_S
+_MAX_FOREIGN_BYTES: Final = 32 << 20
 _MAX_PENDING: Final = 100_000  # messages; the broker's own queue is behind it
 _IS_OPEN: Final = ExecutionRow.ended_at.is_(None)
 _log = logging.getLogger(__name__)
@@ -79,17 +91,35 @@ _WRITTEN: Final = (
 
 
 class DeviceIndex:
-    """The enrolled devices in memory, so that a message costs no query.
+    """The enrolled devices of this manager's shards in memory, so that a message costs no query.
 
     Attributes:
         devices: by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shards: Shards) -> None:
         self.devices: dict[str, KnownDevice] = {}
+        self._shards = shards
 
-    def load(self, session: Session, names: Iterable[str] | None = None) -> None:
-        """Read devices from the store: all of them, or those named, which may be new or revoked."""
+    def load(self, session: Session, names: Iterable[str]) -> None:
+        """Read devices from the store which may be new or revoked; leaves those of other managers out."""
+        own = [name for name in names if self._shards.holds(name)]
+        if own:
+            self._read(session, DeviceRow.name.in_(own))
+
+    def load_shards(self, session: Session, shards: Collection[int]) -> None:
+        """Read all devices of these shards from the store."""
+        if shards:
+            is_all = len(shards) == SHARDS
+            self._read(session, true() if is_all else DeviceRow.shard.in_(sorted(shards)))
+
+    def drop_shards(self, shards: Collection[int]) -> None:
+        """Forget the devices of these shards."""
+        if shards:
+            kept = {name: known for name, known in self.devices.items() if shard_of(name) not in shards}
+            self.devices = kept
+
+    def _read(self, session: Session, condition: ColumnElement[bool]) -> None:
         statement = select(
             DeviceRow.name,
             DeviceRow.public_key,
@@ -97,9 +127,7 @@ class DeviceIndex:
             DesiredRow.version,
             *(getattr(DeviceRow, name) for name in _WRITTEN),
         ).outerjoin(DesiredRow, DesiredRow.device == DeviceRow.name)
-        if names is not None:
-            statement = statement.where(DeviceRow.name.in_(list(names)))
-        for row in session.execute(statement):
+        for row in session.execute(statement.where(condition)):
             key = Ed25519PublicKey.from_public_bytes(row.public_key)
             known = self.devices.get(row.name)
             if known is not None and key_id(key) in known.keys:  # all else may be newer than in the store
@@ -124,21 +152,39 @@ class Inbox:
         accepted: how many were not.
     """
 
-    def __init__(self, index: DeviceIndex) -> None:
+    def __init__(self, index: DeviceIndex, shards: Shards) -> None:
         self.refused: Counter[Refusal] = Counter()
         self.accepted = 0
         self._index = index
+        self._shards = shards
+        self._foreign: deque[tuple[float, str, bytes]] = deque()
+        self._foreign_bytes = 0
         self._pending: list[tuple[str, bytes]] = []
         self._changed: set[str] = set()
         self._reports: dict[str, Reported] = {}
         self._entries: list[audit.AuditEntry] = []
 
     def put(self, topic: str, payload: bytes) -> None:
-        """Keep a message for `take`."""
-        if len(self._pending) < _MAX_PENDING:
+        """Keep a message for `take`, or for `take_over` if it is for another manager."""
+        if not self._shards.is_complete and not self._shards.holds(_device_of(topic)):
+            self._put_foreign(topic, payload)
+        elif len(self._pending) < _MAX_PENDING:
             self._pending.append((topic, payload))
         else:
             self.refused["flood"] += 1
+
+    def _put_foreign(self, topic: str, payload: bytes) -> None:
+        now, foreign = time.monotonic(), self._foreign
+        foreign.append((now, topic, payload))
+        self._foreign_bytes += len(payload)
+        while self._foreign_bytes > _MAX_FOREIGN_BYTES or now - foreign[0][0] > _FOREIGN_S:
+            self._foreign_bytes -= len(foreign.popleft()[2])
+
+    def take_over(self) -> None:
+        """Take messages that another manager may have received and not written before it ended."""
+        foreign, self._foreign, self._foreign_bytes = self._foreign, deque(), 0
+        for _, topic, payload in foreign:
+            self.put(topic, payload)
 
     def list_unknown(self, limit: int) -> set[str]:
         """Return devices that wrote messages and are not in the index; they may be enrolled just now.
@@ -146,7 +192,7 @@ class Inbox:
         Args:
             limit: looks at so many messages, as `take` does.
         """
-        names = {topic.split("/", 4)[3] for topic, _ in self._pending[:limit] if topic.count("/") == 4}
+        names = {_device_of(topic) for topic, _ in self._pending[:limit]}
         return names - self._index.devices.keys()
 
     def take(self, now: float, limit: int = 1000) -> list[Hello]:
@@ -170,29 +216,29 @@ class Inbox:
         """Return how many messages wait for `take`."""
         return len(self._pending)
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is nothing to `write`."""
+        return not (self._changed or self._reports or self._entries)
+
     def write(self, session: Session, now: float) -> bool:
         """Write what was taken; returns whether a device has ended an execution.
 
         Nothing is forgotten until `forget`: after an error, `write` again in a new transaction.
         """
-        devices = self._index.devices
-        if self._changed:
-            rows = [
-                {"name": name, **{each: getattr(devices[name], each) for each in _WRITTEN}}
-                for name in sorted(self._changed)
-            ]
-            update_many(session, DeviceRow, rows, keys=("name",))
+        rows = [self._state(name) for name in sorted(self._changed - self._reports.keys())]
+        update_many(session, DeviceRow, rows, keys=("name",))
         has_ended = False
         if self._reports:
             rows = [
                 {
-                    "name": report.device,
+                    **self._state(name),
                     "status": report.status,
                     "because": report.because,
                     "facts": dict(report.facts),
                     "reported": to_plain(report),
                 }
-                for report in self._reports.values()
+                for name, report in sorted(self._reports.items())
             ]
             update_many(session, DeviceRow, rows, keys=("name",))
             executions = [
@@ -202,6 +248,10 @@ class Inbox:
             _upsert_figures(session, self._reports.values(), now)
         audit.append(session, "devices", self._entries, now)
         return has_ended
+
+    def _state(self, name: str) -> dict[str, Any]:
+        known = self._index.devices[name]
+        return {"name": name, **{each: getattr(known, each) for each in _WRITTEN}}
 
     def forget(self) -> None:
         """Forget what `write` has written, after its transaction was committed."""
@@ -282,6 +332,12 @@ class Inbox:
         )
 
 
+def _device_of(topic: str) -> str:
+    """Return the name of the device in a topic, or an empty text."""
+    parts = topic.split("/", 5)
+    return parts[3] if len(parts) == 5 else ""
+
+
 def _update_executions(session: Session, executions: list[tuple[str, Execution]], now: float) -> bool:
     """Update the executions that were ordered of these devices and have not ended; returns whether one ended.
 
@@ -311,7 +367,7 @@ def _upsert_figures(session: Session, reports: Iterable[Reported], now: float) -
     for report in reports:
         models = {each.model for each in report.models}
         for each in report.figures:
-            if each.model in models:
+            if each.model in models and max(len(each.model), len(each.version)) <= _MAX_NAME:
                 key = (report.device, each.model, each.version)
                 rows[key] = {
                     "device": report.device,

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import Text, cast, select, update
+from sqlalchemy import ColumnElement, Text, cast, select, update
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.manager.inbox import DeviceIndex
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import update_many
-from edgekit_fleet.store.tables import DesiredRow, DeviceRow, WantedModelRow
+from edgekit_fleet.store.due import mark_due
+from edgekit_fleet.store.shards import Shards
+from edgekit_fleet.store.tables import SHARDS, DesiredRow, DeviceRow, WantedModelRow
 from edgekit_runtime.agent.signing import seal_payload
 from edgekit_runtime.canonical_json import encode_json
 
@@ -39,15 +41,13 @@ class Outgoing:
 
 
 class Publisher:
-    """Makes the documents of one lease.
+    """Makes the documents of the devices in an index."""
 
-    Attributes:
-        epoch: of the lease.
-    """
-
-    def __init__(self, index: DeviceIndex, key: Ed25519PrivateKey, epoch: int, desired_life_s: float) -> None:
-        self.epoch = epoch
+    def __init__(
+        self, index: DeviceIndex, shards: Shards, key: Ed25519PrivateKey, desired_life_s: float
+    ) -> None:
         self._index = index
+        self._shards = shards
         self._key = key
         self._life_s = desired_life_s
 
@@ -62,8 +62,10 @@ class Publisher:
         statement = (
             select(DesiredRow.device, DesiredRow.version, DesiredRow.content_sha256, DesiredRow.expires_at)
             .join(DeviceRow, DeviceRow.name == DesiredRow.device)
-            .where(DesiredRow.is_due, DeviceRow.revoked_at.is_(None))
+            .where(DesiredRow.is_due, DeviceRow.revoked_at.is_(None), *self._own())
             .limit(limit)
+            # A row that somebody marks just now follows at the next turn.
+            .with_for_update(of=DesiredRow, skip_locked=True)
         )
         due = session.execute(statement).all()
         if not due:
@@ -120,7 +122,7 @@ class Publisher:
             session: of a transaction.
             devices: their names.
         """
-        known = [self._index.devices[name] for name in devices]
+        known = [self._index.devices[name] for name in devices if name in self._index.devices]
         for each in known:
             if each.desired_held <= each.desired_sent:
                 continue
@@ -144,43 +146,37 @@ class Publisher:
 
     def renew(self, session: Session, devices: Sequence[str]) -> None:
         """Make the documents of devices be written again although their content may be the same."""
-        for begin in range(0, len(devices), 500):
-            session.execute(
-                update(DesiredRow)
-                .where(DesiredRow.device.in_(devices[begin : begin + 500]))
-                .values(is_due=True, content_sha256="")  # no content has this digest
-            )
+        mark_due(session, devices, content_sha256="")  # no content has this digest
 
     def mark_expiring(self, session: Session, now: float) -> None:
         """Mark documents that are past half of their life, so that `make_due` writes them again."""
-        session.execute(
-            update(DesiredRow)
-            .where(DesiredRow.version > 0, DesiredRow.expires_at < now + self._life_s / 2)
-            .values(is_due=True)
+        expiring = (
+            select(DesiredRow.device)
+            .join(DeviceRow, DeviceRow.name == DesiredRow.device)
+            .where(DesiredRow.version > 0, DesiredRow.expires_at < now + self._life_s / 2, *self._own())
         )
+        mark_due(session, session.scalars(expiring))
+
+    def _own(self) -> list[ColumnElement[bool]]:
+        """Return the condition that a device is in a shard of this manager."""
+        shards = self._shards
+        return [] if shards.is_complete else [DeviceRow.shard.in_(sorted(shards.epochs))]
 
     def _make(self, device: str, version: int, content: list[tuple[str, str]], now: float) -> bytes:
         """Return a `Desired` document; the texts of its models are taken as the store has them."""
+        # Of the whole fleet, as far as this manager knows it.
+        devices = len(self._index.devices) * SHARDS / len(self._shards.epochs)
         plain: dict[str, Any] = {
             "device": device,
             "version": version,
             "issued_at": now,
             "expires_at": now + self._life_s,
-            "epoch": self.epoch,
+            "epoch": self._shards.epoch_of(device),
             "removed": [model for model, text in content if not text],
-            "reconnect_s": max(_LEAST_RECONNECT_S, len(self._index.devices) / _DEVICES_A_SECOND),
+            "reconnect_s": max(_LEAST_RECONNECT_S, devices / _DEVICES_A_SECOND),
         }
         models = ",".join(text for _, text in content if text)
         return b'{"models":[%b],%b' % (models.encode(), encode_json(plain)[1:])
-
-
-def mark_due(session: Session, devices: Iterable[str]) -> None:
-    """Make the manager write the documents of devices again, after their wanted models were changed."""
-    names = list(devices)
-    for begin in range(0, len(names), 500):
-        session.execute(
-            update(DesiredRow).where(DesiredRow.device.in_(names[begin : begin + 500])).values(is_due=True)
-        )
 
 
 def _read_wanted(session: Session, devices: list[str]) -> dict[str, list[tuple[str, str]]]:

@@ -18,6 +18,7 @@ from edgekit_fleet.rollouts.views import read_devices, read_packages
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder
+from edgekit_fleet.store.shards import Shards
 from edgekit_fleet.store.tables import DesiredRow
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Desired
 from edgekit_runtime.agent.execution.bundle import RESULTS_FORMAT
@@ -157,11 +158,12 @@ def collect_results(store: Store, paths: Sequence[Path], *, actor: str) -> list[
         device, messages = _read_results(path)
         now = time.time()
         with store.transaction() as session:
-            index = DeviceIndex()
-            index.load(session)
-            inbox = Inbox(index)
+            shards = Shards.of_all()
+            index = DeviceIndex(shards)
+            inbox = Inbox(index, shards)
             for topic, payload in messages:
                 inbox.put(topic, payload)
+            index.load(session, inbox.list_unknown(_MAX_MESSAGES))
             inbox.take(now, _MAX_MESSAGES)
             inbox.write(session, now)
             refused = {str(reason): count for reason, count in inbox.refused.items()}

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
-from edgekit_fleet.store import audit, lease
+from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder
-from edgekit_fleet.store.tables import AuditRow
+from edgekit_fleet.store.tables import AuditRow, ManagerRow
 from edgekit_runtime.errors import ConfigError, OutputError
 
 _DATABASE: Final = "fleet.db"
@@ -73,28 +73,29 @@ def find_audit_break(store: Store) -> int | None:
 def back_up(folder: FleetFolder, path: Path) -> None:
     """Write all of a fleet into one file: settings, authority, keys, repository, store. It may run meanwhile.
 
+    A database that others run is not in it: dump that one first, with its own tools.
+
     Its holder owns the fleet, so only the owner may read the file. Devices may be ahead of a backup when
     it is restored: the manager then takes over from them, and writes an alarm to the audit log.
 
     Raises:
-        ConfigError: the store is not in the folder, or there is no fleet.
+        ConfigError: there is no fleet.
         OutputError: the file exists or cannot be written.
     """
-    if folder.read_settings().store_url:
-        raise ConfigError(
-            "the store is a database of its own: back it up with its tools (pg_dump), and the folder"
-        )
+    has_file = not folder.read_settings().store_url
     with tempfile.TemporaryDirectory(prefix="edgekit-backup-") as temporary:
         copy = Path(temporary) / _DATABASE
-        with (
-            contextlib.closing(sqlite3.connect(folder.path / _DATABASE)) as source,
-            contextlib.closing(sqlite3.connect(copy)) as target,
-        ):
-            source.backup(target)
+        if has_file:
+            with (
+                contextlib.closing(sqlite3.connect(folder.path / _DATABASE)) as source,
+                contextlib.closing(sqlite3.connect(copy)) as target,
+            ):
+                source.backup(target)
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
-                archive.add(copy, _DATABASE)
+                if has_file:
+                    archive.add(copy, _DATABASE)
                 for name in _SAVED:
                     if (folder.path / name).exists():
                         archive.add(folder.path / name, name)
@@ -108,6 +109,8 @@ def back_up(folder: FleetFolder, path: Path) -> None:
 def restore(folder: FleetFolder, path: Path) -> None:
     """Make a fleet of a backup; the folder must not hold one.
 
+    With a database that others run, this is also how a further manager gets the folder.
+
     Raises:
         ConfigError: the folder holds a fleet, or the file is no backup.
         OutputError: the folder cannot be written.
@@ -118,13 +121,15 @@ def restore(folder: FleetFolder, path: Path) -> None:
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tarfile.open(path) as archive:
             names = archive.getnames()
-            if "fleet.json" not in names or _DATABASE not in names:
+            if "fleet.json" not in names:
                 raise ConfigError(f"{path} is no backup of a fleet")
             archive.extractall(folder.path, filter="data")
     except (tarfile.TarError, EOFError) as cause:
         raise ConfigError(f"{path} is no backup of a fleet: {cause}") from cause
     except OSError as cause:
         raise OutputError(f"cannot restore {path} to {folder.path}: {cause}") from cause
+    if folder.read_settings().store_url:
+        return
     with contextlib.closing(folder.open_store()) as store, store.transaction() as session:
-        lease.release(session, None)  # of the manager that ran when the backup was made
+        session.execute(delete(ManagerRow))  # those that ran when the backup was made
         audit.record(session, "restore", "fleet.restore", path.name)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from edgekit_fleet.rollouts.cohort import freeze_cohort
 from edgekit_fleet.rollouts.gates import GateLimits
@@ -207,7 +208,7 @@ def give_order(store: Store, name: str, order: Order, actor: str, note: str = ""
         FleetError: there is no such rollout, or it cannot do that now.
     """
     with store.transaction() as session:
-        row = _find(session, name)
+        row = _find(session, name, will_change=True)
         fits = {
             "pause": ("running",),
             "resume": ("paused",),
@@ -301,8 +302,8 @@ def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list
         return effects
 
 
-def _find(session: Any, name: str) -> RolloutRow:
-    row: RolloutRow | None = session.get(RolloutRow, name)
+def _find(session: Session, name: str, *, will_change: bool = False) -> RolloutRow:
+    row = session.get(RolloutRow, name, with_for_update=will_change or None)
     if row is None:
         known = session.scalars(select(RolloutRow.name).order_by(RolloutRow.created_at.desc()).limit(5)).all()
         raise FleetError(f"no rollout '{name}', the newest are: {', '.join(known) or 'none'}")

@@ -1,4 +1,7 @@
-"""A whole fleet on one machine: authority, repository, store, broker, web server and manager."""
+"""A whole fleet on one machine: authority, repository, store, broker, web server and manager.
+
+Broker and database may be elsewhere, and further managers may join.
+"""
 
 import asyncio
 import contextlib
@@ -6,14 +9,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
+from edgekit_fleet.broker.mosquitto import Mosquitto, list_brokers, write_configuration
 from edgekit_fleet.identity.authority import Authority
-from edgekit_fleet.manager.control_loop import ControlLoop, Decide, local_parts
+from edgekit_fleet.manager.control_loop import ControlLoop, Decide, ManagerParts
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.rollouts.runner import RolloutRunner
-from edgekit_fleet.store import lease
 from edgekit_fleet.store.database import Store
-from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings, split_address
+from edgekit_fleet.store.shards import Shards, check_free
 from edgekit_fleet.web.server import WebServer
 from edgekit_runtime.errors import ConfigError
 
@@ -25,7 +28,8 @@ class RunningFleet:
     """What `start` has started.
 
     Attributes:
-        folder, settings, store, authority, broker: of the fleet.
+        folder, settings, store, authority: of the fleet.
+        broker: our own, or None where others run it.
         loop: the manager, which `run` runs.
         is_new: whether the fleet was made just now.
     """
@@ -34,7 +38,7 @@ class RunningFleet:
     settings: FleetSettings
     store: Store
     authority: Authority
-    broker: Mosquitto
+    broker: Mosquitto | None
     loop: ControlLoop
     is_new: bool
 
@@ -56,20 +60,22 @@ def open_authority(folder: FleetFolder, settings: FleetSettings) -> Authority:
         OutputError: the folder cannot be written.
     """
     authority = Authority(folder.identity)
-    authority.make_server(tuple(dict.fromkeys((*settings.names, *_LOCAL_NAMES))))
+    names = (*settings.names, *(split_address(each)[0] for each in settings.brokers), *_LOCAL_NAMES)
+    authority.make_server(tuple(dict.fromkeys(names)))
     return authority
 
 
 @contextlib.contextmanager
 def start(
-    folder: FleetFolder, settings: FleetSettings, decide: Decide | None = None
+    folder: FleetFolder, settings: FleetSettings, decide: Decide | None = None, *, joins: bool = False
 ) -> Iterator[RunningFleet]:
     """Start a fleet, and end all of it with the block; makes what is missing.
 
     Args:
         folder: of the fleet.
-        settings: kept in the folder.
+        settings: kept in the folder; a manager that joins takes those that are there.
         decide: instead of the rollouts, for tests.
+        joins: only a further manager of a fleet that runs already; needs a database and brokers elsewhere.
 
     Raises:
         ConfigError: the settings are wrong, or mosquitto is missing.
@@ -77,33 +83,50 @@ def start(
         TransportError: a port is taken.
         OutputError: the folder cannot be written.
     """
+    settings = folder.read_settings() if joins else settings
     if settings.host not in ("127.0.0.1", "::1") and settings.names == ("127.0.0.1",):
         raise ConfigError(
             f"{settings.host} is reachable from elsewhere, but devices would be sent to 127.0.0.1; name this"
             " machine with --name"
         )
+    if joins and not (settings.store_url and settings.brokers):
+        raise ConfigError(
+            "a further manager needs a database and brokers that all reach: --database, --broker"
+        )
     is_new = not folder.has_settings
-    folder.write_settings(settings)
+    if not joins:
+        folder.write_settings(settings)
     authority = open_authority(folder, settings)
     repository = TufRepository(folder.repository, folder.repository_keys)
-    if not repository.exists:
+    if not repository.exists and not joins:
         repository.create(time.time())
     with contextlib.ExitStack() as parts:
         store = folder.open_store()
         parts.callback(store.close)
         with store.transaction() as session:
-            lease.check_free(session, time.time())  # before it finds its own ports taken
-        configuration = write_configuration(folder, settings, authority)
-        broker = parts.enter_context(Mosquitto(configuration, settings, authority))
-        parts.enter_context(WebServer(store, folder, settings, authority))
-        decide = decide or RolloutRunner().turn
-        loop = ControlLoop(local_parts(store, settings, authority, broker, decide), repository)
+            check_free(session, time.time())  # before it finds its own ports taken
+        broker = None
+        if not settings.brokers:
+            configuration = write_configuration(folder, settings, authority)
+            broker = parts.enter_context(Mosquitto(configuration, settings, authority))
+        if not joins:
+            parts.enter_context(WebServer(store, folder, settings, authority))
+        shards = Shards()
+        manager = ManagerParts(
+            store=store,
+            settings=settings,
+            authority=authority,
+            broker=broker,
+            decide=decide or RolloutRunner(shards).turn,
+            shards=shards,
+            brokers=list_brokers(settings),
+        )
         yield RunningFleet(
             folder=folder,
             settings=settings,
             store=store,
             authority=authority,
             broker=broker,
-            loop=loop,
+            loop=ControlLoop(manager, repository),
             is_new=is_new,
         )

@@ -7,11 +7,11 @@ that is killed anywhere goes on from the log, with the devices whose rows do not
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import and_, event, or_, select, update
+from sqlalchemy import and_, event, or_, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.rollouts.cohort import join_cohort
@@ -35,9 +35,10 @@ from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import read_before, read_devices, read_packages
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import insert_many, update_many, upsert_many
+from edgekit_fleet.store.due import mark_due
+from edgekit_fleet.store.shards import Shards
 from edgekit_fleet.store.tables import (
     AuditRow,
-    DesiredRow,
     DeviceRow,
     ExecutionRow,
     FigureRow,
@@ -68,12 +69,19 @@ _HOURS_BEFORE: Final = 48
 _FAULT_CODES: Final[dict[str, Fault]] = {"not-finite": "not-finite", "crash-loop": "crash-loop"}
 
 
-def log_entries(session: Session, rollout: str, actor: str, entries: Iterable[Entry], now: float) -> None:
-    """Write entries to the audit log, in the transaction of `session`."""
+def log_entries(
+    session: Session,
+    rollout: str,
+    actor: str,
+    entries: Iterable[Entry],
+    now: float,
+    on_written: Callable[[int], None] | None = None,
+) -> None:
+    """Write entries to the audit log, see `audit.append`; the transaction has locked the rollout's row."""
     plain = [entry_to_plain(entry) for entry in entries]
     if plain:
         written = audit.AuditEntry(action=LOG_ACTION, subject=rollout, detail={"entries": plain})
-        audit.append(session, actor, [written], now)
+        audit.append(session, actor, [written], now, on_written)
 
 
 def read_entries(session: Session, rollout: str, after: int = 0) -> list[tuple[int, float, Entry]]:
@@ -94,6 +102,7 @@ class _Known:
 
     progress: Progress
     seen: int
+    epoch: int = 0
     observed_at: float = 0.0
     joined_at: float = 0.0
     has_pending: bool = True
@@ -105,12 +114,18 @@ class _Known:
     not_finite: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     """(device, model) -> see `_count_before`."""
 
+    def note_seen(self, number: int) -> None:
+        """Remember that all entries up to this one are in `progress`."""
+        self.seen = number
+
 
 class RolloutRunner:
     """Carries rollouts out; `turn` is what the manager's loop calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, shards: Shards | None = None) -> None:
+        """Prepare to carry out the rollouts of some shards; of all by default."""
         self._known: dict[str, _Known] = {}
+        self._shards = shards
 
     def turn(self, session: Session, now: float) -> bool:
         """Decide on each open rollout and carry its next batch out; returns whether a batch is left.
@@ -119,7 +134,7 @@ class RolloutRunner:
             session: a transaction.
             now: seconds since 1970.
         """
-        rows = session.scalars(select(RolloutRow).where(RolloutRow.state.in_(OPEN_STATES))).all()
+        rows = self._lock_rollouts(session)
         for name in self._known.keys() - {row.name for row in rows}:
             del self._known[name]
         if rows:  # what a transaction has logged that is undone did not happen
@@ -127,6 +142,21 @@ class RolloutRunner:
         for row in rows:
             self._run(session, row, now)
         return any(known.backlog for known in self._known.values())
+
+    def _lock_rollouts(self, session: Session) -> list[RolloutRow]:
+        """Return the open rollouts, and keep others from writing to their logs until the transaction ends."""
+        open_ones = select(RolloutRow).where(RolloutRow.state.in_(OPEN_STATES)).order_by(RolloutRow.name)
+        shards = self._shards
+        if shards is None:
+            return list(session.scalars(open_ones))
+        shards.look_around(session)
+        for name, known in list(self._known.items()):
+            if not shards.holds(name) or known.epoch != shards.epoch_of(name):
+                del self._known[name]  # another manager has it, or had it meanwhile
+        if not shards.is_complete:
+            names = session.scalars(open_ones.with_only_columns(RolloutRow.name)).all()
+            open_ones = open_ones.where(RolloutRow.name.in_([name for name in names if shards.holds(name)]))
+        return list(session.scalars(open_ones.with_for_update()))
 
     def _run(self, session: Session, row: RolloutRow, now: float) -> None:
         known = self._follow_log(session, row)
@@ -156,7 +186,7 @@ class RolloutRunner:
         # Figures of a device count from its success on, and may have come with it or before it.
         fresh = [answer.device for answer in ended if answer.outcome == "succeeded"]
         self._log(session, row, known, list(_observe_figures(session, row.name, known, fresh)), now)
-        known.observed_at = now
+        known.observed_at = now if self._shards is None else min(now, self._shards.horizon)
         # Without news only the time can change a decision: a large rollout is not weighed twice a second.
         pause_s = len(known.progress.members) / _DEVICES_PER_S
         if not known.has_news and now - known.decided_at < pause_s:
@@ -188,7 +218,8 @@ class RolloutRunner:
             if known is None:
                 if not isinstance(entry, Started):
                     raise TypeError(f"the log of rollout '{row.name}' does not begin with its start")
-                known = _Known(begin(entry, at), number)
+                epoch = 0 if self._shards is None else self._shards.epoch_of(row.name)
+                known = _Known(begin(entry, at), number, epoch)
             else:
                 apply(known.progress, entry, at)
                 known.seen, known.has_news = number, True
@@ -205,8 +236,7 @@ class RolloutRunner:
     def _log(self, session: Session, row: RolloutRow, known: _Known, entries: list[Any], now: float) -> None:
         if not entries:
             return
-        log_entries(session, row.name, "manager", entries, now)
-        known.seen = session.scalars(select(AuditRow.number).order_by(AuditRow.number.desc()).limit(1)).one()
+        log_entries(session, row.name, "manager", entries, now, known.note_seen)
         known.has_news = True
         changed = []
         for entry in entries:
@@ -472,7 +502,7 @@ def _carry_out(session: Session, row: RolloutRow, known: _Known, now: float) -> 
         upsert_many(session, WantedModelRow, wanted)
         executions = [_execution(one, now) for one in wanted if not one["is_removed"]]
         insert_many(session, ExecutionRow, executions)
-        session.execute(update(DesiredRow).where(DesiredRow.device.in_(devices)).values(is_due=True))
+        mark_due(session, devices)
         update_many(session, MemberRow, changed, keys=("rollout", "device"))
     for device in devices:
         del known.backlog[device]

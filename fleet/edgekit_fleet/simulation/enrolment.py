@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from edgekit_fleet.broker.mosquitto import own_address
+from edgekit_fleet.broker.mosquitto import list_brokers
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.simulation.simulated_device import FleetAccess, SimulatedMember
@@ -28,7 +28,7 @@ def read_access(
     """Return what simulated devices need to know of a fleet on this machine, or with these brokers."""
     public = authority.manager_key.public_key()
     return FleetAccess(
-        brokers=brokers or ((own_address(settings), settings.broker_port),),
+        brokers=brokers or list_brokers(settings),
         authority=authority.certificate_path.read_text(),
         manager_keys={key_id(public): public},
     )

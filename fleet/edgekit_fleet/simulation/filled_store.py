@@ -18,6 +18,7 @@ from edgekit_fleet.store.tables import (
     ReleasePackageRow,
     ReleaseRow,
     WantedModelRow,
+    shard_of,
 )
 from edgekit_runtime.agent.documents import DesiredModel, ModelFigures, ReportedModel
 from edgekit_runtime.dataclass_json import to_plain
@@ -140,6 +141,7 @@ def _make_devices(draw: random.Random, count: int, online: float, now: float) ->
         report = {"device": name, "models": [to_plain(one) for one in models], "facts": facts}
         yield {
             "name": name,
+            "shard": shard_of(name),
             "target": target,
             "tags": {"site": site, "line": f"l{number % 7}", **({"beta": "yes"} if number % 40 == 7 else {})},
             "public_key": b"",

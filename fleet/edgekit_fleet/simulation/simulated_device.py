@@ -25,6 +25,7 @@ from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
 from edgekit_runtime.agent.documents import (
     Desired,
     DesiredModel,
+    Event,
     Execution,
     Hello,
     Kind,
@@ -218,6 +219,13 @@ class SimulatedDevice:
         """Break the connection off."""
         if self._connection is not None:
             self._connection.abort("dropped")
+
+    def send_event(self, text: str) -> None:
+        """State that something happened, if the device is connected."""
+        event = Event(
+            device=self.name, sequence=self._next_sequence(), kind="simulated", text=text, at=time.time()
+        )
+        self._send("event", event)
 
     def ping(self) -> None:
         """Keep the connection."""

@@ -101,6 +101,10 @@ class SimulatedFleet:
         """Reboot devices, or all."""
         self._each(names, SimulatedDevice.reboot)
 
+    def send_event(self, text: str, names: Iterable[str] | None = None) -> None:
+        """Make devices, or all, state that something happened."""
+        self._each(names, lambda device: device.send_event(text))
+
     # What devices state
 
     def count(self, holds: Callable[[SimulatedDevice], bool]) -> int:

@@ -5,9 +5,10 @@ the chain of digests shows that an entry was changed, and one that was removed f
 show is that the last entries were cut off: a backup elsewhere can.
 """
 
+import contextlib
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.store.tables import AuditRow
 from edgekit_runtime.canonical_json import encode_json
 
+_PENDING: Final = "audit"
 FIRST_SHA256: Final = "0" * 64
 _LOCK: Final = 7203185  # of PostgreSQL: two writers would number alike
 
@@ -30,35 +32,57 @@ class AuditEntry:
     detail: Mapping[str, Any]
 
 
-def append(session: Session, actor: str, entries: Sequence[AuditEntry], now: float | None = None) -> None:
+def append(
+    session: Session,
+    actor: str,
+    entries: Sequence[AuditEntry],
+    now: float | None = None,
+    on_written: Callable[[int], None] | None = None,
+) -> None:
     """Write entries in the transaction of `session`, so that they stand if and only if the change does.
 
+    They are written at its end: numbers have no gaps, so from then on writers wait for each other.
+
     Args:
-        session: of the change.
+        session: of `Store.transaction`.
         actor: who did it.
         entries: in their order.
         now: seconds since 1970; the clock by default.
+        on_written: called with the number of the last entry.
     """
-    if not entries:
+    if entries:
+        at = time.time() if now is None else now
+        session.info.setdefault(_PENDING, []).append((actor, entries, at, on_written))
+
+
+def write(session: Session) -> None:
+    """Write the entries that were appended; `Store.transaction` does it at its end."""
+    pending = session.info.pop(_PENDING, ())
+    if not pending:
         return
     if session.get_bind().dialect.name == "postgresql":
+        session.flush()  # all that may wait for others comes before
         session.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
-    last = session.scalars(select(AuditRow).order_by(AuditRow.number.desc()).limit(1)).first()
-    number, previous = (0, FIRST_SHA256) if last is None else (last.number, last.sha256)
-    at = time.time() if now is None else now
-    for entry in entries:
-        number += 1
-        row = AuditRow(
-            number=number,
-            at=at,
-            actor=actor,
-            action=entry.action,
-            subject=entry.subject,
-            detail=dict(entry.detail),
-            previous_sha256=previous,
-        )
-        row.sha256 = previous = _digest(row)
-        session.add(row)
+    last = session.execute(
+        select(AuditRow.number, AuditRow.sha256).order_by(AuditRow.number.desc()).limit(1)
+    ).first()
+    number, previous = (0, FIRST_SHA256) if last is None else last
+    for actor, entries, at, on_written in pending:
+        for entry in entries:
+            number += 1
+            row = AuditRow(
+                number=number,
+                at=at,
+                actor=actor,
+                action=entry.action,
+                subject=entry.subject,
+                detail=dict(entry.detail),
+                previous_sha256=previous,
+            )
+            row.sha256 = previous = _digest(row)
+            session.add(row)
+        if on_written is not None:
+            on_written(number)
     session.flush()
 
 
@@ -71,10 +95,11 @@ def find_break(session: Session) -> int | None:
     """Return the number of the first entry that does not follow from the one before it, or None."""
     previous = FIRST_SHA256
     rows = session.scalars(select(AuditRow).order_by(AuditRow.number).execution_options(yield_per=1000))
-    for number, row in enumerate(rows, 1):
-        if (row.number, row.previous_sha256, row.sha256) != (number, previous, _digest(row)):
-            return number
-        previous = row.sha256
+    with contextlib.closing(rows):
+        for number, row in enumerate(rows, 1):
+            if (row.number, row.previous_sha256, row.sha256) != (number, previous, _digest(row)):
+                return number
+            previous = row.sha256
     return None
 
 

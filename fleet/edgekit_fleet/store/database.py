@@ -23,19 +23,43 @@ from sqlalchemy import (
     event,
     insert,
     inspect,
+    text,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    InterfaceError,
+    InternalError,
+    NoSuchModuleError,
+    OperationalError,
+)
 from sqlalchemy.orm import Session
 
+from edgekit_fleet.store import audit
 from edgekit_fleet.store.tables import Table
 from edgekit_runtime.errors import ConfigError, OutputError
 
 _MIGRATIONS: Final = Path(__file__).with_name("migrations")
 _BUSY_S: Final = 10.0  # the command line and the manager write to the same file
 _CACHE_KIB: Final = 16 << 10
+_UNREACHABLE: Final = (OperationalError, InterfaceError, InternalError)
+"""Errors of a database that is locked, full, gone or read-only; it may be there again soon."""
+
+_POSTGRESQL: Final[Mapping[str, str | int]] = {
+    "connect_timeout": 5,  # seconds, for each address of a URL
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # ms; a server whose machine is gone does not answer
+    "options": "-c lock_timeout=10s -c statement_timeout=60s -c idle_in_transaction_session_timeout=10s",
+    "application_name": "edgekit",
+}
+_WRITER: Final = 7203183  # locks of PostgreSQL
+_MIGRATION: Final = 7203184
 _PREFIX: Final = "new_"  # an update may not name its parameters as its columns
 
 
@@ -54,14 +78,27 @@ class Store:
     def transaction(self) -> Iterator[Session]:
         """Yield a session whose changes are kept if the block ends without an error.
 
-        With SQLite the transaction takes the lock for writing at its beginning, so that what it reads is what
-        it changes.
+        One such transaction runs at a time, so what it reads is what it changes.
 
         Raises:
             OutputError: the database cannot be reached, is locked, or its disk is full.
+            ConfigError: the database cannot store a value.
+        """
+        with self.concurrent_transaction() as session:
+            if session.get_bind().dialect.name == "postgresql":
+                session.execute(text(f"SELECT pg_advisory_xact_lock({_WRITER})"))
+            yield session
+
+    @contextmanager
+    def concurrent_transaction(self) -> Iterator[Session]:
+        """Do as `transaction`; but with PostgreSQL others run beside it: lock the rows that you change.
+
+        Raises:
+            OutputError, ConfigError: as `transaction`.
         """
         with self._session(self.engine) as session:
             yield session
+            audit.write(session)
 
     @contextmanager
     def snapshot(self) -> Iterator[Session]:
@@ -78,10 +115,10 @@ class Store:
         try:
             with Session(engine, expire_on_commit=False) as session, session.begin():
                 yield session
-        except DBAPIError as cause:
-            if not isinstance(cause.orig, Exception) or type(cause.orig).__name__ != "OperationalError":
-                raise
+        except _UNREACHABLE as cause:
             raise OutputError(f"the store {self.name}: {cause.orig}") from cause
+        except DataError as cause:
+            raise ConfigError(f"the store cannot hold a value: {cause.orig}") from cause
 
     @property
     def name(self) -> str:
@@ -201,15 +238,21 @@ def open_store(url: str) -> Store:
     """Open a store; makes its tables, or brings them to the newest form.
 
     Args:
-        url: of SQLAlchemy: `sqlite:////FILE` or `postgresql+psycopg://USER@HOST/DATABASE`.
+        url: `sqlite:////FILE`, or of PostgreSQL as libpq has it: `postgresql://USER@HOST,HOST/DATABASE`.
 
     Raises:
         ConfigError: the URL is malformed or its driver missing, or a newer edgekit made the tables.
         OutputError: the database cannot be opened.
     """
     try:
-        parsed = make_url(url)
-        engine = create_engine(parsed, json_serializer=_write_json)
+        parsed = _parse(url)
+        is_remote = parsed.get_backend_name() == "postgresql"
+        engine = create_engine(
+            parsed,
+            json_serializer=_write_json,
+            pool_pre_ping=is_remote,  # the server may have been restarted
+            connect_args={**_POSTGRESQL} if is_remote else {},
+        )
     except (ArgumentError, NoSuchModuleError, ImportError) as cause:
         raise ConfigError(f"store {url!r}: {cause}; expected sqlite:////FILE or a postgresql URL") from cause
     if engine.dialect.name == "sqlite":
@@ -225,6 +268,21 @@ def open_store(url: str) -> Store:
             f"the store {parsed.render_as_string()} was made by a newer edgekit ({cause}); update edgekit"
         ) from cause
     return Store(engine)
+
+
+def _parse(url: str) -> URL:
+    """Return a URL in SQLAlchemy's form, which has several hosts and libpq's options in its query.
+
+    Raises:
+        ArgumentError: it is malformed.
+    """
+    scheme, separator, rest = url.partition("://")
+    if scheme not in ("postgresql", "postgres"):
+        return make_url(url)
+    place, slash, path = rest.partition("/")
+    user, at, hosts = place.rpartition("@")
+    parsed = make_url(f"postgresql+psycopg{separator}{user}{at}{slash}{path}")
+    return parsed.update_query_dict({"host": hosts.split(",")}, append=True) if hosts else parsed
 
 
 def _write_json(value: Any) -> str:
@@ -271,5 +329,6 @@ def _migrate(engine: Engine) -> None:
             return
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
-            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7203184)")  # two first starts at once
+            connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION})")  # two first starts
         command.upgrade(alembic_config(connection), "head")

@@ -27,6 +27,7 @@ class FleetSettings:
             and certificates hold all.
         broker_port, web_port: TCP ports.
         store_url: of the database; empty for SQLite in the folder.
+        brokers: `HOST:PORT` of each broker that others run, as devices see it; empty for our own.
         desired_life_s: how long a desired document is valid. A device that is cut off from newer ones reports
             `stale` after this time.
         certificate_life_s: of a device's certificate.
@@ -37,10 +38,13 @@ class FleetSettings:
     broker_port: Annotated[int, _PORT] = 8883
     web_port: Annotated[int, _PORT] = 8443
     store_url: str = ""
+    brokers: tuple[str, ...] = ()
     desired_life_s: float = 7 * 86_400.0
     certificate_life_s: float = 365 * 86_400.0
 
     def __post_init__(self) -> None:
+        for address in self.brokers:
+            split_address(address)
         if not self.names:
             raise ConfigError(
                 "names is empty, expected the name or address under which devices find the fleet"
@@ -51,9 +55,9 @@ class FleetSettings:
             raise ConfigError(f"host is {self.host!r}, expected an address such as 0.0.0.0") from cause
 
     @property
-    def broker_address(self) -> str:
-        """Return `HOST:PORT` of the broker, as devices see it."""
-        return f"{_bracket(self.names[0])}:{self.broker_port}"
+    def broker_addresses(self) -> tuple[str, ...]:
+        """Return `HOST:PORT` of each broker, as devices see it."""
+        return self.brokers or (f"{_bracket(self.names[0])}:{self.broker_port}",)
 
     @property
     def web_address(self) -> str:
@@ -133,6 +137,18 @@ class FleetFolder:
 def default_folder() -> FleetFolder:
     """Return the folder that commands use if none is named."""
     return FleetFolder(find_state_folder() / "fleet")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT` or `[HOST]:PORT`.
+
+    Raises:
+        ConfigError: it is malformed.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) not in _PORT:
+        raise ConfigError(f"broker {address!r}: expected HOST:PORT, such as broker.example:8883")
+    return host.strip("[]"), int(port)
 
 
 def _bracket(name: str) -> str:

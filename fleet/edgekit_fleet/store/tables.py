@@ -3,7 +3,8 @@
 Each change of a table needs a migration; a test compares both.
 """
 
-from typing import Any, ClassVar
+import zlib
+from typing import Any, ClassVar, Final
 
 from sqlalchemy import (
     JSON,
@@ -13,12 +14,14 @@ from sqlalchemy import (
     Index,
     LargeBinary,
     MetaData,
+    SmallInteger,
     String,
     UniqueConstraint,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 NAME = String(128)
+SHARDS: Final = 64
 
 
 class Table(DeclarativeBase):
@@ -44,11 +47,21 @@ class Table(DeclarativeBase):
     }
 
 
+def shard_of(name: str) -> int:
+    """Return the shard of a device or a rollout; see `shards`."""
+    return zlib.crc32(name.encode()) % SHARDS
+
+
+def _find_shard(context: Any) -> int:
+    return shard_of(context.get_current_parameters()["name"])
+
+
 class DeviceRow(Table):
     """A device that was enrolled.
 
     Attributes:
         name: its identifier.
+        shard: of its name, see `shard_of`.
         target: the target of its packages; `class` in selectors.
         tags: set by people, such as `site` -> `lyon`.
         public_key: 32 bytes (Ed25519), of its certificate and its documents.
@@ -68,6 +81,7 @@ class DeviceRow(Table):
     __tablename__ = "devices"
 
     name: Mapped[str] = mapped_column(NAME, primary_key=True)
+    shard: Mapped[int] = mapped_column(SmallInteger, default=_find_shard)
     target: Mapped[str] = mapped_column(NAME, index=True)
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     public_key: Mapped[bytes]
@@ -334,22 +348,38 @@ class AuditRow(Table):
     sha256: Mapped[str] = mapped_column(String(64))
 
 
-class LeaseRow(Table):
-    """Which manager is in charge; there is one row.
+class ManagerRow(Table):
+    """A manager that takes part; see `shards`.
 
     Attributes:
-        name: always `manager`.
-        holder: identifier of the process, or empty.
-        epoch: rises with each new holder.
-        heartbeat_at: when the holder renewed it last.
+        number: from 0, the lowest that was free.
+        holder: identifier of the process.
+        heartbeat_at: when it stated last that it is there, by the clock of the database.
+        turned_at: by its own clock; what it received before is in the store.
     """
 
-    __tablename__ = "lease"
+    __tablename__ = "managers"
 
-    name: Mapped[str] = mapped_column(String(16), primary_key=True)
-    holder: Mapped[str] = mapped_column(default="")
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    holder: Mapped[str] = mapped_column(NAME, unique=True)
+    heartbeat_at: Mapped[float]
+    turned_at: Mapped[float]
+
+
+class ShardRow(Table):
+    """A share of the devices and rollouts; there are `SHARDS` rows.
+
+    Attributes:
+        number: see `shards.shard_of`.
+        holder: of `ManagerRow`; anybody may take it where there is no such row.
+        epoch: rises with each new holder.
+    """
+
+    __tablename__ = "shards"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    holder: Mapped[str] = mapped_column(NAME, default="")
     epoch: Mapped[int] = mapped_column(default=0)
-    heartbeat_at: Mapped[float] = mapped_column(default=0.0)
 
 
 class UserRow(Table):
@@ -476,36 +506,3 @@ class SavedQueryRow(Table):
     selector: Mapped[str]
     created_at: Mapped[float]
     created_by: Mapped[str]
-
-
-class ManagerRow(Table):
-    """A manager that runs.
-
-    Attributes:
-        holder: identifier of its process.
-        started_at, heartbeat_at: when it began, and was there last.
-    """
-
-    __tablename__ = "managers"
-
-    holder: Mapped[str] = mapped_column(NAME, primary_key=True)
-    started_at: Mapped[float]
-    heartbeat_at: Mapped[float]
-
-
-class ShardRow(Table):
-    """Which manager is in charge of a shard of the devices.
-
-    Attributes:
-        number: of the shard.
-        holder: see `ManagerRow`, or empty.
-        epoch: rises with each new holder; the fencing token.
-        heartbeat_at: when the holder renewed it last.
-    """
-
-    __tablename__ = "shards"
-
-    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    holder: Mapped[str] = mapped_column(NAME, default="")
-    epoch: Mapped[int] = mapped_column(default=0)
-    heartbeat_at: Mapped[float] = mapped_column(default=0.0)

@@ -147,7 +147,7 @@ class EnrolmentPages:
             device=device.name,
             certificate=certificate.pem,
             authority=self._authority.certificate_path.read_text(),
-            brokers=(self._settings.broker_address,),
+            brokers=self._settings.broker_addresses,
             web=web,
             artifacts=f"{web}/artifacts",
             manager_keys=(self._authority.manager_public_pem,),

@@ -1,6 +1,7 @@
 """A hostile broker, a lying clock, a bad disk: only the manager's newest document counts."""
 
 import errno
+import json
 import os
 import random
 import threading
@@ -16,13 +17,23 @@ from tests.waiting import wait_for
 
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.manager.publisher import Publisher
-from edgekit_fleet.store import lease
 from edgekit_fleet.store.database import open_store, sqlite_url
+from edgekit_fleet.store.shards import LEASE_S, Shards
 from edgekit_fleet.store.tables import AuditRow, DesiredRow, DeviceRow
-from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Desired, Hello, Reported, topic
+from edgekit_runtime.agent.documents import (
+    MAX_DOCUMENT_BYTES,
+    Desired,
+    Execution,
+    Hello,
+    ModelFigures,
+    Reported,
+    ReportedModel,
+    topic,
+)
 from edgekit_runtime.agent.execution import step_runner
 from edgekit_runtime.agent.execution.step_result import StepResult
-from edgekit_runtime.agent.signing import key_id, seal, unseal
+from edgekit_runtime.agent.signing import key_id, seal, seal_payload, unseal
+from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import UnavailableError
 
 SOON_S = 5.0
@@ -86,17 +97,22 @@ def test_two_managers_at_once_the_replaced_one_is_refused(site):  # noqa: F811
     check_attack(site, "of epoch 5 is not newer")
 
 
-def test_two_managers_at_once_only_one_gets_the_lease(tmp_path):
+def test_two_managers_at_once_only_one_is_in_charge(tmp_path):
     store = open_store(sqlite_url(tmp_path / "fleet.db"))
+    first, second = Shards(), Shards()
     with store.transaction() as session:
-        first = lease.take(session, "one", NOW_S)
+        first.join(session, NOW_S)
+        first.apply(first.balance(session, NOW_S))
     with store.transaction() as session, pytest.raises(UnavailableError, match="in charge"):
-        lease.take(session, "two", NOW_S + 1.0)
+        second.join(session, NOW_S + 1.0)
+    later = NOW_S + 2 * LEASE_S
     with store.transaction() as session:
-        second = lease.take(session, "two", NOW_S + 2 * lease.LEASE_S)
+        second.join(session, later)
+        second.apply(second.balance(session, later))
     with pytest.raises(UnavailableError, match="taken charge"), store.transaction() as session:
-        lease.check(session, first)
-    assert second > first
+        first.check(session)
+    assert second.is_complete
+    assert second.epoch_of("d1") > first.epoch_of("d1")
     store.close()
 
 
@@ -216,8 +232,8 @@ def test_torn_file_of_the_agent_costs_only_time(site, name, damage):  # noqa: F8
 class ManagerSite:
     """A store, its inbox and its publisher, with one device."""
 
-    def __init__(self, path):
-        self.store = open_store(sqlite_url(path))
+    def __init__(self, url):
+        self.store = open_store(url)
         self.key, self.manager = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
         with self.store.transaction() as session:
             for name in ("d1", "d2"):
@@ -237,11 +253,12 @@ class ManagerSite:
         self.open()
 
     def open(self):
-        self.index = DeviceIndex()
+        shards = Shards.of_all(5)
+        self.index = DeviceIndex(shards)
         with self.store.transaction() as session:
-            self.index.load(session)
-        self.inbox = Inbox(self.index)
-        self.publisher = Publisher(self.index, self.manager, 5, 7 * 86_400.0)
+            self.index.load_shards(session, shards.epochs)
+        self.inbox = Inbox(self.index, shards)
+        self.publisher = Publisher(self.index, shards, self.manager, 7 * 86_400.0)
 
     def take(self):
         hellos = self.inbox.take(NOW_S)
@@ -263,8 +280,8 @@ class ManagerSite:
 
 
 @pytest.fixture
-def manager(tmp_path):
-    made = ManagerSite(tmp_path / "fleet.db")
+def manager(store_url):
+    made = ManagerSite(store_url)
     yield made
     made.store.close()
 
@@ -299,6 +316,27 @@ def test_device_that_impersonates_another_is_refused_and_raises_an_alarm(manager
     assert {"alarm.forged", "alarm.impersonated"} <= set(manager.alarms())
     with manager.store.transaction() as session:
         assert session.get(DeviceRow, "d2").status == "new"
+
+
+@pytest.mark.parametrize("text", ["\0", "\ud800", "x" * 300], ids=["nul", "half-a-pair", "long"])
+def test_text_that_a_database_refuses_does_not_stop_the_others(manager, text):
+    hostile = Reported(
+        device="d1",
+        sequence=1,
+        status="diverged",
+        because=text,
+        models=(ReportedModel(model=text, version=text, manifest_sha256=text, health="healthy"),),
+        executions=(Execution(execution=text, model=text, version="1", state="failed", code=text),),
+        figures=(ModelFigures(model=text, version=text),),
+        facts={"site": text},
+    )
+    payload = json.dumps(to_plain(hostile)).encode()
+    manager.inbox.put(topic("d1", "reported"), seal_payload(payload, "reported", manager.key))
+    manager.take()
+    manager.inbox.put(topic("d1", "reported"), seal(report(2), "reported", manager.key))
+    manager.take()
+    with manager.store.transaction() as session:
+        assert session.get(DeviceRow, "d1").status == "converged"
 
 
 def test_document_over_the_size_limit_does_not_reach_the_store(manager):

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _OBJECTS_A_COLLECTION = 20_000
 
 
+def _read_brokers(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple((value or "").removeprefix("mqtts://").split(",")) if value else ()
+
+
 @click.command("up")
 @folder_option
 @click.option("--host", help="Address to listen on; 0.0.0.0 for all.  [default: 127.0.0.1]")
@@ -29,9 +33,22 @@ _OBJECTS_A_COLLECTION = 20_000
 )
 @click.option("--broker-port", type=click.IntRange(1, 65535), help="TCP port of MQTT.  [default: 8883]")
 @click.option("--web-port", type=click.IntRange(1, 65535), help="TCP port of HTTPS.  [default: 8443]")
-@click.option("--store", "store_url", help="URL of a PostgreSQL database.  [default: SQLite in the folder]")
+@click.option(
+    "--database",
+    "store_url",
+    metavar="URL",
+    help="PostgreSQL, as postgresql://USER@HOST[,HOST]/NAME.  [default: SQLite in the folder]",
+)
+@click.option(
+    "--broker",
+    "brokers",
+    callback=_read_brokers,
+    metavar="mqtts://HOST:PORT[,HOST:PORT]",
+    help="Brokers that others run; devices try all.  [default: our own mosquitto]",
+)
+@click.option("--join", "joins", is_flag=True, help="Only a further manager of a fleet that runs already.")
 @as_json_option
-def command(path: Path | None, *, as_json: bool, **options: Any) -> None:
+def command(path: Path | None, *, as_json: bool, joins: bool, **options: Any) -> None:
     """Start broker, web server and manager, and run them until Ctrl-C.
 
     The first start makes the fleet: its authority, its keys, its store. Options are kept for the next start.
@@ -44,7 +61,7 @@ def command(path: Path | None, *, as_json: bool, **options: Any) -> None:
     settings = folder.read_settings() if folder.has_settings else FleetSettings()
     chosen = {name: value for name, value in options.items() if value}
     settings = dataclasses.replace(settings, **chosen)
-    with start(folder, settings) as fleet:
+    with start(folder, settings, joins=joins) as fleet:
         asyncio.run(_run(fleet, as_json=as_json))
     if not as_json:
         click.echo("Stopped.")
@@ -68,17 +85,18 @@ def _print(fleet: RunningFleet, *, as_json: bool) -> None:
     settings = fleet.settings
     facts = {
         "folder": str(fleet.folder.path),
-        "broker": f"mqtts://{settings.broker_address}",
+        "broker": f"mqtts://{','.join(settings.broker_addresses)}",
         "web": f"https://{settings.web_address}",
         "store": fleet.store.name,
         "devices": len(fleet.loop.index.devices),
-        "epoch": fleet.loop.epoch,
+        "shards": len(fleet.loop.shards.epochs),
     }
     if as_json:
         click.echo(json.dumps(facts))
         return
     click.echo(f"Fleet in {facts['folder']}{' (new)' if fleet.is_new else ''}")
-    click.echo(f"  broker   {facts['broker']}   mosquitto, process {fleet.broker.pid}")
+    own = "" if fleet.broker is None else f"   mosquitto, process {fleet.broker.pid}"
+    click.echo(f"  broker   {facts['broker']}{own}")
     click.echo(f"  web      {facts['web']}")
     click.echo(f"  store    {facts['store']}")
     click.echo(f"  devices  {facts['devices']}")

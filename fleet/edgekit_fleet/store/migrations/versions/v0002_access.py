@@ -1,4 +1,4 @@
-"""Users, logins and tokens; webhooks; answers to repeated requests; saved queries; several managers."""
+"""Users, logins and tokens; webhooks; answers to repeated requests; saved queries."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -37,27 +37,12 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_idempotency_keys_created_at"), ["created_at"], unique=False)
 
     op.create_table(
-        "managers",
-        sa.Column("holder", sa.String(length=128), nullable=False),
-        sa.Column("started_at", sa.Float(precision=53), nullable=False),
-        sa.Column("heartbeat_at", sa.Float(precision=53), nullable=False),
-        sa.PrimaryKeyConstraint("holder", name=op.f("pk_managers")),
-    )
-    op.create_table(
         "saved_queries",
         sa.Column("name", sa.String(length=128), nullable=False),
         sa.Column("selector", sa.String(), nullable=False),
         sa.Column("created_at", sa.Float(precision=53), nullable=False),
         sa.Column("created_by", sa.String(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_saved_queries")),
-    )
-    op.create_table(
-        "shards",
-        sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("holder", sa.String(length=128), nullable=False),
-        sa.Column("epoch", sa.BigInteger(), nullable=False),
-        sa.Column("heartbeat_at", sa.Float(precision=53), nullable=False),
-        sa.PrimaryKeyConstraint("number", name=op.f("pk_shards")),
     )
     op.create_table(
         "users",

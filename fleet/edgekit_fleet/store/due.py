@@ -1,0 +1,30 @@
+"""Marks devices whose desired documents must be written again; the manager of their shard does that."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.store.tables import DesiredRow
+
+_BATCH: Final = 500
+
+
+def mark_due(session: Session, devices: Iterable[str], **changes: Any) -> None:
+    """Make the manager write the documents of devices again, after their wanted models were changed.
+
+    Args:
+        session: of a transaction.
+        devices: their names.
+        changes: of further columns of `DesiredRow`.
+    """
+    names = sorted(set(devices))
+    for begin in range(0, len(names), _BATCH):
+        is_some = DesiredRow.device.in_(names[begin : begin + _BATCH])
+        if session.get_bind().dialect.name == "postgresql":
+            # All take the locks in one order: two managers that wait for each other would never end.
+            session.execute(
+                select(DesiredRow.device).where(is_some).order_by(DesiredRow.device).with_for_update()
+            )
+        session.execute(update(DesiredRow).where(is_some).values(is_due=True, **changes))

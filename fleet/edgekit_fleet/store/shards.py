@@ -1,0 +1,213 @@
+"""Shards: of several managers on one store, each is in charge of some devices and rollouts.
+
+A manager states once a second that it is there. When it has not for `LEASE_S`, another one removes its row
+and takes its shards, each with a higher epoch; devices refuse documents of a lower one. Each transaction of a
+manager locks its own row first: whoever was removed can write no more, and joins anew. With SQLite there is
+one manager, which holds all shards.
+"""
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.tables import SHARDS, ManagerRow, ShardRow, shard_of
+from edgekit_runtime.errors import UnavailableError
+
+LEASE_S: Final = 3.0
+BEAT_S: Final = 1.0
+MOST_MANAGERS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What the next balance of the managers changes; it counts when its transaction is committed.
+
+    Attributes:
+        taken: shard -> epoch.
+        left: shards that others may take.
+    """
+
+    taken: dict[int, int]
+    left: frozenset[int]
+
+
+class Shards:
+    """The shards of one manager.
+
+    Attributes:
+        number: of the manager, from 0, which makes its name at the broker.
+        epochs: shard -> epoch, of those that it holds.
+        horizon: what reached other managers before this time stands in the store, in seconds since 1970.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.epochs: dict[int, int] = {}
+        self._holder = ""
+        self.horizon = float("inf")
+        self._patient_until = self._beat_at = float("-inf")
+
+    @classmethod
+    def of_all(cls, epoch: int = 0) -> "Shards":
+        """Return all shards, for a process beside the managers."""
+        shards = cls()
+        shards.epochs = dict.fromkeys(range(SHARDS), epoch)
+        return shards
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether it holds all shards."""
+        return len(self.epochs) == SHARDS
+
+    def holds(self, name: str) -> bool:
+        """Return whether it is in charge of a device or a rollout."""
+        return self.is_complete or shard_of(name) in self.epochs
+
+    def epoch_of(self, name: str) -> int:
+        """Return the epoch of the shard of a device or a rollout, which it holds."""
+        return self.epochs[shard_of(name)]
+
+    def join(self, session: Session, now: float) -> None:
+        """Take part from now on, at first without shards.
+
+        Args:
+            session: of a transaction.
+            now: seconds since 1970.
+
+        Raises:
+            UnavailableError: the store allows no further manager.
+        """
+        clock = _read_clock(session, now)
+        _remove_silent(session, clock)
+        check_free(session, now)
+        used = set(session.scalars(select(ManagerRow.number)))
+        free = [number for number in range(MOST_MANAGERS) if number not in used]
+        if not free:
+            raise UnavailableError(f"the fleet has {MOST_MANAGERS} managers already", LEASE_S)
+        self.number, self.epochs = free[0], {}
+        self._holder = f"{socket.gethostname()[:80]}:{os.getpid()}:{os.urandom(4).hex()}"
+        session.add(ManagerRow(number=self.number, holder=self._holder, heartbeat_at=clock, turned_at=now))
+        session.flush()
+        audit.record(session, "manager", "manager.start", self._holder, number=self.number)
+
+    def check(self, session: Session) -> ManagerRow:
+        """Return the row of this manager, and keep others from removing it until the transaction ends.
+
+        Raises:
+            UnavailableError: another manager has taken over.
+        """
+        row = session.scalars(
+            select(ManagerRow)
+            .where(ManagerRow.number == self.number, ManagerRow.holder == self._holder)
+            .with_for_update()
+        ).first()
+        if row is None:
+            raise UnavailableError("another manager has taken charge of the shards of this one")
+        return row
+
+    def beat(self, session: Session, row: ManagerRow, now: float) -> None:
+        """State that this manager is there, at the end of a transaction that may have taken long."""
+        if time.monotonic() - self._beat_at >= BEAT_S:
+            row.heartbeat_at, self._beat_at = _read_clock(session, now), time.monotonic()
+
+    def look_around(self, session: Session) -> None:
+        """Find out up to when the answers that other managers have received stand in the store."""
+        others = select(func.min(ManagerRow.turned_at)).where(ManagerRow.number != self.number)
+        found = None if self.is_complete else session.scalar(others)
+        self.horizon = float("inf") if found is None else found
+
+    def balance(self, session: Session, now: float, *, may_leave: bool = True) -> Balance:
+        """State that this manager is there, remove those that are not, and return what changes hands.
+
+        A manager that was late itself, as when the database was away, gives others time to come back.
+
+        Args:
+            session: of a transaction.
+            now: seconds since 1970.
+            may_leave: whether this manager has written what it received.
+
+        Raises:
+            UnavailableError: another manager has taken over.
+        """
+        clock, row = _read_clock(session, now), self.check(session)
+        if clock - row.heartbeat_at >= LEASE_S:
+            self._patient_until = clock + LEASE_S
+        row.heartbeat_at, row.turned_at, self._beat_at = clock, now, time.monotonic()
+        session.flush()
+        if clock >= self._patient_until:
+            _remove_silent(session, clock)
+        holders = session.scalars(select(ManagerRow.holder)).all()
+        share = -(-SHARDS // len(holders))
+        left = frozenset(sorted(self.epochs)[share:] if may_leave else ())
+        if left:
+            session.execute(update(ShardRow).where(ShardRow.number.in_(left)).values(holder=""))
+        wanted = share - len(self.epochs)
+        free = (
+            select(ShardRow)
+            .where(ShardRow.holder.not_in(holders))
+            .order_by(ShardRow.number)
+            .limit(max(wanted, 0))
+            .with_for_update(skip_locked=True)
+        )
+        taken = {}
+        for shard in session.scalars(free).all() if wanted > 0 else ():
+            # Above all epochs that a lost store had, where this one was restored from a backup.
+            shard.holder, shard.epoch = self._holder, max(shard.epoch + 1, int(clock))
+            taken[shard.number] = shard.epoch
+        if taken or left:
+            detail = {"taken": sorted(taken), "left": sorted(left)}
+            audit.record(session, "manager", "manager.shards", self._holder, **detail)
+        return Balance(taken, left)
+
+    def apply(self, balance: Balance) -> None:
+        """Let a balance count whose transaction was committed."""
+        kept = {number: epoch for number, epoch in self.epochs.items() if number not in balance.left}
+        self.epochs = kept | balance.taken
+
+    def leave(self, session: Session) -> None:
+        """Let others take the shards at once."""
+        session.execute(delete(ManagerRow).where(ManagerRow.holder == self._holder))
+        self.epochs = {}
+
+
+def check_free(session: Session, now: float) -> None:
+    """Check that a manager may start.
+
+    Raises:
+        UnavailableError: the store allows one, and that one is active.
+    """
+    if session.get_bind().dialect.name != "sqlite":
+        return
+    for row in session.scalars(select(ManagerRow)):
+        age_s = now - row.heartbeat_at
+        if 0 <= age_s < LEASE_S:
+            raise UnavailableError(
+                f"another manager ({row.holder}) is in charge of this fleet, and was active {age_s:.0f} s"
+                f" ago; stop it, or wait {LEASE_S:.0f} s after its end; several managers need PostgreSQL",
+                LEASE_S - age_s,
+            )
+
+
+def _remove_silent(session: Session, clock: float) -> None:
+    """Remove managers that have been silent for too long; one in mid-transaction is left until it ends."""
+    silent = select(ManagerRow).where(
+        (ManagerRow.heartbeat_at <= clock - LEASE_S) | (ManagerRow.heartbeat_at > clock + LEASE_S)
+    )
+    for row in session.scalars(silent.with_for_update(skip_locked=True)).all():
+        audit.record(session, "manager", "manager.lost", row.holder, silent_s=clock - row.heartbeat_at)
+        session.delete(row)
+    session.flush()
+
+
+def _read_clock(session: Session, now: float) -> float:
+    """Return the time of the database, which all managers share, in seconds since 1970."""
+    if session.get_bind().dialect.name == "sqlite":
+        return now
+    clock = session.scalar(select(func.extract("epoch", func.clock_timestamp())))
+    return float(clock or 0.0)

@@ -1,0 +1,197 @@
+"""A real PostgreSQL for tests and benchmarks: Debian's programs, a new cluster on loopback, a free port."""
+
+import contextlib
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fleet.fleet_device import free_port
+
+_START_S = 30.0
+_SETTINGS = """\
+listen_addresses = '127.0.0.1'
+port = {port}
+unix_socket_directories = ''
+fsync = {fsync}
+wal_level = replica
+max_wal_senders = 4
+max_connections = 60
+shared_buffers = 32MB
+max_wal_size = 256MB
+autovacuum_naptime = 10s
+logging_collector = off
+{more}
+"""
+
+
+def find_programs() -> Path | None:
+    """Return the folder of the newest PostgreSQL of Debian; root installs it where it is missing."""
+    for may_install in (True, False):
+        found = sorted(
+            Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[4])
+        )
+        if found:
+            return found[-1].parent
+        if not may_install or os.geteuid() != 0 or shutil.which("apt-get") is None:
+            return None
+        command = ["apt-get", "install", "-y", "--no-install-recommends", "postgresql"]
+        subprocess.run(command, check=False, capture_output=True, env={**os.environ, **_NO_QUESTIONS})
+    return None
+
+
+_NO_QUESTIONS = {"DEBIAN_FRONTEND": "noninteractive"}
+
+
+class PostgresqlServer:
+    """A server with a cluster of its own, which ends with the `with` block.
+
+    Attributes:
+        port: on 127.0.0.1.
+        folder: of the cluster, below `place`.
+    """
+
+    def __init__(self, *, is_durable: bool = False, settings: str = "", place: Path | None = None) -> None:
+        """Make the cluster; it is started by `start`.
+
+        Args:
+            is_durable: whether it syncs to the disk; a test needs not.
+            settings: further lines of its configuration.
+            place: an empty folder for it; a temporary one by default.
+        """
+        programs = find_programs()
+        if programs is None:
+            pytest.skip(
+                "PostgreSQL is not installed, and this user cannot install it: apt install postgresql"
+            )
+        self._programs = programs
+        self._user = None if os.geteuid() else "postgres"
+        self._place = Path(tempfile.mkdtemp(prefix="edgekit-postgresql-")) if place is None else place
+        if self._user is not None:
+            found = pwd.getpwnam(self._user)
+            os.chown(self._place, found.pw_uid, found.pw_gid)
+        self.folder, self.port = self._place / "data", free_port()
+        self._password, self._settings = secrets.token_hex(8), settings
+        self._is_durable = is_durable
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "PostgresqlServer":
+        if not self.folder.exists():
+            secret = self._place / "password"
+            secret.write_text(self._password)
+            secret.chmod(0o644)
+            options = ["--auth=scram-sha-256", f"--pwfile={secret}", "--username=edgekit", "--no-sync"]
+            self.run("initdb", "-D", str(self.folder), "--encoding=UTF8", "--locale=C", *options)
+            secret.unlink()
+        self.configure()
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(signal.SIGQUIT)
+        shutil.rmtree(self._place, ignore_errors=True)
+
+    def configure(self, more: str = "") -> None:
+        """Write its configuration, which it reads at its next start."""
+        fsync = "on" if self._is_durable else "off"
+        text = _SETTINGS.format(port=self.port, fsync=fsync, more=f"{self._settings}\n{more}")
+        (self.folder / "edgekit.conf").write_text(text)
+        main = self.folder / "postgresql.conf"
+        if "edgekit.conf" not in main.read_text():
+            with main.open("a") as file:
+                file.write("include 'edgekit.conf'\n")
+        for path in (self.folder / "edgekit.conf", main):
+            path.chmod(0o644)
+
+    def url(self, database: str = "postgres") -> str:
+        """Return the URL of a database, as libpq has it."""
+        return f"postgresql://edgekit:{self._password}@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        """Start it, and wait until it answers; children of one that was killed may take a moment to end."""
+        give_up_s = time.monotonic() + _START_S
+        ready = ["pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        self._start()
+        while subprocess.run([self._programs / ready[0], *ready[1:]], check=False).returncode:
+            if time.monotonic() > give_up_s:
+                raise RuntimeError((self._place / "log").read_text()[-3000:])
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            time.sleep(0.02)
+
+    def _start(self) -> None:
+        with (self._place / "log").open("ab") as log:
+            command = [str(self._programs / "postgres"), "-D", str(self.folder)]
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, user=self._user, cwd=self._place, start_new_session=True
+            )
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End it: SIGINT breaks connections off and writes what is open; SIGQUIT and SIGKILL are a crash."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(60)
+            self._process = None
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the server and its children."""
+        assert self._process is not None
+        pid = self._process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [pid, *map(int, children)]
+
+    @contextlib.contextmanager
+    def make_copy(self) -> "Iterator[PostgresqlServer]":
+        """Yield a copy that has each commit before its writer hears of it; the first server waits for it."""
+        copy = PostgresqlServer(is_durable=self._is_durable)
+        copy._password = self._password
+        source = f"host=127.0.0.1 port={self.port} user=edgekit password={self._password}"
+        self.run("pg_basebackup", "-D", str(copy.folder), "-d", source, "-R", "-X", "stream", "-c", "fast")
+        with copy:
+            self.configure("synchronous_standby_names = '*'")
+            self.sql("SELECT pg_reload_conf()")
+            while self.sql("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") != "1":
+                time.sleep(0.05)
+            yield copy
+
+    def promote(self) -> None:
+        """Let a copy take over."""
+        self.sql("SELECT pg_promote()")
+
+    def run(self, program: str, *arguments: str, data: bytes = b"") -> bytes:
+        """Run a program of PostgreSQL as the user of the cluster; returns its output."""
+        done = subprocess.run(
+            [self._programs / program, *arguments],
+            user=self._user,
+            cwd=self._place,
+            env={"PGPASSWORD": self._password, "PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+            input=data,
+            check=False,
+            capture_output=True,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{program}: {done.stderr.decode()[-2000:]}")
+        return done.stdout
+
+    def sql(self, statement: str, database: str = "postgres") -> str:
+        """Run a statement; returns its rows as text."""
+        options = ["-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", "-h", "127.0.0.1", "-p", str(self.port)]
+        return self.run("psql", *options, "-U", "edgekit", "-c", statement, database).decode().strip()
+
+
+@contextlib.contextmanager
+def new_database(server: PostgresqlServer, template: str = "template1") -> Iterator[str]:
+    """Yield the URL of a new database, which is dropped at the end."""
+    name = f"fleet_{secrets.token_hex(6)}"
+    server.sql(f"CREATE DATABASE {name} TEMPLATE {template}")
+    try:
+        yield server.url(name)
+    finally:
+        server.sql(f"DROP DATABASE {name} WITH (FORCE)")

@@ -1,0 +1,141 @@
+"""Two managers on one PostgreSQL and one broker: each serves its devices, and one of them all if need be."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import delete, select, text
+from tests.fleet.conftest import Fleet
+from tests.fleet.fleet_device import eventually, free_port
+from tests.fleet.test_manager import versions, want
+
+from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
+from edgekit_fleet.operations import records, running
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.shards import SHARDS, shard_of
+from edgekit_fleet.store.tables import ManagerRow
+from edgekit_runtime.errors import ConfigError
+
+
+class Joining(Fleet):
+    """A further manager in this process."""
+
+    joins = True
+
+
+@pytest.fixture
+def shared_settings(tmp_path, mosquitto, postgresql_url):
+    """A folder, and settings with a database and a broker that run elsewhere."""
+    folder = FleetFolder(tmp_path / "fleet")
+    port = free_port()
+    settings = FleetSettings(broker_port=port, web_port=free_port(), store_url=postgresql_url)
+    settings = replace(settings, brokers=(f"127.0.0.1:{port}",))
+    folder.write_settings(settings)
+    authority = running.open_authority(folder, settings)
+    with Mosquitto(write_configuration(folder, settings, authority), settings, authority):
+        yield folder, settings
+
+
+@pytest.fixture
+def two(shared_settings):
+    with Fleet(*shared_settings).up() as first, contextlib.ExitStack() as second:
+        other = second.enter_context(Joining(*shared_settings).up())
+        yield first, other, second.close
+
+
+async def is_shared(*managers):
+    await eventually(lambda: all(len(one.loop.shards.epochs) == SHARDS // 2 for one in managers), 20)
+
+
+def test_device_gets_its_documents_from_whoever_has_its_shard(two):
+    first, second, end_second = two
+
+    async def run():
+        await is_shared(first, second)
+        names = [f"d{number}" for number in range(8)]
+        assert {shard_of(name) in first.loop.shards.epochs for name in names} == {True, False}
+        devices = [first.device(name).enrol() for name in names]
+        assert devices[0].enrolment.brokers == first.settings.brokers
+        for device in devices:
+            await device.connect()
+        await eventually(lambda: all(device.desired for device in devices))
+        want_all(first, names, "7")
+        await eventually(lambda: all(versions(device)[-1] == ["7"] for device in devices))
+        end_second()
+        await eventually(lambda: first.loop.shards.is_complete)
+        want_all(first, names, "8")
+        await eventually(lambda: all(versions(device)[-1] == ["8"] for device in devices))
+        for device in devices:
+            device.report(status="converged")
+        await eventually(lambda: all(first.detail(name).summary.status == "converged" for name in names))
+        for device in devices:
+            await device.disconnect()
+
+    asyncio.run(run())
+
+
+def test_manager_that_was_taken_for_dead_joins_anew(two):
+    first, second, _ = two
+
+    async def run():
+        await is_shared(first, second)
+        with first.store.transaction() as session:
+            session.execute(delete(ManagerRow).where(ManagerRow.number == second.loop.shards.number))
+        await eventually(lambda: second.loop.shards.number != 1 or second.loop._link.connections == 1, 20)
+        await is_shared(first, second)
+        with first.store.snapshot() as session:
+            assert len(session.scalars(select(ManagerRow)).all()) == 2
+
+    asyncio.run(run())
+
+
+def test_tables_that_grow_do_not_disturb_managers_of_the_version_before(two):
+    first, second, _ = two
+
+    async def run():
+        device = first.device("d1").enrol()
+        await device.connect()
+        await eventually(lambda: device.desired)
+        with first.store.engine.begin() as connection:
+            connection.execute(text("ALTER TABLE devices ADD COLUMN colour varchar NOT NULL DEFAULT ''"))
+            connection.execute(text("CREATE INDEX ix_devices_colour ON devices (colour)"))
+        want(first, "d1", "9")
+        device.report(status="working", because="on the way")
+        await eventually(lambda: versions(device)[-1] == ["9"])
+        await eventually(lambda: second.detail("d1").summary.status == "working")
+        await device.disconnect()
+
+    asyncio.run(run())
+
+
+def want_all(fleet, names, version):
+    for name in names:
+        want(fleet, name, version)
+
+
+def test_join_without_a_shared_database_is_refused(tmp_path):
+    folder = FleetFolder(tmp_path / "fleet")
+    folder.write_settings(FleetSettings())
+    with pytest.raises(ConfigError, match="--database"), running.start(folder, FleetSettings(), joins=True):
+        pass
+
+
+def test_backup_of_a_fleet_with_its_own_database_holds_the_folder(two, tmp_path, postgresql):
+    """pg_dump is the other half; a further machine gets the folder like this."""
+    first, _, end_second = two
+    first.device("d1").enrol()
+    database = first.settings.store_url.rpartition("/")[2]
+    url = ["-h", "127.0.0.1", "-p", str(postgresql.port), "-U", "edgekit"]
+    dump = postgresql.run("pg_dump", "--format=custom", *url, database)
+    records.back_up(first.folder, tmp_path / "fleet.backup")
+    first.device("d2").enrol()
+    end_second()
+    restored = FleetFolder(tmp_path / "restored")
+    records.restore(restored, tmp_path / "fleet.backup")
+    assert restored.read_settings() == first.settings
+    postgresql.sql("CREATE DATABASE restored_fleet")
+    postgresql.run("pg_restore", "--no-owner", "-d", "restored_fleet", *url, data=dump)
+    names = "SELECT string_agg(name, ',') FROM devices"
+    assert postgresql.sql(names, "restored_fleet") == "d1"
+    postgresql.sql("DROP DATABASE restored_fleet")
