@@ -95,6 +95,16 @@ def test_wrong_and_missing_answers_are_counted_and_said() -> None:
     assert "0 of 2 answers were right" in " ".join(summarize(recording))
 
 
+def test_single_answer_of_a_way_in_a_phase_stands_in_the_table() -> None:
+    plain = recorded()
+    last = plain.begun[-1].begin_s
+    kept = tuple(one for one in plain.requests if one.way == EDGEKIT or one.at_s < last)
+    recording = replace(plain, requests=(*kept, Request(last + 0.5, "local", "local", 0.321, True)))
+
+    assert recording.oracle(recording.begun[-1]) == ("local", 0.321)
+    assert "321 ms" in text_of(section_of(body_of(render_saved_page(recording)), "phases"))
+
+
 def test_switches_are_listed_with_their_reasons() -> None:
     switches = list(recorded().switches())
 

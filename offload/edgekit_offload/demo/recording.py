@@ -9,7 +9,6 @@ from typing import Any, Final, Literal, TypeAlias
 
 Event: TypeAlias = Literal["link", "load", "kill"]
 EDGEKIT: Final = "edgekit"
-_FEW: Final = 2  # fewer answers of a way than this say nothing about it
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +137,8 @@ class Recording:
 
 
 def median_of(latencies: Sequence[float]) -> float | None:
-    """Return the median of latencies, or None where there are too few."""
-    return statistics.median(latencies) if len(latencies) >= _FEW else None
+    """Return the median of latencies, or None where there are none."""
+    return statistics.median(latencies) if latencies else None
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
