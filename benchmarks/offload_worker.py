@@ -18,7 +18,9 @@ from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.remote.link_probe import probe_link
 from edgekit_runtime.remote.offload_status import Counts
-from edgekit_runtime.remote.remote_session import RemoteSession
+from edgekit_runtime.remote.session import remote_session
+from edgekit_runtime.remote.session.offload_state import OffloadState
+from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import Session, open_session
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.system.processor_speed import SpeedGate
@@ -48,11 +50,11 @@ class SendClock:
 
 
 class LocalClock:
-    """Time that sessions spend in local runs, and processor time there and in waiting for replies."""
+    """Time that sessions spend in local runs and in waiting for replies, and processor time there."""
 
     def __init__(self) -> None:
-        self.seconds = self.cpu_s = self.wait_cpu_s = 0.0
-        run_local, await_reply = RemoteSession._run_local, RemoteSession._await_reply
+        self.seconds = self.cpu_s = self.wait_s = self.wait_cpu_s = 0.0
+        run_local, await_reply = RemoteSession._run_local, remote_session._await_reply
 
         def time_local(session: RemoteSession, *what: Any) -> dict[str, Array]:
             begin_s, cpu_s = time.monotonic(), time.process_time()
@@ -62,18 +64,19 @@ class LocalClock:
                 self.seconds += time.monotonic() - begin_s
                 self.cpu_s += time.process_time() - cpu_s
 
-        def time_wait(session: RemoteSession, *what: Any) -> bool:
-            cpu_s = time.thread_time()
-            is_there = await_reply(session, *what)
+        def time_wait(*what: Any) -> bool:
+            begin_s, cpu_s = time.monotonic(), time.thread_time()
+            is_there = await_reply(*what)
+            self.wait_s += time.monotonic() - begin_s
             self.wait_cpu_s += time.thread_time() - cpu_s
             return is_there
 
         RemoteSession._run_local = time_local  # type: ignore[method-assign]
-        RemoteSession._await_reply = time_wait  # type: ignore[method-assign]
+        remote_session._await_reply = time_wait
 
     def reset(self) -> None:
         """Begin at 0."""
-        self.seconds = self.cpu_s = self.wait_cpu_s = 0.0
+        self.seconds = self.cpu_s = self.wait_s = self.wait_cpu_s = 0.0
 
 
 class Application:
@@ -117,9 +120,9 @@ class Application:
     def set_hedging(self, is_on: bool) -> None:
         """Switch hedging off, which the product cannot: wait for a reply as long as its time limit."""
         if is_on:
-            RemoteSession._allow_s = ALLOW_S  # type: ignore[method-assign]
+            OffloadState.allow_s = ALLOW_S  # type: ignore[method-assign]
         else:
-            RemoteSession._allow_s = lambda *_: 3600.0  # type: ignore[method-assign]
+            OffloadState.allow_s = lambda *_: 3600.0  # type: ignore[method-assign]
 
     def probe(self, server: str, token: str, ca_file: str) -> dict[str, Any]:
         """Measure the link as `edgekit offload plan --server URL` does."""
@@ -132,8 +135,7 @@ class Application:
         """
         session = self.sessions[name]
         assert isinstance(session, RemoteSession)
-        session._preference = replace(session._preference, plan=plan)
-        session._epoch += 1  # decisions made before do not count
+        session.state.ask_for(plan)
         return plan is None or session.decision().plan.name == plan
 
     def prove(self, name: str, plans: list[str], seconds: float) -> list[str]:
@@ -177,7 +179,7 @@ class Application:
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in (*plans, free)}
         lacking = dict.fromkeys(found, len(self.rows))
         names, orders, began_s = list(found), np.random.default_rng(0), time.monotonic()
-        for _ in range(most):
+        for turn in range(most):
             for at in orders.permutation(len(names)):
                 name = names[at]
                 spent_s = sum(one["s"] + pause_s for one in found[name] if one["counts"])
@@ -191,7 +193,7 @@ class Application:
                 for number in range(len(self.rows)):
                     time.sleep(pause_s)
                     record, is_usual = self._ask(session, number), gate.check()
-                    record["counts"] = is_usual or not plans.get(name, True)
+                    record |= {"turn": turn, "counts": is_usual or not plans.get(name, True)}
                     found[name].append(record)
                 lacking[name] = len(self.rows) - len({one["input"] for one in found[name] if one["counts"]})
         return found
@@ -206,6 +208,16 @@ class Application:
             found.append(self._ask(self.sessions[name], self.number))
             if pause_s:
                 time.sleep(pause_s)
+        return found
+
+    def alternate(self, names: list[str], seconds: float) -> dict[str, list[dict[str, Any]]]:
+        """Run requests of several sessions in turn."""
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            self.number += 1
+            for name in names:
+                found[name].append(self._ask(self.sessions[name], self.number))
         return found
 
     def _ask(self, session: Session, number: int) -> dict[str, Any]:
@@ -228,6 +240,7 @@ class Application:
             is_hedged = session.counts.hedged > before.hedged
             clock = self.local_clock
             record |= {"is_hedged": is_hedged, "is_of_server": session.counts.remote > before.remote}
+            record["wait_s"] = clock.wait_s
             record |= {"local_s": clock.seconds, "hedge_cpu_s": clock.wait_cpu_s + is_hedged * clock.cpu_s}
         return {**record, "is_right": self._is_right(outputs, place)}
 
@@ -242,7 +255,7 @@ class Application:
         return time.process_time()
 
 
-ALLOW_S = RemoteSession._allow_s
+ALLOW_S = OffloadState.allow_s
 
 
 if __name__ == "__main__":

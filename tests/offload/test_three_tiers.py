@@ -26,7 +26,7 @@ from edgekit_runtime.remote.cut_table import CutTable, read_cut_table
 from edgekit_runtime.remote.link_probe import RequestCost
 from edgekit_runtime.remote.measure import Timing
 from edgekit_runtime.remote.offload_options import OffloadOptions, write_offload_options
-from edgekit_runtime.remote.remote_session import RemoteSession
+from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.cli import cli

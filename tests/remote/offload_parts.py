@@ -18,7 +18,7 @@ from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.manifest_entries import Artifact, BackendChoice
 from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.offload_options import OffloadOptions, write_offload_options
-from edgekit_runtime.remote.remote_session import RemoteSession
+from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import Session, open_session
 
 X = np.array([[1, 2, 3, 4]], np.float32)

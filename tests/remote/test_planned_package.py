@@ -14,7 +14,7 @@ from tests.remote.planned_package import MARGIN, Array, make_pictures, serving, 
 from edgekit_runtime.cli import main
 from edgekit_runtime.client.client import Client
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.remote.remote_session import RemoteSession
+from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import Session, open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 

@@ -17,7 +17,7 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.cut_table import CutTable
 from edgekit_runtime.remote.offload_options import OffloadOptions
-from edgekit_runtime.remote.remote_session import RemoteSession
+from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import Array
 

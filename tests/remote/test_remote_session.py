@@ -9,7 +9,7 @@ from tests.remote.offload_parts import LOCAL, RAW, X, Y, offloading, set_server,
 from tests.runtime.conftest import PackageMaker
 from tests.service.service_parts import running_linear
 
-from edgekit_runtime.remote.remote_session import RemoteSession
+from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import open_session
 
 

@@ -25,7 +25,7 @@ from edgekit_runtime.remote.offload_options import OffloadOptions
 from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
 from edgekit_runtime.remote.offload_status import read_statuses
 from edgekit_runtime.remote.probe_schedule import CircuitBreaker
-from edgekit_runtime.remote.remote_session import RemoteSession
+from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import Session, open_session
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.trust.trust_store import TrustStore

@@ -16,7 +16,7 @@ from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import whole_upload
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan
-from edgekit_runtime.remote.remote_session import RemoteSession
+from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.trust_store import TrustStore

@@ -28,7 +28,7 @@ def open_offload(package: OpenedPackage, choice: BackendChoice, threads: int | N
     if options is None or table is None or all(plan.tail is None for plan in table.plans):
         return open_choice(package, local, threads)
     # Only with a server: a device without one pays nothing.
-    from edgekit_runtime.remote.remote_session import RemoteSession
+    from edgekit_runtime.remote.session.remote_session import RemoteSession
 
     shared = package.share()
     session = None if table.local is None else open_choice(shared, local, threads)

@@ -58,7 +58,7 @@ from edgekit_runtime.remote.cut_table import LOCAL, CutTable, OffloadPlan, PlanC
 from edgekit_runtime.remote.latency_model import LinkState
 from edgekit_runtime.remote.offload_options import OffloadOptions
 from edgekit_runtime.remote.offload_server import NO_MODEL
-from edgekit_runtime.remote.remote_session import RemoteSession
+from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.system.processor_speed import MOST_WAITING, SpeedGate
 from edgekit_runtime.tensors import Array, TensorSpec
 

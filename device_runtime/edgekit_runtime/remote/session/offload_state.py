@@ -1,0 +1,345 @@
+"""What a session knows of the link, the server and this device, and the plan that follows from it.
+
+For the threads of requests, of connections and of the prober alike. It runs and sends nothing.
+"""
+
+import dataclasses
+import random
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.remote.choose import HYSTERESIS, PlanChoice, Preference, choose
+from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan
+from edgekit_runtime.remote.latency_model import Conditions, LinkState, as_sent, predict_s, send_plain
+from edgekit_runtime.remote.link_estimate import LinkEstimate
+from edgekit_runtime.remote.offload_options import OffloadOptions
+from edgekit_runtime.remote.offload_server import Reply, ServerTimes, is_overload
+from edgekit_runtime.remote.offload_status import Counts
+from edgekit_runtime.remote.probe_schedule import CircuitBreaker, HedgePolicy, ProbeSchedule
+from edgekit_runtime.remote.session.tail_way import TailWay
+
+_RECENT: Final = 8  # runs of this device that its load is taken from
+_RECONSIDER: Final = 16  # local runs between two choices while nothing else changed
+_LEAST_HEAD_S: Final = 5e-4  # a shorter run says little about the device
+_LEAST_BYTES: Final = 1500  # acknowledged: less is a link that carries nothing
+_REFUSED_S: Final = 30.0  # until a server without a tail is asked for it again
+_MANY_BITS_PER_S: Final = 1e10
+_MOST_TABLES: Final = 16
+_IN_DEBT: Final = "local runs beside late replies have used up their share of this device"
+_MOST_CAUSE: Final = 300  # characters of what a server says
+_SWITCHES: Final = 8
+
+
+class OffloadState:
+    """What is known, and what to run next.
+
+    Attributes:
+        ways: name -> plan that needs the server.
+        counts: how requests were answered.
+        running: how many requests are under way.
+        wake: set when the prober has something to do.
+        lock: of `estimate`, `breaker`, `hedges` and the rest; requests that run locally do not wait for it.
+        estimate: of the link.
+        breaker: whether requests may go to the server.
+        schedule: when to probe.
+        hedges: how long to wait for a reply.
+        load: share of what the server can do, as it said last.
+        switches: the last changes of the plan, in words.
+        has_local_failed: the last local run did.
+    """
+
+    def __init__(self, table: CutTable, ways: Mapping[str, TailWay], options: OffloadOptions) -> None:
+        """Begin without a server.
+
+        Args:
+            table: the plans.
+            ways: those of them that need the server.
+            options: what to choose for.
+        """
+        self.ways, self.counts = ways, Counts()
+        self.running, self.wake, self.lock = 0, threading.Event(), threading.Lock()
+        self.estimate, self.breaker = LinkEstimate(), CircuitBreaker()
+        self.schedule = ProbeSchedule(time.monotonic(), options.probe_bytes_per_hour)
+        self.hedges = HedgePolicy(options.hedge_share, table.local.costs.device_s if table.local else 0.0)
+        self.load, self._wait_s = 0.0, 0.0
+        self.switches: deque[str] = deque(maxlen=_SWITCHES)
+        self.has_local_failed = False
+        self._preference = Preference(
+            options.prefer or table.objective, options.deadline_s, plan=options.plan
+        )
+        self._tables = {1: table}
+        self._device: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self._compute: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self._decisions: dict[int, tuple[int, PlanChoice]] = {}
+        self._epoch = self._since = 0
+        self._answered = ""  # the plan with which the server last answered
+        self._chance = random.Random()  # noqa: S311  # spreads devices over time; guards nothing
+
+    # Choice
+
+    @property
+    def table(self) -> CutTable:
+        """The plans for one row."""
+        return self._tables[1]
+
+    @property
+    def asked_plan(self) -> str | None:
+        """Name of the only plan that may run; None for a choice."""
+        return self._preference.plan
+
+    def ask_for(self, plan: str | None) -> None:
+        """Run one plan from now on, or choose again."""
+        self._preference = dataclasses.replace(self._preference, plan=plan)
+        self._epoch += 1
+
+    def reconsider(self) -> None:
+        """Decide again before the next request."""
+        self._epoch += 1
+
+    def decision(self, rows: int = 1) -> PlanChoice:
+        """Return what the next request of so many rows runs, and why."""
+        known = self._decisions.get(rows)
+        return known[1] if known is not None and known[0] == self._epoch else self._decide(rows)
+
+    def _decide(self, rows: int) -> PlanChoice:
+        with self.lock:
+            epoch, now_s = self._epoch, time.monotonic()
+            known = self._decisions.get(rows)
+            usable = {
+                name
+                for name, way in self.ways.items()
+                if way.is_proved and (rows == 1 or not way.plan.media)  # a file holds one row
+            }
+            is_in_debt = self.hedges.is_in_debt and not self.has_local_failed
+            decision = choose(
+                self._table(rows),
+                self.conditions(now_s),
+                None if known is None else known[1],
+                self._preference,
+                usable=usable,
+                server_load=self.load,
+                cause=self.breaker.cause or (_IN_DEBT if is_in_debt else ""),
+            )
+            decision = dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
+            if len(self._decisions) > _MOST_TABLES:
+                self._decisions.clear()
+            self._decisions[rows] = (epoch, decision)
+            if known is None or known[1].plan.name != decision.plan.name:
+                if known is not None and known[1].plan.name == self._answered:
+                    self.schedule.restart(now_s)
+                    self._answered = ""
+                self.switches.append(f"{decision.plan.name}: {decision.reason}")
+                self.wake.set()
+            return decision
+
+    def _table(self, rows: int) -> CutTable:
+        if rows not in self._tables:
+            if len(self._tables) > _MOST_TABLES:
+                self._tables = {1: self._tables[1]}
+            self._tables[rows] = _scale(self._tables[1], rows)
+        return self._tables[rows]
+
+    def send_plain(self, way: TailWay) -> None:
+        """Predict and send a plan without compression from now on: not every server reads zstd."""
+        with self.lock:
+            plans = [send_plain(one) if one.name == way.plan.name else one for one in self.table.plans]
+            self._tables = {1: dataclasses.replace(self.table, plans=tuple(plans))}
+            way.plan = send_plain(way.plan)
+            self._epoch += 1
+
+    # Predictions
+
+    def conditions(self, now_s: float) -> Conditions:
+        """Return what plans are judged by now; under `lock`."""
+        link = self.estimate.state(now_s) if self.breaker.is_closed else None
+        return Conditions(link, self.device_slowdown, _ratio(self._compute), self._wait_s)
+
+    @property
+    def device_slowdown(self) -> float:
+        """Time of recent runs here, as a multiple of what the table says."""
+        return _ratio(self._device)
+
+    def local_s(self, rows: int) -> float:
+        """Return how long a local run takes; 0 where there is none."""
+        plan = self.table.local
+        return 0.0 if plan is None else plan.costs.device_s * rows * self.device_slowdown
+
+    def reply_s(self, decision: PlanChoice) -> float:
+        """Return how long the server's part is expected to take, once the request is ready."""
+        plan = decision.plan
+        whole = dataclasses.replace(plan, escalation=None) if plan.escalation is not None else plan
+        slowdown = decision.conditions.device_slowdown
+        remote_s = max(0.0, predict_s(whole, decision.conditions) - plan.costs.device_s * slowdown)
+        return remote_s + max(plan.costs.request_s * slowdown, self.estimate.overhead_s)
+
+    def after_upload_s(self, decision: PlanChoice) -> float:
+        """Return how long a reply takes at most after the last byte of its request arrived."""
+        costs, conditions = decision.plan.costs, decision.conditions
+        server_s = costs.server_s * conditions.server_slowdown + conditions.server_wait_s
+        return server_s + 2 * (self.estimate.rtt_s or 0.0)
+
+    def allow_s(self, decision: PlanChoice, rows: int, spent_s: float) -> float:
+        """Return how long to wait for a reply before the local run begins; the request earns credit for it.
+
+        Args:
+            decision: what the request runs.
+            rows: of the request.
+            spent_s: time of it so far.
+        """
+        local_s = self.local_s(rows)
+        with self.lock:
+            self.hedges.earn(decision.plan.costs.device_s * decision.conditions.device_slowdown, local_s)
+        if self.estimate.is_claimed and self.hedges.may_hedge(local_s):
+            return 0.0  # this request is the test of what a probe claims: both ways at once
+        return self.hedges.allow_s(self.reply_s(decision), local_s, spent_s)
+
+    def could_gain(self, now_s: float) -> bool:
+        """Return whether another plan would win on a very good link, and requests do not measure this one."""
+        with self.lock:
+            known, conditions = self._decisions.get(1), self.conditions(now_s)
+            if known is None or self.asked_plan is not None or conditions.link is None:
+                return False
+            if known[1].plan.tail is not None and (self.estimate.is_claimed or not self.estimate.is_bound):
+                return False
+            link = LinkState(_MANY_BITS_PER_S, _MANY_BITS_PER_S, conditions.link.rtt_s, 1e9)
+            best = dataclasses.replace(conditions, link=link)
+            enough_s = known[1].predicted_s * (1 - HYSTERESIS)
+            return any(predict_s(way.plan, best) < enough_s for way in self.ways.values())
+
+    def is_cheap(self, way: TailWay, now_s: float) -> bool:
+        """Return whether the link carries the golden inputs of a plan in reasonable time; under `lock`."""
+        link = self.estimate.state(now_s)
+        if link is None or self.table.local is None:
+            return True
+        conditions = dataclasses.replace(self.conditions(now_s), link=link)
+        return predict_s(way.plan, conditions) < max(1.0, 4 * self.local_s(1))
+
+    # What was seen
+
+    def count_requests(self) -> int:
+        """Return how many requests there were."""
+        return self.counts.local + self.counts.remote + self.counts.hedged + self.counts.failed
+
+    def count_remote(self, plan: str) -> None:
+        """Take that the server answered a request."""
+        self.counts.remote += 1
+        self._answered = plan
+
+    def note_local(self, took_s: float, rows: int) -> None:
+        """Take how long a local run took."""
+        self.has_local_failed = False
+        if (plan := self.table.local) is not None:
+            self._device.append((took_s, (plan.costs.device_s - plan.costs.request_s) * rows))
+        self._since += 1
+        if self._since >= _RECONSIDER:
+            self._since = 0
+            self._epoch += 1
+
+    def note_local_failure(self) -> None:
+        """Take that a local run failed."""
+        self.has_local_failed = True
+        self._epoch += 1
+
+    def note_head(self, plan: OffloadPlan, took_s: float, rows: int) -> None:
+        """Take how long the device's part of a plan took."""
+        planned_s = plan.costs.device_s - plan.costs.request_s
+        if plan.head is not None and planned_s > _LEAST_HEAD_S:
+            self._device.append((took_s, planned_s * rows))
+
+    def note_reply(self, plan: OffloadPlan, rows: int, reply: Reply, *, is_late: bool) -> None:
+        """Learn from a reply; on the thread of its connection."""
+        now_s, error, way = time.monotonic(), reply.error, self.ways[plan.name]
+        if reply.outputs is not None:
+            with self.lock:
+                way.is_proved = True
+                self._note_times(plan, rows, reply.times)
+                server_s = self._server_s(plan, rows, reply)
+                self.estimate.note(now_s, dataclasses.replace(reply.exchange, server_s=server_s))
+                self.breaker.succeed()
+                self._epoch += 1
+            return
+        if reply.is_cut_off and is_late:
+            with self.lock:
+                self.estimate.note_cut_off(now_s, reply.exchange)
+                if is_moving(reply):
+                    way.is_proved = True
+                    self.breaker.succeed()
+                self._epoch += 1
+            return
+        if isinstance(error, RequestError) and error.status == 404:
+            self.disprove(way)
+            return
+        with self.lock:
+            self._note_times(plan, rows, reply.times)
+        if isinstance(error, RequestError) and is_overload(error):
+            self.fail("the server says that it is loaded", at_least_s=error.retry_after_s or 1)
+        else:
+            self.fail(f"the server failed: {error}", way)
+
+    def fail(self, cause: str, way: TailWay | None = None, at_least_s: float = 0.0) -> None:
+        """Leave the server until it has answered golden inputs: those of `way`, where it is to blame."""
+        with self.lock:
+            if way is not None:
+                way.is_proved = False
+            self.breaker.fail(time.monotonic(), show(cause), self._chance.random(), at_least_s)
+            self._epoch += 1
+
+    def disprove(self, way: TailWay) -> None:
+        """Leave a plan that the server does not compute, or this device cannot send."""
+        with self.lock:
+            way.is_proved, way.retry_s = False, time.monotonic() + _REFUSED_S
+            self._epoch += 1
+
+    def _note_times(self, plan: OffloadPlan, rows: int, times: ServerTimes) -> None:
+        self.load = 0.0 if times.load is None else times.load
+        self._wait_s = times.queue_s or 0.0
+        if times.compute_s is not None and plan.costs.server_s > 0:
+            self._compute.append((times.compute_s, plan.costs.server_s * rows))
+
+    def _server_s(self, plan: OffloadPlan, rows: int, reply: Reply) -> float:
+        times = reply.times
+        if times.compute_s is not None:
+            return times.compute_s + (times.queue_s or 0.0)
+        moving_s = self.estimate.rtt_s or 0.0  # this server may be faster than the table says
+        return min(plan.costs.server_s * rows, max(0.0, reply.exchange.elapsed_s - moving_s))
+
+
+def show(text: str) -> str:
+    """Return a text that holds a server's words, in a form that is fit for terminals, logs and files."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text[:_MOST_CAUSE])
+
+
+def is_moving(reply: Reply) -> bool:
+    """Return whether the link was only slow as a request was ended from here."""
+    return reply.is_cut_off and reply.exchange.upload_bytes > _LEAST_BYTES
+
+
+def _ratio(pairs: deque[tuple[float, float]]) -> float:
+    """Return how many times longer runs took than their costs say, the median; 1 while nothing is known."""
+    ratios = [took_s / planned_s for took_s, planned_s in tuple(pairs) if planned_s > 0]
+    return min(max(statistics.median(ratios), 1e-2), 1e3) if ratios else 1.0
+
+
+def _scale(table: CutTable, rows: int) -> CutTable:
+    """Return the costs of a request of so many rows."""
+    plans = []
+    for plan in table.plans:
+        costs = plan.costs
+        scaled = dataclasses.replace(
+            costs,
+            device_s=costs.device_s * rows,
+            server_s=costs.server_s * rows,
+            upload_bytes=costs.upload_bytes * rows,
+            download_bytes=costs.download_bytes * rows,
+            plain_bytes=None if costs.plain_bytes is None else costs.plain_bytes * rows,
+            compress_s=costs.compress_s * rows,
+            decompress_s=costs.decompress_s * rows,
+            device_j=None if costs.device_j is None else costs.device_j * rows,
+        )
+        plans.append(dataclasses.replace(plan, costs=scaled))
+    return dataclasses.replace(table, plans=tuple(plans))

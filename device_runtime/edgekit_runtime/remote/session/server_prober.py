@@ -1,0 +1,255 @@
+"""Proves plans by their golden inputs and measures the link, on a thread of its own: no request waits."""
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from edgekit_runtime.codecs.compression import IDENTITY
+from edgekit_runtime.errors import BackendError, EdgekitError, RequestError, TransportError
+from edgekit_runtime.remote.offload_server import (
+    OffloadServer,
+    Pending,
+    Reply,
+    ReplyError,
+    is_overload,
+    make_upload_probe,
+)
+from edgekit_runtime.remote.offload_status import OffloadStatus, StatusFile
+from edgekit_runtime.remote.session.offload_state import OffloadState
+from edgekit_runtime.remote.session.tail_way import TailWay
+from edgekit_runtime.tensors import Array, TensorSpec
+
+_PROBE_TIMEOUT_S: Final = 2.0
+_PROBE_SEND_S: Final = 0.04  # on the link as it seems to be
+_LEAST_UPLOAD: Final = 12 << 10  # bytes of a probe: what TCP sends at once
+_MOST_UPLOAD: Final = 64 << 10
+_BITS: Final = 8
+_ROUND_TRIP_AGE_S: Final = 10.0
+_CLOSE_S: Final = 0.2  # for a probe to end
+_TICK_S: Final = 0.25
+_BUSY_TICK_S: Final = 0.1
+
+
+class ServerProber:
+    """Probes a server until it is closed.
+
+    Attributes:
+        late: the last request that was late; while it is under way there is no probe.
+    """
+
+    def __init__(self, state: OffloadState, server: OffloadServer, model: str, *, has_rows: bool) -> None:
+        """Start the thread.
+
+        Args:
+            state: what is known; probes add to it.
+            server: the server.
+            model: name of the package, for `edgekit-device offload status`.
+            has_rows: whether golden inputs count as several requests.
+        """
+        self.late: Pending | None = None
+        self._state, self._server, self._model, self._has_rows = state, server, model, has_rows
+        self._is_open, self._probed = True, threading.Event()
+        self._round_trip_s = float("-inf")  # when it was last measured
+        self._asked = -1  # requests before the last probe
+        self._status = StatusFile(id(self))
+        self._thread = threading.Thread(target=self._run, name="edgekit-prober", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the server has been probed for the first time; return whether it was."""
+        return self._probed.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Begin to end; the server must be closed next."""
+        self._is_open = False
+        self._state.wake.set()
+
+    def close(self) -> None:
+        """End, if it does so soon."""
+        self._thread.join(_CLOSE_S)  # it may connect to nobody, and ends by itself when that fails
+        self._status.close()
+
+    def _run(self) -> None:
+        state = self._state
+        while self._is_open:
+            now_s = time.monotonic()
+            if self._is_due(now_s):
+                self._asked, took_s = state.count_requests(), 0.0
+                try:
+                    took_s = self._probe()
+                except Exception as cause:  # whatever it is: without its thread the server is lost for good
+                    wait_s = getattr(cause, "retry_after_s", None) or 0.0
+                    state.fail(f"the server cannot be used: {cause}", at_least_s=wait_s)
+                now_s = time.monotonic()
+                state.schedule.note_probe(now_s, took_s)
+                self._probed.set()
+            self._write_status()
+            tick_s = _BUSY_TICK_S if state.running or not state.breaker.is_closed else _TICK_S
+            due_s = state.schedule.due_s - now_s
+            state.wake.wait(due_s if 0 < due_s < tick_s else tick_s)
+            state.wake.clear()
+
+    def _is_due(self, now_s: float) -> bool:
+        """Return whether a probe is worth its cost now; the link is not probed while nothing is asked."""
+        late, state = self.late, self._state
+        if late is not None and not late.done.is_set():  # both would be in each other's way
+            return False
+        if not state.breaker.is_closed:
+            return state.breaker.may_probe(now_s)
+        if not state.schedule.is_due(now_s, is_busy=state.running > 0):
+            return False
+        if self._find_unproved(now_s) is not None:
+            return True
+        if not state.schedule.may_spend(now_s) or state.count_requests() == self._asked:
+            return False
+        return state.could_gain(now_s)
+
+    def _find_unproved(self, now_s: float) -> TailWay | None:
+        """Return the plan whose golden inputs are to be sent next, or None."""
+        state = self._state
+        with state.lock:
+            ways = [way for way in state.ways.values() if now_s >= way.retry_s]
+            asked = state.asked_plan
+            if asked is not None:
+                ways = [way for way in ways if way.plan.name == asked]
+            unproved = [way for way in ways if not way.is_proved and state.is_cheap(way, now_s)]
+            if not unproved and not state.breaker.is_closed:
+                unproved = ways  # any right answer shows that the server is well
+            return min(unproved, key=lambda way: way.plan.costs.upload_bytes, default=None)
+
+    def _probe(self) -> float:
+        """Prove a plan, or measure the link; return how long that took the link."""
+        now_s, state = time.monotonic(), self._state
+        way = self._find_unproved(now_s)
+        if now_s - self._round_trip_s > _ROUND_TRIP_AGE_S or not state.breaker.is_closed:
+            rtt_s, small_s = self._server.measure_round_trip(_PROBE_TIMEOUT_S)
+            self._round_trip_s = time.monotonic()
+            with state.lock:
+                state.estimate.note_round_trip(self._round_trip_s, rtt_s)
+                if not state.running or small_s - rtt_s < state.estimate.overhead_s:
+                    state.estimate.overhead_s = small_s - rtt_s
+        if way is None:
+            return self._probe_link()
+        try:
+            return self._prove(way)
+        except EdgekitError as cause:
+            if _is_of_server(cause):
+                raise
+            state.disprove(way)  # so that the next probe tries another
+            if not any(one.is_proved for one in state.ways.values()):
+                raise
+        return 0.0
+
+    def _probe_link(self) -> float:
+        """Measure the upload by bytes that cannot be compressed; golden inputs mostly shrink to nothing.
+
+        Raises:
+            EdgekitError: the server cannot be used.
+        """
+        state = self._state
+        with state.lock:
+            wanted = int((state.estimate.up_bits_per_s or 0.0) * _PROBE_SEND_S / _BITS)
+        if self._server.forget_slow_link():
+            self._server.measure_round_trip(_PROBE_TIMEOUT_S)  # connects, which is no time of the link
+        request = make_upload_probe(min(max(wanted, _LEAST_UPLOAD), _MOST_UPLOAD), self._server.fields)
+        pending = self._server.send(request, _PROBE_TIMEOUT_S, lambda *_: None)
+        pending.done.wait()
+        reply = pending.reply
+        if reply is None or not self._is_open:
+            return 0.0
+        self._spend(reply)
+        if reply.error is not None and (_is_of_server(reply.error) or isinstance(reply.error, ReplyError)):
+            raise reply.error
+        with state.lock:
+            state.load = reply.times.load or 0.0
+            state.estimate.note_probe(time.monotonic(), reply.exchange)
+        state.reconsider()
+        return reply.exchange.elapsed_s
+
+    def _spend(self, reply: Reply) -> None:
+        exchange = reply.exchange
+        self._state.schedule.spend(time.monotonic(), exchange.upload_bytes + exchange.download_bytes)
+
+    def _prove(self, way: TailWay) -> float:
+        """Run the golden inputs of a tail on the server, and compare; return how long the exchange took.
+
+        Raises:
+            EdgekitError: the server failed or answered wrongly.
+        """
+        state, golden = self._state, way.read_golden()
+        request = way.prepare_golden(golden, self._server.fields)
+        replies: list[Reply] = []
+        pending = self._server.send(request, _PROBE_TIMEOUT_S, lambda _, reply: replies.append(reply))
+        pending.done.wait()
+        reply = replies[0]
+        self._spend(reply)
+        rows = len(next(iter(golden.inputs.values()))) if self._has_rows else 1
+        if reply.outputs is None:
+            status = reply.error.status if isinstance(reply.error, RequestError) else 0
+            if status in (400, 415) and way.plan.compression != IDENTITY:
+                state.send_plain(way)
+                return self._prove(way)
+            if status == 404:
+                state.disprove(way)
+            raise reply.error or BackendError("the server did not answer")
+        test = golden.check(_Replied(reply.outputs))
+        if not test.passed:
+            state.disprove(way)
+            wrong = next(check.message for check in test.checks if not check.passed)
+            raise BackendError(f"{way.plan.tail} computes something else there: {wrong}")
+        way.open_head()  # here, because a request of the application shall not wait for it
+        state.note_reply(way.plan, rows, reply, is_late=False)
+        return reply.exchange.elapsed_s
+
+    def _write_status(self) -> None:
+        state, decision = self._state, self._state.decision()
+        with state.lock:
+            link = state.estimate
+            up, down, rtt_s = link.up_bits_per_s, link.down_bits_per_s, link.rtt_s
+            switches = tuple(state.switches)
+        if not self._is_open:  # its file is gone
+            return
+        device = state.table.device
+        foreign = f"costs were measured on {device}; learned here: x{state.device_slowdown:.2f}"
+        self._status.write(
+            OffloadStatus(
+                self._model,
+                os.getpid(),
+                str(self._server),
+                decision.plan.name,
+                decision.reason,
+                up,
+                rtt_s,
+                down,
+                foreign if device else "",
+                dataclasses.replace(state.counts),
+                switches,
+            )
+        )
+
+
+class _Replied:
+    """The outputs of a reply, as a session that golden outputs are compared with."""
+
+    def __init__(self, outputs: dict[str, Array]) -> None:
+        self.inputs: tuple[TensorSpec, ...] = ()
+        self.outputs: tuple[TensorSpec, ...] = ()
+        self._outputs = outputs
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return them."""
+        del inputs
+        return self._outputs
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def _is_of_server(error: EdgekitError) -> bool:
+    """Return whether a probe failed for what no other plan can help: the way there, the token, the load."""
+    if isinstance(error, RequestError):
+        return is_overload(error) or error.status in (401, 403)
+    return isinstance(error, TransportError) and not isinstance(error, ReplyError)

@@ -1,0 +1,151 @@
+"""One plan that needs the server, ready to run: its head here, and the request for its tail."""
+
+import math
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+
+from edgekit_runtime.codecs.media import MediaCodec, encode_media
+from edgekit_runtime.errors import BackendError, CutError, DataError
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.remote.cut_table import Compression, OffloadPlan
+from edgekit_runtime.remote.offload_server import TailRequest, make_tail_request
+from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
+from edgekit_runtime.sessions.session import Session, open_choice
+from edgekit_runtime.tensors import Array, TensorSpec
+
+
+class TailWay:
+    """A plan that needs the server, ready to run.
+
+    Attributes:
+        plan: the plan, without compression where this device or the server cannot do it.
+        is_proved: whether the server has answered its golden inputs rightly.
+        retry_s: when to ask a server again that does not have the tail.
+
+    Raises:
+        CutError: head and tail do not give all outputs of the model.
+    """
+
+    def __init__(self, plan: OffloadPlan, package: OpenedPackage, threads: int | None) -> None:
+        self.plan, self._package, self._threads = plan, package, threads
+        self.is_proved, self.retry_s = False, -math.inf
+        self._head: Session | None = None
+        self._is_open = True
+        self._lock = threading.Lock()
+        shown = package
+        for submodel in package.manifest.submodels:
+            view = package.select_submodel(submodel.name)
+            if view.manifest.name == plan.tail:
+                shown = view
+        self.inputs = shown.manifest.inputs
+        self.outputs = shown.manifest.outputs
+        self._shown = shown
+        self._codecs = {name: MediaCodec.parse(codec) for name, codec in plan.media.items()}
+        self._check_outputs()
+
+    def open_head(self) -> Session | None:
+        """Return the head, loaded; None where the inputs are sent as they are."""
+        with self._lock:
+            if not self._is_open:
+                raise BackendError("backend 'offload': the session is closed")
+            if self._head is None and self.plan.head is not None:
+                view = self._package.select_submodel(self.plan.head)
+                self._head = open_choice(view, view.manifest.backend, self._threads)
+            return self._head
+
+    def run_head(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs of the head; none where the inputs are sent as they are."""
+        head = self._head or self.open_head()
+        return {} if head is None else head.run({spec.name: inputs[spec.name] for spec in head.inputs})
+
+    def prepare(
+        self,
+        inputs: Mapping[str, Array],
+        made: Mapping[str, Array],
+        outputs: tuple[TensorSpec, ...],
+        *,
+        compression: Compression,
+        fields: str,
+    ) -> TailRequest:
+        """Return the request of the tail.
+
+        Args:
+            inputs: of the model.
+            made: outputs of the head.
+            outputs: the outputs of the model.
+            compression: of the body.
+            fields: header lines of the server.
+
+        Raises:
+            DataError: there is nothing for one of its inputs, or media of several rows.
+        """
+        sent = {}
+        for spec in self.inputs:
+            array = made[spec.name] if spec.name in made else inputs.get(spec.name)
+            if array is None:
+                raise DataError(f"plan '{self.plan.name}': nothing makes '{spec.name}', which its tail takes")
+            codec = self._codecs.get(spec.name)
+            sent[spec.name] = array if codec is None else _encode(codec, array)
+            spec.check(sent[spec.name])
+        expected = _bind(outputs if self._shown is self._package else self.outputs, self.inputs, sent)
+        return make_tail_request(self.plan.tail or "", sent, expected, compression, fields)
+
+    def read_golden(self) -> GoldenCase:
+        """Return what the tail must compute."""
+        return read_golden(self._shown)
+
+    def prepare_golden(self, golden: GoldenCase, fields: str) -> TailRequest:
+        """Return the request that proves the server."""
+        expected = _bind(self.outputs, self.inputs, golden.inputs)
+        return make_tail_request(self.plan.tail or "", golden.inputs, expected, self.plan.compression, fields)
+
+    def interrupt(self) -> None:
+        """End the runs of the head."""
+        if (interrupt := getattr(self._head, "interrupt", None)) is not None:
+            interrupt()
+
+    def close(self) -> None:
+        """Close the head; it is not opened again."""
+        with self._lock:
+            self._is_open = False
+            if self._head is not None:
+                self._head.close()
+
+    def _check_outputs(self) -> None:
+        manifest, plan = self._package.manifest, self.plan
+        parts = {one.name: {spec.name for spec in one.outputs} for one in manifest.submodels}
+        made = parts.get(plan.head or "", set())
+        if plan.escalation is None:
+            made = made | {spec.name for spec in self.outputs}
+        needed = {spec.name for spec in manifest.outputs}
+        if plan.escalation is not None:
+            needed.add(plan.escalation.output)
+        if missing := sorted(needed - made):
+            raise CutError(f"plan '{plan.name}' does not give {', '.join(missing)}; plan the model again")
+
+
+def _encode(codec: MediaCodec, array: Array) -> Array:
+    if array.ndim > codec.rank:
+        if len(array) != 1:
+            raise DataError(f"{codec.name} takes one row a request, got {len(array)}")
+        array = array[0]
+    return np.frombuffer(encode_media(codec, array), np.uint8)
+
+
+def _bind(
+    outputs: tuple[TensorSpec, ...], inputs: tuple[TensorSpec, ...], sent: Mapping[str, Array]
+) -> tuple[TensorSpec, ...]:
+    """Return outputs with the sizes that their named dimensions have in what is sent."""
+    sizes: dict[str, int] = {}
+    for spec in inputs:
+        for name, size in zip(spec.shape, sent[spec.name].shape, strict=False):
+            if isinstance(name, str):
+                sizes.setdefault(name, size)
+    return tuple(
+        TensorSpec(
+            spec.name, spec.dtype, tuple(sizes.get(d, d) if isinstance(d, str) else d for d in spec.shape)
+        )
+        for spec in outputs
+    )
