@@ -38,7 +38,7 @@ from offload_bench import PORT, SHARED, START_LIMIT_S, EmulatedBench, write_tail
 
 ROWS = 4  # different requests, so that an answer to another one is seen
 CLASSES = 1000  # at most, in an answer
-PLAN_S = 3.0
+PLAN_S, WHOLE_PLAN_S = 6.0, 3.0
 UINT8 = "uint8"
 ALL = "all"
 SESSION = {"threads": 1}  # what `write_tail` signs, so what every session runs
@@ -144,7 +144,7 @@ def plan_whole(name: str, content: bytes, rows: Array, folder: Path, share: floa
     np.savez(folder / "rows.npz", **{given: rows})
     device, server = Machine.parse(f"local@{share:.0%}"), server_machine()
     profile = profile_kernels(
-        device, RunnableGraph(content, SESSION, inputs={given: rows[:1]}), name=name, seconds=PLAN_S
+        device, RunnableGraph(content, SESSION, inputs={given: rows[:1]}), name=name, seconds=WHOLE_PLAN_S
     )
     local = OffloadPlan(LOCAL, PlanCosts(profile.whole_s, is_measured=True))
     upload, split = measure_upload(content, given, rows, profile, (device, server))
@@ -200,8 +200,8 @@ def measure_upload(
     device_s = 0.0
     if split.head is not None:
         head = RunnableGraph(split.head.content, SESSION, inputs={given: rows[:1]})
-        device_s = time_models(device, [head], seconds=PLAN_S / 2)[0].seconds
-    (on_server,) = time_models(server, [tail], seconds=PLAN_S / 2)
+        device_s = time_models(device, [head], seconds=WHOLE_PLAN_S / 2)[0].seconds
+    (on_server,) = time_models(server, [tail], seconds=WHOLE_PLAN_S / 2)
     up_bytes = request_bytes(sent)
     down_bytes = reply_bytes({"classes": np.zeros((1, CLASSES), np.float32)})
     request_s = profile.request.seconds(up_bytes)
