@@ -20,6 +20,7 @@ from edgekit_runtime.tensors import Array
 
 _MAX_KEPT: Final = 64
 _MAX_KEPT_BYTES: Final = 4096
+_TIMES: Final = b"\r\nServer-Timing:"  # a head that states times is never repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def read_response(
         array = _read(output, body, json_bytes)
         found[output.name] = array if array.flags.aligned and array.flags.writeable else array.copy()
     size_bytes = len(head.data) + len(body)
-    if size_bytes > len(memory) or head.closes:
+    if size_bytes > len(memory) or head.closes or _TIMES in head.data:
         return found, None
     return found, Layout(head.data + text, size_bytes, outputs, memory)
 
