@@ -18,7 +18,8 @@ and ../shared/models.
   that were not seen at that speed with all inputs are only among the errors at any speed.
 - Predicted: `latency_model` with the costs in the package, and the link that the device measures first, as
   `edgekit offload plan --server URL` does. It is of the mean input, and compressed inputs differ in size, so
-  measured is the mean over the inputs of the median of each. Error: |predicted - measured| / measured.
+  measured is the mean over the inputs, and of each the mean of the middle half of its times, as in planning.
+  Error: |predicted - measured| / measured.
 - Regret: of the plan with the lowest prediction, and of those that the session chose, against the fastest.
   "Worse than the ends": against the better of local and the best upload; for the session with its own times
   too, in which late replies and its work count. Two ways are compared by requests with the same input in the
@@ -42,6 +43,7 @@ import numpy as np
 
 from edgekit_runtime.remote.cut_table import LOCAL, OffloadPlan
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.remote.link_probe import average_middle
 from edgekit_runtime.remote.measure import PAUSE_S
 from offload_bench import TOKEN, print_table, write_json
 from offload_product import ALL, MODELS, ROWS, ProductBench, describe_load, plan_product, use_folder
@@ -166,7 +168,7 @@ def measure_cell(
             {
                 "way": name,
                 "predicted_ms": predicted.get(name, records[-1]["predicted_s"]) * 1e3,
-                "measured_ms": float(np.mean([np.median(each) for each in by_input])) * 1e3,
+                "measured_ms": float(np.mean([average_middle(each) for each in by_input])) * 1e3,
                 "spread": float((high - low) / median),
                 "requests": len(used),
                 "of": len(records),
@@ -214,9 +216,9 @@ def judge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def find_typical_ms(row: Mapping[str, Any]) -> float:
-    """Return the mean over the inputs of the median time, at any speed."""
+    """Return the mean over the inputs of the middle half of their times, at any speed."""
     found = [[ms for _, place, ms, _ in row["asked"] if place == one] for one in range(ROWS)]
-    return float(np.mean([np.median(each) for each in found]))
+    return float(np.mean([average_middle(each) for each in found]))
 
 
 def compare(row: Mapping[str, Any], other: Mapping[str, Any]) -> float:

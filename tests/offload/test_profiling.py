@@ -156,12 +156,12 @@ def test_kernels_without_what_profiling_adds_sum_up_to_a_run(
 
 
 def test_only_the_usual_speed_of_a_processor_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([1.0, 2.0, 1.05, 1.1, 2.1] * 12 + [1.0, 1.1, 2.0, 1.0, 1.0])
+    times = iter([1.0, 2.0, 1.05, 1.1, 2.1] * 12 + [1.0, 2.0, 1.1, 1.0, 2.0, 2.1, 2.0])
     monkeypatch.setattr(processor_speed, "_time_work", lambda: next(times))
     gate = processor_speed.SpeedGate()
     assert gate.usual_s == pytest.approx(1.05, abs=0.06)  # the most frequent one
-    # A run counts where the speed was the usual one before and after it.
-    assert [gate.check() for _ in range(5)] == [True, True, False, False, True]
+    # One slow moment is none of the speed; several in a row are.
+    assert [gate.check() for _ in range(7)] == [True, False, True, True, True, False, False]
 
 
 def test_rounds_at_another_speed_do_not_keep_a_measurement_from_ending() -> None:

@@ -41,6 +41,7 @@ class PlanCosts:
         is_measured: whether the plan was run as it is; otherwise its times are sums over kernels.
         plain_bytes: the request without compression; None where it is not compressed, or unknown.
         compress_s, decompress_s: what compression takes of `device_s` and of `server_s`.
+        server_request_s: of the time on the server, what a request takes beside kernels and coding.
     """
 
     device_s: _Seconds
@@ -53,6 +54,7 @@ class PlanCosts:
     plain_bytes: _Bytes | None = None
     compress_s: _Seconds = 0.0
     decompress_s: _Seconds = 0.0
+    server_request_s: _Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)

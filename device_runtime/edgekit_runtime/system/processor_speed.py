@@ -5,7 +5,9 @@ twice as long for seconds at a time.
 """
 
 import math
+import statistics
 import time
+from collections import deque
 from typing import Final
 
 MOST_WAITING: Final = 3
@@ -13,6 +15,7 @@ MOST_WAITING: Final = 3
 
 _STEPS: Final = 5_000  # of the fixed work: 0.1 to 0.25 ms
 _TIMES: Final = 3  # that it is done: the first time the caches are in use by others, more so after a reply
+_RECENT: Final = 5
 _PAUSE_S: Final = 0.02
 _TOLERANCE: Final = 0.1
 
@@ -31,7 +34,7 @@ class SpeedGate:
             usual_s: of an earlier gate on the same processor.
             seconds: how long to measure.
         """
-        self._was_usual = True
+        self._recent: deque[float] = deque(maxlen=_RECENT)
         if usual_s is not None:
             self.usual_s = usual_s
             return
@@ -42,9 +45,9 @@ class SpeedGate:
         self.usual_s = max(times, key=lambda one: sum(_is_near(other, one) for other in times))
 
     def check(self) -> bool:
-        """Return whether the speed is the usual one now and was so at the last call."""
-        was_usual, self._was_usual = self._was_usual, _is_near(_time_work(), self.usual_s)
-        return was_usual and self._was_usual
+        """Return whether the speed is the usual one; it is the median of the last few calls."""
+        self._recent.append(_time_work())
+        return _is_near(statistics.median(self._recent), self.usual_s)
 
 
 def _is_near(seconds: float, usual_s: float) -> bool:

@@ -436,11 +436,13 @@ def _add_request(plan: OffloadPlan, device: ModelProfile, server: ModelProfile) 
     share = plan.escalation.share if plan.escalation is not None else 1.0
     size_bytes = plan.costs.upload_bytes
     request_s = device.request.seconds(size_bytes) * share
+    server_request_s = server.request.seconds(size_bytes)
     costs = replace(
         plan.costs,
         device_s=plan.costs.device_s + request_s,
         request_s=request_s,
-        server_s=plan.costs.server_s + server.request.seconds(size_bytes),
+        server_s=plan.costs.server_s + server_request_s,
+        server_request_s=server_request_s,
     )
     return replace(plan, costs=costs)
 

@@ -25,7 +25,7 @@ from edgekit_runtime.remote.session.tail_way import TailWay
 
 _RECENT: Final = 8  # runs of this device that its load is taken from
 _RECONSIDER: Final = 16  # local runs between two choices while nothing else changed
-_LEAST_HEAD_S: Final = 5e-4  # a shorter run says little about the device
+_LEAST_RUN_S: Final = 5e-4  # a shorter run says little about its machine
 _LEAST_BYTES: Final = 1500  # acknowledged: less is a link that carries nothing
 _REFUSED_S: Final = 30.0  # until a server without a tail is asked for it again
 _MANY_BITS_PER_S: Final = 1e10
@@ -141,7 +141,8 @@ class OffloadState:
         if rows not in self._tables:
             if len(self._tables) > _MOST_TABLES:
                 self._tables = {1: self._tables[1]}
-            self._tables[rows] = _scale(self._tables[1], rows)
+            plans = tuple(scale_plan(plan, rows) for plan in self.table.plans)
+            self._tables[rows] = dataclasses.replace(self.table, plans=plans)
         return self._tables[rows]
 
     def send_plain(self, way: TailWay) -> None:
@@ -245,20 +246,20 @@ class OffloadState:
         self.has_local_failed = True
         self._epoch += 1
 
-    def note_head(self, plan: OffloadPlan, took_s: float, rows: int) -> None:
+    def note_head(self, plan: OffloadPlan, took_s: float) -> None:
         """Take how long the device's part of a plan took."""
         planned_s = plan.costs.device_s - plan.costs.request_s
-        if plan.head is not None and planned_s > _LEAST_HEAD_S:
-            self._device.append((took_s, planned_s * rows))
+        if plan.head is not None and planned_s > _LEAST_RUN_S:
+            self._device.append((took_s, planned_s))
 
-    def note_reply(self, plan: OffloadPlan, rows: int, reply: Reply, *, is_late: bool) -> None:
-        """Learn from a reply; on the thread of its connection."""
+    def note_reply(self, plan: OffloadPlan, reply: Reply, *, is_late: bool) -> None:
+        """Learn from a reply to a plan with the costs of that request; on the thread of its connection."""
         now_s, error, way = time.monotonic(), reply.error, self.ways[plan.name]
         if reply.outputs is not None:
             with self.lock:
                 way.is_proved = True
-                self._note_times(plan, rows, reply.times)
-                server_s = self._server_s(plan, rows, reply)
+                self._note_times(plan, reply.times)
+                server_s = self._server_s(plan, reply)
                 self.estimate.note(now_s, dataclasses.replace(reply.exchange, server_s=server_s))
                 self.breaker.succeed()
                 self._epoch += 1
@@ -275,7 +276,7 @@ class OffloadState:
             self.disprove(way)
             return
         with self.lock:
-            self._note_times(plan, rows, reply.times)
+            self._note_times(plan, reply.times)
         if isinstance(error, RequestError) and is_overload(error):
             self.fail("the server says that it is loaded", at_least_s=error.retry_after_s or 1)
         else:
@@ -295,18 +296,19 @@ class OffloadState:
             way.is_proved, way.retry_s = False, time.monotonic() + _REFUSED_S
             self._epoch += 1
 
-    def _note_times(self, plan: OffloadPlan, rows: int, times: ServerTimes) -> None:
+    def _note_times(self, plan: OffloadPlan, times: ServerTimes) -> None:
         self.load = 0.0 if times.load is None else times.load
         self._wait_s = times.queue_s or 0.0
-        if times.compute_s is not None and plan.costs.server_s > 0:
-            self._compute.append((times.compute_s, plan.costs.server_s * rows))
+        planned_s = plan.costs.server_s - plan.costs.server_request_s - plan.costs.decompress_s
+        if times.compute_s is not None and planned_s > _LEAST_RUN_S:
+            self._compute.append((times.compute_s, planned_s))
 
-    def _server_s(self, plan: OffloadPlan, rows: int, reply: Reply) -> float:
+    def _server_s(self, plan: OffloadPlan, reply: Reply) -> float:
         times = reply.times
         if times.compute_s is not None:
             return times.compute_s + (times.queue_s or 0.0)
         moving_s = self.estimate.rtt_s or 0.0  # this server may be faster than the table says
-        return min(plan.costs.server_s * rows, max(0.0, reply.exchange.elapsed_s - moving_s))
+        return min(plan.costs.server_s, max(0.0, reply.exchange.elapsed_s - moving_s))
 
 
 def show(text: str) -> str:
@@ -325,21 +327,18 @@ def _ratio(pairs: deque[tuple[float, float]]) -> float:
     return min(max(statistics.median(ratios), 1e-2), 1e3) if ratios else 1.0
 
 
-def _scale(table: CutTable, rows: int) -> CutTable:
-    """Return the costs of a request of so many rows."""
-    plans = []
-    for plan in table.plans:
-        costs = plan.costs
-        scaled = dataclasses.replace(
-            costs,
-            device_s=costs.device_s * rows,
-            server_s=costs.server_s * rows,
-            upload_bytes=costs.upload_bytes * rows,
-            download_bytes=costs.download_bytes * rows,
-            plain_bytes=None if costs.plain_bytes is None else costs.plain_bytes * rows,
-            compress_s=costs.compress_s * rows,
-            decompress_s=costs.decompress_s * rows,
-            device_j=None if costs.device_j is None else costs.device_j * rows,
-        )
-        plans.append(dataclasses.replace(plan, costs=scaled))
-    return dataclasses.replace(table, plans=tuple(plans))
+def scale_plan(plan: OffloadPlan, rows: int) -> OffloadPlan:
+    """Return a plan with the costs of a request of so many rows."""
+    costs = plan.costs
+    scaled = dataclasses.replace(
+        costs,
+        device_s=(costs.device_s - costs.request_s) * rows + costs.request_s,
+        server_s=(costs.server_s - costs.server_request_s) * rows + costs.server_request_s,
+        upload_bytes=costs.upload_bytes * rows,
+        download_bytes=costs.download_bytes * rows,
+        plain_bytes=None if costs.plain_bytes is None else costs.plain_bytes * rows,
+        compress_s=costs.compress_s * rows,
+        decompress_s=costs.decompress_s * rows,
+        device_j=None if costs.device_j is None else costs.device_j * rows,
+    )
+    return dataclasses.replace(plan, costs=scaled)

@@ -193,7 +193,7 @@ class RemoteSession:
             outputs = self._run_local(inputs, rows)  # which fails too if the inputs are to blame
             self.state.disprove(way)
             return outputs
-        self.state.note_head(decision.plan, time.monotonic() - began_s, rows)
+        self.state.note_head(decision.plan, time.monotonic() - began_s)
         outputs = self._fetch(decision, request, inputs, rows, began_s=began_s)
         return {
             spec.name: outputs[spec.name] if spec.name in outputs else made[spec.name]
@@ -230,7 +230,7 @@ class RemoteSession:
                 with state.lock:
                     state.hedges.note_reply(time.monotonic() - sent_s, expected_s)
             self._settle(hedge, is_waste=reply.outputs is not None or is_moving(reply))
-            state.note_reply(decision.plan, rows, reply, is_late=hedge.session is not None)
+            state.note_reply(decision.plan, reply, is_late=hedge.session is not None)
             if reply.outputs is not None and hedge.session is not None:
                 hedge.is_ended = True
                 hedge.session.interrupt()

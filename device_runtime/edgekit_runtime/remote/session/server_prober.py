@@ -18,7 +18,7 @@ from edgekit_runtime.remote.offload_server import (
     make_upload_probe,
 )
 from edgekit_runtime.remote.offload_status import OffloadStatus, StatusFile
-from edgekit_runtime.remote.session.offload_state import OffloadState
+from edgekit_runtime.remote.session.offload_state import OffloadState, scale_plan
 from edgekit_runtime.remote.session.tail_way import TailWay
 from edgekit_runtime.tensors import Array, TensorSpec
 
@@ -201,7 +201,7 @@ class ServerProber:
             wrong = next(check.message for check in test.checks if not check.passed)
             raise BackendError(f"{way.plan.tail} computes something else there: {wrong}")
         way.open_head()  # here, because a request of the application shall not wait for it
-        state.note_reply(way.plan, rows, reply, is_late=False)
+        state.note_reply(scale_plan(way.plan, rows), reply, is_late=False)
         return reply.exchange.elapsed_s
 
     def _write_status(self) -> None:

@@ -1,0 +1,68 @@
+"""What a session learns about the speed of both machines from its requests."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.link_estimate import Exchange
+from edgekit_runtime.remote.offload_options import OffloadOptions
+from edgekit_runtime.remote.offload_server import Reply, ServerTimes
+from edgekit_runtime.remote.session.offload_state import OffloadState, scale_plan
+from edgekit_runtime.remote.session.tail_way import TailWay
+
+LOCAL = OffloadPlan("local", PlanCosts(0.101, request_s=0.001))
+# Of 6 ms on the server, 2 ms are of the request and 1 ms of compression.
+CUT = OffloadPlan(
+    "cut3",
+    PlanCosts(0.012, 0.006, 4000.0, 100.0, 0.002, decompress_s=0.001, server_request_s=0.002),
+    head="cut3.head",
+    tail="cut3.tail",
+)
+
+
+def make_state(cut: OffloadPlan = CUT) -> OffloadState:
+    way = cast(TailWay, SimpleNamespace(plan=cut, is_proved=True, retry_s=0.0))
+    state = OffloadState(CutTable((LOCAL, cut)), {cut.name: way}, OffloadOptions("http://127.0.0.1:1"))
+    state.breaker.succeed()
+    return state
+
+
+def reply(compute_s: float) -> Reply:
+    times = ServerTimes(0.0, compute_s, 0.1)
+    return Reply({"y": np.zeros(1, np.float32)}, None, Exchange(4000, 100, 0.02, 0.0), times)
+
+
+def test_one_slow_run_does_not_make_the_device_pass_for_slow() -> None:
+    state = make_state()
+    for took_s in (0.1, 0.1, 0.9, 0.1):
+        state.note_local(took_s, 1)
+    assert state.device_slowdown == pytest.approx(1.0)
+    for _ in range(6):
+        state.note_local(0.3, 1)
+    assert state.device_slowdown == pytest.approx(3.0)
+
+
+def test_work_of_a_server_beside_the_model_is_not_taken_for_its_speed() -> None:
+    state = make_state()
+    state.note_reply(CUT, reply(0.003), is_late=False)  # the model took 3 ms there, as planned
+    assert state.conditions(0.0).server_slowdown == pytest.approx(1.0)
+
+
+def test_short_tail_says_nothing_of_the_speed_of_a_server() -> None:
+    cut = OffloadPlan("cut3", PlanCosts(0.012, 0.0012, 4000.0, server_request_s=0.001), tail="cut3.tail")
+    state = make_state(cut)
+    state.note_reply(cut, reply(0.00005), is_late=False)
+    assert state.conditions(0.0).server_slowdown == 1.0
+
+
+def test_several_rows_are_compared_with_the_costs_of_so_many() -> None:
+    state, four = make_state(), scale_plan(CUT, 4)
+    assert four.costs.device_s == pytest.approx(4 * 0.010 + 0.002)
+    assert four.costs.server_s == pytest.approx(4 * 0.004 + 0.002)
+    state.note_head(four, 0.04)
+    state.note_reply(four, reply(0.012), is_late=False)
+    assert state.device_slowdown == pytest.approx(1.0)
+    assert state.conditions(0.0).server_slowdown == pytest.approx(1.0)
