@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,16 @@ def test_next_response_is_read_with_its_own_binary_values(outputs: dict[str, Arr
     memory[: layout.size_bytes] = head.data + bytes(body)
     assert memory.startswith(layout.start)
     assert_equal(layout.read(None), outputs)
+
+
+def test_response_that_states_its_times_is_not_expected_again() -> None:
+    outputs: dict[str, Array] = {"y": np.array([1.0, 2.0], np.float32)}
+    asked = InferRequest((), (RequestedOutput("y", is_binary=True),))
+    head, body = receive(make_codec({}, outputs).encode(asked, outputs, {}))
+    timed = head.data[:-2] + b"Server-Timing: compute;dur=0.012\r\n\r\n"
+    found, layout = read_response(replace(head, data=timed), body, None, bytearray(1 << 16))
+    assert layout is None
+    assert_equal(found, outputs)
 
 
 def test_values_that_a_caller_changes_do_not_come_back_in_the_next_equal_response() -> None:
