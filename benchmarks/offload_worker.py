@@ -190,10 +190,12 @@ class Application:
                     continue
                 session = self.sessions[free if name == free else forced]
                 self._ask(session, 0)
+                time.sleep(pause_s / 2)
                 for number in range(len(self.rows)):
-                    time.sleep(pause_s)
-                    record, is_usual = self._ask(session, number), gate.check()
-                    record |= {"turn": turn, "counts": is_usual or not plans.get(name, True)}
+                    time.sleep(pause_s / 2)
+                    record = self._ask(session, number)
+                    time.sleep(pause_s / 2)  # threads of the request end, and do not slow the gate's work
+                    record |= {"turn": turn, "counts": gate.check() or not plans.get(name, True)}
                     found[name].append(record)
                 lacking[name] = len(self.rows) - len({one["input"] for one in found[name] if one["counts"]})
         return found
