@@ -186,7 +186,7 @@ class HedgePolicy:
         if not self.may_hedge(local_s):
             return usual_s + min(late_s + usual_s, local_s)
         limit_s = _MOST_WAIT * local_s + _MOST_WAIT_S - spent_s
-        return min(usual_s + min(late_s, _MOST_LATE_S), max(limit_s, usual_s))
+        return min(usual_s + min(late_s, _MOST_LATE_S), max(limit_s, usual_s + _SLACK_S))
 
 
 class ReplyWait:
