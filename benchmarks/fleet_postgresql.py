@@ -285,7 +285,7 @@ def measure_failover(site: Site, server: PostgresqlServer, copy: PostgresqlServe
         }
 
 
-def measure_full(site: Site, disk: Path) -> dict[str, object]:
+def measure_full(site: Site, server: PostgresqlServer, disk: Path) -> dict[str, object]:
     """Fill the disk of the database in mid-rollout, and free it again."""
     with site.running(1):
         talk = Talk(site)
@@ -306,6 +306,7 @@ def measure_full(site: Site, disk: Path) -> dict[str, object]:
                 refused += 1
             time.sleep(0.5)
         ballast.unlink()
+        has_ended = server.restart_if_ended()  # it ends itself where it cannot write its log
         freed_s = time.monotonic()
         time.sleep(1.0)
         if not rollout:
@@ -316,6 +317,7 @@ def measure_full(site: Site, disk: Path) -> dict[str, object]:
         log = (site.folder.path / "managers.log").read_text()
         return {
             "orders refused while full": refused,
+            "server ended itself": has_ended,
             "errors of the manager": log.count("No space left") + log.count("could not"),
             "rollout ended after, s": ended_s - freed_s,
             **site.count_events(talk.stated),
@@ -405,7 +407,7 @@ def run_part(options: argparse.Namespace, folder: FleetFolder) -> list[dict[str,
             small = "max_wal_size = 48MB\nmin_wal_size = 32MB\nwal_recycle = off"
             server = parts.enter_context(PostgresqlServer(is_durable=True, place=disk / "pg", settings=small))
             url = parts.enter_context(new_database(server))
-            return [measure_full(Site(folder, url, count), disk)]
+            return [measure_full(Site(folder, url, count), server, disk)]
         server = parts.enter_context(PostgresqlServer(is_durable=True))
         if options.part == "failover":
             copy = parts.enter_context(server.make_copy())

@@ -126,6 +126,13 @@ class PostgresqlServer:
                 self._start()
             time.sleep(0.02)
 
+    def restart_if_ended(self) -> bool:
+        """Start it again if it has ended by itself; returns whether it had."""
+        has_ended = self._process is None or self._process.poll() is not None
+        if has_ended:
+            self.start()
+        return has_ended
+
     def _start(self) -> None:
         with (self._place / "log").open("ab") as log:
             command = [str(self._programs / "postgres"), "-D", str(self.folder)]

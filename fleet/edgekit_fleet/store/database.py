@@ -55,9 +55,10 @@ _POSTGRESQL: Final[Mapping[str, str | int]] = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,  # ms; a server whose machine is gone does not answer
-    "options": "-c lock_timeout=10s -c statement_timeout=60s -c idle_in_transaction_session_timeout=10s",
+    "options": "-c lock_timeout=10s -c statement_timeout=60s -c idle_in_transaction_session_timeout=60s",
     "application_name": "edgekit",
 }
+_MOST_CONNECTIONS: Final = 40  # as many as the threads of the web server
 _WRITER: Final = 7203183  # locks of PostgreSQL
 _MIGRATION: Final = 7203184
 _PREFIX: Final = "new_"  # an update may not name its parameters as its columns
@@ -252,6 +253,7 @@ def open_store(url: str) -> Store:
             json_serializer=_write_json,
             pool_pre_ping=is_remote,  # the server may have been restarted
             connect_args={**_POSTGRESQL} if is_remote else {},
+            **({"max_overflow": _MOST_CONNECTIONS} if is_remote else {}),
         )
     except (ArgumentError, NoSuchModuleError, ImportError) as cause:
         raise ConfigError(f"store {url!r}: {cause}; expected sqlite:////FILE or a postgresql URL") from cause

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.store import audit
@@ -22,6 +22,7 @@ from edgekit_runtime.errors import UnavailableError
 LEASE_S: Final = 3.0
 BEAT_S: Final = 1.0
 MOST_MANAGERS: Final = 8
+_MOST_IDLE_MS: Final = 10_000  # a manager that is frozen in mid-transaction holds its row no longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ class Shards:
         Raises:
             UnavailableError: another manager has taken over.
         """
+        if session.get_bind().dialect.name == "postgresql":
+            session.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = {_MOST_IDLE_MS}"))
         row = session.scalars(
             select(ManagerRow)
             .where(ManagerRow.number == self.number, ManagerRow.holder == self._holder)
