@@ -332,6 +332,7 @@ def measure_kill(site: Site, times: int, seed: int) -> dict[str, object]:
         version = ""
         for number in range(times):
             rollout, version = site.begin_rollout("10%,50%,100%", minimum=max(len(site.members) // 10, 1))
+            site.wait_for_balance()
             time.sleep(draw.uniform(0.0, 1.2))
             victim = site.managers.pop(draw.randrange(2))
             victim.kill()

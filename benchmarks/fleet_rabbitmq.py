@@ -1,11 +1,13 @@
 """A fleet on two nodes of RabbitMQ 4: what `doctor` finds, and what happens when a node dies.
 
-    PYTHONPATH=device_runtime:toolkit:fleet .venv/bin/python benchmarks/fleet_rabbitmq.py [--devices 100]
+    PYTHONPATH=device_runtime:toolkit:fleet:. .venv/bin/python -m benchmarks.fleet_rabbitmq [--devices 100]
+        [--managers 1]
 
 About 60 s, and as long again at the first call; needs root and Debian's apt. Debian 13's rabbitmq-server is
 unpacked into the folder for temporary files, nothing is installed. Both nodes listen on loopback with the
 fleet's certificates. The manager connects to the first node, simulated devices to the second; then the second
-node is killed during one release and the first during another.
+node is killed during one release and the first during another. Two managers share a PostgreSQL; one of them
+connects to the second node first.
 """
 
 import argparse
@@ -24,7 +26,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from edgekit_fleet.identity.authority import MANAGER, Authority
+from tests.fleet.postgresql_server import PostgresqlServer
+
+from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.manager.control_loop import ControlLoop, ManagerParts
 from edgekit_fleet.operations.doctor import probe_broker
 from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
@@ -36,10 +40,11 @@ from edgekit_fleet.simulation.enrolment import add_simulated_release, enrol_simu
 from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
-from edgekit_fleet.store.shards import Shards
+from edgekit_fleet.store.shards import MOST_MANAGERS, Shards
 
 LIMIT_S = 280
 SUITE = "trixie"
+MANAGERS = tuple(Authority.name_manager(number) for number in range(MOST_MANAGERS))
 DOCTOR = ("edgekit-doctor-1", "edgekit-doctor-2")
 FAST = DeviceBehaviour(install_s=0.1, confirm_s=0.2, figures_s=60.0)
 CONFIGURATION = """\
@@ -88,7 +93,7 @@ def permit(names: list[str]) -> dict[str, object]:
     """Return users and permissions: the name in the certificate may write and read its own topics."""
     users, permissions, topics = [], [], []
     for name in names:
-        own = r"ek\.v1\..*" if name == MANAGER else r"ek\.v1\.d\.{username}\.(%s)"
+        own = r"ek\.v1\..*" if name in MANAGERS else r"ek\.v1\.d\.{username}\.(%s)"
         write, read = ("hello|reported|event|online", "desired|command")
         users.append({"name": name, "password_hash": "", "tags": ""})
         exchange = r"^(mqtt-subscription-.*|amq\.topic)$"
@@ -177,7 +182,8 @@ def running_manager(folder: FleetFolder, brokers: tuple[tuple[str, int], ...]) -
     """Run a manager that is connected to the first of these brokers that answers."""
     settings, authority = folder.read_settings(), Authority(folder.identity)
     repository = TufRepository(folder.repository, folder.repository_keys)
-    repository.create(time.time())
+    if not repository.exists:
+        repository.create(time.time())
     stop, started = asyncio.Event(), threading.Event()
     with contextlib.closing(folder.open_store()) as store:
         shards = Shards()
@@ -225,9 +231,11 @@ def wait_for_end(store: Store, rollout: str) -> None:
         time.sleep(0.1)
 
 
-def measure(fleet: FleetFolder, nodes: tuple[Node, Node], count: int) -> list[tuple[str, object]]:
-    """Return what each part has shown."""
-    settings = FleetSettings(broker_port=nodes[1].port)
+def measure(
+    fleet: FleetFolder, nodes: tuple[Node, Node], count: int, store_url: str
+) -> list[tuple[str, object]]:
+    """Return what each part has shown; with a database of its own there are two managers."""
+    settings = FleetSettings(broker_port=nodes[1].port, store_url=store_url)
     fleet.write_settings(settings)
     authority, names = open_authority(fleet, settings), [f"sim-{number:03}" for number in range(count)]
     addresses = tuple(("127.0.0.1", node.port) for node in nodes)
@@ -235,7 +243,7 @@ def measure(fleet: FleetFolder, nodes: tuple[Node, Node], count: int) -> list[tu
     place.mkdir()
     for path in (authority.certificate_path, *authority.pair("server")):
         shutil.copy(path, place / path.name)
-    (place / "definitions.json").write_text(json.dumps(permit([MANAGER, *DOCTOR, *names])))
+    (place / "definitions.json").write_text(json.dumps(permit([*MANAGERS, *DOCTOR, *names])))
     for node in nodes:
         node.start(place)
     for node in nodes:
@@ -253,6 +261,7 @@ def measure(fleet: FleetFolder, nodes: tuple[Node, Node], count: int) -> list[tu
     access = read_access(authority, settings, addresses[::-1])
     with (
         running_manager(fleet, addresses) as store,
+        running_manager(fleet, addresses[::-1]) if store_url else contextlib.nullcontext(),
         SimulatedFleet(members, access, behaviours=dict.fromkeys(names, FAST)) as devices,
     ):
         note("all online, s", devices.wait_until(lambda device: device.is_online, 60))
@@ -279,6 +288,7 @@ def runs(version: str) -> Callable[[object], bool]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--devices", type=int, default=100)
+    parser.add_argument("--managers", type=int, choices=(1, 2), default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if os.geteuid() != 0 or shutil.which("apt-get") is None or shutil.which("unshare") is None:
@@ -288,11 +298,12 @@ def main() -> None:
     signal.alarm(LIMIT_S)
     with tempfile.TemporaryDirectory(prefix="edgekit-rabbitmq-") as name:
         nodes = Node(root, 1), Node(root, 2)
-        try:
-            rows = measure(FleetFolder(Path(name)), nodes, options.devices)
-        finally:
+        with contextlib.ExitStack() as parts:
             for node in nodes:
-                node.kill()
+                parts.callback(node.kill)
+            server = parts.enter_context(PostgresqlServer()) if options.managers == 2 else None
+            url = "" if server is None else server.url()
+            rows = measure(FleetFolder(Path(name)), nodes, options.devices, url)
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
