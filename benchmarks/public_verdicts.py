@@ -14,11 +14,11 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.package.evidence import evidence_path, read_evidence
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.evaluation.metrics import class_scores, find_metric
+from edgekit_toolkit.packaging.evidence import evidence_path, read_evidence
 from edgekit_toolkit.packaging.recipe import read_recipe
 from edgekit_toolkit.passes.optimiser import EQUAL as EXACT
 from edgekit_toolkit.passes.parity import Tolerance, compare, worst

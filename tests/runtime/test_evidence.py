@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from edgekit_runtime.errors import DigestError, OutputError, PackageError, SignatureError
-from edgekit_runtime.package import evidence
-from edgekit_runtime.package.evidence import evidence_path, read_evidence, write_evidence
+from edgekit_toolkit.packaging import evidence
+from edgekit_toolkit.packaging.evidence import evidence_path, read_evidence, write_evidence
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 PREDICATE = {"latency_ms": {"p50": 1.25, "p95": 2.5}, "device": "x86-64"}

@@ -14,9 +14,9 @@ from edgekit_runtime.package.archive import (
     read_unverified_manifest,
     write_package,
 )
-from edgekit_runtime.package.evidence import read_unverified_evidence, write_evidence
 from edgekit_runtime.package.manifest import SIGNATURE_NAME
 from edgekit_runtime.trust.dsse import EVIDENCE_PREDICATE_TYPE, PACKAGE_PREDICATE_TYPE, read_unverified
+from edgekit_toolkit.packaging.evidence import read_unverified_evidence, write_evidence
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 

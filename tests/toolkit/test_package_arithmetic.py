@@ -16,13 +16,13 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.package_run import edgekit
 from tests.toolkit.small_models import model_of, node
 
-from edgekit_runtime.package.evidence import evidence_path, read_evidence
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.measurement.arithmetic import score_label
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.models.saturating_products import find_saturating
+from edgekit_toolkit.packaging.evidence import evidence_path, read_evidence
 
 ROOT = Path(__file__).parents[2]
 RUN = "import sys; from edgekit_toolkit.cli import main; sys.exit(main(sys.argv[1:]))"

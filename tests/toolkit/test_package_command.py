@@ -31,13 +31,13 @@ from tests.toolkit.package_run import (
 
 from edgekit_runtime.drift.monitor import Drift
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.package.evidence import evidence_path, read_evidence
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
+from edgekit_toolkit.packaging.evidence import evidence_path, read_evidence
 
 ENDINGS = ["edgepkg", "evidence.json", "recipe.json", "report.html", "report.json"]
 

@@ -1,7 +1,7 @@
 """The gates of a rollout: whether what devices answered speaks against the release.
 
 Only devices that have answered count, and each is one sample: a device cannot outvote others by its number of
-calls. The test (`edgekit_runtime.statistics.betting`) may be asked after every answer, so that a bad release
+calls. The test (`edgekit_fleet.rollouts.betting`) may be asked after every answer, so that a bad release
 stops at the first few devices: 30 failures of 100 answers stop a group of 1,000. Over the whole rollout a
 release that keeps all limits is stopped with a chance of at most `GateLimits.alpha`.
 
@@ -19,9 +19,9 @@ from typing import Annotated, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_fleet.rollouts.betting import log_capital
 from edgekit_runtime.agent.documents import ModelFigures
 from edgekit_runtime.dataclass_json import Range
-from edgekit_runtime.statistics.betting import log_capital
 
 Measure: TypeAlias = Literal["latency", "energy", "errors", "disagreement", "drift"]
 GateName: TypeAlias = Measure | Literal["install", "fault"]

@@ -11,8 +11,8 @@ from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, simulate
 from edgekit_fleet.console.charts import Chart, Line, draw_bar, list_ticks
 from edgekit_fleet.console.rollouts.evidence import find_courses
 from edgekit_fleet.console.rollouts.gate_charts import view_gate
+from edgekit_fleet.rollouts.betting import find_refuted_limits, log_capital
 from edgekit_fleet.rollouts.gates import GateLimits, Sample, judge_samples
-from edgekit_runtime.statistics.betting import find_refuted_limits, log_capital
 
 
 def parse(drawn):

@@ -116,7 +116,7 @@ def _is_by_unknown_key(error: SignatureError, trust: TrustStore) -> bool:
 
 def _find_evidence(package: Path, trust: TrustStore) -> Evidence | None:
     from edgekit_runtime.errors import DigestError, SignatureError
-    from edgekit_runtime.package.evidence import evidence_path, read_evidence, read_unverified_evidence
+    from edgekit_toolkit.packaging.evidence import evidence_path, read_evidence, read_unverified_evidence
 
     path = evidence_path(package)
     if not path.exists():

@@ -44,8 +44,8 @@ def command(
     Exit code 0 means that every check passed; docs/reference/exit-codes.md lists the other codes.
     """
     from edgekit_runtime.package.archive import read_package
-    from edgekit_runtime.package.evidence import evidence_path, read_evidence
     from edgekit_runtime.package.variants import DEFAULT_VARIANT
+    from edgekit_toolkit.packaging.evidence import evidence_path, read_evidence
 
     # One line as soon as a check has passed, so that what held before an error is seen.
     def report(check: str, detail: str, mark: tuple[str, str] = _OK) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.package.archive import write_package
-from edgekit_runtime.package.evidence import evidence_path, write_evidence
 from edgekit_runtime.system.atomic_files import hash_file
 from edgekit_toolkit.measurement.arithmetic import arithmetic_facts
 from edgekit_toolkit.packaging.assemble import Assembled
+from edgekit_toolkit.packaging.evidence import evidence_path, write_evidence
 from edgekit_toolkit.packaging.recipe import Recipe
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 

@@ -1,6 +1,6 @@
 """The course of a rollout's gates: what each knew after each answer, and how far it is from a stop.
 
-A gate bets that a mean lies above its limit (`edgekit_runtime.statistics.betting`). Turned round, each moment
+A gate bets that a mean lies above its limit (`edgekit_fleet.rollouts.betting`). Turned round, each moment
 has a largest limit that the answers refute: with a certainty of 1 - alpha the mean lies above it, however
 often one looks. The rollout stops when that line comes to the gate's own limit.
 """
@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_fleet.rollouts.betting import find_refuted_limits
 from edgekit_fleet.rollouts.gates import (
     FIRST_ANSWERS,
     Gate,
@@ -25,7 +26,6 @@ from edgekit_fleet.rollouts.gates import (
     list_groups,
     weigh,
 )
-from edgekit_runtime.statistics.betting import find_refuted_limits
 
 _POINTS: Final = 48
 _STEPS: Final = 24  # of the limits that are tried

@@ -41,20 +41,6 @@ def log_capital(values: Sequence[float] | NDArray[np.float64], limit: float) -> 
     return float(np.logaddexp.reduce(logs)) - math.log(len(_BETS))
 
 
-def mean_is_above(values: Sequence[float] | NDArray[np.float64], limit: float, alpha: float) -> bool:
-    """Return whether the mean of the values is shown to lie above `limit`.
-
-    Args:
-        values: each in 0..1.
-        limit: more than 0 and at most 1.
-        alpha: chance that this is ever claimed of values whose mean is not above.
-
-    Raises:
-        ValueError: `limit` is out of its range.
-    """
-    return log_capital(values, limit) >= -math.log(alpha)
-
-
 def find_refuted_limits(
     values: Sequence[float] | NDArray[np.float64],
     counts: Sequence[int],
