@@ -44,8 +44,9 @@ def make_document() -> dict[str, Any]:
             "description": (
                 "MQTT 5 or 3.1.1 over TLS, QoS 1, one client certificate a device. Each message is a DSSE"
                 f" envelope of at most {MAX_DOCUMENT_BYTES} bytes with one Ed25519 signature; the schemas"
-                " below are those of its payload. A retained message is a cache: the truth is in the"
-                " manager's store and in the device's journal."
+                " below are those of its payload, and a receiver ignores fields that it does not"
+                " know. A retained message is a cache: the truth is in the manager's store and in the"
+                " device's journal."
             ),
         },
         "defaultContentType": "application/vnd.dsse.envelope.v1+json",

@@ -108,6 +108,23 @@ def from_plain(
         raise error(f"{prefix}{cause}") from cause
 
 
+def keep_known(kind: type[Any], plain: object) -> object:
+    """Return JSON without fields that the dataclass `kind` lacks, at any depth: a newer one wrote them."""
+    if not isinstance(plain, dict):
+        return plain
+    hints = _read_hints(kind)  # type: ignore[arg-type]
+    return {name: _keep_known_in(hints[name], value) for name, value in plain.items() if name in hints}
+
+
+def _keep_known_in(hint: Any, value: Any) -> Any:
+    shape = _read_shape(hint)
+    if shape.form == "record":
+        return keep_known(shape.kind, value)
+    if shape.form == "list" and isinstance(value, list):
+        return [_keep_known_in(shape.kind, each) for each in value]
+    return value
+
+
 @functools.cache
 def _read_hints(kind: type[Any]) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)

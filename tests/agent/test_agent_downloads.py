@@ -35,6 +35,7 @@ class FileServer:
         has_ranges: whether ranges are answered.
         delay_s: between pieces of `piece` bytes.
         sent: bytes of content and of heads.
+        resumed: of each connection, whether it resumed a session of TLS.
     """
 
     def __init__(self, folder):
@@ -43,6 +44,7 @@ class FileServer:
         self.pem = authority.certificate_path.read_text()
         self.content, self.cut_bytes, self.has_ranges = CONTENT, None, True
         self.delay_s, self.piece, self.sent, self.connections = 0.0, 4096, 0, 0
+        self.resumed = []
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -65,6 +67,7 @@ class FileServer:
 
     def answer(self, handler):
         self.connections += 1
+        self.resumed.append(handler.connection.session_reused)
         found = re.match(r"bytes=(\d+)-", handler.headers.get("Range", ""))
         begin = int(found[1]) if found and self.has_ranges else 0
         body = self.content[begin:]
@@ -127,6 +130,12 @@ def test_cut_link_brings_no_byte_twice(server, tmp_path):
     assert fetch.run()
     assert (server.connections, fetch.came_bytes) == (3, len(CONTENT))
     assert server.sent <= 1.05 * len(CONTENT)
+
+
+def test_next_connection_resumes_the_session_of_tls(server, tmp_path):
+    server.cut_bytes = 200_000
+    assert Fetch(server, tmp_path / "file").run()
+    assert server.resumed == [False, True, True]
 
 
 def test_download_goes_on_after_a_restart(server, tmp_path):

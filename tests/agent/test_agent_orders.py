@@ -28,9 +28,11 @@ def test_pinned_model_is_left_alone_until_it_is_unpinned(site):  # noqa: F811
     site.want("2.0.0")
     site.wait_status("diverged", ["refused"])
     assert site.reported().executions[0].code == "pinned"
+    assert site.fleet.detail(site.name).pinned == {"linear": "1.0.0"}
     site.run("pin", "linear", "--off")
     site.want("2.0.0")
     site.wait_status("converged", ["succeeded"])
+    assert site.fleet.detail(site.name).pinned == {}
 
 
 def test_model_that_is_not_wanted_any_more_is_removed_and_another_one_stays(site):  # noqa: F811

@@ -8,7 +8,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.wire_schema import check_message
 
 from edgekit_runtime.agent import documents as forms
-from edgekit_runtime.agent.signing import key_id, seal, unseal
+from edgekit_runtime.agent.signing import key_id, seal, seal_payload, unseal
+from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import SignatureError
 
 _ROOT = Path(__file__).parent.parent.parent
@@ -51,6 +53,25 @@ def test_message_of_each_kind_fits_the_written_protocol_and_comes_back(kind):
     data = seal(sample, kind, _KEY)
     check_message(forms.topic("cam-1", kind), data)
     assert unseal(data, kind, type(sample), _KEYS, "message") == sample
+
+
+@pytest.mark.parametrize("kind", sorted(_SAMPLES))
+def test_fields_of_a_newer_edgekit_are_left_out(kind):
+    sample = _SAMPLES[kind]
+    plain = to_plain(sample) | {"mood": "good"}
+    for name in ("models", "executions", "figures"):
+        for entry in plain.get(name, ()):
+            entry["mood"] = {"deep": [1]}
+            for delta in entry.get("deltas", ()):
+                delta["mood"] = None
+    data = seal_payload(encode_json(plain), kind, _KEY)
+    assert unseal(data, kind, type(sample), _KEYS, "message") == sample
+
+
+def test_wrong_value_beside_an_unknown_field_is_refused():
+    plain = to_plain(_SAMPLES["reported"]) | {"mood": "good", "status": "happy"}
+    with pytest.raises(SignatureError, match="status is 'happy'"):
+        unseal(seal_payload(encode_json(plain), "reported", _KEY), "reported", forms.Reported, _KEYS, "m")
 
 
 def test_message_with_an_unknown_state_does_not_fit_the_written_protocol():

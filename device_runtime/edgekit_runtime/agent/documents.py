@@ -166,6 +166,7 @@ class ReportedModel:
         previous: version in the spare slot, or empty.
         because: why another version than the desired one is opened, or why it is faulty; one sentence, or
             empty.
+        pinned: version at which somebody pinned the model on the device, or empty.
     """
 
     model: str
@@ -174,6 +175,7 @@ class ReportedModel:
     health: Literal["unproven", "healthy", "rejected", "missing", "faulty"]
     previous: str = ""
     because: str = ""
+    pinned: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

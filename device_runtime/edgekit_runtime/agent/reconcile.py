@@ -236,6 +236,7 @@ def _describe(
         health="faulty" if is_faulty else view.health,
         previous=view.previous,
         because=because,
+        pinned=view.pinned or "",
     )
 
 

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Kind
 from edgekit_runtime.canonical_json import encode_json
-from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.dataclass_json import from_plain, keep_known, to_plain
 from edgekit_runtime.errors import SignatureError
 
 Document = TypeVar("Document")
@@ -67,6 +67,8 @@ def unseal(
 ) -> Document:
     """Return the document in an envelope, after its signature is verified.
 
+    Fields that are not known here are left out: fleets and devices are of different versions for months.
+
     Args:
         data: the envelope, from anybody.
         kind: which the document must be.
@@ -102,7 +104,10 @@ def unseal(
         plain = _parse(payload)
     except (ValueError, RecursionError) as cause:
         raise SignatureError(f"{where}: its signed content is not JSON: {cause}") from cause
-    return from_plain(document, plain, where, SignatureError)
+    try:
+        return from_plain(document, plain, where, SignatureError)
+    except SignatureError:
+        return from_plain(document, keep_known(document, plain), where, SignatureError)
 
 
 def _parse(payload: bytes) -> object:

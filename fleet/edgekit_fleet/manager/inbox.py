@@ -72,6 +72,7 @@ class KnownDevice:
     sent_at: float = 0.0
     asked_at: float = 0.0
     alarmed_at: float = float("-inf")
+    taken: dict[str, int] = field(default_factory=dict)  # kind -> hash of the last envelope
     events: list[float] = field(default_factory=list)
 
     def lacks_report(self, now: float) -> bool:
@@ -237,6 +238,7 @@ class Inbox:
                     "because": report.because,
                     "facts": dict(report.facts),
                     "reported": to_plain(report),
+                    "pinned": {each.model: each.pinned for each in report.models if each.pinned},
                 }
                 for name, report in sorted(self._reports.items())
             ]
@@ -276,6 +278,8 @@ class Inbox:
             device.is_online, device.will_sha256, device.last_seen_at = False, "", now
             self._changed.add(name)
             return None
+        if device.taken.get(kind) == hash(payload):  # a retained one, again after a reconnect
+            return "replayed"
         try:
             document = unseal(payload, kind, _KINDS[kind], device.keys, topic)  # type: ignore[arg-type]
         except SignatureError as error:
@@ -286,6 +290,7 @@ class Inbox:
             return "impersonated"
         if not self._apply(device, document, now):
             return "replayed"
+        device.taken[kind] = hash(payload)
         device.last_seen_at = now
         self._changed.add(name)
         if isinstance(document, Hello) and document.online:

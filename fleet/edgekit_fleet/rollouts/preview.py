@@ -152,7 +152,7 @@ def _find_obstacle(device: DeviceView, package: PackageView, is_return: bool) ->
     if digest == package.manifest_sha256:
         return "same", f"it runs {package.model} {version} already"
     if package.model in device.pinned:
-        return "pinned", f"{package.model} is pinned at {version or 'its version'}"
+        return "pinned", f"{package.model} is pinned at {version or 'its version'} on the device"
     if version and is_older(package.version, version) and not is_return:
         return "newer", f"it runs {package.model} {version}, which is newer than {package.version}"
     engines = {name.strip() for name in device.facts.get("engines", "").split(",") if name.strip()}

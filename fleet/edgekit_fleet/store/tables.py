@@ -75,7 +75,7 @@ class DeviceRow(Table):
             for all would drop a retained report that comes after a newer event.
         is_online: by its last will.
         last_seen_at: when its last document came, or None.
-        pinned: model -> version that the device must keep, by a command.
+        pinned: model -> version at which somebody pinned it on the device, as it reports.
     """
 
     __tablename__ = "devices"

@@ -15,6 +15,7 @@ from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.runtime.slot_disks import SteppedDisk
 from tests.waiting import wait_for
 
+from edgekit_fleet.manager import inbox
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.manager.publisher import Publisher
 from edgekit_fleet.store.database import open_store, sqlite_url
@@ -306,6 +307,34 @@ def test_manager_keeps_the_newest_report_whatever_the_broker_does(manager, seed)
         assert session.get(DeviceRow, "d1").status == statuses[newest % 3]
     assert manager.inbox.refused["forged"] == 5
     assert "alarm.forged" in manager.alarms()
+
+
+def test_retained_documents_after_a_reconnect_are_not_verified_again(manager, monkeypatch):
+    hello = Hello(device="d1", sequence=1, runtime="0.1.0")
+    retained = {
+        topic("d1", "hello"): seal(hello, "hello", manager.key),
+        topic("d1", "reported"): seal(report(2), "reported", manager.key),
+    }
+    verified = []
+    monkeypatch.setattr(inbox, "unseal", lambda *words: verified.append(words[1]) or unseal(*words))
+    for _ in range(3):
+        for name, payload in retained.items():
+            manager.inbox.put(name, payload)
+        manager.take()
+    assert verified == ["hello", "reported"]
+    assert manager.inbox.refused["replayed"] == 4
+
+
+def test_device_reports_its_pins_and_unpins(manager):
+    for sequence, pinned in ((1, "1.0.0"), (2, "")):
+        model = ReportedModel(
+            model="kws", version="1.0.0", manifest_sha256="0" * 64, health="healthy", pinned=pinned
+        )
+        document = replace(report(sequence), models=(model,))
+        manager.inbox.put(topic("d1", "reported"), seal(document, "reported", manager.key))
+        manager.take()
+        with manager.store.transaction() as session:
+            assert session.get(DeviceRow, "d1").pinned == ({"kws": "1.0.0"} if pinned else {})
 
 
 def test_device_that_impersonates_another_is_refused_and_raises_an_alarm(manager):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from edgekit_runtime.agent.membership import ResumingContext
 from edgekit_runtime.errors import DigestError, EdgekitError, OutputError, TransportError
 from edgekit_runtime.system.atomic_files import DISK, Disk, hash_file
 
@@ -243,9 +244,11 @@ class Downloader:
         try:
             plain = _connect(place, self.limits)
             with plain, _deadline(plain, self.limits.slow_s, url):
-                connection.sock = self._context.wrap_socket(plain, server_hostname=place[0])
+                secured = connection.sock = self._context.wrap_socket(plain, server_hostname=place[0])
                 connection.request("GET", address.path, headers={**headers, "User-Agent": "edgekit"})
                 response = connection.getresponse()
+                if isinstance(self._context, ResumingContext):  # certificates are most of a small answer
+                    self._context.remember(secured)
             yield response
         finally:
             connection.close()

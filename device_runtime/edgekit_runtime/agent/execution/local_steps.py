@@ -43,13 +43,30 @@ _MEMORY_AGAIN_S: Final = 300.0
 _UNCHANGED: Final = StepResult()
 
 
+class _Meter:
+    """Counts what a step receives: metadata, delta and package together have one budget.
+
+    Attributes:
+        left_bytes: that may come, or None without a limit.
+    """
+
+    def __init__(self, count: Callable[[int], None], most_bytes: int | None) -> None:
+        self._count, self.left_bytes = count, most_bytes
+
+    def __call__(self, came_bytes: int) -> None:
+        """Count bytes that came."""
+        self._count(came_bytes)
+        if self.left_bytes is not None:
+            self.left_bytes = max(0, self.left_bytes - came_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     wanted: DesiredModel
     order: StepOrder
     stop: threading.Event
     note: Callable[[NoteKind, str], None]
-    count: Callable[[int], None]
+    meter: _Meter
 
 
 class LocalSteps:
@@ -90,13 +107,13 @@ class LocalSteps:
         """Carry out a step, see `StepCarrier`."""
         wanted = order.step.wanted
         assert wanted is not None  # noqa: S101  # `reconcile` names it in these steps
-        job = _Job(wanted, order, stop, note, count)
+        job = _Job(wanted, order, stop, note, _Meter(count, order.most_bytes))
         return self._download(job) if order.step.action == "download" else self._install(job)
 
     def _download(self, job: _Job) -> StepResult:
         wanted = job.wanted
         try:
-            offer = self._repository.find(wanted.path, self._target, job.order.known_time_s, job.count)
+            offer = self._repository.find(wanted.path, self._target, job.order.known_time_s, job.meter)
             if (problem := _find_mismatch(wanted, offer, self._target)) or offer is None:
                 return StepResult(outcome="refused", code="not-offered", reason=problem)
             if result := _check_needs(wanted, offer):
@@ -127,9 +144,9 @@ class LocalSteps:
     def _fetch(self, job: _Job, offer: Offer, path: Path) -> None:
         self._downloader.fetch(
             *(offer.url, path, offer.size_bytes),
-            count=job.count,
+            count=job.meter,
             stop=job.stop,
-            most_bytes=job.order.most_bytes,
+            most_bytes=job.meter.left_bytes,
             sha256=offer.sha256,
         )
 
@@ -142,7 +159,7 @@ class LocalSteps:
             delta = find_delta(wanted, self._installer.list_installed(wanted.model))
             if delta is None:
                 return False
-            offer = self._repository.find(delta.path, self._target, job.order.known_time_s)
+            offer = self._repository.find(delta.path, self._target, job.order.known_time_s, job.meter)
             if offer is None or (offer.sha256, offer.size_bytes) != (delta.sha256, delta.size_bytes):
                 return False
             source = self._downloads / f"{delta.sha256}.delta"
