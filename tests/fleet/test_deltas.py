@@ -86,6 +86,27 @@ def test_weights_whose_scales_and_places_have_changed_are_found(tmp_path, dtype)
     apply(content, base, new, tmp_path)
 
 
+def test_scales_predict_weights_that_differ_by_steps(tmp_path):
+    """`edgekit package --like` makes such weights; the factor of least squares alone would blur the steps."""
+    (codes, scales), _ = tune()
+    rng = np.random.default_rng(1)
+    multipliers = 64 * rng.integers(48, 80, CHANNELS)
+    predicted = (codes.astype(int) * multipliers[:, None] + 2048) >> 12
+    changed = predicted - 4 * np.rint(0.05 * predicted + rng.normal(0, 1, codes.shape)).astype(int)
+    new_codes = np.clip(changed, -127, 127).astype(np.int8)
+    new_scales = (scales * 4096 / multipliers).astype(np.float32)
+    old = package(tmp_path / "old", model(codes, scales))
+    new = package(tmp_path / "new", model(new_codes, new_scales))
+    suffix, content = make_delta(old, new)
+    assert suffix == deltas.RUNS_SUFFIX
+    apply(content, old, new, tmp_path)
+    unknown = package(
+        tmp_path / "unknown", model(new_codes, new_scales).replace(b"DequantizeLinear", b"D" * 16)
+    )
+    _, blurred = make_delta(old, unknown)
+    assert len(content) < 0.85 * len(blurred)
+
+
 def test_float_weights_are_smaller_than_by_the_generic_delta(tmp_path):
     rng = np.random.default_rng(1)
     weights = rng.normal(0, 1, (256, 256)).astype(np.float32)

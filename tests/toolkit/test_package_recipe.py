@@ -217,22 +217,53 @@ def test_another_model_is_refused(mixed: Made, tmp_path: Path) -> None:
     )
 
 
-def test_model_that_was_trained_further_keeps_the_form_of_its_package(mixed: Made, tmp_path: Path) -> None:
-    source, data = tiny("digits_cnn")
-    model = onnx.load(source)
+@pytest.fixture
+def tuned(tmp_path: Path) -> Path:
+    """`digits_cnn`, trained further."""
+    model = onnx.load(tiny("digits_cnn")[0])
     draw = np.random.default_rng(0)
     for weight in model.graph.initializer:
         values = onnx.numpy_helper.to_array(weight)
         if values.dtype == np.float32 and values.size > 100:
-            moved = values + 0.01 * values.std() * draw.standard_normal(values.shape).astype(np.float32)
+            moved = values + 0.05 * values.std() * draw.standard_normal(values.shape).astype(np.float32)
             weight.CopyFrom(onnx.numpy_helper.from_array(moved, weight.name))
-    tuned = saved(model, tmp_path / "tuned.onnx")
-    options = ("--like", mixed.recipe, "--budget", "drop=5%", "--name", "net", "--version", "1.1.0")
-    outcome = package(tuned, tmp_path / "out", *data, *options, target="rpi4")
+    return saved(model, tmp_path / "tuned.onnx")
+
+
+LIKE = ("--budget", "drop=5%", "--name", "net", "--version", "1.1.0", "--like")
+
+
+def test_model_that_was_trained_further_keeps_the_form_of_its_package(
+    tuned: Path, mixed: Made, tmp_path: Path
+) -> None:
+    _, data = tiny("digits_cnn")
+    outcome = package(tuned, tmp_path / "out", *data, *LIKE, mixed.recipe, target="rpi4")
     assert outcome.code == 0, outcome.stderr
     before, after = read_recipe(mixed.recipe), read_recipe(next((tmp_path / "out").glob("*.recipe.json")))
-    assert after.form.to_json() == before.form.to_json()
+    assert after.form.to_json() == {**before.form.to_json(), "earlier": before.model_sha256}
     assert (after.source_sha256, after.model_sha256) != (before.source_sha256, before.model_sha256)
+
+
+def test_update_repeats_only_beside_its_earlier_package(tuned: Path, mixed: Made, tmp_path: Path) -> None:
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert package(tuned, first, *tiny("digits_cnn")[1], *LIKE, mixed.recipe, target="rpi4").code == 0
+    recipe = next(first.glob("*.recipe.json"))
+    outcome = edgekit("package", tuned, "--recipe", recipe, "-o", again)
+    assert outcome.code == RecipeError.exit_code and "--like" in outcome.stderr
+    outcome = edgekit("package", tuned, "--recipe", recipe, "--like", mixed.recipe, "-o", again)
+    assert outcome.code == 0, outcome.stderr
+    made = [next(folder.glob("*.edgepkg")).read_bytes() for folder in (first, again)]
+    assert made[0] == made[1]
+
+
+def test_recipe_without_its_package_is_nothing_to_be_like(tuned: Path, mixed: Made, tmp_path: Path) -> None:
+    alone = tmp_path / mixed.recipe.name
+    alone.write_bytes(mixed.recipe.read_bytes())
+    check_refused(
+        lambda *extra: package(tuned, tmp_path / "out", "--like", alone, *extra, target="rpi4"),
+        RecipeError.exit_code,
+        "the package beside the recipe, cannot be read",
+    )
 
 
 def test_form_of_another_model_is_refused(mixed: Made, tmp_path: Path) -> None:

@@ -261,6 +261,42 @@ def test_no_samples_and_nan_samples_are_refused() -> None:
         collect(prepared, ["z"], lambda: [bad])
 
 
+def tuned(content: bytes) -> bytes:
+    """The model after training that has moved each weight by 6 codes (root mean square)."""
+    model, draw = parse(content), np.random.default_rng(0)
+    for tensor in model.subgraphs[0].tensors:
+        values = constant(model, tensor)
+        if values is not None and values.dtype == np.float32:
+            step = np.abs(values).max() / 127
+            moved = values + (6 * step * draw.standard_normal(values.shape)).astype(np.float32)
+            model.buffers[tensor.buffer].data = np.frombuffer(moved.tobytes(), np.uint8)
+    return pack(model)
+
+
+def codes(content: bytes) -> dict[str, Array]:
+    """Int8 constants, by the place of their tensor."""
+    model = parse(content)
+    found = {str(at): constant(model, one) for at, one in enumerate(model.subgraphs[0].tensors)}
+    return {at: values for at, values in found.items() if values is not None and values.dtype == np.int8}
+
+
+@pytest.mark.parametrize("kind", [forms.STATIC_INT8, forms.INT8_WEIGHTS, forms.FLOAT16_WEIGHTS])
+def test_update_is_near_its_earlier_version_and_computes_the_same(kind: str) -> None:
+    content = small_cnn().content()
+    further = tuned(content)
+    plan = static_plan(further) if kind == forms.STATIC_INT8 else None
+    before = built(content, Form(kind, plan))
+    earlier = forms.EarlierModel("0" * 64, before)
+    near, plain = built(further, Form(kind, plan, earlier=earlier)), built(further, Form(kind, plan))
+    assert len(near) <= len(plain) and near != plain
+    # A step of 5 codes on weights of 127: their error is at most a few times that of 8 bits.
+    for feeds in images(4, seed=3):
+        assert np.abs(run(near, feeds) - run(further, feeds)).max() < 2 * INT8_ERROR
+    new, old = codes(near), codes(before)
+    assert new.keys() == old.keys() and bool(new) == (kind != forms.FLOAT16_WEIGHTS)
+    assert np.mean([np.mean(new[at] == old[at]) for at in new] or [1.0]) > 0.1
+
+
 def calibration() -> Iterator[dict[str, Array]]:
     return iter(images(8))
 

@@ -169,15 +169,23 @@ def _find_runs(old: bytes, wanted: bytes) -> list[_Run]:
         PackageError: one is no package, or too much of it is unknown.
     """
     base_tensors = {tensor.name: tensor for tensor in _list_tensors(old)}
+    tensors = {tensor.name: tensor for tensor in _list_tensors(wanted)}
     base, new = np.frombuffer(old, dtype=np.uint8), np.frombuffer(wanted, dtype=np.uint8)
     matched: list[_Run] = []
     known: list[tuple[int, int]] = []
     end, factors = 0, (0, 0)  # offset and length of the words before, as the device has them
-    for tensor in _list_tensors(wanted):
+    for tensor in tensors.values():
         twin = base_tensors.get(tensor.name)
-        if twin is None or (twin.length, twin.width) != (tensor.length, tensor.width) or tensor.offset < end:
+        if twin is None or (twin.length, twin.width) != (tensor.length, tensor.width):
             continue
-        runs = [_choose_run(tensor, twin, base, new), *_find_products(tensor, factors, new)]
+        if tensor.offset < end or tensor.length < _LEAST_TENSOR_BYTES:
+            continue
+        scales = (
+            None
+            if tensor.scale not in tensors or twin.scale not in base_tensors
+            else (_read_floats(base_tensors[twin.scale], base), _read_floats(tensors[tensor.scale], new))
+        )
+        runs = [_choose_run(tensor, twin, base, new, scales), *_find_products(tensor, factors, new)]
         matched.append(min(runs, key=lambda run: _estimate_bytes(run, base, new)))
         known.append((twin.offset, twin.length))
         end = tensor.offset + tensor.length
@@ -200,12 +208,12 @@ def _list_tensors(package: bytes) -> Iterator[TensorPosition]:
         if not tensors and member.size_bytes > _UNKNOWN_BYTES:
             yield TensorPosition(member.name, member.payload_offset, member.size_bytes, 1)
         for tensor in tensors:
-            if tensor.length >= _LEAST_TENSOR_BYTES:
-                yield replace(
-                    tensor,
-                    name=f"{member.name}/{tensor.name}",
-                    offset=member.payload_offset + tensor.offset,
-                )
+            yield replace(
+                tensor,
+                name=f"{member.name}/{tensor.name}",
+                scale=tensor.scale and f"{member.name}/{tensor.scale}",
+                offset=member.payload_offset + tensor.offset,
+            )
 
 
 def _list_gaps(taken: list[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
@@ -262,9 +270,13 @@ class _Copier:
 
 
 def _choose_run(
-    tensor: TensorPosition, twin: TensorPosition, base: NDArray[np.uint8], new: NDArray[np.uint8]
+    tensor: TensorPosition,
+    twin: TensorPosition,
+    base: NDArray[np.uint8],
+    new: NDArray[np.uint8],
+    scales: tuple[NDArray[np.float64], NDArray[np.float64]] | None,
 ) -> _Run:
-    """Return the run of a tensor that is expected to pack best."""
+    """Return the run of a tensor that is expected to pack best; `scales` are those of both, where known."""
     kind = {1: BYTES, 2: WORDS_16, 4: WORDS_32}[tensor.width]
     plain = _Run(kind, twin.offset, tensor.offset, tensor.length)
     if tensor.is_signed is None:
@@ -274,6 +286,11 @@ def _choose_run(
     for step, channels in _list_layouts(tensor.shape, tensor.length):
         multipliers = _fit(tensor, twin, base, new, step, channels)
         tries.append(_Run(kind, twin.offset, tensor.offset, tensor.length, multipliers, step))
+        if scales is not None and len(scales[0]) == len(scales[1]) == channels:
+            with np.errstate(all="ignore"):
+                ratio = np.nan_to_num(ONE * scales[0] / scales[1])
+            multipliers = _as_multipliers(ratio)
+            tries.append(_Run(kind, twin.offset, tensor.offset, tensor.length, multipliers, step))
     return min(tries, key=lambda run: _estimate_bytes(run, base, new))
 
 
@@ -322,7 +339,16 @@ def _fit(
     old, wanted = read(base, twin.offset), read(new, tensor.offset)
     power = (old * old).sum(axis=(0, 2))
     ratio = np.divide((old * wanted).sum(axis=(0, 2)), power, out=np.ones(channels), where=power > 0)
-    return np.asarray(np.clip(np.rint(ratio * ONE), 0, 0xFFFF).astype(np.int32))
+    return _as_multipliers(ratio * ONE)
+
+
+def _as_multipliers(ratio: NDArray[np.float64]) -> NDArray[np.int32]:
+    return np.asarray(np.clip(np.rint(ratio), 0, 0xFFFF).astype(np.int32))
+
+
+def _read_floats(tensor: TensorPosition, content: NDArray[np.uint8]) -> NDArray[np.float64]:
+    begin, end = tensor.offset, tensor.offset + tensor.length // 4 * 4
+    return np.ascontiguousarray(content[begin:end]).view("<f4").astype(np.float64)
 
 
 def _estimate_bytes(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> float:

@@ -10,7 +10,7 @@ FlatBuffers internals.
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 _ONNX_WIDTHS: Final = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 4, 10: 2, 11: 4, 12: 4, 13: 4, 16: 2}
@@ -30,6 +30,7 @@ class TensorPosition:
         width: bytes of the words whose differences are small: 1, 2 or 4.
         shape: of the tensor, or () where it is unknown.
         is_signed: whether bytes are int8 (True), uint8 (False), or neither (None).
+        scale: name of the tensor with the float32 scales of its codes, or "".
     """
 
     name: str
@@ -38,6 +39,7 @@ class TensorPosition:
     width: int
     shape: tuple[int, ...] = ()
     is_signed: bool | None = None
+    scale: str = ""
 
 
 def find_tensors(data: memoryview, file_name: str) -> list[TensorPosition]:
@@ -99,14 +101,22 @@ def _find_in_graph(
     data: memoryview, begin: int, end: int, scope: str, depth: int
 ) -> Iterator[TensorPosition]:
     nodes = 0
+    scales: dict[str, str] = {}
+    for number, _, start, stop in _read_fields(data, begin, end):
+        if number == 1 and depth < _MAX_DEPTH:
+            nodes += 1
+            names = []
+            for field, _, first, last in _read_fields(data, start, stop):
+                if field == 1:
+                    names.append(f"{scope}/{bytes(data[first:last]).decode()}")
+                elif field == 4 and bytes(data[first:last]) == b"DequantizeLinear" and len(names) > 1:
+                    scales[names[0]] = names[1]
+                elif field == 5:
+                    yield from _find_in_attribute(data, first, last, f"{scope}/{nodes}", depth)
     for number, _, start, stop in _read_fields(data, begin, end):
         if number == 5:
-            yield from _read_tensor(data, start, stop, f"{scope}/")
-        elif number == 1 and depth < _MAX_DEPTH:
-            nodes += 1
-            for field, _, first, last in _read_fields(data, start, stop):
-                if field == 5:
-                    yield from _find_in_attribute(data, first, last, f"{scope}/{nodes}", depth)
+            for tensor in _read_tensor(data, start, stop, f"{scope}/"):
+                yield replace(tensor, scale=scales.get(tensor.name, ""))
 
 
 def _find_in_attribute(
@@ -202,7 +212,8 @@ def _find_tflite(data: memoryview) -> Iterator[TensorPosition]:
             if not length or offset in seen:
                 continue
             seen.add(offset)
-            yield _describe(data, tensor, name, offset, length)
+            scale = "" if scales is None else f"{name}:scale"
+            yield replace(_describe(data, tensor, name, offset, length), scale=scale)
 
 
 def _describe(data: memoryview, tensor: int, name: str, offset: int, length: int) -> TensorPosition:

@@ -70,8 +70,9 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
 )
 @click.option(
     "--like", type=click.Path(path_type=Path), metavar="RECIPE",
-    help="Keep the form and ranges of an earlier package, by its .recipe.json: for a model that was trained "
-    "further, whose update then is small. It is judged as usual; no other form is searched.",
+    help="Keep form and ranges of an earlier package, by its .recipe.json (its .edgepkg lies beside it), and "
+    "stay near its weights: for a model that was trained further, whose update then is small. It is judged "
+    "as usual; no other form is searched.",
 )  # fmt: skip
 @click.option(
     "--out",
@@ -156,7 +157,10 @@ def command(
             _show(document, written, console, as_json=as_json)
         else:
             check_alone(ctx)
-            repeat_recipe(model, recipe, out, console, target=options["target"], key=key, as_json=as_json)
+            repeat_recipe(
+                model, recipe, out, console,
+                like=options["like"], target=options["target"], key=key, as_json=as_json,
+            )  # fmt: skip
     except MemoryError as error:
         from edgekit_runtime.errors import EdgekitError
 

@@ -12,7 +12,7 @@ from edgekit_toolkit.console import print_line, print_section
 from edgekit_toolkit.packaging.recipe import Recipe, read_recipe
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.publish import Published, evidence_of, output_folder, publish, staging
-from edgekit_toolkit.pipeline.replay import repeat
+from edgekit_toolkit.pipeline.replay import read_earlier, repeat
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 
 
@@ -26,13 +26,13 @@ def check_alone(ctx: click.Context) -> None:
         parameter.opts[0]
         for parameter in ctx.command.params
         if isinstance(parameter, click.Option)
-        and parameter.name not in {"recipe", "target", "out", "key", "as_json"}
+        and parameter.name not in {"recipe", "like", "target", "out", "key", "as_json"}
         and ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
     ]
     if stated:
         raise click.UsageError(
             f"--recipe holds what {', '.join(stated)} would decide; give it alone (with -o, --key, --json,"
-            " and the recipe's own --target)."
+            " the recipe's own --target, and --like for an update)."
         )
 
 
@@ -49,7 +49,15 @@ def _check_target(target: str | None, recipe: Recipe) -> None:
 
 
 def repeat_recipe(
-    model: Path, path: Path, out: Path, console: Console, *, target: str | None, key: str, as_json: bool
+    model: Path,
+    path: Path,
+    out: Path,
+    console: Console,
+    *,
+    like: Path | None,
+    target: str | None,
+    key: str,
+    as_json: bool,
 ) -> None:
     """Repeat a recipe: same model, same tools and same key give the same bytes.
 
@@ -58,6 +66,7 @@ def repeat_recipe(
         path: path of the recipe.
         out: folder for the results.
         console: where the outcome is shown.
+        like: recipe of the earlier package that an update is near to, or None.
         target: as the user gave it, or None.
         key: name of the signing key.
         as_json: whether to print JSON.
@@ -73,7 +82,7 @@ def repeat_recipe(
         signer = load_signer(key)
         with ProgressBar(console) as progress:
             progress.show("repeating the recipe")
-            assembled = repeat(model, recipe)
+            assembled = repeat(model, recipe, None if like is None else read_earlier(like)[1])
             evidence = evidence_of({"repeated": recipe.sha256, "target": recipe.target})
             with staging(out) as stage:
                 published = publish(assembled, recipe, evidence, stage, signer)

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import click
 from edgekit_toolkit.importers.file_kind import is_tflite
 from edgekit_toolkit.packaging.attachments import read_labels, read_preprocessing
 from edgekit_toolkit.packaging.next_version import FIRST_VERSION
-from edgekit_toolkit.packaging.recipe import read_recipe
 from edgekit_toolkit.pipeline.engine_tournament import engines_here
+from edgekit_toolkit.pipeline.replay import read_earlier
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.samples.media.classes import find_class_names
 from edgekit_toolkit.selection.budget import parse_budget
@@ -45,7 +46,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         target = target.in_mode(options["power_mode"])
     labels = None if options["labels"] is None else read_labels(options["labels"])
     found = () if labels is not None else _class_folders(options)
-    like = None if options["like"] is None else read_recipe(options["like"])
+    like, earlier = (None, None) if options["like"] is None else read_earlier(options["like"])
     return Request(
         model=model,
         target=target,
@@ -67,7 +68,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         backend=_backend(options["backend"] or (None if like is None else like.backend), target, model),
         variants=options["variants"],
         strict=options["strict"],
-        like=None if like is None else like.form,
+        like=None if like is None else replace(like.form, earlier=earlier),
     )
 
 

@@ -23,7 +23,7 @@ from edgekit_toolkit.samples.shards import Batching
 
 Ranges = Mapping[str, tuple[float, float]]
 
-_LIKE = "as before"
+_LIKE, _NEAR = "as before", "as before, weights near the earlier ones"
 _MAX_RELEASED = 6
 _ELEMENTWISE_LOSS_DB = 3.0
 # A scale a tensor saves a few percent of the size; with more noise than this it is never the choice.
@@ -140,7 +140,8 @@ def find_candidates(
         time_limit_s: wall-clock time from now. The plain forms are always made; clipped ranges and mixed
             precisions are tried while there is time.
         progress: called with what is done now, how much of it is done and how much there is.
-        like: the only form beside the float model; None to search.
+        like: the only form beside the float model, once near to the weights of its `earlier` model and once
+            not; None to search.
 
     Raises:
         RecipeError: `like` does not fit the model.
@@ -157,9 +158,10 @@ def find_candidates(
     fidelity = Fidelity(quantizer.model, samples, threads=quantizer.threads, softmax_axes=axes)
     found.noise_samples = len(samples) * (Batching.of(quantizer.model.specs()[0]).size or 1)
     if like is not None:
-        if like.kind != forms.FLOAT32 and found.add(_LIKE, quantizer, like, fidelity) is None:
-            why = f": {found.dropped[0]}" if found.dropped else ""
-            raise RecipeError(f"--like: the earlier package's form fits no layer of this model{why}")
+        for label, form in ((_NEAR, like), (_LIKE, replace(like, earlier=None))):
+            if like.kind != forms.FLOAT32 and found.add(label, quantizer, form, fidelity) is None:
+                why = f": {found.dropped[0]}" if found.dropped else ""
+                raise RecipeError(f"--like: the earlier package's form fits no layer of this model{why}")
         return found
     search = _Search(quantizer, calibration, fidelity, per_channel, found, progress, end)
     for kind, label in quantizer.labels.items():

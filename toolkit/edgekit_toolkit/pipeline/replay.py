@@ -1,23 +1,51 @@
 """Repeat a recipe: the package that was decided once, made again of the same model without a search."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
-from edgekit_runtime.errors import DataError, ManifestError, RecipeError
+from edgekit_runtime.errors import DataError, ManifestError, PackageError, RecipeError
+from edgekit_runtime.package.archive import DEFAULT_LIMITS
+from edgekit_runtime.package.canonical_zip import read_members
 from edgekit_toolkit.importers.source import load_model
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers
 from edgekit_toolkit.packaging.assemble import Assembled, assemble, combine, golden_reference
-from edgekit_toolkit.packaging.recipe import Recipe, tool_versions
+from edgekit_toolkit.packaging.recipe import Recipe, read_recipe, tool_versions
 from edgekit_toolkit.passes.chain import replay
-from edgekit_toolkit.quantize.forms import build
+from edgekit_toolkit.quantize.forms import EarlierModel, build
 
 
-def repeat(model_path: Path, recipe: Recipe) -> Assembled:
+def read_earlier(path: Path) -> tuple[Recipe, EarlierModel]:
+    """Return the recipe at `path`, and the model of the package beside it.
+
+    Raises:
+        RecipeError: one cannot be read, or the package is of another recipe.
+    """
+    recipe = read_recipe(path)
+    package = path.with_name(f"{path.name.removesuffix('.recipe.json')}.edgepkg")
+    try:
+        content = memoryview(package.read_bytes())
+        members = read_members(content, package.name, DEFAULT_LIMITS.max_members)
+    except (OSError, PackageError) as error:
+        raise RecipeError(f"{package}, the package beside the recipe, cannot be read: {error}") from error
+    for member in members:
+        model = bytes(content[member.payload_offset : member.payload_offset + member.size_bytes])
+        if hashlib.sha256(model).hexdigest() == recipe.model_sha256:
+            return recipe, EarlierModel(recipe.model_sha256, model)
+    raise RecipeError(f"{package} does not hold the model of {path.name}: keep both as they were written")
+
+
+def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None) -> Assembled:
     """Return the package that `recipe` makes of the model at `model_path`, without a search.
+
+    Args:
+        model_path: the source model.
+        recipe: of the package.
+        earlier: what an update was brought near to; None for what is no update.
 
     Raises:
         RecipeError: the recipe is of another model, or these tools make another model of it.
@@ -36,23 +64,28 @@ def repeat(model_path: Path, recipe: Recipe) -> Assembled:
         floats = OnnxModel(disable_optimizers(inferred, recipe.disabled_optimizers))
     try:
         reference = golden_reference(floats, recipe.dims, recipe.golden_ranges, recipe.golden_seed)
-        first = assemble(recipe, reference, _rebuild(floats, recipe))
+        first = assemble(recipe, reference, _rebuild(floats, recipe, earlier))
         if not recipe.variants:
             return first
         alone = {variant.name: recipe.of_variant(variant) for variant in recipe.variants}
-        others = {name: assemble(one, reference, _rebuild(floats, one)) for name, one in alone.items()}
+        others = {
+            name: assemble(one, reference, _rebuild(floats, one, earlier)) for name, one in alone.items()
+        }
         return combine(first, others, recipe)
     except (DataError, ManifestError) as error:
         raise RecipeError(f"the recipe makes no package: {error}; make another one by its options") from error
 
 
-def _rebuild(floats: Model, recipe: Recipe) -> Model:
+def _rebuild(floats: Model, recipe: Recipe, earlier: EarlierModel | None) -> Model:
     """Return the model that a recipe is of.
 
     Raises:
         RecipeError: these tools make another one.
     """
-    model = _build(floats, recipe)
+    form = recipe.form
+    if earlier is not None and form.earlier is not None and form.earlier.sha256 == earlier.sha256:
+        form = replace(form, earlier=earlier)
+    model = _build(floats, replace(recipe, form=form))
     made = None if model is None else hashlib.sha256(model.content).hexdigest()
     if model is None or made != recipe.model_sha256:
         here = tool_versions("litert")

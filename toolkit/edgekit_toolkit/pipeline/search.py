@@ -139,6 +139,11 @@ def _choose(
     def choose(measured: Sequence[Measured]) -> Accepted:
         if request.like is not None and len(drafted) > 1:  # the float model is there for comparison
             measured = [one for one in measured if one.id != drafted[0].id]
+            # Near to the earlier weights its delta is smaller: the other one is for where that costs a limit.
+            near = choose_accepted(request.backend, limits, measured[:1], by_id, prepared.feeds[0])
+            if near.choice.chosen is not None:
+                reason = f"{measured[0].label}: within every limit; its delta is small"
+                return replace(near, choice=replace(near.choice, reason=reason))
         return choose_accepted(request.backend, limits, measured, by_id, prepared.feeds[0])
 
     confirmed = choose_confirmed(

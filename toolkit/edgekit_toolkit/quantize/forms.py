@@ -6,6 +6,7 @@ without calibration data.
 
 import base64
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import RecipeError
@@ -22,6 +24,7 @@ from edgekit_toolkit.quantize.onnx import storage
 from edgekit_toolkit.quantize.onnx.compact import shorten_names
 from edgekit_toolkit.quantize.onnx.embedding_tables import int8_tables, is_table_lookup, stored_table
 from edgekit_toolkit.quantize.onnx.equalize import apply_factors
+from edgekit_toolkit.quantize.onnx.near import bring_near
 from edgekit_toolkit.quantize.onnx.qdq import write_qdq
 from edgekit_toolkit.quantize.plan import COMPUTE, Plan
 from edgekit_toolkit.quantize.scheme import SCHEMES
@@ -32,7 +35,34 @@ INT8_WEIGHTS: Final = "int8-weights"
 INT4_WEIGHTS: Final = "int4-weights"
 DYNAMIC_INT8: Final = "dynamic-int8"
 STATIC_INT8: Final = "static-int8"
+_SHA256: Final = re.compile("[0-9a-f]{64}")
 KINDS: Final = (FLOAT32, FLOAT16_WEIGHTS, INT8_WEIGHTS, INT4_WEIGHTS, DYNAMIC_INT8, STATIC_INT8)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierModel:
+    """The model of an earlier package, to whose weights those of a form are brought near.
+
+    Attributes:
+        sha256: digest of its file.
+        content: the file; None in a recipe that was only read.
+    """
+
+    sha256: str
+    content: bytes | None = field(default=None, repr=False)
+
+    def read(self) -> bytes:
+        """Return the file.
+
+        Raises:
+            RecipeError: it is not known.
+        """
+        if self.content is None:
+            raise RecipeError(
+                f"the recipe makes an update of the model with sha256 {self.sha256}: name the recipe of that"
+                " model's package with --like too"
+            )
+        return self.content
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +75,14 @@ class Form:
         factors: channel factors of equalized tensors, float32 [channels], only with a plan.
         layers: for `int8-weights`: the layers whose weights are int8, by their first output; the others have
             float16 weights. None stands for all layers.
+        earlier: what the weights are brought near to; None for nothing.
     """
 
     kind: str
     plan: Plan | None = None
     factors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     layers: frozenset[str] | None = None
+    earlier: EarlierModel | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS or (self.plan is not None) != (self.kind == STATIC_INT8):
@@ -60,6 +92,10 @@ class Form:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that `from_json` reads."""
+        value = self._to_json()
+        return value if self.earlier is None else {**value, "earlier": self.earlier.sha256}
+
+    def _to_json(self) -> dict[str, Any]:
         if self.layers is not None:
             return {"kind": self.kind, "layers": sorted(self.layers)}
         if self.plan is None:
@@ -89,19 +125,27 @@ class Form:
         if kind not in KINDS:
             raise RecipeError(f"recipe: form.kind is {kind!r}, expected one of {', '.join(KINDS)}")
         try:
+            earlier = _earlier(value.get("earlier"))
             if kind == INT8_WEIGHTS and "layers" in value:
-                return cls(kind, layers=frozenset(_names("layers", value["layers"])))
+                return cls(kind, layers=frozenset(_names("layers", value["layers"])), earlier=earlier)
             if kind != STATIC_INT8:
-                return cls(kind)
+                return cls(kind, earlier=earlier)
             plan = Plan(
                 scheme=SCHEMES[value["scheme"]],
                 kernels=frozenset(_names("kernels", value["kernels"])),
                 ranges={name: _range(name, pair) for name, pair in value["ranges"].items()},
                 per_channel=_flag("per_channel", value["per_channel"]),
             )
-            return cls(kind, plan, {name: _factor(name, text) for name, text in value["factors"].items()})
+            factors = {name: _factor(name, text) for name, text in value["factors"].items()}
+            return cls(kind, plan, factors, earlier=earlier)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RecipeError(f"recipe: form is malformed: {error!r}") from error
+
+
+def _earlier(value: Any) -> EarlierModel | None:
+    if value is not None and not (isinstance(value, str) and _SHA256.fullmatch(value)):
+        raise ValueError(f"earlier is {value!r}, expected a sha256")
+    return None if value is None else EarlierModel(value)
 
 
 def _names(field_name: str, value: Any) -> list[str]:
@@ -141,7 +185,17 @@ def build(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
         RecipeError: the plan does not belong to this model.
     """
     made = _build_named(model, form)
-    return None if made is None else shorten_names(made)
+    if made is None:
+        return None
+    short = shorten_names(made)
+    return short if form.earlier is None else bring_near(short, _parse(form.earlier))
+
+
+def _parse(earlier: EarlierModel) -> onnx.ModelProto:
+    try:
+        return onnx.load_from_string(earlier.read())
+    except DecodeError as error:
+        raise RecipeError("--like: the model of the earlier package is not ONNX, as this one is") from error
 
 
 def _build_named(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:

@@ -95,11 +95,11 @@ def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
                 tensor.name = next(fresh)
             if tensor.quantization is not None:
                 tensor.quantization.min = tensor.quantization.max = None
-    _share_buffers(model)
+    share_buffers(model)
     return pack(model)
 
 
-def _share_buffers(model: Model) -> None:
+def share_buffers(model: Model) -> None:
     """Store equal values once."""
     places: dict[bytes, int] = {}
     kept: list[Any] = model.buffers[:1]  # the first is empty by the schema

@@ -22,6 +22,7 @@ from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.litert.fold import fold_pixels
 from edgekit_toolkit.quantize.litert.kernels import scope
+from edgekit_toolkit.quantize.litert.near import bring_near
 from edgekit_toolkit.quantize.litert.prepare import finish
 from edgekit_toolkit.quantize.litert.weights import weight_bounds
 from edgekit_toolkit.quantize.onnx.storage import fits_half
@@ -77,7 +78,8 @@ def build(prepared: bytes, form: Form) -> bytes | None:
             order = _Order(library, prepared)
             if not order.ask(form):
                 return None
-            return finish(order.carry_out(), prepared)
+            made = finish(order.carry_out(), prepared)
+            return made if form.earlier is None else bring_near(made, form.earlier.read())
     except RecipeError:
         raise
     except Exception as error:  # the library raises whatever its parts do

@@ -1,0 +1,108 @@
+"""Bring the weights of a LiteRT model near to those of its earlier version; see `near_version`."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_toolkit.quantize.litert.prepare import share_buffers
+from edgekit_toolkit.quantize.near_version import Coded, near_bias, near_floats, near_weight
+from edgekit_toolkit.tflite.flatbuffer import (
+    Model,
+    SubGraph,
+    Tensor,
+    constant,
+    pack,
+    parse,
+    parsed,
+    schema,
+    shape_of,
+)
+
+_LEAST_FLOATS = 8
+
+
+def bring_near(content: bytes, earlier: bytes) -> bytes:
+    """Return a model with weights near to those of `earlier`.
+
+    Args:
+        content: a form's model, as it is shipped.
+        earlier: the same form of the earlier version; what is placed or shaped otherwise there is left out.
+    """
+    model, before = parse(content), parsed(earlier)
+    for graph, was in zip(model.subgraphs, before.subgraphs, strict=False):
+        if len(graph.tensors) == len(was.tensors):
+            _Pair(model, graph, before, was).bring_near()
+    share_buffers(model)
+    return pack(model)
+
+
+class _Pair:
+    """A graph that is changed, and the earlier one; tensors are known by their places."""
+
+    def __init__(self, model: Model, graph: SubGraph, before: Model, was: SubGraph) -> None:
+        self._model, self._graph, self._before, self._was = model, graph, before, was
+        self._settled: set[int] = set()
+
+    def bring_near(self) -> None:
+        for operator in self._graph.operators:
+            places = [int(place) for place in operator.inputs if place >= 0]
+            for place in places:
+                pair = self._coded(place, np.int8)
+                if pair is None:
+                    continue
+                new, earlier = pair
+                made, step = near_weight(new, earlier)
+                self._store(place, made)
+                for other in places:
+                    if (bias := self._coded(other, np.int32)) is not None:
+                        self._store(other, near_bias(*bias, (made, new, earlier), step))
+        for place, tensor in enumerate(self._graph.tensors):
+            self._bring_floats(place, tensor)
+
+    def _coded(self, place: int, dtype: type[np.integer[Any]]) -> tuple[Coded, Coded] | None:
+        """Return the codes of a constant, and those of its earlier version; None where they are settled."""
+        values, scales = self._read(place), []
+        tensors = self._graph.tensors[place], self._was.tensors[place]
+        if values is None or place in self._settled or values[0].dtype != dtype:
+            return None
+        for tensor in tensors:
+            known = tensor.quantization
+            if known is None or known.scale is None or not len(known.scale) or np.any(known.zeroPoint):
+                return None
+            scales.append(np.asarray(known.scale, np.float32))
+        axis = int(tensors[0].quantization.quantizedDimension)
+        new, earlier = (
+            Coded(codes, scale if len(scale) > 1 else scale.reshape(()), axis)
+            for codes, scale in zip(values, scales, strict=True)
+        )
+        return (new, earlier) if new.is_like(earlier) else None
+
+    def _read(self, place: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        new, earlier = self._graph.tensors[place], self._was.tensors[place]
+        if new.type != earlier.type or shape_of(new) != shape_of(earlier):
+            return None
+        now, was = constant(self._model, new), constant(self._before, earlier)
+        return None if now is None or was is None else (now, was)
+
+    def _store(self, place: int, made: Coded) -> None:
+        tensor = self._graph.tensors[place]
+        tensor.quantization.scale = np.atleast_1d(made.scales)
+        self._write(tensor, made.codes)
+        self._settled.add(place)
+
+    def _write(self, tensor: Tensor, values: NDArray[Any]) -> None:
+        """Give a tensor a buffer of its own; equal ones are shared again at the end."""
+        buffer = schema.BufferT()
+        buffer.data = np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
+        tensor.buffer = len(self._model.buffers)
+        self._model.buffers.append(buffer)
+
+    def _bring_floats(self, place: int, tensor: Tensor) -> None:
+        found = self._read(place)
+        if (
+            found is not None
+            and found[0].dtype in (np.float16, np.float32)
+            and found[0].size >= _LEAST_FLOATS
+        ):
+            self._write(tensor, near_floats(*found))

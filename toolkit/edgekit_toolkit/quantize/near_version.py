@@ -1,0 +1,120 @@
+"""Weights of a new version at coarse steps from those of an earlier one: their delta is small.
+
+A step is at most 0.9 times the root mean square of the change, gains of channels apart. So rounding costs at
+most a fifteenth of the energy of the change, and what training has changed little keeps its
+resolution. Whether the model still keeps its limits is for the search to judge.
+
+Source: uniform quantization of a difference, whose error has the variance step^2 / 12.
+"""
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LARGEST_SHARE: Final = 0.9  # of the root mean square of the change
+_LARGEST_STEP: Final = 6  # leaves more than five bits of eight
+_ONE: Final = 4096
+"""A delta predicts a code as (code * multiplier + 2048) >> 12: docs/reference/fleet-deltas.md."""
+_RATIOS: Final = 64
+"""New scales are the earlier ones times 64 / j, so that a multiplier of a delta is exact."""
+_MOST_RATIO, _LEAST_RATIO = 32.0, 0.1  # beyond, a channel has nothing to do with what it was
+_KEPT_SHRINK, _KEPT_GROWTH = 0.6, 1.01  # of a range, at which codes keep most bits, and the peak clips by 1 %
+_BIAS_STEP: Final = 16  # of the weight's codes: inputs are codes up to 255, and a sum has several
+_FREE_BITS: Final = {np.dtype(np.float16): 3, np.dtype(np.float32): 13}  # seven bits stay, or ten
+
+
+class Coded(NamedTuple):
+    """Codes with their scales.
+
+    Attributes:
+        codes: int8 or int32, any shape.
+        scales: float32 [] or [channels].
+        axis: of the channels; ignored where there is one scale.
+    """
+
+    codes: NDArray[Any]
+    scales: NDArray[np.float32]
+    axis: int
+
+    def is_like(self, other: "Coded") -> bool:
+        """Whether both are the same tensor of two versions."""
+        return self.codes.shape == other.codes.shape and self.scales.shape == other.scales.shape
+
+    def along(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return values of each channel in the shape in which they meet the codes."""
+        if values.ndim == 0 or self.codes.ndim == 0:
+            return values
+        shape = [1] * self.codes.ndim
+        shape[self.axis] = -1
+        return values.reshape(shape)
+
+
+def near_weight(new: Coded, earlier: Coded) -> tuple[Coded, int]:
+    """Return a weight near to its earlier version, and the step between their codes.
+
+    Args:
+        new: symmetric int8 codes.
+        earlier: of the same shape.
+    """
+    was, now = (one.scales.astype(np.float64) for one in (earlier, new))
+    with np.errstate(all="ignore"):
+        ratio = np.nan_to_num(now / was, nan=np.inf)
+    step = min(int(_LARGEST_SHARE * _measure_change(new, earlier)), _LARGEST_STEP)
+    peak = int(max(np.abs(new.codes.astype(int)).max(initial=1), 1))
+    if step < 2:
+        # A scale that differs so little changes no code: keep it, and save its bytes.
+        kept = np.abs(ratio - 1) * peak < 0.5
+        return new._replace(scales=np.where(kept, earlier.scales, new.scales)), 1
+    steps = np.clip(np.floor(_RATIOS / np.clip(ratio, _LEAST_RATIO, _MOST_RATIO)), 1, None)
+    steps = np.where((ratio >= _KEPT_SHRINK) & (ratio <= _KEPT_GROWTH), _RATIOS, steps)
+    known = (ratio >= _LEAST_RATIO) & (ratio <= _MOST_RATIO)
+    scales = np.where(known, was * _RATIOS / steps, now).astype(np.float32)
+    exact = scales.astype(np.float64)
+    multipliers = np.clip(np.rint(_ONE * np.divide(was, exact)), 0, 0xFFFF).astype(np.int64)
+    base = np.clip((earlier.codes.astype(np.int64) * new.along(multipliers) + _ONE // 2) >> 12, -128, 127)
+    wanted = new.codes * new.along(now / exact)
+    codes = base + step * np.rint((wanted - base) / step)
+    over = np.ceil(np.maximum(np.abs(codes) - peak, 0) / step)
+    codes -= np.sign(codes) * over * step
+    return Coded(codes.astype(np.int8), scales, new.axis), step
+
+
+def _measure_change(new: Coded, earlier: Coded) -> float:
+    """Return the root mean square of what is left of the codes beside the best factor of each channel."""
+    now, was = new.codes.astype(np.float64), earlier.codes.astype(np.float64)
+    others = tuple(a for a in range(now.ndim) if new.scales.ndim == 0 or a != new.axis % now.ndim)
+    power = (was * was).sum(axis=others, keepdims=True)
+    gain = (now * was).sum(axis=others, keepdims=True) / np.maximum(power, 1)
+    return float(np.sqrt(np.mean((now - gain * was) ** 2))) if now.size else 0.0
+
+
+def near_bias(new: Coded, earlier: Coded, weights: tuple[Coded, Coded, Coded], step: int) -> Coded:
+    """Return the int32 bias of a layer whose weight `near_weight` has made.
+
+    Args:
+        new: the bias, with the products of scales of weight and input.
+        earlier: the same of the earlier version.
+        weights: the weight as it is now, as it was made at first, and as it was in the earlier version.
+        step: between the codes of the weight.
+    """
+    now, first, was = (one.scales for one in weights)
+    scales = (new.scales * (now.astype(np.float64) / first)).astype(np.float32)
+    scales = np.where(now == was, earlier.scales, scales)
+    exact = scales.astype(np.float64)
+    base = np.rint(earlier.codes * (earlier.scales / exact))
+    coarse = _BIAS_STEP * step
+    codes = base + coarse * np.rint((new.codes * (new.scales / exact) - base) / coarse)
+    return Coded(np.clip(codes, -(2**31), 2**31 - 1).astype(np.int32), scales, new.axis)
+
+
+def near_floats(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
+    """Return float16 or float32 weights whose bits differ from earlier ones by steps of a power of two."""
+    signed = np.dtype(f"i{new.itemsize}")
+    now, was = (np.ascontiguousarray(one).view(signed).astype(np.int64) for one in (new, earlier))
+    change = now - was
+    bits = min(_FREE_BITS[new.dtype], int(np.log2(max(np.median(np.abs(change)), 1))))
+    words = was + (np.rint(change / 2**bits).astype(np.int64) << bits)
+    stepped = words.astype(signed).view(new.dtype)
+    is_close = np.isfinite(stepped) & np.isfinite(new) & (np.signbit(new) == np.signbit(earlier))
+    return np.where(is_close, stepped, new).reshape(new.shape)
