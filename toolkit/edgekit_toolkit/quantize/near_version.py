@@ -1,7 +1,7 @@
 """Weights of a new version at coarse steps from those of an earlier one: their delta is small.
 
-A step is at most 0.9 times the root mean square of the change, gains of channels apart. So rounding costs at
-most a fifteenth of the energy of the change, and what training has changed little keeps its
+A step is at most 0.9 times the root mean square of the change, gains of channels apart. So rounding costs
+about a fifteenth of the energy of the change, and what training has changed little keeps its
 resolution. Whether the model still keeps its limits is for the search to judge.
 
 Source: uniform quantization of a difference, whose error has the variance step^2 / 12.
@@ -19,7 +19,7 @@ _ONE: Final = 4096
 _RATIOS: Final = 64
 """New scales are the earlier ones times 64 / j, so that a multiplier of a delta is exact."""
 _MOST_RATIO, _LEAST_RATIO = 32.0, 0.1  # beyond, a channel has nothing to do with what it was
-_KEPT_SHRINK, _KEPT_GROWTH = 0.6, 1.01  # of a range, at which codes keep most bits, and the peak clips by 1 %
+_KEPT_SHRINK, _KEPT_GROWTH = 0.9, 1.01  # of a range, where the old scale stays: the peak clips by 1 %
 _BIAS_STEP: Final = 16  # of the weight's codes: inputs are codes up to 255, and a sum has several
 _FREE_BITS: Final = {np.dtype(np.float16): 3, np.dtype(np.float32): 13}  # seven bits stay, or ten
 
