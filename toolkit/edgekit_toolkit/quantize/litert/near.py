@@ -32,12 +32,12 @@ def bring_near(content: bytes, earlier: bytes) -> bytes:
     model, before = parse(content), parsed(earlier)
     for graph, was in zip(model.subgraphs, before.subgraphs, strict=False):
         if len(graph.tensors) == len(was.tensors):
-            _Pair(model, graph, before, was).bring_near()
+            _TflitePair(model, graph, before, was).bring_near()
     share_buffers(model)
     return pack(model)
 
 
-class _Pair:
+class _TflitePair:
     """A graph that is changed, and the earlier one; tensors are known by their places."""
 
     def __init__(self, model: Model, graph: SubGraph, before: Model, was: SubGraph) -> None:

@@ -21,11 +21,11 @@ def bring_near(model: onnx.ModelProto, earlier: onnx.ModelProto) -> onnx.ModelPr
         earlier: the same form of the earlier version; what is named or shaped otherwise there is left out.
     """
     result = copy_model(model)
-    _Pair(result.graph, earlier.graph).bring_near()
+    _GraphPair(result.graph, earlier.graph).bring_near()
     return result
 
 
-class _Pair:
+class _GraphPair:
     """The graph that is changed, and the earlier one."""
 
     def __init__(self, graph: onnx.GraphProto, earlier: onnx.GraphProto) -> None:
