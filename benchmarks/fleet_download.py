@@ -31,7 +31,7 @@ from edgekit_offload.emulation.namespace_link import SERVER_HOST
 from edgekit_offload.emulation.testbed import Testbed
 from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits
 from edgekit_runtime.agent.artifacts.repository import RepositoryClient
-from edgekit_runtime.agent.mqtt_link import make_context
+from edgekit_runtime.agent.membership import make_context
 from edgekit_runtime.errors import TransportError
 from edgekit_runtime.system.child_process import ChildProcess
 
