@@ -439,6 +439,7 @@ def main() -> None:
     options = parser.parse_args()
     allow_many_files(options.devices + 200)
     signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"stopped after {LIMIT_S} s"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     signal.alarm(LIMIT_S)
     with tempfile.TemporaryDirectory(prefix="edgekit-fleet-postgresql-") as place:
         rows = run_part(options, FleetFolder(Path(place) / "fleet"))

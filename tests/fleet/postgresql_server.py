@@ -1,6 +1,7 @@
 """A real PostgreSQL for tests and benchmarks: Debian's programs, a new cluster on loopback, a free port."""
 
 import contextlib
+import ctypes
 import os
 import pwd
 import secrets
@@ -16,6 +17,7 @@ import pytest
 from tests.fleet.fleet_device import free_port
 
 _START_S = 30.0
+_PREFIX = "edgekit-postgresql-"
 _SETTINGS = """\
 listen_addresses = '127.0.0.1'
 port = {port}
@@ -50,6 +52,19 @@ def find_programs() -> Path | None:
 _NO_QUESTIONS = {"DEBIAN_FRONTEND": "noninteractive"}
 
 
+def _end_with_parent() -> None:
+    """Make the server stop where the tests are killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG
+
+
+def _remove_stale() -> None:
+    """Remove what was left by tests that were killed."""
+    for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/owner"):
+        with contextlib.suppress(OSError, ValueError):
+            if not Path(f"/proc/{int(owner.read_text())}").exists():
+                shutil.rmtree(owner.parent, ignore_errors=True)
+
+
 class PostgresqlServer:
     """A server with a cluster of its own, which ends with the `with` block.
 
@@ -73,7 +88,9 @@ class PostgresqlServer:
             )
         self._programs = programs
         self._user = None if os.geteuid() else "postgres"
-        self._place = Path(tempfile.mkdtemp(prefix="edgekit-postgresql-")) if place is None else place
+        _remove_stale()
+        self._place = Path(tempfile.mkdtemp(prefix=_PREFIX)) if place is None else place
+        (self._place / "owner").write_text(str(os.getpid()))
         if self._user is not None:
             found = pwd.getpwnam(self._user)
             os.chown(self._place, found.pw_uid, found.pw_gid)
@@ -137,7 +154,13 @@ class PostgresqlServer:
         with (self._place / "log").open("ab") as log:
             command = [str(self._programs / "postgres"), "-D", str(self.folder)]
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, user=self._user, cwd=self._place, start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                user=self._user,
+                cwd=self._place,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509  # it only calls the system
             )
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:

@@ -1,4 +1,4 @@
-"""What only a database server does: several addresses, restarts, lost connections, writers at once."""
+"""A database and brokers elsewhere: several addresses, restarts, lost connections, writers at once."""
 
 import signal
 import threading
@@ -6,9 +6,11 @@ import threading
 import pytest
 from sqlalchemy import text
 
+from edgekit_fleet.broker.mosquitto import list_brokers
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import open_store
-from edgekit_runtime.errors import OutputError
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_runtime.errors import ConfigError, OutputError
 
 
 def test_url_with_several_hosts_finds_the_one_that_answers(postgresql, postgresql_url):
@@ -59,3 +61,17 @@ def test_writers_at_once_leave_one_chain(postgresql_url):
         assert session.execute(text("SELECT count(*) FROM audit")).scalar() == 100
         assert audit.find_break(session) is None
     store.close()
+
+
+@pytest.mark.parametrize("address", ["broker", "mqtt://broker:1883", "broker:0", "broker:port"])
+def test_malformed_broker_is_refused(address):
+    with pytest.raises(ConfigError, match="expected HOST:PORT"):
+        FleetSettings(brokers=(address,))
+
+
+def test_settings_keep_brokers_and_database(tmp_path):
+    folder = FleetFolder(tmp_path)
+    settings = FleetSettings(brokers=("a.example:8883", "[::1]:8884"), store_url="postgresql://u@h/d")
+    folder.write_settings(settings)
+    assert folder.read_settings() == settings
+    assert list_brokers(settings) == (("a.example", 8883), ("::1", 8884))

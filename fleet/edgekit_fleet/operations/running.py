@@ -106,8 +106,8 @@ def start(
         with store.transaction() as session:
             check_free(session, time.time())  # before it finds its own ports taken
         broker = None
+        configuration = write_configuration(folder, settings, authority)
         if not settings.brokers:
-            configuration = write_configuration(folder, settings, authority)
             broker = parts.enter_context(Mosquitto(configuration, settings, authority))
         if not joins:
             parts.enter_context(WebServer(store, folder, settings, authority))

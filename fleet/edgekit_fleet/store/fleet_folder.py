@@ -146,7 +146,7 @@ def split_address(address: str) -> tuple[str, int]:
         ConfigError: it is malformed.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) not in _PORT:
+    if not host or "/" in host or not port.isdecimal() or int(port) not in _PORT:
         raise ConfigError(f"broker {address!r}: expected HOST:PORT, such as broker.example:8883")
     return host.strip("[]"), int(port)
 

@@ -22,7 +22,7 @@ _OBJECTS_A_COLLECTION = 20_000
 
 
 def _read_brokers(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple((value or "").removeprefix("mqtts://").split(",")) if value else ()
+    return tuple(each.removeprefix("mqtts://") for each in value.split(",")) if value else ()
 
 
 @click.command("up")
