@@ -101,7 +101,7 @@ class Fleet:
                 except BaseException as failure:
                     self.failure = failure
 
-            thread = threading.Thread(target=work)
+            self.thread = thread = threading.Thread(target=work)
             thread.start()
             started.wait(10)
             limit = time.monotonic() + 20

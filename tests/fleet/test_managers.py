@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from dataclasses import replace
 
 import pytest
@@ -25,22 +26,22 @@ class Joining(Fleet):
 
 
 @pytest.fixture
-def shared_settings(tmp_path, mosquitto, postgresql_url):
-    """A folder, and settings with a database and a broker that run elsewhere."""
+def shared(tmp_path, mosquitto, postgresql_url):
+    """A folder, settings with a database and a broker that run elsewhere, and that broker."""
     folder = FleetFolder(tmp_path / "fleet")
     port = free_port()
     settings = FleetSettings(broker_port=port, web_port=free_port(), store_url=postgresql_url)
     settings = replace(settings, brokers=(f"127.0.0.1:{port}",))
     folder.write_settings(settings)
     authority = running.open_authority(folder, settings)
-    with Mosquitto(write_configuration(folder, settings, authority), settings, authority):
-        yield folder, settings
+    with Mosquitto(write_configuration(folder, settings, authority), settings, authority) as broker:
+        yield folder, settings, broker
 
 
 @pytest.fixture
-def two(shared_settings):
-    with Fleet(*shared_settings).up() as first, contextlib.ExitStack() as second:
-        other = second.enter_context(Joining(*shared_settings).up())
+def two(shared):
+    with Fleet(*shared[:2]).up() as first, contextlib.ExitStack() as second:
+        other = second.enter_context(Joining(*shared[:2]).up())
         yield first, other, second.close
 
 
@@ -111,6 +112,16 @@ def test_tables_that_grow_do_not_disturb_managers_of_the_version_before(two):
         await device.disconnect()
 
     asyncio.run(run())
+
+
+def test_manager_whose_broker_is_gone_ends_when_it_is_told_to(shared):
+    folder, settings, broker = shared
+    for wait_s in (0.8, 1.3):
+        with Joining(folder, settings).up() as fleet:
+            broker.__exit__(None, None, None)
+            time.sleep(wait_s)
+        assert not fleet.thread.is_alive()
+        broker._start()
 
 
 def want_all(fleet, names, version):

@@ -45,6 +45,7 @@ class BrokerLink:
         self._session: ssl.SSLSession | None = None
         self._ended = asyncio.Event()
         self._upkeep: asyncio.Task[None] | None = None
+        self._is_closing = False
 
     async def connect(self, brokers: Sequence[tuple[str, int]], context: ssl.SSLContext) -> None:
         """Connect, and subscribe to what devices write.
@@ -83,8 +84,9 @@ class BrokerLink:
 
     async def close(self) -> None:
         """End the connection."""
+        self._is_closing = True
         if self._upkeep is not None:
-            self._upkeep.cancel()
+            self._upkeep.cancel()  # which `wait_for` may overlook, until Python 3.12
             with contextlib.suppress(asyncio.CancelledError):
                 await self._upkeep
         if self._connection is not None:
@@ -145,7 +147,7 @@ class BrokerLink:
 
     async def _keep_up(self) -> None:
         """Keep the connection, and make it again where it ends."""
-        while True:
+        while not self._is_closing:
             try:
                 await asyncio.wait_for(self._ended.wait(), _KEEPALIVE_S / 2)
             except asyncio.TimeoutError:
