@@ -179,11 +179,18 @@ class Gate:
 
     def read(self, samples: Iterable[Sample]) -> NDArray[np.float64]:
         """Return what the devices that have answered show, in their order."""
+        values = self.read_known(samples)
+        return values[~np.isnan(values)]
+
+    def read_known(self, samples: Iterable[Sample]) -> NDArray[np.float64]:
+        """Return what each device shows, NaN for one that has not answered."""
         if self.name == "install":
-            return np.array([one.is_failed for one in samples if one.is_failed is not None], np.float64)
-        if self.name == "fault":
-            return np.array([one.fault != "" for one in samples if one.is_failed is not None], np.float64)
-        return np.array([one.measures[self.name] for one in samples if self.name in one.measures], np.float64)
+            shown = [math.nan if one.is_failed is None else one.is_failed for one in samples]
+        elif self.name == "fault":
+            shown = [math.nan if one.is_failed is None else one.fault != "" for one in samples]
+        else:
+            shown = [one.measures.get(self.name, math.nan) for one in samples]
+        return np.array(shown, np.float64)
 
 
 @dataclass(frozen=True, slots=True)

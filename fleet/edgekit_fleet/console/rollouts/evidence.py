@@ -72,11 +72,15 @@ def find_courses(samples: Sequence[Sample], limits: GateLimits) -> list[Course]:
         limits: of the rollout.
     """
     groups = list_groups(samples, limits)
+    names = np.array([f" of class {sample.device_class}" for sample in samples])
+    members = {group.where: names == group.where if group.where else slice(None) for group in groups}
     courses = []
     for gate in list_gates(limits):
         found = []
+        known = gate.read_known(samples)
         for group in groups:
-            values = gate.read(group.samples)
+            values = known[members[group.where]]
+            values = values[~np.isnan(values)]
             if len(values):
                 leaning = min(max(weigh(gate, values, limits) / group.needed, 0.0), 1.0)
                 found.append((leaning, group, values))

@@ -50,7 +50,7 @@ def view_gate(course: Course) -> GateView:
     limit = convert(course.limit)
     bottom = 1.0 if is_ratio else 0.0
     late = course.estimates[len(course.estimates) // 3 :]
-    top = bottom + 1.15 * max(1.7 * (limit - bottom), *(convert(value) - bottom for value in late))
+    top = bottom + max(1.5 * (limit - bottom), *(1.1 * (convert(value) - bottom) for value in late))
     lines = [
         Line(name="mean", style="c-mean", points=_pair(course.counts, course.estimates, convert)),
         Line(

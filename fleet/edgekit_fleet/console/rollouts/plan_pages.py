@@ -191,6 +191,6 @@ def _group_refused(refused: Sequence[Refused]) -> list[Reason]:
     for one in refused:
         of_code.setdefault(one.code, []).append(one)
     return [
-        Reason("left out", code, some[0].reason, len(some), [one.device for one in some[:_SHOWN]])
+        Reason("", code, some[0].reason, len(some), [one.device for one in some[:_SHOWN]])
         for code, some in sorted(of_code.items(), key=lambda each: -len(each[1]))
     ]

@@ -181,7 +181,7 @@ def list_refusals(session: Session, row: RolloutRow) -> list[Reason]:
         .order_by(count.desc())
         .limit(_REASONS)
     )
-    return [Reason("refused", "", because, number, [device]) for because, number, device in groups]
+    return [Reason("", "", because, number, [device]) for because, number, device in groups]
 
 
 def list_members(
