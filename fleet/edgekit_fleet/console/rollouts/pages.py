@@ -70,7 +70,7 @@ class RolloutPages:
             everything=queries.sum_waves(waves),
             failures=faults + failures,
             refusals=refusals,
-            gates=sorted(gates, key=lambda gate: not gate.course.is_stop),
+            gates=gates,
             moments=moments,
             earlier=earlier,
             waits_for=waits_for,
