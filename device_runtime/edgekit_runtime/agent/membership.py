@@ -50,6 +50,13 @@ class Membership:
         certificate, key = self.folder / CERTIFICATE, self.folder / KEY
         return make_context(self.enrolment.authority, str(certificate), str(key))
 
+    def make_download_context(self) -> ssl.SSLContext:
+        """Return a TLS context for packages, which are signed: elsewhere it trusts public authorities, too."""
+        context = self.make_context()
+        if not self.enrolment.artifacts.startswith(f"{self.enrolment.web}/"):
+            context.load_default_certs()
+        return context
+
 
 def read_membership(config: Path) -> Membership:
     """Return this device in its fleet.

@@ -12,7 +12,7 @@ from typing import Final
 from sqlalchemy import select
 
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
-from edgekit_fleet.releases.repository import TufRepository
+from edgekit_fleet.releases.repository import open_repository
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import read_devices, read_packages
 from edgekit_fleet.store import audit
@@ -109,7 +109,7 @@ def write_bundle(
     paths = {
         model.path: model.sha256 for _, desired in chosen.values() for model in desired.models if model.path
     }
-    repository = TufRepository(folder.repository, folder.repository_keys)
+    repository = open_repository(folder)
     members: list[tuple[str, bytes | memoryview]] = [
         (f"desired/{name}.json", envelope) for name, (envelope, _) in sorted(chosen.items())
     ]

@@ -11,7 +11,7 @@ from typing import Any, Final
 from sqlalchemy import func, or_, select
 
 from edgekit_fleet.releases.delta_offers import find_bases, publish_deltas
-from edgekit_fleet.releases.repository import NewTarget, PublishedTarget, TufRepository
+from edgekit_fleet.releases.repository import NewTarget, PublishedTarget, open_repository
 from edgekit_fleet.rollouts.gates import GateLimits
 from edgekit_fleet.rollouts.runner import OPEN_STATES
 from edgekit_fleet.store import audit
@@ -102,7 +102,7 @@ def make_release(
         for path, manifest in manifests
     ]
     # Offered first, recorded then: what is offered and not recorded is wanted of no device.
-    repository = TufRepository(folder.repository, folder.repository_keys)
+    repository = open_repository(folder)
     published = repository.publish(targets, now)
     deltas = publish_deltas(repository, wanted, now)
     with store.transaction() as session:
@@ -239,7 +239,7 @@ def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -
         gone = files[True] - files[False]
         audit.record(session, actor, "release.withdraw", name, files=sorted(gone))
     # After the store: a release that is withdrawn there and offered still is wanted of no device.
-    TufRepository(folder.repository, folder.repository_keys).withdraw(gone, now)
+    open_repository(folder).withdraw(gone, now)
     return find_release(store, name)
 
 
@@ -299,7 +299,7 @@ def rotate_keys(
         SignatureError: too few keys of the root are there.
         OutputError: the folder cannot be written.
     """
-    repository = TufRepository(folder.repository, folder.repository_keys)
+    repository = open_repository(folder)
     try:
         repository.rotate(time.time(), roles=roles, root_folder=root_folder)
     except ValueError as cause:

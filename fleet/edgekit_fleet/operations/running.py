@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from edgekit_fleet.broker.mosquitto import Mosquitto, list_brokers, write_configuration
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.manager.control_loop import ControlLoop, Decide, ManagerParts
-from edgekit_fleet.releases.repository import TufRepository
+from edgekit_fleet.releases.repository import open_repository
 from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings, split_address
@@ -97,7 +97,7 @@ def start(
     if not joins:
         folder.write_settings(settings)
     authority = open_authority(folder, settings)
-    repository = TufRepository(folder.repository, folder.repository_keys)
+    repository = open_repository(folder)
     if not repository.exists and not joins:
         repository.create(time.time())
     with contextlib.ExitStack() as parts:

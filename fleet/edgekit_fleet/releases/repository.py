@@ -39,7 +39,9 @@ from tuf.api.metadata import (  # type: ignore[attr-defined]  # names of another
 )
 from tuf.api.serialization.json import JSONSerializer
 
+from edgekit_fleet.releases.artifact_storage import ArtifactStorage
 from edgekit_fleet.releases.repository_keys import RepositoryKeys, make_root_keys, read_root_signers
+from edgekit_fleet.store.fleet_folder import FleetFolder
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import OutputError, PackageError, SignatureError
 from edgekit_runtime.system.atomic_files import DISK, Disk, hash_file, write_atomically
@@ -108,18 +110,26 @@ class TufRepository:
     """The repository in a folder. Several processes may use it: each change locks it and reads it again."""
 
     def __init__(
-        self, folder: Path, keys: Path, *, lifetimes: Lifetimes | None = None, disk: Disk = DISK
+        self,
+        folder: Path,
+        keys: Path,
+        *,
+        storage: ArtifactStorage | None = None,
+        lifetimes: Lifetimes | None = None,
+        disk: Disk = DISK,
     ) -> None:
         """Use the repository in `folder`.
 
         Args:
             folder: what the web server serves.
             keys: folder of the private keys of targets, snapshot, timestamp and the classes.
+            storage: where each change is copied to, if devices fetch from elsewhere.
             lifetimes: of what is signed from now on.
             disk: what carries the steps out.
         """
         self.folder = folder
         self._keys = RepositoryKeys(keys, disk)
+        self._storage = storage
         self._lifetimes = lifetimes or Lifetimes()
         self._disk = disk
 
@@ -150,7 +160,7 @@ class TufRepository:
             folder.mkdir(parents=True, exist_ok=True)
         for folder in (self._keys.folder, root_folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._lock():
+        with self._change():
             if self.exists:
                 return
             if not self._root_versions():
@@ -182,7 +192,7 @@ class TufRepository:
             OutputError: the folder cannot be written.
             SignatureError: a key is missing.
         """
-        with self._lock():
+        with self._change():
             published = [(target, self._add_file(target)) for target in targets]
             top, roles = self._read_targets()
             changed: dict[str, Targets] = {}
@@ -206,7 +216,7 @@ class TufRepository:
             OutputError: the folder cannot be written.
             SignatureError: a key is missing.
         """
-        with self._lock():
+        with self._change():
             _, roles = self._read_targets()
             changed = {
                 role: listed for role, listed in roles.items() if not listed.targets.keys().isdisjoint(paths)
@@ -247,7 +257,7 @@ class TufRepository:
             OutputError: the folder cannot be written.
             SignatureError: a key is missing.
         """
-        with self._lock():
+        with self._change():
             for role in ONLINE_ROLES:
                 trusted = self._read_root().signed.roles[role].keyids
                 self._keys.finish_exchange(role, frozenset(trusted))
@@ -282,7 +292,7 @@ class TufRepository:
             SignatureError: a key is missing.
         """
         self.refresh(now)
-        with self._lock():
+        with self._change():
             snapshot, timestamp = self._read("snapshot", Snapshot), self._read_timestamp()
             names = [f"{version}.root.json" for version in self._root_versions()]
             names += [f"{snapshot.version}.snapshot.json"]
@@ -332,7 +342,7 @@ class TufRepository:
             ValueError: an unknown role.
         """
         root_folder = root_folder or self._keys.folder
-        with self._lock():
+        with self._change():
             top, listed = self._read_targets()
             unknown = sorted(set(roles) - {"root", *ONLINE_ROLES, *listed})
             if unknown:
@@ -527,6 +537,14 @@ class TufRepository:
         return data
 
     @contextlib.contextmanager
+    def _change(self) -> Iterator[None]:
+        """Keep other processes from changing the repository, and copy it to the storage at the end."""
+        with self._lock():
+            yield
+        if self._storage is not None:
+            self._storage.copy(self.folder)
+
+    @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         """Keep other processes from changing the repository, and remove what a killed one left."""
         try:
@@ -539,6 +557,18 @@ class TufRepository:
                 for left in folder.rglob(".*.tmp"):
                     left.unlink(missing_ok=True)
             yield
+
+
+def open_repository(folder: FleetFolder) -> TufRepository:
+    """Return the repository of a fleet, with the storage that its settings name.
+
+    Raises:
+        ConfigError: there is no fleet, or its storage cannot be used.
+    """
+    url = folder.read_settings().artifacts_storage
+    return TufRepository(
+        folder.repository, folder.repository_keys, storage=ArtifactStorage(url) if url else None
+    )
 
 
 def _expiry(now: float, life_s: float) -> datetime:

@@ -28,6 +28,8 @@ class FleetSettings:
         broker_port, web_port: TCP ports.
         store_url: of the database; empty for SQLite in the folder.
         brokers: `HOST:PORT` of each broker that others run, as devices see it; empty for our own.
+        artifacts_storage: where the signed repository is copied to, see `ArtifactStorage`; empty for nowhere.
+        artifacts_url: from where devices fetch it, such as a CDN; empty for the fleet's own web server.
         desired_life_s: how long a desired document is valid. A device that is cut off from newer ones reports
             `stale` after this time.
         certificate_life_s: of a device's certificate.
@@ -39,6 +41,8 @@ class FleetSettings:
     web_port: Annotated[int, _PORT] = 8443
     store_url: str = ""
     brokers: tuple[str, ...] = ()
+    artifacts_storage: str = ""
+    artifacts_url: str = ""
     desired_life_s: float = 7 * 86_400.0
     certificate_life_s: float = 365 * 86_400.0
 
@@ -53,11 +57,23 @@ class FleetSettings:
             ipaddress.ip_address(self.host)
         except ValueError as cause:
             raise ConfigError(f"host is {self.host!r}, expected an address such as 0.0.0.0") from cause
+        if self.artifacts_url and not self.artifacts_url.startswith("https://"):
+            raise ConfigError(f"artifacts URL is {self.artifacts_url!r}, expected https://...")
+        if self.artifacts_storage and not self.artifacts_url:
+            raise ConfigError(
+                f"artifacts are copied to {self.artifacts_storage}; name the URL from which devices fetch them"
+                " with --artifacts-url"
+            )
 
     @property
     def broker_addresses(self) -> tuple[str, ...]:
         """Return `HOST:PORT` of each broker, as devices see it."""
         return self.brokers or (f"{_bracket(self.names[0])}:{self.broker_port}",)
+
+    @property
+    def artifacts(self) -> str:
+        """Return the URL from which devices fetch the repository."""
+        return self.artifacts_url.rstrip("/") or f"https://{self.web_address}/artifacts"
 
     @property
     def web_address(self) -> str:

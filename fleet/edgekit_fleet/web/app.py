@@ -25,6 +25,7 @@ from starlette.types import Message, Receive, Scope, Send
 from edgekit_fleet.access.failure_limit import FailureLimit
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority, SignedCertificate
+from edgekit_fleet.releases.artifact_storage import CHANGING, IMMUTABLE
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import DeviceRow
@@ -72,7 +73,7 @@ class _Artifacts(StaticFiles):
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
         is_fixed = not path.endswith("timestamp.json")
-        response.headers["cache-control"] = "public, max-age=31536000, immutable" if is_fixed else "no-cache"
+        response.headers["cache-control"] = IMMUTABLE if is_fixed else CHANGING
         return response
 
 
@@ -149,7 +150,7 @@ class EnrolmentPages:
             authority=self._authority.certificate_path.read_text(),
             brokers=self._settings.broker_addresses,
             web=web,
-            artifacts=f"{web}/artifacts",
+            artifacts=self._settings.artifacts,
             manager_keys=(self._authority.manager_public_pem,),
             tuf_root=root.read_text() if root.exists() else "",
             package_keys=tuple(

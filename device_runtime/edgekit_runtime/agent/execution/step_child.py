@@ -184,7 +184,8 @@ def _carry_out(
     member, state = read_membership(Path(places.config)), Path(places.state)
     slots = Slots(state, TrustStore.from_folder(Path(places.keys)), member.enrolment.target)
     installer = Installer(slots, None if places.socket_path is None else Path(places.socket_path))
-    downloader = Downloader(member.make_context(), DownloadLimits(bytes_per_s=places.bytes_per_s), slots.disk)
+    limits = DownloadLimits(bytes_per_s=places.bytes_per_s)
+    downloader = Downloader(member.make_download_context(), limits, slots.disk)
     steps = LocalSteps(member, state / "fleet", installer, downloader, clock=time.time)
     return steps.carry_out(order, stop, reporter.note, reporter.count)
 

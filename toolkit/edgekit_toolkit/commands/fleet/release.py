@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import click
@@ -16,7 +17,7 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
 
 
 @click.command("release")
-@click.argument("packages", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("packages", nargs=-1)
 @click.option("--name", default="", help="Name of the release.  [default: today's date and a number]")
 @click.option("--note", default="", help="A note to show with it.")
 @click.option("--list", "is_list", is_flag=True, help="List the releases instead.")
@@ -34,7 +35,7 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
 )
 @as_json_option
 def command(
-    packages: tuple[Path, ...],
+    packages: tuple[str, ...],
     *,
     name: str,
     note: str,
@@ -45,6 +46,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Offer PACKAGES, one a model and device class, as one release.
+
+    A package is a file, or an artifact in a registry: oci://HOST/NAME@sha256:DIGEST.
 
     Then `edgekit fleet rollout plan RELEASE --to SELECTOR` shows which devices would get it.
     """
@@ -59,16 +62,17 @@ def command(
             found = releases.list_releases(store)
         else:
             trust = TrustStore.from_folder(keys_folder or find_keys_folder())
-            made = releases.make_release(
-                folder,
-                store,
-                trust,
-                packages,
-                actor=find_actor(),
-                name=name,
-                note=note,
-                min_agreement=min_agreement,
-            )
+            with tempfile.TemporaryDirectory(prefix="edgekit-release-") as fetched:
+                made = releases.make_release(
+                    folder,
+                    store,
+                    trust,
+                    [_find_file(each, Path(fetched)) for each in packages],
+                    actor=find_actor(),
+                    name=name,
+                    note=note,
+                    min_agreement=min_agreement,
+                )
             found = [made]
     if as_json:
         print_json(found)
@@ -84,3 +88,16 @@ def command(
             click.echo(clean(f"  {model} for {target} from {version}: {size_bytes / 1e6:.3f} MB"))
     if not found:
         click.echo("no releases; make one: edgekit fleet release PACKAGE...")
+
+
+def _find_file(package: str, folder: Path) -> Path:
+    """Return the file of a package, fetched into `folder` if it lies in a registry."""
+    from edgekit_fleet.releases.oci_registry import fetch_package, is_reference
+
+    if is_reference(package):
+        place = folder / package.rpartition(":")[2]
+        place.mkdir()
+        return fetch_package(package, place)
+    if not Path(package).is_file():
+        raise click.UsageError(f"there is no file {package}")
+    return Path(package)

@@ -47,6 +47,10 @@ def _read_brokers(_context: click.Context, _option: click.Parameter, value: str 
     help="Brokers that others run; devices try all.  [default: our own mosquitto]",
 )
 @click.option("--join", "joins", is_flag=True, help="Only a further manager of a fleet that runs already.")
+@click.option(
+    "--artifacts-storage", help="Copy packages there: s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER."
+)
+@click.option("--artifacts-url", help="Devices fetch packages there, e.g. a CDN.  [default: this machine]")
 @as_json_option
 def command(path: Path | None, *, as_json: bool, joins: bool, **options: Any) -> None:
     """Start broker, web server and manager, and run them until Ctrl-C.

@@ -1,0 +1,107 @@
+"""Copies the TUF repository to an object store, from which devices or a CDN fetch it.
+
+The repository is a folder of files of which only `metadata/timestamp.json` ever changes, and that one makes the
+others visible. So it is copied last, as it was before the others were listed: devices see the old repository or
+the new one, also when a copy is cut off or two run at once.
+"""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from edgekit_runtime.errors import ConfigError, OutputError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+TIMESTAMP: Final = "metadata/timestamp.json"
+IMMUTABLE: Final = "public, max-age=31536000, immutable"
+CHANGING: Final = "no-cache"
+_SCHEMES: Final = ("s3://", "gs://", "az://", "file://")
+_RETRY: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+
+
+class ArtifactStorage:
+    """A bucket, or a folder that some web server serves.
+
+    Attributes:
+        url: of it, without credentials.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Prepare; nothing is asked yet.
+
+        Args:
+            url: `s3://BUCKET/PREFIX`, `gs://`, `az://` or `file:///FOLDER`. Credentials, region and endpoint come
+                from the environment, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL.
+
+        Raises:
+            ConfigError: the URL is malformed, or obstore is missing.
+        """
+        self.url = url
+        self._store = _open(url)
+        self._copied: bytes | None = None
+
+    def copy(self, repository: Path) -> int:
+        """Copy what is new in a repository; returns the number of files.
+
+        Args:
+            repository: its folder.
+
+        Raises:
+            OutputError: the storage cannot be reached or refuses a file; try again.
+        """
+        import obstore
+        from obstore.exceptions import BaseError
+
+        copied = 0
+        try:
+            # Another process may publish meanwhile: then its timestamp follows too, and is the last one.
+            while (timestamp := (repository / TIMESTAMP).read_bytes()) != self._copied:
+                there = {one["path"]: one["size"] for page in obstore.list(self._store) for one in page}
+                for path in _list_files(repository):
+                    name = path.relative_to(repository).as_posix()
+                    if there.get(name) != path.stat().st_size:
+                        self._put(name, path, IMMUTABLE)
+                        copied += 1
+                self._put(TIMESTAMP, timestamp, CHANGING)
+                copied += 1
+                self._copied = timestamp
+        except (BaseError, OSError) as cause:
+            first = str(cause).partition("\n")[0]
+            raise OutputError(
+                f"the repository is signed here, but cannot be copied to {self.url}: {first};"
+                " check address and credentials, then run the same command again"
+            ) from cause
+        return copied
+
+    def _put(self, name: str, content: bytes | Path, cache: str) -> None:
+        import obstore
+
+        attributes: Any = None if self.url.startswith("file:") else {"Cache-Control": cache}
+        obstore.put(self._store, name, content, attributes=attributes)
+
+
+def _list_files(repository: Path) -> list[Path]:
+    """Return the files to copy: those of a target before the metadata that lists it."""
+    targets = sorted(path for path in (repository / "targets").rglob("*") if path.is_file())
+    metadata = sorted(path for path in (repository / "metadata").glob("*.json"))
+    return [path for path in (*targets, *metadata) if path.name[0] != "." and path.name != "timestamp.json"]
+
+
+def _open(url: str) -> "ObjectStore":
+    if not url.startswith(_SCHEMES):
+        raise ConfigError(f"artifacts storage is {url!r}, expected one of {', '.join(_SCHEMES)}...")
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import LocalStore, from_url
+    except ModuleNotFoundError as cause:
+        raise ConfigError(
+            f"{cause.name} is missing, which copies artifacts to {url}: pip install edgekit[object-storage]"
+        ) from cause
+    try:
+        if url.startswith("file://"):
+            return LocalStore(url.removeprefix("file://"), mkdir=True)
+        return from_url(url, retry_config=_RETRY)
+    except (BaseError, ValueError) as cause:
+        raise ConfigError(f"artifacts storage {url}: {cause}") from cause

@@ -1,0 +1,185 @@
+"""The repository in an object store: what devices find there, whatever happens to whoever copies it."""
+
+import contextlib
+import functools
+import http.server
+import os
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fleet.fleet_device import free_port
+from tests.fleet.test_repository import NOW, Device, new_target
+from tests.waiting import wait_for
+
+from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.releases.artifact_storage import ArtifactStorage
+from edgekit_fleet.releases.repository import TufRepository
+from edgekit_fleet.store.fleet_folder import FleetSettings
+from edgekit_runtime.errors import ConfigError, OutputError
+
+pytest.importorskip("obstore", reason="obstore is not installed: edgekit[object-storage]")
+MOTO = "moto[server]==5.2.5"
+
+
+class StoredRepository:
+    """A repository whose changes are copied to a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.copy = path / "copy"
+        self.storage = ArtifactStorage(f"file://{self.copy}")
+        self.made = TufRepository(path / "repository", path / "keys", storage=self.storage)
+        self.made.create(NOW)
+
+    def device(self, path: Path) -> Device:
+        return Device(TufRepository(self.copy, self.copy), path)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> StoredRepository:
+    return StoredRepository(tmp_path)
+
+
+def test_release_is_in_the_storage_when_it_is_made(stored: StoredRepository, tmp_path: Path) -> None:
+    stored.made.publish([new_target(tmp_path, b"weights")], NOW)
+    assert stored.device(tmp_path / "d").fetch("rpi5/digits-1.edgepkg") == b"weights"
+    stored.made.withdraw(["rpi5/digits-1.edgepkg"], NOW + 1)
+    assert stored.device(tmp_path / "e").fetch("rpi5/digits-1.edgepkg") is None
+
+
+def test_copy_that_is_cut_off_anywhere_leaves_the_old_or_the_new_repository(
+    stored: StoredRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored.made.publish([new_target(tmp_path, b"old")], NOW)
+    put, left = ArtifactStorage._put, 0
+
+    def put_some(self: ArtifactStorage, *arguments: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError("cut off")
+        put(self, *arguments)
+
+    monkeypatch.setattr(ArtifactStorage, "_put", put_some)
+    new, seen = new_target(tmp_path, b"new version", "digits-2.edgepkg"), []
+    for number in range(10):
+        left = number
+        with contextlib.suppress(OutputError):
+            stored.made.publish([new], NOW + 1)
+            stored.made.refresh(NOW + 1)  # publishing again signs nothing, and copies what was left
+        device = stored.device(tmp_path / f"d{number}")
+        assert device.fetch("rpi5/digits-1.edgepkg") == b"old"
+        seen.append(device.fetch("rpi5/digits-2.edgepkg"))
+        if left >= 0:
+            break
+    assert set(seen) == {None, b"new version"}
+    assert seen[-1] == b"new version"
+
+
+def test_storage_that_is_not_there_is_an_error_and_gets_all_later(tmp_path: Path) -> None:
+    (tmp_path / "copy").write_text("a file where the folder should be")
+    stored = TufRepository(tmp_path / "repository", tmp_path / "keys")
+    stored.create(NOW)
+    repository = TufRepository(
+        stored.folder, tmp_path / "keys", storage=ArtifactStorage(f"file://{tmp_path}/folder")
+    )
+    (tmp_path / "folder").rmdir()
+    (tmp_path / "folder").write_text("a file where the folder should be")
+    with pytest.raises(OutputError, match="is signed here, but cannot be copied to file://"):
+        repository.publish([new_target(tmp_path, b"weights")], NOW)
+    (tmp_path / "folder").unlink()
+    repository.refresh(NOW)
+    device = Device(TufRepository(tmp_path / "folder", tmp_path), tmp_path / "d")
+    assert device.fetch("rpi5/digits-1.edgepkg") == b"weights"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"artifacts_url": "http://cdn"}, "expected https://"),
+        ({"artifacts_storage": "s3://bucket"}, "--artifacts-url"),
+    ],
+)
+def test_settings_that_devices_could_not_use_are_refused(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FleetSettings(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("url", ["ftp://host/folder", "bucket", "s3://"])
+def test_storage_of_another_kind_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="artifacts storage"):
+        ArtifactStorage(url)
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Yield the URL of an empty bucket of a server that speaks S3 (moto, in an environment of its own)."""
+    if not os.environ.get("EDGEKIT_S3"):
+        pytest.skip("set EDGEKIT_S3=1: installs moto (60 packages) into an environment of its own")
+    venv.create(tmp_path / "moto", with_pip=True)
+    python = tmp_path / "moto" / "bin" / "python"
+    done = subprocess.run([python, "-m", "pip", "install", "-q", MOTO], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"{MOTO} cannot be installed: {done.stderr[-200:]!r}")
+    port = free_port()
+    command = [python, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            make = (
+                "import boto3, os; boto3.client('s3', region_name='us-east-1').create_bucket(Bucket='fleet')"
+            )
+            run = functools.partial(subprocess.run, [python, "-c", make], capture_output=True, check=False)
+            wait_for(lambda: run().returncode == 0, "the bucket", 30)
+            yield "s3://fleet/packages"
+        finally:
+            server.kill()
+
+
+def test_bucket_gets_all_files_and_says_how_long_they_may_be_cached(s3: str, tmp_path: Path) -> None:
+    import obstore
+    from obstore.store import from_url
+
+    repository = TufRepository(tmp_path / "repository", tmp_path / "keys", storage=ArtifactStorage(s3))
+    repository.create(NOW)
+    (target,) = repository.publish([new_target(tmp_path, bytes(6_000_000))], NOW)
+    bucket = from_url(s3)
+    names = {one["path"] for page in obstore.list(bucket) for one in page}
+    there = {path.relative_to(repository.folder).as_posix() for path in repository.folder.rglob("*.*")}
+    assert names == there
+    path = f"targets/rpi5/{target.sha256}.digits-1.edgepkg"
+    assert obstore.get(bucket, path).bytes().to_bytes() == bytes(6_000_000)
+    assert "immutable" in obstore.get(bucket, path).attributes["Cache-Control"]
+    assert obstore.get(bucket, "metadata/timestamp.json").attributes["Cache-Control"] == "no-cache"
+
+
+@contextlib.contextmanager
+def serve_folder(folder: Path, authority: Authority) -> Iterator[str]:
+    """Serve a folder by HTTPS, with a certificate of another authority than the fleet's."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.pair("server"))
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"https://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
