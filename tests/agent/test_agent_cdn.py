@@ -10,6 +10,7 @@ import pytest
 from tests.agent.site import Site
 from tests.fleet.conftest import Fleet, fleet_settings, mosquitto  # noqa: F401  # fixtures
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
+from tests.waiting import wait_for
 
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.releases.repository import open_repository
@@ -71,7 +72,7 @@ def test_device_fetches_from_a_bucket_whose_public_certificate_it_trusts(
                 site.wait_status("converged", ["succeeded"])
                 assert any(path.startswith("/targets/x86-64/") for path in cdn.paths)
             else:
-                site.wait_event("CERTIFICATE_VERIFY_FAILED")
+                wait_for(lambda: "CERTIFICATE_VERIFY_FAILED" in site.run("fleet", "status"), site.log(), 20)
                 assert cdn.paths == []
         finally:
             site.end()

@@ -5,15 +5,23 @@
 The artifact's manifest lists one layer: the package file, as `oras push HOST/NAME:TAG model.edgekit` makes it. Its
 own signature is checked as that of any other package; the registry only has to be the place where it lies.
 
-Source: OCI Image and Distribution Specifications 1.1. oras asks the registry (tokens, credentials of `docker
-login`), and does not check digests: that is done here.
+Credentials are those of `docker login` (`auths` of config.json; helpers of credentials are not asked).
+
+Source: OCI Image and Distribution Specifications 1.1; Docker's token authentication. oras-py 0.2.43 was tried: it
+waits two minutes before it says that a registry cannot be reached, and does not check digests.
 """
 
+import base64
 import hashlib
 import json
+import os
 import re
+import urllib.parse
+import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
+from urllib.error import HTTPError
 
 from edgekit_runtime.errors import ConfigError, DigestError, PackageError, TransportError
 
@@ -22,9 +30,11 @@ _REFERENCE: Final = re.compile(
 )
 _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 _TITLE: Final = "org.opencontainers.image.title"
+_CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
 _MANIFEST_BYTES: Final = 1 << 20
 _PACKAGE_BYTES: Final = 2 << 30
 _PIECE_BYTES: Final = 1 << 20
+_TIMEOUT_S: Final = 30.0
 _LOOPBACK: Final = ("127.0.0.1", "localhost")
 
 
@@ -37,11 +47,11 @@ def fetch_package(reference: str, folder: Path) -> Path:
     """Return a package from a registry, as a file in `folder`.
 
     Args:
-        reference: as above. Registries on this machine are asked by HTTP, all others by HTTPS.
+        reference: as above. A registry on this machine is asked by HTTP, all others by HTTPS.
         folder: where the file goes.
 
     Raises:
-        ConfigError: the reference is malformed or names no digest, or oras is missing.
+        ConfigError: the reference is malformed or names no digest.
         TransportError: the registry cannot be reached, or refuses.
         DigestError: it sent something else.
         PackageError: the artifact is not one package.
@@ -52,46 +62,92 @@ def fetch_package(reference: str, folder: Path) -> Path:
             f"{reference} names no artifact, expected oci://HOST/NAME@sha256:DIGEST; a tag may be moved to"
             " another package, so it does not do"
         )
-    try:
-        from oras.client import OrasClient
-        from oras.container import Container
-        from requests import RequestException
-    except ModuleNotFoundError as cause:
-        raise ConfigError(
-            f"{cause.name} is missing, which asks registries: pip install edgekit[oci]"
-        ) from cause
-    host, digest = found["host"], found["digest"]
-    client = OrasClient(insecure=host.rpartition(":")[0] in _LOOPBACK or host in _LOOPBACK)
-    container = Container(f"{host}/{found['name']}@sha256:{digest}")
-    try:
-        client.auth.load_configs(container)
-        manifest_path = folder / "manifest.json"
-        url = f"{client.prefix}://{container.manifest_url()}"
-        _fetch(client, url, manifest_path, digest=digest, most_bytes=_MANIFEST_BYTES)
-        layer = _find_layer(manifest_path.read_bytes(), reference)
-        path = folder / _file_name(layer, found["name"])
-        url = f"{client.prefix}://{container.get_blob_url(layer['digest'])}"
-        _fetch(client, url, path, digest=layer["digest"].removeprefix("sha256:"), most_bytes=layer["size"])
-    except (RequestException, ValueError) as cause:
-        raise TransportError(f"{reference}: {cause}") from cause
+    registry = _Registry(found["host"], found["name"])
+    manifest = folder / "manifest.json"
+    registry.fetch(f"manifests/sha256:{found['digest']}", manifest, found["digest"], _MANIFEST_BYTES)
+    layer = _find_layer(manifest.read_bytes(), reference)
+    manifest.unlink()
+    path = folder / _file_name(layer, found["name"])
+    registry.fetch(
+        f"blobs/{layer['digest']}", path, layer["digest"].removeprefix("sha256:"), layer["size"]
+    )
     return path
 
 
-def _fetch(client: Any, url: str, path: Path, *, digest: str, most_bytes: int) -> None:
-    """Write what lies at `url` to a file, if it has this SHA-256 and no more bytes."""
-    hasher, size_bytes = hashlib.sha256(), 0
-    with client.do_request(url, headers={"Accept": f"{_MANIFEST}, */*"}, stream=True) as response:
-        if response.status_code != 200:
-            raise TransportError(f"{url}: the registry answers {response.status_code} {response.reason}")
-        with path.open("wb") as file:
-            for piece in response.iter_content(_PIECE_BYTES):
-                size_bytes += len(piece)
-                if size_bytes > most_bytes:
-                    raise DigestError(f"{url}: over {most_bytes} bytes came, expected no more")
-                hasher.update(piece)
-                file.write(piece)
-    if hasher.hexdigest() != digest:
-        raise DigestError(f"{url}: sha256 is {hasher.hexdigest()}, expected {digest}")
+class _Registry:
+    """One repository of a registry."""
+
+    def __init__(self, host: str, name: str) -> None:
+        scheme = "http" if host.partition(":")[0] in _LOOPBACK else "https"
+        self._base, self._host = f"{scheme}://{host}/v2/{name}", host
+        self._authorization = ""
+
+    def fetch(self, what: str, path: Path, digest: str, most_bytes: int) -> None:
+        """Write something to a file, if it has this SHA-256 and no more bytes.
+
+        Raises:
+            TransportError: the registry cannot be reached, or refuses.
+            DigestError: something else came.
+        """
+        url = f"{self._base}/{what}"
+        hasher, size_bytes = hashlib.sha256(), 0
+        try:
+            with self._open(url) as response, path.open("wb") as file:
+                while piece := response.read(_PIECE_BYTES):
+                    size_bytes += len(piece)
+                    if size_bytes > most_bytes:
+                        raise DigestError(f"{url}: over {most_bytes} bytes came, expected no more")
+                    hasher.update(piece)
+                    file.write(piece)
+        except HTTPError as cause:
+            raise TransportError(f"{url}: the registry answers {cause.code} {cause.reason}") from cause
+        except (OSError, HTTPException) as cause:
+            raise TransportError(f"{url}: {cause}") from cause
+        if hasher.hexdigest() != digest:
+            raise DigestError(f"{url}: sha256 is {hasher.hexdigest()}, expected {digest}")
+
+    def _open(self, url: str) -> Any:
+        request = urllib.request.Request(url, headers={"Accept": f"{_MANIFEST}, */*"})  # noqa: S310
+        for is_last in (False, True):
+            if self._authorization:  # not sent to where the registry redirects
+                request.add_unredirected_header("Authorization", self._authorization)
+            try:
+                return urllib.request.urlopen(request, timeout=_TIMEOUT_S)  # noqa: S310
+            except HTTPError as refusal:
+                if refusal.code != 401 or is_last:
+                    raise
+                self._authorization = self._authorize(refusal.headers.get("WWW-Authenticate", ""))
+        raise AssertionError
+
+    def _authorize(self, challenge: str) -> str:
+        """Return the header that answers a challenge: a token, or name and password."""
+        login = _read_login(self._host)
+        if not challenge.lower().startswith("bearer "):
+            return login
+        fields = dict(_CHALLENGE.findall(challenge))
+        realm = fields.pop("realm", "")
+        if not realm.startswith(("https://", self._base.partition("/v2/")[0])):
+            raise TransportError(f"{self._host} sends us to {realm!r} for a token, expected https://...")
+        request = urllib.request.Request(f"{realm}?{urllib.parse.urlencode(fields)}")  # noqa: S310
+        if login:
+            request.add_unredirected_header("Authorization", login)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
+            try:
+                answer = json.loads(response.read(_MANIFEST_BYTES))
+                return f"Bearer {answer.get('token') or answer['access_token']}"
+            except (ValueError, KeyError, AttributeError) as cause:
+                raise TransportError(f"{realm} sends no token") from cause
+
+
+def _read_login(host: str) -> str:
+    """Return the header for a host that `docker login` has stored, or an empty text."""
+    folder = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    try:
+        stored = json.loads((folder / "config.json").read_bytes())["auths"][host]["auth"]
+        base64.b64decode(stored, validate=True)
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f"Basic {stored}"
 
 
 def _find_layer(data: bytes, reference: str) -> dict[str, Any]:
@@ -114,4 +170,5 @@ def _find_layer(data: bytes, reference: str) -> dict[str, Any]:
 def _file_name(layer: dict[str, Any], name: str) -> str:
     annotations = layer.get("annotations")
     title = annotations.get(_TITLE) if isinstance(annotations, dict) else None
-    return Path(title if isinstance(title, str) else name).name or "package"
+    file_name = Path(title if isinstance(title, str) else name).name
+    return file_name if file_name.strip(".") else "package"
