@@ -47,11 +47,11 @@ def cdn(tmp_path):
 
 @pytest.mark.parametrize("is_trusted", [True, False])
 def test_device_fetches_from_a_bucket_whose_public_certificate_it_trusts(
-    fleet_settings,
-    maker,
+    fleet_settings,  # noqa: F811
+    maker,  # noqa: F811
     cdn,
     tmp_path,
-    is_trusted,  # noqa: F811
+    is_trusted,
 ):
     folder, settings = fleet_settings
     settings = dataclasses.replace(

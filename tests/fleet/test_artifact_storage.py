@@ -2,13 +2,8 @@
 
 import contextlib
 import functools
-import http.server
 import os
-import ssl
 import subprocess
-import sys
-import threading
-import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +14,6 @@ from tests.fleet.fleet_device import free_port
 from tests.fleet.test_repository import NOW, Device, new_target
 from tests.waiting import wait_for
 
-from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.releases.artifact_storage import ArtifactStorage
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.store.fleet_folder import FleetSettings
@@ -165,21 +159,3 @@ def test_bucket_gets_all_files_and_says_how_long_they_may_be_cached(s3: str, tmp
     assert obstore.get(bucket, path).bytes().to_bytes() == bytes(6_000_000)
     assert "immutable" in obstore.get(bucket, path).attributes["Cache-Control"]
     assert obstore.get(bucket, "metadata/timestamp.json").attributes["Cache-Control"] == "no-cache"
-
-
-@contextlib.contextmanager
-def serve_folder(folder: Path, authority: Authority) -> Iterator[str]:
-    """Serve a folder by HTTPS, with a certificate of another authority than the fleet's."""
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*authority.pair("server"))
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"https://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -1,8 +1,8 @@
 """Copies the TUF repository to an object store, from which devices or a CDN fetch it.
 
-The repository is a folder of files of which only `metadata/timestamp.json` ever changes, and that one makes the
-others visible. So it is copied last, as it was before the others were listed: devices see the old repository or
-the new one, also when a copy is cut off or two run at once.
+The repository is a folder of files of which only `metadata/timestamp.json` ever changes, and that one makes
+the others visible. So it is copied last, as it was before the others were listed: devices see the old
+repository or the new one, also when a copy is cut off or two run at once.
 """
 
 from datetime import timedelta
@@ -32,8 +32,8 @@ class ArtifactStorage:
         """Prepare; nothing is asked yet.
 
         Args:
-            url: `s3://BUCKET/PREFIX`, `gs://`, `az://` or `file:///FOLDER`. Credentials, region and endpoint come
-                from the environment, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL.
+            url: `s3://BUCKET/PREFIX`, `gs://`, `az://` or `file:///FOLDER`. Credentials, region and endpoint
+                come from the environment, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL.
 
         Raises:
             ConfigError: the URL is malformed, or obstore is missing.

@@ -2,13 +2,13 @@
 
     oci://HOST[:PORT]/NAME@sha256:DIGEST
 
-The artifact's manifest lists one layer: the package file, as `oras push HOST/NAME:TAG model.edgekit` makes it. Its
-own signature is checked as that of any other package; the registry only has to be the place where it lies.
+The artifact's manifest lists one layer, the package file, as `oras push HOST/NAME:TAG FILE` makes it. Its own
+signature is checked as that of any other package; the registry is only the place where it lies.
 
 Credentials are those of `docker login` (`auths` of config.json; helpers of credentials are not asked).
 
-Source: OCI Image and Distribution Specifications 1.1; Docker's token authentication. oras-py 0.2.43 was tried: it
-waits two minutes before it says that a registry cannot be reached, and does not check digests.
+Source: OCI Image and Distribution Specifications 1.1; Docker's token authentication. oras-py 0.2.43
+was tried: it waits two minutes before it says that a registry cannot be reached, and does not check digests.
 """
 
 import base64
@@ -68,9 +68,7 @@ def fetch_package(reference: str, folder: Path) -> Path:
     layer = _find_layer(manifest.read_bytes(), reference)
     manifest.unlink()
     path = folder / _file_name(layer, found["name"])
-    registry.fetch(
-        f"blobs/{layer['digest']}", path, layer["digest"].removeprefix("sha256:"), layer["size"]
-    )
+    registry.fetch(f"blobs/{layer['digest']}", path, layer["digest"].removeprefix("sha256:"), layer["size"])
     return path
 
 

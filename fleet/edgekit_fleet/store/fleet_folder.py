@@ -61,8 +61,8 @@ class FleetSettings:
             raise ConfigError(f"artifacts URL is {self.artifacts_url!r}, expected https://...")
         if self.artifacts_storage and not self.artifacts_url:
             raise ConfigError(
-                f"artifacts are copied to {self.artifacts_storage}; name the URL from which devices fetch them"
-                " with --artifacts-url"
+                f"artifacts are copied to {self.artifacts_storage}; name the URL from which devices fetch"
+                " them with --artifacts-url"
             )
 
     @property
