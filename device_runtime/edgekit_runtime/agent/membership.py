@@ -51,7 +51,7 @@ class Membership:
         return make_context(self.enrolment.authority, str(certificate), str(key))
 
     def make_download_context(self) -> ssl.SSLContext:
-        """Return a TLS context for packages, which are signed: elsewhere it trusts public authorities, too."""
+        """Return a TLS context for packages, which are signed: public authorities may name a CDN."""
         context = self.make_context()
         if not self.enrolment.artifacts.startswith(f"{self.enrolment.web}/"):
             context.load_default_certs()
