@@ -4,9 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from edgekit_fleet.identity import enrolment
+from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.operations import devices, rollouts
 from edgekit_fleet.operations.rollouts import RolloutRequest
 from edgekit_fleet.rollouts import runner
@@ -14,7 +17,9 @@ from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import read_devices
 from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.shards import Shards
 from edgekit_fleet.store.tables import (
+    AttributeRow,
     DesiredRow,
     DeviceRow,
     ExecutionRow,
@@ -25,7 +30,8 @@ from edgekit_fleet.store.tables import (
     RolloutRow,
     WantedModelRow,
 )
-from edgekit_runtime.agent.documents import DesiredModel, ModelFigures
+from edgekit_runtime.agent.documents import DesiredModel, ModelFigures, Reported, ReportedModel
+from edgekit_runtime.agent.signing import seal
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import FleetError
 
@@ -413,24 +419,38 @@ def test_plan_names_who_is_refused_and_why(store: Store) -> None:
 @pytest.mark.parametrize("because", ["2 answered NaN", ""])
 def test_faulty_and_revoked_are_the_same_in_lists_and_selectors(store: Store, because: str) -> None:
     add_devices(store, 3)
+    key = Ed25519PrivateKey.generate()
     with store.transaction() as session:
         rows = [session.get(DeviceRow, f"d{number:03}") for number in range(3)]
         for row in rows:
             row.status, row.last_seen_at = "converged", 0.0
-        faulty = {"model": "digits", "version": "2", "manifest_sha256": "x", "health": "faulty"}
-        report = {"device": "d000", "sequence": 1, "desired_version": 0, "status": "converged", "facts": {}}
-        rows[0].reported = {**report, "models": [{**faulty, "because": because}]}
-        rows[1].revoked_at = 1.0
+            row.public_key = key.public_key().public_bytes_raw()
+        session.flush()
+        enrolment.revoke(session, "d001", "test", "stolen")
+        shards = Shards.of_all()
+        index = DeviceIndex(shards)
+        index.load(session, ["d000", "d001", "d002"])
+    inbox = Inbox(index, shards)
+    for name in ("d000", "d001"):
+        model = ReportedModel(
+            model="digits", version="2", manifest_sha256="x", health="faulty", because=because
+        )
+        report = Reported(device=name, sequence=1, status="converged", models=(model,), facts={})
+        inbox.put(f"ek/v1/d/{name}/reported", seal(report, "reported", key))
+    inbox.take(NOW)
+    with store.transaction() as session:
+        inbox.write(session, NOW)
     listed = {one.name: one.status for one in devices.list_devices(store, lambda _: True)}
     assert listed == {"d000": "faulty", "d001": "revoked", "d002": "converged"}
     for name, status in listed.items():
         found = devices.list_devices(store, parse_selector(f"status={status}").matches)
         assert [one.name for one in found] == [name]
     with store.transaction() as session:
-        views = read_devices(session, parse_selector("status=faulty"), frozenset())
+        views = read_devices(session, parse_selector("status=faulty and model:digits=2"), frozenset())
         assert [view.name for view in views] == ["d000"]
-    expected = because or "it states no reason"
-    assert devices.describe(store, "d000").summary.because == expected
+        attributes = {row.name: row.value for row in session.query(AttributeRow).filter_by(device="d000")}
+    assert attributes == {"model:digits": "2", "site": "nice"}
+    assert devices.describe(store, "d000").summary.because == (because or "digits is faulty")
     said = because or "digits is faulty, and it states no reason"
     assert devices.describe(store, "d000").why.endswith(f", but {said}.")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import delete
+from sqlalchemy import delete, update
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.access import users
@@ -106,14 +106,17 @@ def open_login(session: Session, user: str, now: float) -> str:
 
 def find_login(store: Store, secret: str, now: float) -> Login | None:
     """Return the login of a cookie, or None if it has ended."""
-    with store.transaction() as session:
+    with store.snapshot() as session:
         row = session.get(LoginRow, digest(secret))
         if row is None or not now < min(row.expires_at, row.seen_at + IDLE_S):
             return None
-        if now - row.seen_at >= _NOTE_S:
-            row.seen_at = now
-        user = session.get_one(UserRow, row.user)
-        return Login(users.principal_of_user(user), digest(f"csrf {secret}"))
+        login = Login(users.principal_of_user(session.get_one(UserRow, row.user)), digest(f"csrf {secret}"))
+    if now - row.seen_at >= _NOTE_S:
+        with store.transaction() as session:
+            session.execute(
+                update(LoginRow).where(LoginRow.secret_sha256 == row.secret_sha256).values(seen_at=now)
+            )
+    return login
 
 
 def close_login(session: Session, secret: str) -> None:

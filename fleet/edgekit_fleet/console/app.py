@@ -13,7 +13,15 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgekit_fleet.console import fleet_page, health_page, release_pages
+from edgekit_fleet.console import (
+    device_pages,
+    fleet_page,
+    health_page,
+    login_pages,
+    release_pages,
+    settings_pages,
+)
+from edgekit_fleet.console.audit_page import AuditPages
 from edgekit_fleet.console.live import Seen
 from edgekit_fleet.console.rollouts import plan_pages
 from edgekit_fleet.console.rollouts.pages import RolloutPages
@@ -79,9 +87,16 @@ def make_routes(console: Console) -> list[BaseRoute]:
             events, media_type="text/event-stream", headers={"cache-control": "no-store"}
         )
 
-    page, rollouts = console.page, RolloutPages()
+    page, audit, rollouts = console.page, AuditPages(), RolloutPages()
     return [
         Route("/", page(fleet_page.show_fleet)),
+        Route("/devices", page(device_pages.show_devices)),
+        Route("/devices/{name}", page(device_pages.show_device)),
+        Route("/devices/{name}/tags", page(device_pages.edit_tags, "device"), methods=["POST"]),
+        Route("/devices/{name}/revoke", page(device_pages.confirm_revocation, "device")),
+        Route("/devices/{name}/revoke", page(device_pages.revoke, "device"), methods=["POST"]),
+        Route("/queries", page(device_pages.save_query, "device"), methods=["POST"]),
+        Route("/queries/remove", page(settings_pages.remove_query, "device"), methods=["POST"]),
         Route("/releases", page(release_pages.show_releases)),
         Route("/releases/{name}", page(release_pages.show_release)),
         Route("/releases/{name}/withdraw", page(release_pages.confirm_withdrawal, "release")),
@@ -94,7 +109,21 @@ def make_routes(console: Console) -> list[BaseRoute]:
         Route("/rollouts/{name}/abort", page(rollouts.confirm_abort, "rollout")),
         Route("/rollouts/{name}/order", page(rollouts.order, "rollout"), methods=["POST"]),
         Route("/health", page(health_page.show_health)),
+        Route("/audit", page(audit.show)),
+        Route("/audit/verify", page(audit.verify), methods=["POST"]),
+        Route("/settings", page(settings_pages.show_users)),
+        Route("/settings/users", page(settings_pages.change_user, "admin"), methods=["POST"]),
+        Route("/settings/tokens", page(settings_pages.show_tokens)),
+        Route("/settings/tokens", page(settings_pages.change_token, "admin"), methods=["POST"]),
+        Route("/settings/codes", page(settings_pages.show_codes)),
+        Route("/settings/codes", page(settings_pages.make_codes, "device"), methods=["POST"]),
+        Route("/settings/fleet", page(settings_pages.show_fleet_settings)),
+        Route("/login", page(login_pages.show_login, None)),
+        Route("/login", page(login_pages.log_in, None), methods=["POST"]),
+        Route("/logout", page(login_pages.log_out, None), methods=["POST"]),
+        Route("/first", page(login_pages.show_first, None)),
+        Route("/first", page(login_pages.make_first, None), methods=["POST"]),
         Route("/live", stream_changes),
-        Route("/theme", page(switch_theme), methods=["POST"]),
+        Route("/theme", page(switch_theme, None), methods=["POST"]),
         Mount("/static", _StaticFiles(directory=STATIC)),
     ]

@@ -1,11 +1,257 @@
-"""The first page: what needs attention, what runs where."""
+"""The first page: what needs attention, what runs where, what goes out just now."""
 
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edgekit_fleet.console.formats import format_age, format_count, format_share
 from edgekit_fleet.console.shell import Console
+from edgekit_fleet.operations.device_search import EXPIRING_S, SILENT_S, Search, count_devices
+from edgekit_fleet.store.attributes import MODEL
+from edgekit_fleet.store.tables import (
+    AttributeRow,
+    AuditRow,
+    DeviceRow,
+    ManagerRow,
+    MemberRow,
+    RolloutRow,
+)
+
+_DAY_S: Final = 86_400.0
+_NO_MANAGER_S: Final = 30.0
+_REASONS: Final = 2
+_STOPPED: Final = "Devices keep what they run; nobody decides or takes reports in. Start `edgekit fleet up`."
+_NEWEST: Final = 8
+_OPEN: Final = ("running", "paused", "returning")
+
+
+@dataclass(frozen=True, slots=True)
+class Concern:
+    """One thing that needs attention.
+
+    Attributes:
+        kind: of the mark: `bad`, `warn` or `idle`.
+        text: a sentence.
+        detail: why, or empty.
+        link: page that shows it.
+        link_text: what is there.
+    """
+
+    kind: str
+    text: str
+    detail: str
+    link: str
+    link_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionBar:
+    """How many devices run a version.
+
+    Attributes:
+        version, devices: of the bar.
+        share: of the devices with this model, as text.
+        width: of the bar, 0..1000.
+        is_most: whether no other version runs on more.
+        link: page with these devices.
+    """
+
+    version: str
+    devices: int
+    share: str
+    width: int
+    is_most: bool
+    link: str
 
 
 def show_fleet(console: Console, request: Request) -> Response:
     """Show the fleet."""
-    return console.render(request, "fleet.html")
+    with console.store.snapshot() as session:
+        counts = count_devices(session, Search())
+        members = {key: count for key, count in counts.items() if key[0] != "revoked"}
+        devices = sum(members.values())
+        concerns = list(_find_concerns(session, counts))
+        values: dict[str, Any] = {
+            "devices": devices,
+            "online": sum(count for (_, is_online), count in members.items() if is_online),
+            "as_wanted": sum(count for (status, _), count in members.items() if status == "converged"),
+            "concerns": concerns,
+            "models": _read_versions(session),
+            "rollouts": _read_rollouts(session),
+            "newest": _read_newest(session),
+        }
+    return console.render(request, "fleet.html", **values)
+
+
+def _find_concerns(session: Session, counts: Mapping[tuple[str, bool], int]) -> Iterator[Concern]:
+    """Yield what needs attention, the worst first."""
+    yield from _find_stopped_manager(session)
+    by_status: dict[str, int] = {}
+    for (status, _), count in counts.items():
+        by_status[status] = by_status.get(status, 0) + count
+    yield from _find_rollout_concerns(session)
+    for kind, status, sentence in (
+        ("bad", "faulty", "{} a model whose answers are NaN or infinite"),
+        ("warn", "diverged", "{} something else than wanted, and will not change it without help"),
+        ("warn", "stale", "{} no valid document: newer ones do not reach them"),
+    ):
+        count = by_status.get(status, 0)
+        if count:
+            verb = {"faulty": "runs", "diverged": "runs", "stale": "holds"}[status]
+            text = sentence.format(f"{_devices(count)} {verb if count == 1 else verb.removesuffix('s')}")
+            yield Concern(
+                kind, f"{text}.", _read_reasons(session, status), f"/devices?status={status}", status
+            )
+    yield from _find_device_concerns(session, by_status)
+    since = time.time() - _DAY_S
+    alarms = session.scalar(
+        select(func.count()).where(
+            AuditRow.action >= "alarm.", AuditRow.action < "alarm/", AuditRow.at > since
+        )
+    )
+    if alarms:
+        text = f"{format_count(alarms)} alarm{'s' * (alarms != 1)} in the last 24 hours."
+        yield Concern(
+            "warn",
+            text,
+            "documents that were forged, or of a restored store",
+            "/audit?action=alarm.",
+            "audit",
+        )
+
+
+def _find_stopped_manager(session: Session) -> Iterator[Concern]:
+    at = session.scalar(select(func.max(ManagerRow.heartbeat_at)))
+    if at is None:
+        yield Concern("bad", "No manager is running.", _STOPPED, "/audit?action=manager.", "audit")
+    elif time.time() - at > _NO_MANAGER_S:
+        text = f"No manager has run for {format_age(time.time() - at)}."
+        yield Concern("bad", text, _STOPPED, "/audit?action=manager.", "audit")
+
+
+def _find_rollout_concerns(session: Session) -> Iterator[Concern]:
+    rows = session.scalars(
+        select(RolloutRow)
+        .where(RolloutRow.state.in_(("paused", "returning", "aborted")))
+        .order_by(RolloutRow.created_at.desc())
+    )
+    for row in rows:
+        if row.state == "aborted" and (row.ended_at or 0.0) < time.time() - 7 * _DAY_S:
+            continue
+        kind = "bad" if row.state == "aborted" else "warn"
+        words = {"paused": "is paused", "returning": "is going back", "aborted": "was aborted"}
+        yield Concern(
+            kind, f"Rollout {row.name} {words[row.state]}.", row.because, f"/rollouts/{row.name}", "rollout"
+        )
+
+
+def _find_device_concerns(session: Session, by_status: Mapping[str, int]) -> Iterator[Concern]:
+    now = time.time()
+    silent = session.scalar(
+        select(func.count()).where(
+            DeviceRow.is_online.is_(False),
+            DeviceRow.last_seen_at < now - SILENT_S,
+            DeviceRow.status != "revoked",
+        )
+    )
+    if silent:
+        verb = "has" if silent == 1 else "have"
+        yield Concern(
+            "warn",
+            f"{_devices(silent)} {verb} been silent for over a week.",
+            "",
+            "/devices?special=silent",
+            "silent",
+        )
+    expiring = session.scalar(
+        select(func.count()).where(
+            DeviceRow.certificate_expires_at < now + EXPIRING_S, DeviceRow.status != "revoked"
+        )
+    )
+    if expiring:
+        verb = "has" if expiring == 1 else "have"
+        text = f"{_devices(expiring)} {verb} a certificate that ends within 30 days."
+        detail = "A device that is connected renews its own."
+        yield Concern("idle", text, detail, "/devices?special=expiring", "expiring")
+    if new := by_status.get("new", 0):
+        text = f"{_devices(new)} {'has' if new == 1 else 'have'} enrolled and never reported."
+        yield Concern("idle", text, "", "/devices?status=new", "new")
+
+
+def _devices(count: int) -> str:
+    return f"{format_count(count)} device{'s' * (count != 1)}"
+
+
+def _read_reasons(session: Session, status: str) -> str:
+    """Return the most frequent reasons of a status, with their counts."""
+    statement = (
+        select(DeviceRow.because, func.count())
+        .where(DeviceRow.status == status, DeviceRow.because != "")
+        .group_by(DeviceRow.because)
+        .order_by(func.count().desc(), DeviceRow.because)
+        .limit(_REASONS + 1)
+    )
+    found = [f"{because} ({format_count(count)})" for because, count in session.execute(statement)]
+    return "; ".join(found[:_REASONS]) + ("; and others" if len(found) > _REASONS else "")
+
+
+def _read_versions(session: Session) -> dict[str, list[VersionBar]]:
+    """Return model -> its versions, the most frequent first."""
+    statement = (
+        select(AttributeRow.name, AttributeRow.value, func.count())
+        .where(AttributeRow.name >= MODEL, AttributeRow.name < f"{MODEL[:-1]};")
+        .group_by(AttributeRow.name, AttributeRow.value)
+    )
+    counts: dict[str, dict[str, int]] = {}
+    for name, version, count in session.execute(statement):
+        counts.setdefault(name.removeprefix(MODEL), {})[version] = count
+    models = {}
+    for model, versions in sorted(counts.items()):
+        total = sum(versions.values())
+        most = max(versions.values())
+        models[model] = [
+            VersionBar(
+                version=version or "none",
+                devices=count,
+                share=format_share(count, total),
+                width=max(4, round(1000 * count / total)),
+                is_most=count == most,
+                link="/devices?" + urlencode({"selector": f'{MODEL}{model}="{version}"'}),
+            )
+            for version, count in sorted(versions.items(), key=lambda one: -one[1])[:6]
+        ]
+    return models
+
+
+def _read_rollouts(session: Session) -> list[dict[str, object]]:
+    """Return open rollouts, and how many of their devices have answered."""
+    found = []
+    rows = session.scalars(
+        select(RolloutRow).where(RolloutRow.state.in_(_OPEN)).order_by(RolloutRow.created_at.desc())
+    )
+    for row in rows:
+        statement = (
+            select(MemberRow.state, func.count())
+            .where(MemberRow.rollout == row.name, MemberRow.wave >= 0)
+            .group_by(MemberRow.state)
+        )
+        members = dict(session.execute(statement).all())
+        total = sum(members.values())
+        done = members.get("succeeded", 0)
+        found.append({"row": row, "total": total, "done": done, "width": round(1000 * done / max(total, 1))})
+    return found
+
+
+def _read_newest(session: Session) -> list[AuditRow]:
+    """Return what people and the manager did last; not what devices state."""
+    statement = select(AuditRow).order_by(AuditRow.number.desc()).limit(200)
+    return [
+        row for row in session.scalars(statement) if row.actor != "devices" and row.action != "rollout.log"
+    ][:_NEWEST]

@@ -13,7 +13,6 @@ import secrets
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, quote, urlencode
@@ -23,11 +22,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from edgekit_fleet.console.formats import FILTERS
+from edgekit_fleet.access.first_admin import FirstAdminCode
+from edgekit_fleet.access.guard import login_of
+from edgekit_fleet.access.logins import LoginDesk
+from edgekit_fleet.access.principal import Principal, Scope
+from edgekit_fleet.console.formats import FILTERS, format_share
 from edgekit_fleet.console.live import Watcher
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
-from edgekit_runtime.errors import EdgekitError, FleetError, OutputError
+from edgekit_runtime.errors import EdgekitError, OutputError, RequestError
 
 SECTIONS: Final = (
     ("Fleet", "/"),
@@ -44,6 +47,8 @@ _TEMPLATES: Final = Path(__file__).with_name("templates")
 _MAX_FORM_BYTES: Final = 64 << 10
 _FORM_S: Final = 10.0
 _NOTICE: Final = "notice"
+_VISITOR: Final = "visitor"
+_VISITOR_CHARS: Final = 32
 _NOTICE_S: Final = 30
 _YEAR_S: Final = 365 * 86_400
 
@@ -51,28 +56,29 @@ Page: TypeAlias = Callable[["Console", Request], Response]
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Anybody:
-    """Who asks, until there are logins."""
-
-    name: str = "admin"
-    scopes: frozenset[str] = frozenset(("read", "release", "rollout", "device", "admin"))
-
-
 class Console:
     """The pages of one fleet.
 
     Attributes:
         store, folder, settings: of the fleet.
+        desk: where users log in.
+        first_admin: the code of the link that makes the first user.
         watcher: of changes in the store.
     """
 
-    def __init__(self, store: Store, folder: FleetFolder, settings: FleetSettings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        folder: FleetFolder,
+        settings: FleetSettings,
+        first_admin: FirstAdminCode | None = None,
+    ) -> None:
         self.store = store
         self.folder = folder
         self.settings = settings
+        self.desk = LoginDesk(store, time.time)
+        self.first_admin = first_admin or FirstAdminCode()
         self.watcher = Watcher(store)
-        self._csrf = secrets.token_urlsafe(24)
         self._templates = Environment(
             loader=FileSystemLoader(_TEMPLATES),
             autoescape=True,
@@ -82,10 +88,17 @@ class Console:
             auto_reload=False,
         )
         self._templates.filters.update(FILTERS)
-        self._templates.globals.update(sections=SECTIONS, themes=THEMES, assets=_list_assets())
+        self._templates.globals.update(
+            sections=SECTIONS, themes=THEMES, assets=_list_assets(), share=format_share
+        )
 
-    def page(self, function: Page, scope: str = "read") -> Endpoint:
-        """Return the endpoint of a page, or of an action: it answers those who hold `scope`."""
+    def page(self, function: Page, scope: Scope | None = "read") -> Endpoint:
+        """Return the endpoint of a page, or of an action.
+
+        Args:
+            function: that answers.
+            scope: that who asks must hold; None where no login is needed.
+        """
 
         async def answer(request: Request) -> Response:
             if request.method == "POST":
@@ -97,13 +110,19 @@ class Console:
 
         return functools.wraps(function)(answer)
 
-    def find_principal(self, request: Request) -> _Anybody | None:
+    def find_principal(self, request: Request) -> Principal | None:
         """Return who asks, or None for somebody who has not logged in.
 
-        Sets `principal` and `csrf` of the request's state.
+        Sets `principal` of the request's state, and `csrf`, which forms carry: of the login, or of a cookie.
         """
-        request.state.principal, request.state.csrf = _Anybody(), self._csrf
-        return _Anybody()
+        login = login_of(request, self.store)
+        request.state.principal = None if login is None else login.principal
+        visitor = request.cookies.get(_VISITOR, "")
+        is_known = len(visitor) >= _VISITOR_CHARS
+        request.state.csrf = (
+            login.csrf_token if login else visitor if is_known else secrets.token_urlsafe(_VISITOR_CHARS)
+        )
+        return request.state.principal  # type: ignore[no-any-return]
 
     def render(self, request: Request, template: str, /, *, status: int = 200, **values: Any) -> HTMLResponse:
         """Return a page.
@@ -127,6 +146,8 @@ class Console:
             **values,
         )
         response = HTMLResponse(text, status, headers={"cache-control": "no-store"})
+        if request.state.principal is None:
+            response.set_cookie(_VISITOR, request.state.csrf, httponly=True, samesite="strict")
         if _NOTICE in request.cookies:
             response.delete_cookie(_NOTICE)
         return response
@@ -139,16 +160,16 @@ class Console:
             response.set_cookie(_NOTICE, text, _NOTICE_S, httponly=True, samesite="strict")
         return response
 
-    def _answer(self, request: Request, function: Page, scope: str) -> Response:
+    def _answer(self, request: Request, function: Page, scope: Scope | None) -> Response:
         principal = self.find_principal(request)
-        if principal is None:
+        if principal is None and scope is not None:
             return self._ask_for_login(request)
         request.state.seen = self.watcher.read_seen()
         try:
             if request.method == "POST":
                 _check_csrf(request)
-            if scope not in principal.scopes:
-                raise _ForbiddenError(f"{principal.name} may not do this: it needs the scope '{scope}'")
+            if principal is not None and scope is not None:
+                principal.require(scope)
             return function(self, request)
         except EdgekitError as error:
             status = _find_status(error, request.method)
@@ -159,10 +180,6 @@ class Console:
         if "hx-request" in request.headers:  # a part of an open page, whose login has ended meanwhile
             return Response(status_code=401, headers={"hx-redirect": "/login"})
         return RedirectResponse(address, 303)
-
-
-class _ForbiddenError(FleetError):
-    """Who asks may not do this."""
 
 
 def with_query(request: Request, **changes: str) -> str:
@@ -208,12 +225,12 @@ async def _read_form(request: Request) -> dict[str, str]:
 def _check_csrf(request: Request) -> None:
     sent = request.state.form.get("csrf", "")
     if not hmac.compare_digest(sent.encode(), request.state.csrf.encode()):
-        raise _ForbiddenError("the form is of another login; open the page again and repeat what you did")
+        raise RequestError(403, "the form is of another login; open the page again and repeat what you did")
 
 
 def _find_status(error: EdgekitError, method: str) -> int:
-    if isinstance(error, _ForbiddenError):
-        return 403
+    if isinstance(error, RequestError):
+        return error.status
     if isinstance(error, OutputError):
         return 503
     return 404 if method == "GET" else 422

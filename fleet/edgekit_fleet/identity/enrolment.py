@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from edgekit_fleet.identity.authority import Authority, SignedCertificate, check_device_name, read_csr_key
 from edgekit_fleet.store import audit
+from edgekit_fleet.store.attributes import list_models, list_stable, replace_attributes
 from edgekit_fleet.store.tables import AuditRow, CodeRow, DesiredRow, DeviceRow
 from edgekit_runtime.agent.documents import EnrolmentCode, EnrolmentRequest, RenewalRequest
 from edgekit_runtime.errors import ConfigError, FleetError, SignatureError
@@ -115,10 +116,12 @@ def enrol(
     device.public_key = public_key
     device.certificate_serial, device.certificate_expires_at = certificate.serial, certificate.expires_at
     device.enrolled_at, device.revoked_at = now, None
+    device.status, device.because = "new", ""
     device.sequence = device.hello_sequence = device.event_sequence = 0
     session.flush()
     if session.get(DesiredRow, device.name) is None:
         session.add(DesiredRow(device=device.name))
+    replace_attributes(session, {device.name: list_stable(device.facts, list_models(device.reported))})
     audit.record(session, "web", "device.enrol", device.name, serial=certificate.serial, target=device.target)
     return device, certificate
 
@@ -159,7 +162,7 @@ def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
     if device is None or device.revoked_at is not None:
         raise FleetError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
     device.revoked_at = time.time()
-    device.is_online = False
+    device.is_online, device.status, device.because = False, "revoked", why
     audit.record(session, actor, "device.revoke", name, serial=device.certificate_serial, why=why)
     return device
 

@@ -18,6 +18,7 @@ from sqlalchemy import ColumnElement, select, true
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.store import audit
+from edgekit_fleet.store.attributes import list_stable, replace_attributes
 from edgekit_fleet.store.database import update_many, upsert_many
 from edgekit_fleet.store.shards import LEASE_S, Shards
 from edgekit_fleet.store.tables import (
@@ -41,6 +42,7 @@ _MAX_NAME: Final = 128  # characters; see `tables.NAME`
 _FOREIGN_S: Final = 4 * LEASE_S
 _MAX_FOREIGN_BYTES: Final = 32 << 20
 _MAX_PENDING: Final = 100_000  # messages; the broker's own queue is behind it
+_IS_MEMBER: Final = DeviceRow.revoked_at.is_(None)
 _IS_OPEN: Final = ExecutionRow.ended_at.is_(None)
 _log = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ _KINDS: Final[dict[str, type[Document]]] = {
 
 @dataclass(slots=True)
 class KnownDevice:
-    """What the manager keeps of a device in memory; see `DeviceRow`, and `Hello` for the rest."""
+    """What the manager keeps of a device in memory; see `DeviceRow`, `Hello`, and `_write_attributes`."""
 
     name: str
     keys: dict[str, Ed25519PublicKey]
@@ -74,6 +76,7 @@ class KnownDevice:
     alarmed_at: float = float("-inf")
     taken: dict[str, int] = field(default_factory=dict)  # kind -> hash of the last envelope
     events: list[float] = field(default_factory=list)
+    attributes_hash: int = 0
 
     def lacks_report(self, now: float) -> bool:
         """Return whether the last report of a connected device has not come, and is not on its way."""
@@ -164,6 +167,7 @@ class Inbox:
         self._changed: set[str] = set()
         self._reports: dict[str, Reported] = {}
         self._entries: list[audit.AuditEntry] = []
+        self._attribute_hashes: dict[str, int] = {}
 
     def put(self, topic: str, payload: bytes) -> None:
         """Keep a message for `take`, or for `take_over` if it is for another manager."""
@@ -234,15 +238,15 @@ class Inbox:
             rows = [
                 {
                     **self._state(name),
-                    "status": report.status,
-                    "because": report.because,
+                    **_find_status(report),
                     "facts": dict(report.facts),
                     "reported": to_plain(report),
                     "pinned": {each.model: each.pinned for each in report.models if each.pinned},
                 }
                 for name, report in sorted(self._reports.items())
             ]
-            update_many(session, DeviceRow, rows, keys=("name",))
+            update_many(session, DeviceRow, rows, keys=("name",), condition=_IS_MEMBER)
+            self._write_attributes(session)
             executions = [
                 (report.device, each) for report in self._reports.values() for each in report.executions
             ]
@@ -255,8 +259,22 @@ class Inbox:
         known = self._index.devices[name]
         return {"name": name, **{each: getattr(known, each) for each in _WRITTEN}}
 
+    def _write_attributes(self, session: Session) -> None:
+        """Write what devices are searched by, where it is not what their last report said."""
+        changed = {}
+        for name, report in self._reports.items():
+            stable = list_stable(report.facts, {one.model: one.version for one in report.models})
+            digest = hash(frozenset(stable.items()))
+            if digest != self._index.devices[name].attributes_hash:
+                changed[name] = stable
+                self._attribute_hashes[name] = digest
+        replace_attributes(session, changed)
+
     def forget(self) -> None:
         """Forget what `write` has written, after its transaction was committed."""
+        for name, digest in self._attribute_hashes.items():
+            self._index.devices[name].attributes_hash = digest
+        self._attribute_hashes.clear()
         self._changed.clear()
         self._reports.clear()
         self._entries.clear()
@@ -341,6 +359,14 @@ def _device_of(topic: str) -> str:
     """Return the name of the device in a topic, or an empty text."""
     parts = topic.split("/", 5)
     return parts[3] if len(parts) == 5 else ""
+
+
+def _find_status(report: Reported) -> dict[str, str]:
+    """Return status and reason as lists show them: `faulty` if a device has what is desired, and it fails."""
+    faulty = next((one for one in report.models if one.health == "faulty"), None)
+    if report.status == "converged" and faulty is not None:
+        return {"status": "faulty", "because": faulty.because or f"{faulty.model} is faulty"}
+    return {"status": report.status, "because": report.because}
 
 
 def _update_executions(session: Session, executions: list[tuple[str, Execution]], now: float) -> bool:

@@ -3,21 +3,24 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority
-from edgekit_fleet.rollouts.views import NO_REASON, find_status, list_attributes
+from edgekit_fleet.rollouts.views import list_attributes
 from edgekit_fleet.store import audit
+from edgekit_fleet.store.attributes import list_models, list_stable, replace_attributes
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetSettings
 from edgekit_fleet.store.tables import CodeRow, DesiredRow, DeviceRow, ExecutionRow, WantedModelRow
 from edgekit_runtime.agent.documents import ENDED, Reported
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import FleetError
+
+_NO_REASON: Final = "it states no reason"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +128,7 @@ def list_devices(store: Store, matches: Callable[[Mapping[str, str]], bool]) -> 
         store: of the fleet.
         matches: whether attributes (see `list_attributes`) match, as `Selector.matches`.
     """
-    with store.transaction() as session:
+    with store.snapshot() as session:
         rows = session.scalars(select(DeviceRow).order_by(DeviceRow.name))
         return [_summarize(row) for row in rows if matches(list_attributes(row))]
 
@@ -136,7 +139,7 @@ def describe(store: Store, name: str) -> DeviceDetail:
     Raises:
         FleetError: there is no such device.
     """
-    with store.transaction() as session:
+    with store.snapshot() as session:
         row = session.get(DeviceRow, name)
         if row is None:
             raise FleetError(_explain_absence(session, name))
@@ -183,6 +186,8 @@ def tag(store: Store, name: str, tags: Mapping[str, str], actor: str) -> None:
         if row is None:
             raise FleetError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
         row.tags = {key: value for key, value in {**row.tags, **tags}.items() if value}
+        session.flush()
+        replace_attributes(session, {name: list_stable(row.facts, list_models(row.reported))})
         audit.record(session, actor, "device.tag", name, tags=dict(tags))
 
 
@@ -209,17 +214,15 @@ def _explain_absence(session: Session, name: str) -> str:
 
 
 def _summarize(row: DeviceRow) -> DeviceSummary:
-    models = (row.reported or {}).get("models", ())
-    status, because = find_status(row)
     return DeviceSummary(
         name=row.name,
         target=row.target,
         tags=row.tags,
-        status=status,
-        because=because,
+        status=row.status,
+        because=row.because,
         is_online=row.is_online,
         last_seen_at=row.last_seen_at,
-        models={each["model"]: each["version"] for each in models},
+        models=list_models(row.reported),
     )
 
 
@@ -249,10 +252,10 @@ def _explain(row: DeviceRow, sent: int, wanted: Any, executions: Any) -> str:
     state = "as it should" if wanted else "and nothing else is wanted of it"
     contact = "" if row.is_online else f" (offline; last seen {_ago(row.last_seen_at)})"
     because = (
-        f", but is {row.status}: {row.because or NO_REASON}" if row.status in ("diverged", "stale") else ""
+        f", but is {row.status}: {row.because or _NO_REASON}" if row.status in ("diverged", "stale") else ""
     )
     faults = "".join(
-        f", but {one.because or f'{one.model} is faulty, and {NO_REASON}'}"
+        f", but {one.because or f'{one.model} is faulty, and {_NO_REASON}'}"
         for one in runs.values()
         if one.health == "faulty"
     )

@@ -12,7 +12,7 @@ nothing, so `site!=lyon` is true of a device without a site.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
@@ -25,7 +25,75 @@ _TOKEN: Final = re.compile(r"""\s*(?:(!=|==|=|\(|\)|,)|"([^"]*)"|'([^']*)'|([^\s
 _KEYWORDS: Final = frozenset(("and", "or", "not", "in", "all"))
 
 Attributes: TypeAlias = Mapping[str, str]
-_Test: TypeAlias = Callable[[Attributes], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """Matches every device."""
+
+    def matches(self, _: Attributes) -> bool:
+        """Return True."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Has:
+    """The device has a tag or fact of this name."""
+
+    name: str
+
+    def matches(self, device: Attributes) -> bool:
+        """Return whether it has."""
+        return self.name in device
+
+
+@dataclass(frozen=True, slots=True)
+class Equals:
+    """A tag or fact matches one of these patterns, which are as in file names."""
+
+    name: str
+    patterns: tuple[str, ...]
+
+    def matches(self, device: Attributes) -> bool:
+        """Return whether it does."""
+        value = device.get(self.name)
+        return value is not None and any(fnmatchcase(value, pattern) for pattern in self.patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class Negation:
+    """The test does not match."""
+
+    test: "Test"
+
+    def matches(self, device: Attributes) -> bool:
+        """Return whether it does not."""
+        return not self.test.matches(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """All tests match."""
+
+    tests: "tuple[Test, ...]"
+
+    def matches(self, device: Attributes) -> bool:
+        """Return whether they do."""
+        return all(test.matches(device) for test in self.tests)
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """At least one of the tests matches."""
+
+    tests: "tuple[Test, ...]"
+
+    def matches(self, device: Attributes) -> bool:
+        """Return whether one does."""
+        return any(test.matches(device) for test in self.tests)
+
+
+Test: TypeAlias = Everything | Has | Equals | Negation | Every | Either
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +103,12 @@ class Selector:
     Attributes:
         text: as it was written.
         names: tags and facts that it asks for.
+        test: what it means.
     """
 
     text: str
     names: frozenset[str]
-    _test: _Test
+    test: Test
 
     def matches(self, attributes: Attributes) -> bool:
         """Return whether a device is meant.
@@ -47,7 +116,7 @@ class Selector:
         Args:
             attributes: its name (`name`), class (`class`), tags and facts.
         """
-        return self._test(attributes)
+        return self.test.matches(attributes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,49 +194,49 @@ class _Parser:
         if self._next < len(self._tokens):
             raise self._fail("expected 'and', 'or' or the end")
 
-    def read_any(self, depth: int) -> _Test:
+    def read_any(self, depth: int) -> Test:
         """Read `A or B`."""
         if depth > _MAX_DEPTH:
             raise self._fail(f"expected at most {_MAX_DEPTH} brackets within each other")
         tests = [self._read_all(depth)]
         while self._take("or"):
             tests.append(self._read_all(depth))
-        return tests[0] if len(tests) == 1 else lambda device: any(test(device) for test in tests)
+        return tests[0] if len(tests) == 1 else Either(tuple(tests))
 
-    def _read_all(self, depth: int) -> _Test:
+    def _read_all(self, depth: int) -> Test:
         tests = [self._read_one(depth)]
         while self._take("and"):
             tests.append(self._read_one(depth))
-        return tests[0] if len(tests) == 1 else lambda device: all(test(device) for test in tests)
+        return tests[0] if len(tests) == 1 else Every(tuple(tests))
 
-    def _read_one(self, depth: int) -> _Test:
+    def _read_one(self, depth: int) -> Test:
         if self._take("not"):
-            return _negate(self._read_one(depth + 1) if depth <= _MAX_DEPTH else self.read_any(depth + 1))
+            return Negation(self._read_one(depth + 1) if depth <= _MAX_DEPTH else self.read_any(depth + 1))
         if self._take("("):
             test = self.read_any(depth + 1)
             self._expect(")")
             return test
         if self._take("all"):
-            return lambda _: True
+            return Everything()
         return self._read_comparison()
 
-    def _read_comparison(self) -> _Test:
+    def _read_comparison(self) -> Test:
         name = self._read_word("expected the name of a tag or fact")
         self.names.add(name)
         if self._take("=", "=="):
             return _equals(name, (self._read_value(),))
         if self._take("!="):
-            return _negate(_equals(name, (self._read_value(),)))
+            return Negation(_equals(name, (self._read_value(),)))
         if self._peek("not"):
             self._next += 1
             if not self._peek("in"):
                 raise self._fail("expected 'in'")
-            return _negate(self._read_list(name))
+            return Negation(self._read_list(name))
         if self._peek("in"):
             return self._read_list(name)
-        return lambda device: name in device
+        return Has(name)
 
-    def _read_list(self, name: str) -> _Test:
+    def _read_list(self, name: str) -> Test:
         self._expect("in")
         self._expect("(")
         values = [self._read_value()]
@@ -189,16 +258,8 @@ class _Parser:
         return token.text
 
 
-def _negate(test: _Test) -> _Test:
-    return lambda device: not test(device)
-
-
-def _equals(name: str, patterns: tuple[str, ...]) -> _Test:
+def _equals(name: str, patterns: tuple[str, ...]) -> Equals:
     # Of a class its first words are enough: `jetson` means `jetson-orin-nano`.
-    wanted = (*patterns, *(f"{pattern}-*" for pattern in patterns)) if name == "class" else patterns
-
-    def test(device: Attributes) -> bool:
-        value = device.get(name)
-        return value is not None and any(fnmatchcase(value, pattern) for pattern in wanted)
-
-    return test
+    return Equals(
+        name, (*patterns, *(f"{pattern}-*" for pattern in patterns)) if name == "class" else patterns
+    )

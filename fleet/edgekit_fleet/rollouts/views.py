@@ -1,13 +1,14 @@
 """What the store knows of devices and releases, in the form in which `preview` wants it."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.rollouts.preview import DeviceView, PackageView
 from edgekit_fleet.rollouts.selector import Selector
+from edgekit_fleet.store.attributes import list_models, list_stable
 from edgekit_fleet.store.tables import (
     DeviceRow,
     MemberRow,
@@ -20,8 +21,6 @@ from edgekit_runtime.agent.documents import DesiredModel
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import FleetError
 
-NO_REASON: Final = "it states no reason"
-
 
 def list_attributes(row: DeviceRow, tags: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return what selectors see of a device: a tag hides a fact of its name.
@@ -31,23 +30,13 @@ def list_attributes(row: DeviceRow, tags: Mapping[str, str] | None = None) -> di
         tags: instead of its own.
     """
     online = "yes" if row.is_online else "no"
-    status, _ = find_status(row)
-    own = {"class": row.target, "name": row.name, "status": status, "online": online}
-    return {**row.facts, **(row.tags if tags is None else tags), **own}
-
-
-def find_status(row: DeviceRow) -> tuple[str, str]:
-    """Return the status of a device for lists and selectors, and its reason.
-
-    It is `revoked`, or `faulty` where it has what is desired and a model of it is faulty; else as reported.
-    """
-    if row.revoked_at is not None:
-        return "revoked", row.because
-    if row.status == "converged":
-        for model in (row.reported or {}).get("models", ()):
-            if model.get("health") == "faulty":
-                return "faulty", model.get("because") or NO_REASON
-    return row.status, row.because
+    own = {"class": row.target, "name": row.name, "status": row.status, "online": online}
+    return {
+        **row.facts,
+        **list_stable({}, list_models(row.reported)),
+        **(row.tags if tags is None else tags),
+        **own,
+    }
 
 
 def read_packages(session: Session, release: str) -> tuple[PackageView, ...]:

@@ -9,18 +9,21 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from edgekit_fleet.store import audit
+from edgekit_fleet.store.attributes import list_models, list_stable, make_rows
 from edgekit_fleet.store.database import Store, insert_many
 from edgekit_fleet.store.tables import (
+    AttributeRow,
     DesiredRow,
     DeviceRow,
     ExecutionRow,
     FigureRow,
+    ManagerRow,
     ReleasePackageRow,
     ReleaseRow,
     WantedModelRow,
     shard_of,
 )
-from edgekit_runtime.agent.documents import DesiredModel, ModelFigures, ReportedModel
+from edgekit_runtime.agent.documents import DesiredModel, ModelFigures, Reported, ReportedModel
 from edgekit_runtime.dataclass_json import to_plain
 
 TARGETS: Final = ("jetson-orin-nano", "rpi5", "x86-64")
@@ -69,6 +72,12 @@ def fill_store(store: Store, devices: int = 200, *, online: int | None = None, s
         batch = [row for _, row in zip(range(begin, min(begin + _BATCH, devices)), rows, strict=False)]
         with store.transaction() as session:
             insert_many(session, DeviceRow, batch)
+            stable = [(row, list_stable(row["facts"], list_models(row["reported"]))) for row in batch]
+            insert_many(
+                session,
+                AttributeRow,
+                [one for row, own in stable for one in make_rows(row["name"], own, row["tags"])],
+            )
             wanted = [one for row in batch for one in _make_wanted(row)]
             insert_many(session, WantedModelRow, wanted)
             insert_many(session, DesiredRow, [_make_desired(row, now) for row in batch])
@@ -78,6 +87,7 @@ def fill_store(store: Store, devices: int = 200, *, online: int | None = None, s
             ]
             insert_many(session, ExecutionRow, executions)
     with store.transaction() as session:
+        session.add(ManagerRow(number=0, holder="m1:1:0", heartbeat_at=now + _DAY_S, turned_at=now))
         _add_history(session, now)
 
 
@@ -138,7 +148,15 @@ def _make_devices(draw: random.Random, count: int, online: float, now: float) ->
             "boot": f"{draw.getrandbits(64):016x}",
             "clock": f"{now:.0f}",
         }
-        report = {"device": name, "models": [to_plain(one) for one in models], "facts": facts}
+        report = Reported(
+            device=name,
+            sequence=9,
+            desired_version=3,
+            status=status if status in ("working", "diverged", "stale") else "converged",  # type: ignore[arg-type]
+            because="" if status == "faulty" else because[1],
+            models=models,
+            facts=facts,
+        )
         yield {
             "name": name,
             "shard": shard_of(name),
@@ -152,7 +170,7 @@ def _make_devices(draw: random.Random, count: int, online: float, now: float) ->
             "status": status,
             "because": because[1],
             "facts": facts,
-            "reported": None if is_new else report,
+            "reported": None if is_new else to_plain(report),
             "desired_held": 0 if is_new else 3,
             "sequence": 0 if is_new else 9,
             "hello_sequence": 0 if is_new else 8,

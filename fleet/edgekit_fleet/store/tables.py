@@ -68,7 +68,10 @@ class DeviceRow(Table):
         certificate_serial: in hexadecimal digits, of the newest certificate.
         certificate_expires_at: of the same.
         revoked_at: when it was shut out, or None.
-        status, because, facts: of its last report; `new` before the first.
+        status: of its last report; `new` before the first, `faulty` where it has what is desired and a model
+            answers NaN, `revoked` after `revoked_at`.
+        because: one sentence for the status.
+        facts: of its last report.
         reported: the whole last report as plain values, or None.
         desired_held: `$version` of the desired document that the device says it holds.
         sequence, hello_sequence, event_sequence: numbers of its last document of each kind. One number
@@ -79,6 +82,7 @@ class DeviceRow(Table):
     """
 
     __tablename__ = "devices"
+    __table_args__ = (Index(None, "status", "is_online", "name"), Index(None, "is_online", "last_seen_at"))
 
     name: Mapped[str] = mapped_column(NAME, primary_key=True)
     shard: Mapped[int] = mapped_column(SmallInteger, default=_find_shard)
@@ -86,7 +90,7 @@ class DeviceRow(Table):
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     public_key: Mapped[bytes]
     certificate_serial: Mapped[str] = mapped_column(String(64))
-    certificate_expires_at: Mapped[float]
+    certificate_expires_at: Mapped[float] = mapped_column(index=True)
     enrolled_at: Mapped[float]
     revoked_at: Mapped[float | None]
     status: Mapped[str] = mapped_column(String(16), default="new")
@@ -100,6 +104,23 @@ class DeviceRow(Table):
     is_online: Mapped[bool] = mapped_column(default=False)
     last_seen_at: Mapped[float | None]
     pinned: Mapped[dict[str, str]] = mapped_column(default=dict)
+
+
+class AttributeRow(Table):
+    """What devices are searched by: tags, facts that do not change by themselves, and versions of models.
+
+    Attributes:
+        device: whose.
+        name: such as `site`, `runtime`, `model:detector`.
+        value: of the device.
+    """
+
+    __tablename__ = "device_attributes"
+    __table_args__ = (Index(None, "name", "value", "device"),)
+
+    device: Mapped[str] = mapped_column(NAME, ForeignKey("devices.name"), primary_key=True)
+    name: Mapped[str] = mapped_column(NAME, primary_key=True)
+    value: Mapped[str] = mapped_column(String(256))
 
 
 class WantedModelRow(Table):

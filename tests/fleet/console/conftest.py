@@ -7,6 +7,7 @@ import http.cookies
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,9 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 import uvicorn
 
+from edgekit_fleet.access import users
+from edgekit_fleet.access.guard import COOKIE
+from edgekit_fleet.access.logins import open_login
 from edgekit_fleet.console.app import make_app
 from edgekit_fleet.console.shell import Console
 from edgekit_fleet.simulation.filled_store import fill_store
@@ -22,6 +26,7 @@ from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 
 DEVICES = 400
+PASSWORD = "correct horse battery"  # noqa: S105
 
 
 @dataclass
@@ -108,6 +113,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.write_settings(FleetSettings())
     store = folder.open_store()
     fill_store(store, DEVICES)
+    with store.transaction() as session:
+        for name, role in (("maria", "admin"), ("olaf", "operator"), ("vera", "viewer")):
+            users.add_user(session, name, PASSWORD, role, actor="test")
     store.close()
     return folder.path
 
@@ -123,7 +131,15 @@ def served(filled: Path, tmp_path: Path) -> Iterator[Served]:
 @pytest.fixture
 def client(served: Served) -> Client:
     """Return a client that has logged in as administrator."""
-    return Client(served.port)
+    return log_in(served, "maria")
+
+
+def log_in(served: Served, name: str) -> Client:
+    """Return a client whose user has logged in."""
+    client = Client(served.port)
+    with served.store.transaction() as session:
+        client.cookies[COOKIE] = open_login(session, name, time.time())
+    return client
 
 
 def path_of(address: str) -> str:

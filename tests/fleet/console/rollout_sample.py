@@ -15,6 +15,7 @@ from edgekit_fleet.store.tables import (
     ReleasePackageRow,
     ReleaseRow,
     RolloutRow,
+    shard_of,
 )
 from edgekit_runtime.dataclass_json import to_plain
 
@@ -119,6 +120,7 @@ def _make_package(release: str, target: str) -> ReleasePackageRow:
 def _make_device(rollout: str, device: str, at: float) -> dict[str, Any]:
     return {
         "name": device_name(rollout, device),
+        "shard": shard_of(device_name(rollout, device)),
         "target": "rpi5",
         "tags": {"site": "lyon"},
         "public_key": b"",

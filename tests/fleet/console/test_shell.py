@@ -64,6 +64,11 @@ def test_large_form_is_refused(client):
     assert client.post("/theme", theme="x" * 100_000).status == 400
 
 
+@pytest.fixture
+def cookie(client):
+    return {"cookie": "; ".join(f"{name}={value}" for name, value in client.cookies.items())}
+
+
 def read_event(response: http.client.HTTPResponse) -> dict[str, str]:
     event: dict[str, str] = {}
     while line := response.readline().decode().rstrip("\n"):
@@ -72,10 +77,10 @@ def read_event(response: http.client.HTTPResponse) -> dict[str, str]:
     return event
 
 
-def test_change_in_the_store_reaches_an_open_page(served):
+def test_change_in_the_store_reaches_an_open_page(served, cookie):
     seen = served.console.watcher.read_seen()
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
-    connection.request("GET", f"/live?seen={seen}")
+    connection.request("GET", f"/live?seen={seen}", headers=cookie)
     response = connection.getresponse()
     assert read_event(response) == {"": "open"}
     with served.store.transaction() as session:
@@ -86,12 +91,12 @@ def test_change_in_the_store_reaches_an_open_page(served):
     assert events[0]["id"] == f"{seen.audit + 1}-{seen.devices_ms}"
 
 
-def test_page_that_comes_back_learns_what_it_missed(served):
+def test_page_that_comes_back_learns_what_it_missed(served, cookie):
     seen = served.console.watcher.read_seen()
     with served.store.transaction() as session:
         audit.record(session, "somebody", "release.make", "r1")
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
-    connection.request("GET", "/live?seen=0-0", headers={"last-event-id": str(seen)})
+    connection.request("GET", "/live?seen=0-0", headers={"last-event-id": str(seen), **cookie})
     response = connection.getresponse()
     read_event(response)
     begin_s = time.monotonic()

@@ -1,0 +1,228 @@
+"""Every page of the console over a large store, while devices report.
+
+    PYTHONPATH=device_runtime:toolkit:fleet:. .venv/bin/python -m benchmarks.fleet_console [--devices 100000]
+
+Fills a store (40 s for 100,000 devices), serves the console on loopback, and asks for each page again and
+again, while another thread writes reports as the manager does. Figures are what the client sees: from the
+request to the last byte of the answer, compressed. A live update is counted from the commit of a change to
+the last byte of the page that an event made the client fetch.
+"""
+
+import argparse
+import gzip
+import http.client
+import json
+import logging
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from tests.fleet.console.conftest import Served
+from tests.fleet.console.rollout_sample import add_rollout
+from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN
+
+from edgekit_fleet.access import users
+from edgekit_fleet.access.guard import COOKIE
+from edgekit_fleet.access.logins import open_login
+from edgekit_fleet.simulation.filled_store import fill_store
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.database import Store, update_many
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.tables import DeviceRow
+
+SELECTORS = {
+    "a tag": "site=lyon",
+    "a class and not a tag": "class=jetson and not beta",
+    "a version": "model:detector=1.4.0",
+    "part of a name": "01234",
+    "a fact that changes": "free_bytes=12*",
+    "nothing": "site=nowhere",
+}
+REPORTS_A_SECOND = 200  # of 10,000 devices that report every 50 s
+GOAL_MS, GOAL_KB, GOAL_LIVE_MS = 100.0, 60.0, 300.0
+
+
+class Reports:
+    """Writes what devices report, in batches as the manager does, until it is closed."""
+
+    def __init__(self, store: Store, a_second: int) -> None:
+        with store.snapshot() as session:
+            names = [
+                name for (name,) in session.query(DeviceRow.name).filter(DeviceRow.is_online).limit(10_000)
+            ]
+            reported = session.query(DeviceRow.reported).filter(DeviceRow.is_online).first()[0]
+        self._store, self._names, self._report, self._count = store, names, reported, a_second // 10
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+
+    def __enter__(self) -> "Reports":
+        if self._count:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._count:
+            self._thread.join()
+
+    def _write(self) -> None:
+        draw, number = random.Random(2), 0  # noqa: S311
+        while not self._stop.wait(0.1):
+            number += 1
+            rows = [
+                {"name": name, "last_seen_at": time.time(), "sequence": number, "reported": self._report}
+                for name in draw.sample(self._names, self._count)
+            ]
+            with self._store.transaction() as session:
+                update_many(session, DeviceRow, rows, keys=("name",))
+
+
+def list_pages(store: Store) -> dict[str, str]:
+    with store.snapshot() as session:
+        name = session.query(DeviceRow.name).filter_by(status="diverged").first()[0]
+        far = (
+            session.query(DeviceRow.name)
+            .filter_by(status="converged")
+            .order_by(DeviceRow.name.desc())
+            .first()[0]
+        )
+    return {
+        "fleet": "/",
+        "devices": "/devices",
+        **{f"devices by {what}": f"/devices?selector={quote(text)}" for what, text in SELECTORS.items()},
+        "devices, last page": f"/devices?after={quote('converged:0:' + far[:-1])}",
+        "devices by name": "/devices?sort=name&after=m",
+        "devices silent": "/devices?special=silent",
+        "device": f"/devices/{name}",
+        "releases": "/releases",
+        "release": "/releases/2026-11-16.1",
+        "rollouts": "/rollouts",
+        "rollout, stopped": "/rollouts/bad",
+        "rollout, running": "/rollouts/good",
+        "rollout, its devices": "/rollouts/bad/devices",
+        "model health": "/health",
+        "audit": "/audit",
+        "audit of an action": "/audit?action=device.enrol",
+        "settings": "/settings",
+        "tokens": "/settings/tokens",
+        "enrolment": "/settings/codes",
+        "fleet settings": "/settings/fleet",
+    }
+
+
+def fetch(connection: http.client.HTTPConnection, path: str, cookie: str) -> tuple[float, int, bytes]:
+    begin_s = time.perf_counter()
+    connection.request("GET", path, headers={"accept-encoding": "gzip", "cookie": cookie})
+    response = connection.getresponse()
+    data = response.read()
+    took_ms = (time.perf_counter() - begin_s) * 1000
+    assert response.status == 200, (path, response.status, data[:300])
+    return (
+        took_ms,
+        len(data),
+        gzip.decompress(data) if response.getheader("content-encoding") == "gzip" else data,
+    )
+
+
+def measure_pages(port: int, pages: dict[str, str], cookie: str, repeats: int) -> dict[str, dict[str, float]]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    found = {}
+    for name, path in pages.items():
+        fetch(connection, path, cookie)  # opens the connections of the store's pool
+        times, size = [], 0
+        for _ in range(repeats):
+            took_ms, size, _ = fetch(connection, path, cookie)
+            times.append(took_ms)
+        times.sort()
+        found[name] = {
+            "p50_ms": statistics.median(times),
+            "p95_ms": times[min(len(times) - 1, round(0.95 * len(times)))],
+            "kB": size / 1000,
+        }
+        print(
+            f"{name:34} {found[name]['p50_ms']:8.1f} {found[name]['p95_ms']:8.1f} {found[name]['kB']:8.1f}",
+            flush=True,
+        )
+    return found
+
+
+def measure_live(served: Served, cookie: str, repeats: int) -> dict[str, float]:
+    """Return how long a change takes to an open rollout page and an open list of devices."""
+    times = []
+    pages = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+    draw = random.Random(3)  # noqa: S311
+    for number in range(repeats):
+        seen = served.console.watcher.read_seen()
+        stream = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+        stream.request("GET", f"/live?seen={seen}", headers={"cookie": cookie})
+        response = stream.getresponse()
+        time.sleep(draw.uniform(0.3, 0.4))
+        with served.store.transaction() as session:
+            audit.record(session, "bench", "release.make", f"live-{number}")
+        begin_s = time.perf_counter()
+        while not response.readline().startswith(b"event: audit"):
+            pass
+        text = fetch(pages, "/audit", cookie)[2]
+        assert f"live-{number}".encode() in text
+        times.append((time.perf_counter() - begin_s) * 1000)
+        stream.close()
+    times.sort()
+    return {
+        "p50_ms": statistics.median(times),
+        "p95_ms": times[min(repeats - 1, round(0.95 * repeats))],
+        "max_ms": times[-1],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--devices", type=int, default=100_000)
+    parser.add_argument("--online", type=int, default=10_000)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--reports-a-second", type=int, default=REPORTS_A_SECOND)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    result: dict[str, Any] = vars(arguments) | {"json": None}
+    with tempfile.TemporaryDirectory() as path:
+        folder = FleetFolder(Path(path))
+        folder.write_settings(FleetSettings())
+        store = folder.open_store()
+        begin_s = time.monotonic()
+        fill_store(store, arguments.devices, online=arguments.online)
+        add_rollout(store, "bad", BAD_MODELS["-5 points, no labels"], devices=1000, at=time.time() - 50_000)
+        add_rollout(store, "good", CLEAN, devices=1000, at=time.time() - 4000, days=0.04)
+        with store.transaction() as session:
+            users.add_user(session, "bench", "a password of the bench", "admin", actor="bench")
+            cookie = f"{COOKIE}={open_login(session, 'bench', time.time())}"
+        store.close()
+        print(f"{arguments.devices} devices in the store after {time.monotonic() - begin_s:.0f} s")
+        served = Served(folder)
+        try:
+            print(f"{'page':34} {'p50 ms':>8} {'p95 ms':>8} {'kB':>8}")
+            result["live at rest"] = measure_live(served, cookie, arguments.repeats)
+            with Reports(served.store, arguments.reports_a_second):
+                result["pages"] = measure_pages(
+                    served.port, list_pages(served.store), cookie, arguments.repeats
+                )
+        finally:
+            served.close()
+    live = result["live at rest"]
+    print(
+        f"live update: p50 {live['p50_ms']:.0f} ms, p95 {live['p95_ms']:.0f} ms, max {live['max_ms']:.0f} ms"
+    )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1, default=str))
+    slow = [name for name, one in result["pages"].items() if one["p95_ms"] > GOAL_MS or one["kB"] > GOAL_KB]
+    print(f"above {GOAL_MS:.0f} ms or {GOAL_KB:.0f} kB: {', '.join(slow) or 'none'}")
+    return bool(slow or live["p95_ms"] > GOAL_LIVE_MS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""Devices: the list with its filter, one device with its twin and its history, tags, revocation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+from sqlalchemy import select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgekit_fleet.console.shell import Console, with_query
+from edgekit_fleet.operations import devices, saved_queries
+from edgekit_fleet.operations.device_search import ATTENTION, Search, Special, count_devices, find_devices
+from edgekit_fleet.operations.rollouts import find_tag_effects
+from edgekit_fleet.store.attributes import list_models
+from edgekit_fleet.store.tables import AttributeRow, AuditRow, DeviceRow, ExecutionRow, WantedModelRow
+from edgekit_runtime.errors import FleetError
+
+_PAGE: Final = 50
+_HISTORY: Final = 40
+_SPECIAL_WORDS: Final = {
+    "silent": "silent for over a week",
+    "expiring": "whose certificate ends within 30 days",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TwinRow:
+    """One model: what the manager wants, and what the device reports.
+
+    Attributes:
+        model: its name.
+        desired, reported: versions; empty where there is none, None where nothing is wanted.
+        health, because: as the device reports them.
+        differs: whether they are not the same package.
+        rollout, release: that want it, or empty.
+        is_pinned: whether the device must keep its version.
+    """
+
+    model: str
+    desired: str | None
+    reported: str
+    health: str
+    because: str
+    differs: bool
+    rollout: str
+    release: str
+    is_pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """One line of a device's history.
+
+    Attributes:
+        at: seconds since 1970.
+        state: word with a mark, see `macros.html`.
+        text: a sentence.
+        detail: more, or empty.
+        rollout: whose page tells more, or empty.
+    """
+
+    at: float
+    state: str
+    text: str
+    detail: str = ""
+    rollout: str = ""
+
+
+def show_devices(console: Console, request: Request) -> Response:
+    """Show the devices that a filter finds."""
+    query = request.query_params
+    text = query.get("selector", "").strip()
+    problem = ""
+    with console.store.snapshot() as session:
+        search = _read_search(query, _complete(session, text))
+        by_name = query.get("sort") == "name"
+        try:
+            counts = count_devices(session, search)
+        except FleetError as error:
+            problem, search, counts = str(error), Search(selector="name=none"), {}
+        page = find_devices(session, search, by_name=by_name, after=query.get("after", ""), limit=_PAGE)
+        saved = saved_queries.list_queries(session)
+    by_status = {
+        status: counts.get((status, True), 0) + counts.get((status, False), 0) for status in ATTENTION
+    }
+    total = by_status.get(search.status, 0) if search.status else sum(by_status.values())
+    return console.render(
+        request,
+        "devices.html",
+        rows=page.rows,
+        next_page=with_query(request, after=page.after) if page.after else "",
+        first_page=with_query(request, after="") if query.get("after") else "",
+        text=text,
+        search=search,
+        special_words=_SPECIAL_WORDS.get(search.special, ""),
+        problem=problem,
+        by_status=by_status,
+        total=total,
+        all_devices=sum(by_status.values()),
+        by_name=by_name,
+        saved=saved,
+        link=lambda **changes: with_query(request, **{"after": "", **changes}),
+        list_models=list_models,
+    )
+
+
+def _read_search(query: Mapping[str, str], selector: str) -> Search:
+    special = query.get("special", "")
+    status = query.get("status", "")
+    return Search(
+        selector=selector,
+        status=status if status in ATTENTION else "",
+        special=special if special in get_args(Special) else "",  # type: ignore[arg-type]
+    )
+
+
+def _complete(session: Any, text: str) -> str:
+    """Return the selector that somebody means: one word that names no tag is a part of a device's name."""
+    is_word = text.replace("-", "").replace("_", "").replace(".", "").isalnum() and text != "all"
+    if (
+        is_word
+        and session.scalar(select(AttributeRow.device).where(AttributeRow.name == text).limit(1)) is None
+    ):
+        return f"name=*{text}*"
+    return text
+
+
+def save_query(console: Console, request: Request) -> Response:
+    """Keep a filter under a name, for all users."""
+    form = request.state.form
+    name, selector = form.get("name", "").strip(), form.get("selector", "").strip()
+    saved_queries.save(console.store, name, selector, request.state.principal.name)
+    return console.redirect(form.get("next", "/devices"), f"Saved as '{name}'.")
+
+
+def show_device(console: Console, request: Request) -> Response:
+    """Show one device."""
+    name = request.path_params["name"]
+    detail = devices.describe(console.store, name)
+    with console.store.snapshot() as session:
+        row = session.get_one(DeviceRow, name)
+        wanted = session.scalars(select(WantedModelRow).where(WantedModelRow.device == name)).all()
+        history = _read_history(session, name)
+    return console.render(
+        request,
+        "device.html",
+        device=detail,
+        row=row,
+        twin=_make_twin(detail, wanted),
+        history=history,
+        tags=_write_tags(detail.summary.tags),
+    )
+
+
+def _make_twin(detail: devices.DeviceDetail, wanted: Any) -> list[TwinRow]:
+    reported = {one["model"]: one for one in (detail.reported or {}).get("models", ())}
+    orders = {row.model: row for row in wanted}
+    twin = []
+    for model in sorted({*reported, *orders}):
+        there, order = reported.get(model, {}), orders.get(model)
+        document = order.document if order is not None and not order.is_removed else {}
+        is_wanted = order is not None
+        differs = is_wanted and document.get("manifest_sha256", "") != there.get("manifest_sha256", "")
+        twin.append(
+            TwinRow(
+                model=model,
+                desired=document.get("version", "") if is_wanted else None,
+                reported=there.get("version", ""),
+                health=there.get("health", "missing"),
+                because=there.get("because", ""),
+                differs=differs,
+                rollout=(order.rollout or "") if order is not None else "",
+                release=document.get("release", ""),
+                is_pinned=model in detail.pinned,
+            )
+        )
+    return twin
+
+
+def _read_history(session: Any, name: str) -> list[Happening]:
+    """Return what happened to a device, the newest first: executions, events, what people did."""
+    executions = select(ExecutionRow).where(ExecutionRow.device == name)
+    found = [
+        Happening(
+            at=row.ended_at or row.changed_at,
+            state=row.state,
+            text=f"{row.model} {row.version}",
+            detail=row.reason,
+            rollout=row.rollout or "",
+        )
+        for row in session.scalars(executions.order_by(ExecutionRow.created_at.desc()).limit(_HISTORY))
+    ]
+    entries = (
+        select(AuditRow).where(AuditRow.subject == name).order_by(AuditRow.number.desc()).limit(_HISTORY)
+    )
+    found += [_describe_entry(row) for row in session.scalars(entries)]
+    return sorted(found, key=lambda one: -one.at)[:_HISTORY]
+
+
+def _describe_entry(row: AuditRow) -> Happening:
+    detail = row.detail
+    kind = row.action.partition(".")[2]
+    if row.action == "device.event":
+        return Happening(row.at, "event", str(detail.get("kind", "event")), str(detail.get("text", "")))
+    if row.action.startswith("alarm."):
+        return Happening(row.at, "forged", f"alarm: {kind}", str(detail.get("text", "")))
+    said = {
+        "invite": "got a code",
+        "enrol": "enrolled",
+        "renew": "renewed its certificate",
+        "revoke": "was revoked",
+        "tag": "got tags",
+    }.get(kind, row.action)
+    parts = [f"{key}={value}" for key, value in detail.get("tags", {}).items()] if kind == "tag" else []
+    more = ", ".join(parts) or str(detail.get("why", ""))
+    by = "" if row.actor in ("web", "manager") else f"by {row.actor}"
+    return Happening(
+        row.at, "revoked" if kind == "revoke" else "event", said, ": ".join(filter(None, (by, more)))
+    )
+
+
+def edit_tags(console: Console, request: Request) -> Response:
+    """Change the tags of a device; asks first where that changes what a rollout does."""
+    name, form = request.path_params["name"], request.state.form
+    detail = devices.describe(console.store, name)
+    after = _read_tags(form.get("tags", ""))
+    changes = {key: after.get(key, "") for key in {*detail.summary.tags, *after}}
+    changes = {key: value for key, value in changes.items() if value != detail.summary.tags.get(key, "")}
+    address = f"/devices/{name}"
+    if not changes:
+        return console.redirect(address, "Nothing was changed.")
+    effects = find_tag_effects(console.store, name, changes)
+    if effects and form.get("confirmed") != "yes":
+        return console.render(request, "device_tags.html", name=name, tags=form["tags"], effects=effects)
+    devices.tag(console.store, name, changes, request.state.principal.name)
+    return console.redirect(address, f"The tags of {name} are changed.")
+
+
+def _write_tags(tags: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in sorted(tags.items()))
+
+
+def _read_tags(text: str) -> dict[str, str]:
+    """Return the tags of a text such as `site=lyon beta=yes`.
+
+    Raises:
+        FleetError: a word has no value.
+    """
+    tags = {}
+    for word in text.split():
+        key, sign, value = word.partition("=")
+        if not (key and sign and value):
+            raise FleetError(f"tags: '{word[:80]}' is no tag, expected NAME=VALUE with spaces in between")
+        tags[key] = value
+    return tags
+
+
+def confirm_revocation(console: Console, request: Request) -> Response:
+    """Ask whether a device shall be shut out."""
+    detail = devices.describe(console.store, request.path_params["name"])
+    return console.render(request, "device_revoke.html", device=detail)
+
+
+def revoke(console: Console, request: Request) -> Response:
+    """Shut a device out."""
+    name, why = request.path_params["name"], request.state.form.get("why", "").strip()
+    if not why:
+        raise FleetError("state why the device is shut out: the audit log keeps it")
+    devices.revoke(console.store, name, request.state.principal.name, why[:500])
+    return console.redirect(f"/devices/{name}", f"{name} is revoked.")

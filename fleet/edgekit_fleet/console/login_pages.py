@@ -1,0 +1,68 @@
+"""Login, logout, and the page that makes the first administrator."""
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgekit_fleet.access.guard import COOKIE
+from edgekit_fleet.access.logins import close_login, open_login
+from edgekit_fleet.console.shell import Console, local_address
+from edgekit_runtime.errors import EdgekitError, RequestError
+
+
+def show_login(console: Console, request: Request) -> Response:
+    """Show the form of the login."""
+    target = local_address(request.query_params.get("next", "/"))
+    return console.render(request, "login.html", target=target, name="", problem="")
+
+
+def log_in(console: Console, request: Request) -> Response:
+    """Let a user in."""
+    form = request.state.form
+    name, target = form.get("name", ""), local_address(form.get("next", "/"))
+    address = request.client.host if request.client else ""
+    try:
+        secret = console.desk.log_in(name, form.get("password", ""), address)
+    except RequestError as error:
+        status = error.status
+        return console.render(
+            request, "login.html", status=status, target=target, name=name, problem=str(error)
+        )
+    return _enter(console, request, secret, target)
+
+
+def log_out(console: Console, request: Request) -> Response:
+    """End the login."""
+    with console.store.transaction() as session:
+        close_login(session, request.cookies.get(COOKIE, ""))
+    response = console.redirect("/login", "You are logged out.")
+    response.delete_cookie(COOKIE)
+    return response
+
+
+def show_first(console: Console, request: Request) -> Response:
+    """Show the form for the first administrator, to who has the link."""
+    code = request.query_params.get("code", "")
+    return console.render(request, "first.html", code=code, name="", problem="")
+
+
+def make_first(console: Console, request: Request) -> Response:
+    """Make the first administrator, who is logged in then."""
+    form = request.state.form
+    code, name = form.get("code", ""), form.get("name", "")
+    try:
+        with console.store.transaction() as session:
+            console.first_admin.claim(session, code, name, form.get("password", ""))
+            secret = open_login(session, name, time.time())
+    except EdgekitError as error:
+        return console.render(request, "first.html", status=422, code=code, name=name, problem=str(error))
+    return _enter(console, request, secret, "/")
+
+
+def _enter(console: Console, request: Request, secret: str, target: str) -> Response:
+    response = console.redirect(target)
+    response.set_cookie(
+        COOKIE, secret, httponly=True, samesite="strict", secure=request.url.scheme == "https"
+    )
+    return response

@@ -1,0 +1,141 @@
+"""Settings: users, tokens, enrolment codes, saved filters, keys."""
+
+import time
+from typing import Final
+
+from sqlalchemy import select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgekit_fleet.access import tokens, users
+from edgekit_fleet.access.principal import SCOPES, SCOPES_OF_ROLE
+from edgekit_fleet.console.shell import Console, local_address
+from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.operations import devices, saved_queries
+from edgekit_fleet.store.tables import CodeRow, DeviceRow
+from edgekit_runtime.errors import FleetError
+from edgekit_runtime.system.paths import find_keys_folder
+from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, list_keys
+
+_DAY_S: Final = 86_400.0
+_LIVES: Final = {"30": 30, "90": 90, "365": 365, "": None}
+_MOST_CODES: Final = 100
+
+
+def show_users(console: Console, request: Request) -> Response:
+    """Show users and their roles."""
+    with console.store.snapshot() as session:
+        found = users.list_users(session)
+    return console.render(request, "settings_users.html", users=found, roles=SCOPES_OF_ROLE)
+
+
+def change_user(console: Console, request: Request) -> Response:
+    """Add or remove a user, or give one another role or password."""
+    form, actor = request.state.form, request.state.principal.name
+    name, action = form.get("name", ""), form.get("action", "")
+    with console.store.transaction() as session:
+        if action == "add":
+            users.add_user(session, name, form.get("password", ""), form.get("role", ""), actor=actor)
+            notice = f"{name} may log in now."
+        elif action == "role":
+            users.set_role(session, name, form.get("role", ""), actor=actor)
+            notice = f"{name} is {form.get('role')} now."
+        elif action == "password":
+            users.set_password(session, name, form.get("password", ""), actor=actor)
+            notice = f"{name} has a new password, and has to log in again."
+        elif action == "remove":
+            users.remove_user(session, name, actor=actor)
+            notice = f"{name} is removed."
+        else:
+            raise FleetError(f"action {action[:80]!r}, expected add, role, password or remove")
+    return console.redirect("/settings", notice)
+
+
+def show_tokens(console: Console, request: Request) -> Response:
+    """Show the tokens of programs."""
+    return _show_tokens(console, request)
+
+
+def _show_tokens(console: Console, request: Request, secret: str = "", name: str = "") -> Response:
+    with console.store.snapshot() as session:
+        found = tokens.list_tokens(session)
+    return console.render(
+        request, "settings_tokens.html", tokens=found, scopes=SCOPES, secret=secret, name=name
+    )
+
+
+def change_token(console: Console, request: Request) -> Response:
+    """Make a token, whose secret the answer shows once; or end one."""
+    form, actor = request.state.form, request.state.principal.name
+    name = form.get("name", "")
+    if form.get("action") == "revoke":
+        with console.store.transaction() as session:
+            tokens.revoke_token(session, name, actor=actor)
+        return console.redirect("/settings/tokens", f"Token {name} has ended.")
+    chosen = [scope for scope in SCOPES if form.get(f"scope-{scope}")]
+    days = _LIVES.get(form.get("days", ""), 90)
+    with console.store.transaction() as session:
+        life_s = None if days is None else days * _DAY_S
+        secret = tokens.add_token(session, name, chosen, actor=actor, life_s=life_s)
+    return _show_tokens(console, request, secret, name)
+
+
+def show_codes(console: Console, request: Request) -> Response:
+    """Show the enrolment codes that were not used yet."""
+    return _show_codes(console, request)
+
+
+def _show_codes(
+    console: Console, request: Request, made: tuple[devices.Invitation, ...] | list[devices.Invitation] = ()
+) -> Response:
+    statement = (
+        select(CodeRow)
+        .where(CodeRow.used_at.is_(None), CodeRow.expires_at > time.time())
+        .order_by(CodeRow.created_at.desc())
+        .limit(_MOST_CODES)
+    )
+    with console.store.snapshot() as session:
+        codes = session.scalars(statement).all()
+        targets = session.scalars(select(DeviceRow.target).distinct().order_by(DeviceRow.target)).all()
+    return console.render(request, "settings_codes.html", codes=codes, made=made, targets=targets)
+
+
+def make_codes(console: Console, request: Request) -> Response:
+    """Make enrolment codes, which the answer shows once."""
+    form = request.state.form
+    names = tuple(form.get("names", "").split())
+    if not 1 <= len(names) <= _MOST_CODES:
+        raise FleetError(f"names of {len(names)} devices, expected 1 to {_MOST_CODES}")
+    tags = dict(word.split("=", 1) for word in form.get("tags", "").split() if "=" in word)
+    made = devices.invite(
+        console.store,
+        console.settings,
+        Authority(console.folder.identity),
+        names,
+        actor=request.state.principal.name,
+        target=form.get("target", "").strip(),
+        tags=tags,
+    )
+    return _show_codes(console, request, made)
+
+
+def show_fleet_settings(console: Console, request: Request) -> Response:
+    """Show addresses, keys and saved filters."""
+    with console.store.snapshot() as session:
+        saved = saved_queries.list_queries(session)
+    keys = [path.name.removesuffix(PUBLIC_KEY_SUFFIX) for path in list_keys(find_keys_folder())]
+    return console.render(
+        request,
+        "settings_fleet.html",
+        settings=console.settings,
+        store=console.store.name,
+        keys=keys,
+        saved=saved,
+    )
+
+
+def remove_query(console: Console, request: Request) -> Response:
+    """Forget a saved filter."""
+    form = request.state.form
+    saved_queries.remove(console.store, form.get("name", ""), request.state.principal.name)
+    return console.redirect(local_address(form.get("next", "/settings/fleet")), "The filter is forgotten.")

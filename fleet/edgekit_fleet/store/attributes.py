@@ -1,0 +1,60 @@
+"""What devices are searched by, in a table of its own: the JSON of all devices is too much for a search."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.store.database import insert_many
+from edgekit_fleet.store.tables import AttributeRow, DeviceRow
+
+CHANGING: Final = frozenset(("battery", "boot", "clock", "free_bytes"))
+"""Facts that change by themselves, with nearly every report."""
+MODEL: Final = "model:"
+"""Before the name of a model; the value is the version that runs."""
+_BATCH: Final = 500  # devices; a statement may have 999 parameters
+
+
+def list_models(reported: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return model -> version that runs, of a last report as plain values."""
+    return {one["model"]: one["version"] for one in (reported or {}).get("models", ())}
+
+
+def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str, str]:
+    """Return the facts of a device that are worth a search, and the versions of its models.
+
+    Args:
+        facts: of its last report.
+        models: model -> version that runs.
+    """
+    stable = {name: value for name, value in facts.items() if name not in CHANGING}
+    return {**stable, **{f"{MODEL}{model}": version for model, version in models.items()}}
+
+
+def make_rows(device: str, stable: Mapping[str, str], tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the rows of a device; a tag hides a fact of its name."""
+    found = {_clean(name, 128): _clean(value, 256) for name, value in {**stable, **tags}.items()}
+    return [{"device": device, "name": name, "value": value} for name, value in found.items()]
+
+
+def replace_attributes(session: Session, stable: Mapping[str, Mapping[str, str]]) -> None:
+    """Write what devices are searched by now, after tags, facts or models have changed.
+
+    Args:
+        session: of the change.
+        stable: device -> see `list_stable`.
+    """
+    names = sorted(stable)
+    for begin in range(0, len(names), _BATCH):
+        batch = names[begin : begin + _BATCH]
+        tags = session.execute(select(DeviceRow.name, DeviceRow.tags).where(DeviceRow.name.in_(batch))).all()
+        session.execute(delete(AttributeRow).where(AttributeRow.device.in_(batch)))
+        insert_many(
+            session, AttributeRow, [row for name, own in tags for row in make_rows(name, stable[name], own)]
+        )
+
+
+def _clean(text: str, most: int) -> str:
+    """Return what any database stores as text: a device may state anything."""
+    return text[:most].replace("\0", "").encode("utf-8", "replace").decode()

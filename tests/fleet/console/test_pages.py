@@ -1,0 +1,251 @@
+"""Fleet, devices, audit, settings, login: what they show, and what their forms change."""
+
+import re
+import time
+
+import pytest
+from sqlalchemy import text as sql
+from tests.fleet.console.conftest import DEVICES, PASSWORD, Client, log_in
+
+from edgekit_fleet.operations import devices
+from edgekit_fleet.store.tables import DeviceRow, RolloutRow, TokenRow, UserRow
+
+READABLE = (
+    *("/", "/devices", "/releases", "/rollouts", "/health", "/audit", "/settings", "/settings/tokens"),
+    *("/settings/codes", "/settings/fleet"),
+)
+
+
+def words(text):
+    """Return what a page says, without markup."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text.partition("<main")[2]))
+
+
+def pick(served, **columns):
+    with served.store.snapshot() as session:
+        return session.query(DeviceRow).filter_by(**columns).order_by(DeviceRow.name).first()
+
+
+def test_first_page_says_what_needs_attention_with_counts(client, served):
+    with served.store.snapshot() as session:
+        faulty = session.query(DeviceRow).filter_by(status="faulty").count()
+    page = client.get("/")
+    said = words(page.text)
+    assert re.search(rf"{faulty} devices? runs? a model whose answers are NaN", said)
+    assert f"detector 1.5.0 answers NaN to finite inputs ({faulty})" in said
+    assert 'href="/devices?status=faulty"' in page.text
+    assert said.index("NaN") < said.index("something else than wanted")
+    assert "1.5.0" in said
+    assert "1.4.0" in said
+
+
+def test_list_goes_through_all_devices_once(client):
+    address, seen = "/devices", []
+    while address:
+        page = client.get(address).text
+        seen += re.findall(r'<th scope="row"><a href="/devices/([^"]+)"', page)
+        found = re.search(r'href="([^"]+)" rel="next"', page)
+        address = found[1].replace("&amp;", "&") if found else ""
+    assert len(seen) == len(set(seen)) == DEVICES
+
+
+def test_list_is_filtered_on_the_server(client):
+    said = words(client.get("/devices?selector=site%3Dlyon+and+class%3Drpi5").text)
+    assert "lyon-" in said
+    assert "paris-" not in said
+    assert "jetson" not in said.partition("Models")[2]
+
+
+def test_one_word_is_part_of_a_name(client):
+    said = words(client.get("/devices?selector=00007").text)
+    assert "1 found" in said
+
+
+def test_malformed_selector_shows_where(client):
+    answer = client.get("/devices?selector=site%3D")
+    assert answer.status == 200
+    assert "expected a value" in words(answer.text)
+    assert 'aria-invalid="true"' in answer.text
+
+
+def test_saved_filter_is_offered_to_all(client, served):
+    answer = client.post("/queries", name="Lyon's cameras", selector="site=lyon", next="/devices")
+    assert "Saved as" in client.follow(answer).text
+    assert "Lyon&#39;s cameras" in log_in(served, "vera").get("/devices").text
+    client.post("/queries/remove", name="Lyon's cameras")
+    assert "cameras" not in client.get("/devices").text
+
+
+def test_device_shows_why_and_marks_what_differs(client, served):
+    device = pick(served, status="diverged")
+    page = client.get(f"/devices/{device.name}")
+    why = devices.describe(served.store, device.name).why
+    assert why in words(page.text).replace("&#39;", "'")
+    assert 'class="differs"' in page.text
+    assert "differs" in words(page.text)
+    fine = pick(served, status="converged", is_online=True)
+    assert 'class="differs"' not in client.get(f"/devices/{fine.name}").text
+
+
+def test_unknown_device_is_not_found(client):
+    answer = client.get("/devices/nobody")
+    assert answer.status == 404
+    assert "no device &#39;nobody&#39; is enrolled" in answer.text
+
+
+def test_tags_are_changed(client, served):
+    device = pick(served, status="converged")
+    answer = client.post(f"/devices/{device.name}/tags", tags="site=oslo beta=yes")
+    assert answer.status == 303
+    assert pick(served, name=device.name).tags == {"site": "oslo", "beta": "yes"}
+    assert device.name in client.get("/devices?selector=site%3Doslo").text
+
+
+def test_tags_that_change_a_rollout_ask_first(client, served):
+    device = pick(served, status="converged")
+    with served.store.transaction() as session:
+        session.add(
+            RolloutRow(
+                name="wide",
+                release="2026-11-16.1",
+                selector="site=oslo",
+                state="running",
+                settings={"is_dynamic": True, "waves": [1]},
+                created_at=time.time(),
+            )
+        )
+    address = f"/devices/{device.name}/tags"
+    asked = client.post(address, tags="site=oslo")
+    assert asked.status == 200
+    assert "joins rollout" in words(asked.text)
+    assert pick(served, name=device.name).tags == device.tags
+    assert client.post(address, tags="site=oslo", confirmed="yes").status == 303
+    assert pick(served, name=device.name).tags == {"site": "oslo"}
+
+
+def test_revocation_asks_and_wants_a_reason(client, served):
+    device = pick(served, status="converged")
+    assert "void for ever" in words(client.get(f"/devices/{device.name}/revoke").text)
+    assert client.post(f"/devices/{device.name}/revoke", why=" ").status == 422
+    assert client.post(f"/devices/{device.name}/revoke", why="stolen").status == 303
+    row = pick(served, name=device.name)
+    assert (row.status, row.because, row.is_online) == ("revoked", "stolen", False)
+    assert "Revoke" not in words(client.get(f"/devices/{device.name}").text)
+
+
+def test_audit_is_filtered(client, served):
+    device = pick(served, status="converged")
+    client.post(f"/devices/{device.name}/revoke", why="stolen")
+    said = words(client.get(f"/audit?subject={device.name}&action=device.rev").text)
+    assert "stolen" in said
+    assert "1 shown" in said
+
+
+def test_changed_entry_breaks_the_chain(client, served):
+    client.post("/audit/verify")
+    assert "The chain holds" in words(client.get("/audit").text)
+    with served.store.transaction() as session:
+        session.execute(sql("DROP TRIGGER audit_no_update"))
+        session.execute(sql("UPDATE audit SET actor = 'nobody' WHERE number = 5"))
+    client.post("/audit/verify")
+    assert "The chain is broken at entry 5" in words(client.get("/audit").text)
+
+
+def test_token_is_shown_once_and_kept_as_digest(client, served):
+    answer = client.post("/settings/tokens", name="ci", days="30", **{"scope-read": "yes"})
+    secret = re.search(r"ekt_[\w-]+", answer.text)[0]
+    assert secret not in client.get("/settings/tokens").text
+    with served.store.snapshot() as session:
+        row = session.get(TokenRow, "ci")
+        assert row.secret_sha256 != secret
+        assert row.scopes == ["read"]
+    client.follow(client.post("/settings/tokens", name="ci", action="revoke"))
+    assert "No token." in words(client.get("/settings/tokens").text)
+
+
+def test_code_of_enrolment_is_shown_once(client):
+    answer = client.post("/settings/codes", names="new-1 new-2", target="rpi5", tags="site=oslo")
+    assert answer.text.count("edgekit-device enroll --code 127.0.0.1:8443/") == 2
+    after = client.get("/settings/codes").text
+    assert "new-2" in after
+    assert "--code" not in after
+
+
+def test_users_are_added_and_the_last_administrator_stays(client, served):
+    client.post("/settings/users", action="add", name="nils", password=PASSWORD, role="viewer")
+    client.post("/settings/users", action="role", name="nils", role="operator")
+    with served.store.snapshot() as session:
+        assert session.get(UserRow, "nils").role == "operator"
+    refused = client.post("/settings/users", action="remove", name="maria")
+    assert refused.status == 422
+    assert "last administrator" in words(refused.text)
+
+
+@pytest.mark.parametrize("path", READABLE)
+def test_viewer_sees_every_page_and_stranger_none(path, served):
+    assert log_in(served, "vera").get(path).status == 200
+    answer = Client(served.port).get(path)
+    assert answer.status == 303
+    assert answer.headers["location"].startswith("/login?next=")
+
+
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [
+        ("/devices/x/tags", {"tags": "a=b"}),
+        ("/devices/x/revoke", {"why": "x"}),
+        ("/settings/users", {"action": "add"}),
+        ("/settings/tokens", {"name": "x"}),
+        ("/settings/codes", {"names": "x"}),
+        ("/queries", {"name": "x", "selector": "all"}),
+    ],
+)
+def test_viewer_changes_nothing(path, form, served):
+    answer = log_in(served, "vera").post(path, **form)
+    assert answer.status == 403
+    assert "lacks the scope" in answer.text
+
+
+def test_login_opens_the_page_that_was_asked_for(served):
+    client = Client(served.port)
+    login = client.get(client.get("/audit?action=device").headers["location"])
+    form = login.text.partition("<main")[2]
+    target = re.search(r'name="next" value="([^"]+)"', form)[1]
+    csrf = re.search(r'name="csrf" value="([^"]+)"', form)[1]
+    wrong = client.post("/login", name="vera", password="wrong", next=target, csrf=csrf)  # noqa: S106
+    assert (wrong.status, "name or password is wrong" in wrong.text) == (401, True)
+    right = client.post("/login", name="vera", password=PASSWORD, next=target, csrf=csrf)
+    assert right.headers["location"] == "/audit?action=device"
+    assert client.follow(right).status == 200
+    client.follow(client.post("/logout"))
+    assert client.get("/audit").status == 303
+
+
+def test_open_page_whose_login_has_ended_goes_to_the_login(served):
+    answer = Client(served.port).get("/", **{"hx-request": "true"})
+    assert (answer.status, answer.headers["hx-redirect"]) == (401, "/login")
+
+
+def test_link_makes_the_first_administrator_once(served):
+    with served.store.transaction() as session:
+        session.query(UserRow).delete()
+    client = Client(served.port)
+    code = served.console.first_admin.secret
+    page = client.get(f"/first?code={code}")
+    csrf = re.search(r'name="csrf" value="([^"]+)"', page.text)[1]
+    form = {"code": code, "password": PASSWORD, "csrf": csrf}
+    assert client.follow(client.post("/first", name="ada", **form)).status == 200
+    again = Client(served.port)
+    page = again.get("/first?code=x")
+    form["csrf"] = re.search(r'name="csrf" value="([^"]+)"', page.text)[1]
+    assert again.post("/first", name="eve", **form).status == 422
+
+
+@pytest.mark.parametrize("path", ["/devices", "/audit", "/devices/x", "/login"])
+def test_hostile_input_is_text(path, client):
+    evil = "%22%3E%3Cscript%3Ealert(1)%3C/script%3E"
+    answer = client.get(
+        f"{path}?selector={evil}&subject={evil}&actor={evil}&next={evil}&after={evil}&sort={evil}"
+    )
+    assert "<script>alert" not in answer.text
+    assert answer.status in (200, 404)

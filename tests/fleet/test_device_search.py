@@ -1,0 +1,119 @@
+"""Search in the store finds what `Selector.matches` means, in the order of attention, page by page."""
+
+import random
+
+import pytest
+
+from edgekit_fleet.operations import devices
+from edgekit_fleet.operations.device_search import ATTENTION, Search, count_devices, find_devices
+from edgekit_fleet.rollouts.selector import parse_selector
+from edgekit_fleet.rollouts.views import list_attributes
+from edgekit_fleet.simulation.filled_store import fill_store
+from edgekit_fleet.store.database import open_store, sqlite_url
+from edgekit_fleet.store.tables import DeviceRow
+from edgekit_runtime.errors import FleetError
+
+TESTS = (
+    *("all", "beta", "site", "pinned", "name", "class=jetson", "class=rpi5", "class!=rpi5", "online=yes"),
+    *("site=lyon", "site!=lyon", "site in (lyon, nice)", "site not in (lyon, nice)", "site=l*", "site=?ice"),
+    *(
+        "site=[ln]*",
+        "site='[!ln]*'",
+        "site=[a-l]*",
+        "site='[lyon'",
+        "name=*-0001?",
+        "name=lyon-*",
+        "name=lyon",
+    ),
+    *(
+        "status=faulty",
+        "status in (diverged, stale)",
+        "status=*ed",
+        "online=*",
+        "online=maybe",
+        "runtime=0.1.0",
+    ),
+    *(
+        "runtime=0.*",
+        "model:detector=1.4.0",
+        "model:keywords",
+        "free_bytes=1*",
+        "boot",
+        "battery",
+        "target=x86-64",
+    ),
+    *("engines='onnxruntime,tensorrt'", "'site'=lyon", "site='new york'", "line=l[0-3]", "missing!=x"),
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    opened = open_store(sqlite_url(tmp_path_factory.mktemp("search") / "fleet.db"))
+    fill_store(opened, 300)
+    with opened.snapshot() as session:
+        names = [name for (name,) in session.query(DeviceRow.name).order_by(DeviceRow.name).limit(3)]
+    for name in names:  # a tag hides a fact
+        devices.tag(opened, name, {"runtime": "0.1.0-dev", "boot": "mine"}, "test")
+    yield opened
+    opened.close()
+
+
+def make_selectors():
+    draw = random.Random(1)
+    yield from TESTS
+    for _ in range(60):
+        one, two, three = draw.choices(TESTS, k=3)
+        first, second = draw.choices(("and", "or"), k=2)
+        yield f"{draw.choice(('', 'not '))}{one} {first} ({two} {second} not {three})"
+
+
+def find_all(session, search, **options):
+    found, after = [], ""
+    while True:
+        page = find_devices(session, search, after=after, limit=37, **options)
+        found += page.rows
+        if not page.after:
+            return found
+        after = page.after
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_store_finds_what_a_selector_means(store, by_name):
+    with store.snapshot() as session:
+        attributes = {row.name: list_attributes(row) for row in session.query(DeviceRow)}
+        for text in make_selectors():
+            selector = parse_selector(text)
+            expected = {name for name, own in attributes.items() if selector.matches(own)}
+            found = [row.name for row in find_all(session, Search(selector=text), by_name=by_name)]
+            assert set(found) == expected, text
+            assert len(found) == len(expected), text
+            assert sum(count_devices(session, Search(selector=text)).values()) == len(expected), text
+
+
+def test_what_needs_attention_comes_first(store):
+    with store.snapshot() as session:
+        rows = find_all(session, Search())
+    keys = [(ATTENTION.index(row.status), not row.is_online, row.name) for row in rows]
+    assert keys == sorted(keys)
+    assert len(keys) == 300
+
+
+def test_status_and_special_narrow_the_search(store):
+    with store.snapshot() as session:
+        new = find_all(session, Search(status="new"))
+        silent = find_all(session, Search(special="silent"))
+        expiring = find_all(session, Search(special="expiring"))
+    assert {row.status for row in new} == {"new"}
+    assert expiring
+    assert not any(row.is_online or row.status == "revoked" for row in silent)
+
+
+@pytest.mark.parametrize("after", ["nonsense", "faulty:2:x", "::", "converged:1:" + "z" * 300])
+def test_foreign_place_begins_somewhere_and_fails_never(store, after):
+    with store.snapshot() as session:
+        find_devices(session, Search(), after=after)
+
+
+def test_malformed_selector_is_refused(store):
+    with store.snapshot() as session, pytest.raises(FleetError, match="selector"):
+        find_devices(session, Search(selector="site="))
