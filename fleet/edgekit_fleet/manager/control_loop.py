@@ -124,7 +124,7 @@ class ControlLoop:
 
         Raises:
             UnavailableError: another manager has taken over, and the store allows one.
-            TransportError: the broker cannot be reached at the start.
+            TransportError: our own broker cannot be reached at the start; one that others run may come later.
         """
         while not stop.is_set():
             await self._run_once(stop)
@@ -140,7 +140,7 @@ class ControlLoop:
             self._has_joined = False
             _log.error("%s; joining anew", error)
         except (OutputError, TransportError) as error:
-            if not self._has_run:
+            if not self._has_run and self._parts.broker is not None:
                 raise
             _log.error("%s; trying again", error)
             await _sleep_until(stop, 1.0)

@@ -32,8 +32,8 @@ tls_key = "/etc/edgekit/tls/tls.key"
 token_file = "/etc/edgekit/token/token"
 """
 _CONTAINERFILE: Final = """\
-FROM python:3.12-slim
-RUN pip install --no-cache-dir 'edgekit[onnx,offload]'
+# `edgekit` is the image of deploy/Containerfile.
+FROM edgekit
 COPY {package} /packages/
 COPY keys /keys
 USER {user}

