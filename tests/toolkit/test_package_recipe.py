@@ -34,6 +34,7 @@ from edgekit_runtime.errors import RecipeError
 from edgekit_toolkit.packaging.recipe import Recipe, read_recipe, tool_versions
 from edgekit_toolkit.packaging.signing_keys import load_signer
 from edgekit_toolkit.pipeline.publish import evidence_of, publish
+from edgekit_toolkit.pipeline.replay import read_earlier
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.pipeline.search import search
@@ -254,6 +255,25 @@ def test_update_repeats_only_beside_its_earlier_package(tuned: Path, mixed: Made
     assert outcome.code == 0, outcome.stderr
     made = [next(folder.glob("*.edgepkg")).read_bytes() for folder in (first, again)]
     assert made[0] == made[1]
+
+
+def test_update_that_misses_a_limit_near_its_earlier_version_is_rounded_as_usual(
+    tuned: Path, mixed: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wreck(model: onnx.ModelProto, _: onnx.ModelProto) -> onnx.ModelProto:
+        for tensor in model.graph.initializer:
+            if tensor.data_type == onnx.TensorProto.INT8:
+                tensor.raw_data = bytes(len(tensor.raw_data))
+        return model
+
+    monkeypatch.setattr(forms, "bring_near", wreck)
+    recipe, earlier = read_earlier(mixed.recipe)
+    data = tiny("digits_cnn")[1]
+    like = dataclasses.replace(recipe.form, earlier=earlier)
+    asked = request(tuned, "rpi4", calibration=data[1], evaluation=data[3], like=like)
+    run = search(asked, load_signer(), lambda *_: None)
+    chosen = next(one for one in run.candidates if one.id == run.choice.chosen)
+    assert (chosen.label, chosen.recipe.form.earlier) == ("as before", None)
 
 
 def test_recipe_without_its_package_is_nothing_to_be_like(tuned: Path, mixed: Made, tmp_path: Path) -> None:
