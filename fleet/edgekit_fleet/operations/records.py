@@ -50,7 +50,7 @@ def read_audit(
         statement = statement.where(AuditRow.subject == subject)
     if action is not None:
         statement = statement.where(AuditRow.action.startswith(action, autoescape=True))
-    with store.transaction() as session:
+    with store.snapshot() as session:
         return [
             AuditRecord(
                 number=row.number,
@@ -66,7 +66,7 @@ def read_audit(
 
 def find_audit_break(store: Store) -> int | None:
     """Return the number of the first entry of the audit log that was changed, or None."""
-    with store.transaction() as session:
+    with store.snapshot() as session:
         return audit.find_break(session)
 
 

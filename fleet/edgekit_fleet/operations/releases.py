@@ -86,7 +86,7 @@ def make_release(
         with read_package(path, trust) as package:
             manifests.append((path, package.manifest))
     _check(manifests)
-    with store.transaction() as session:
+    with store.snapshot() as session:
         if name and session.get(ReleaseRow, name) is not None:
             raise FleetError(f"release '{name}' exists; choose another name")
         wanted = [
@@ -257,7 +257,7 @@ def find_release(store: Store, name: str) -> ReleaseSummary:
 
 def list_releases(store: Store) -> list[ReleaseSummary]:
     """Return all releases, the newest first."""
-    with store.transaction() as session:
+    with store.snapshot() as session:
         packages: dict[str, list[tuple[str, str, str, int]]] = {}
         deltas: dict[str, list[tuple[str, str, str, int]]] = {}
         rows = session.scalars(select(ReleasePackageRow)).all()

@@ -99,7 +99,7 @@ def plan_rollout(store: Store, request: RolloutRequest) -> RolloutPlan:
         FleetError: no such release, a malformed selector or waves.
     """
     selector = parse_selector(request.selector)
-    with store.transaction() as session:
+    with store.snapshot() as session:
         packages = read_packages(session, request.release)
         devices = read_devices(session, selector, frozenset(one.model for one in packages))
     planned, refused = preview(devices, packages)
@@ -228,7 +228,7 @@ def give_order(store: Store, name: str, order: Order, actor: str, note: str = ""
 
 def list_rollouts(store: Store) -> list[RolloutSummary]:
     """Return all rollouts, the newest first."""
-    with store.transaction() as session:
+    with store.snapshot() as session:
         counts: dict[str, dict[str, int]] = {}
         for rollout, state, count in session.execute(
             select(MemberRow.rollout, MemberRow.state, func.count()).group_by(
@@ -246,7 +246,7 @@ def find_rollout(store: Store, name: str) -> RolloutSummary:
     Raises:
         FleetError: there is none of that name.
     """
-    with store.transaction() as session:
+    with store.snapshot() as session:
         row = _find(session, name)
         counts = session.execute(
             select(MemberRow.state, func.count()).where(MemberRow.rollout == name).group_by(MemberRow.state)
@@ -260,7 +260,7 @@ def replay_rollout(store: Store, name: str) -> list[Difference]:
     Raises:
         FleetError: there is no such rollout, or its log is damaged.
     """
-    with store.transaction() as session:
+    with store.snapshot() as session:
         _find(session, name)
         entries = [(at, entry) for _, at, entry in read_entries(session, name)]
     return replay(entries)[1]
@@ -279,7 +279,7 @@ def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list
     Raises:
         FleetError: there is no such device.
     """
-    with store.transaction() as session:
+    with store.snapshot() as session:
         row = session.get(DeviceRow, device)
         if row is None:
             raise FleetError(f"no device '{device}' is enrolled; `edgekit fleet devices` lists them")

@@ -9,7 +9,6 @@ from sqlalchemy import select
 from edgekit_fleet.access import guard, logins, tokens, users
 from edgekit_fleet.access.first_admin import FirstAdminCode
 from edgekit_fleet.access.principal import Principal
-from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.tables import Table
 from edgekit_runtime.errors import FleetError, RequestError
 
@@ -19,13 +18,6 @@ PASSWORD = "correct horse battery"  # noqa: S105
 @pytest.fixture(autouse=True)
 def quick_digests(monkeypatch):
     monkeypatch.setattr(users, "_hasher", PasswordHasher(1, 64, 1))
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = open_store(sqlite_url(tmp_path / "fleet.db"))
-    yield store
-    store.close()
 
 
 @pytest.fixture
