@@ -107,6 +107,16 @@ class MqttConnection(asyncio.Protocol):
         buffered = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return len(self._packets) + buffered
 
+    def pause_reading(self) -> None:
+        """Leave what comes to the system, which takes more than a second of it."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take what has come, in as few pieces as it fits."""
+        if self._transport is not None:
+            self._transport.resume_reading()
+
     def ping(self) -> None:
         """Show the broker that the device is there."""
         self._send(_packet(_PINGREQ << 4, b""))

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from edgekit_fleet.broker.mqtt_connection import ConnectionOptions, MqttConnection
@@ -81,6 +81,18 @@ class BrokerLink:
         """Wait until the socket has taken most of what was published, so that memory stays bounded."""
         while self._connection is not None and self._connection.unsent_bytes > _MAX_UNSENT_BYTES:
             await asyncio.sleep(0.005)
+
+    @contextlib.contextmanager
+    def unread(self) -> Iterator[None]:
+        """Read nothing in the block: a thousand messages read at once cost a fraction of as many wakeups."""
+        connection = self._connection
+        if connection is not None:
+            connection.pause_reading()
+        try:
+            yield
+        finally:
+            if connection is not None:
+                connection.resume_reading()
 
     async def close(self) -> None:
         """End the connection."""

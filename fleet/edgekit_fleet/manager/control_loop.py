@@ -31,6 +31,7 @@ from edgekit_fleet.store.tables import AuditRow
 from edgekit_runtime.errors import OutputError, PackageError, TransportError, UnavailableError
 
 _BATCH_S: Final = 0.1  # a transaction costs as much as ten messages
+_READ_S: Final = 0.002
 _MESSAGES_A_TURN: Final = 1000
 _MESSAGES_BESIDE_A_WAVE: Final = 100
 _DECIDE_S: Final = 0.5
@@ -156,7 +157,10 @@ class ControlLoop:
                 except OutputError as error:  # a full disk or a lost database: nothing is forgotten
                     _log.error("%s; trying again", error)
                     await _sleep_until(stop, 1.0)
-                await _sleep_until(stop, 0.0 if self._is_behind else _BATCH_S)
+                if not self._is_behind:
+                    with self._link.unread():
+                        await _sleep_until(stop, _BATCH_S)
+                await _sleep_until(stop, _READ_S)
         finally:
             await self._link.close()
             with contextlib.suppress(OutputError), self._store.concurrent_transaction() as session:

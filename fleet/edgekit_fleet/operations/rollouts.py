@@ -1,5 +1,6 @@
 """Rollouts: plan, start, order, list, describe, replay; and what a change of tags would do to them."""
 
+import bisect
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from edgekit_fleet.rollouts.runner import OPEN_STATES, log_entries, read_entries
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import list_attributes, read_before, read_devices, read_packages
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, plan_waves
-from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.database import Store, insert_many
 from edgekit_fleet.store.tables import DeviceRow, MemberRow, RolloutRow
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import FleetError
@@ -160,18 +161,21 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
         )
         session.flush()
         before = read_before(session, [devices[device] for device in cohort], models)
-        ends = settings.waves
-        for rank, device in enumerate(cohort):
-            wave = next((number for number, end in enumerate(ends) if rank < end), len(ends) - 1)
-            session.add(
-                MemberRow(
-                    rollout=name, device=device, wave=wave, state="waiting", before=before.get(device, {})
-                )
-            )
-        for one in refused:
-            session.add(
-                MemberRow(rollout=name, device=one.device, wave=-1, state="refused", because=one.reason)
-            )
+        refusals = {one.device: one.reason for one in refused}
+        waves = [bisect.bisect_right(settings.waves, rank) for rank in range(len(cohort))]
+        members = [
+            {
+                "rollout": name,
+                "device": device,
+                "wave": wave,
+                "state": "waiting" if wave >= 0 else "refused",
+                "because": refusals.get(device, ""),
+                "attempts": 0,
+                "before": before.get(device, {}),
+            }
+            for device, wave in (*zip(cohort, waves, strict=True), *((one, -1) for one in refusals))
+        ]
+        insert_many(session, MemberRow, members)
         entry = Started(settings=settings, devices=cohort, classes=tuple(classes[one] for one in cohort))
         log_entries(session, name, actor, [entry], now)
     return name

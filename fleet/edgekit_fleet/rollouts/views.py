@@ -112,11 +112,10 @@ def read_before(
     session: Session, devices: list[DeviceView], models: frozenset[str]
 ) -> dict[str, dict[str, Any]]:
     """Return device -> model -> the `DesiredModel`, as plain values, of what it runs now."""
-    wanted = {
-        (row.device, row.model): row.document
-        for row in session.scalars(select(WantedModelRow).where(WantedModelRow.model.in_(models)))
-        if not row.is_removed
-    }
+    statement = select(WantedModelRow.device, WantedModelRow.model, WantedModelRow.document).where(
+        WantedModelRow.model.in_(models), WantedModelRow.is_removed.is_(False)
+    )
+    wanted = {(device, model): document for device, model, document in session.execute(statement)}
     released = {
         (row.target, row.manifest_sha256): row
         for row in session.scalars(select(ReleasePackageRow).where(ReleasePackageRow.model.in_(models)))

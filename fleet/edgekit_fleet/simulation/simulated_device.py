@@ -273,6 +273,7 @@ class SimulatedDevice:
         self._is_greeted = True
         self.counts.connects += 1
         self.counts.resumed += connection.is_resumed
+        self._session = connection.session  # a copy, which costs as much as ten messages
         held = 0 if self.desired is None else self.desired.version
         hello = Hello(
             device=self.name,
@@ -290,7 +291,6 @@ class SimulatedDevice:
         if self._loses():
             connection.abort("lost")
             return
-        self._session = connection.session
         if name == topic(self.name, "desired") and payload:
             self._later(partial(self._take_desired, payload, at_s))
 
