@@ -30,8 +30,8 @@ from edgekit_fleet.store.shards import BEAT_S, Shards
 from edgekit_fleet.store.tables import AuditRow
 from edgekit_runtime.errors import OutputError, PackageError, TransportError, UnavailableError
 
-_BATCH_S: Final = 0.1  # a transaction costs as much as ten messages
-_READ_S: Final = 0.002
+_BATCH_S: Final = 0.2  # a transaction costs as much as thirty messages
+_READ_S: Final = 0.002  # for what came meanwhile
 _MESSAGES_A_TURN: Final = 1000
 _MESSAGES_BESIDE_A_WAVE: Final = 100
 _DECIDE_S: Final = 0.5

@@ -209,7 +209,8 @@ class RolloutRunner:
             if decision.wave != row.wave or row.wave_started_at is None:
                 row.wave, row.wave_started_at = decision.wave, now
             row.because = decision.sentence
-            known.backlog.update(dict.fromkeys(decision.devices))
+            # In the order of the tables, so that a batch writes few pages of the database.
+            known.backlog.update(dict.fromkeys(sorted(decision.devices)))
 
     def _follow_log(self, session: Session, row: RolloutRow) -> _Known:
         """Return what is known, with what others wrote to the log meanwhile."""
