@@ -74,6 +74,7 @@ HANGS = """
         lines.flush()
         time.sleep(0.05)
 """
+SILENT = "\n    time.sleep(600)\n"
 SAYS = """
     lines.write(Path(os.environ["SAID_FILE"]).read_text())
     lines.flush()
@@ -112,7 +113,7 @@ def read_pid(file):
     return int(wait_for(lambda: file.exists() and file.read_text(), "the process of the step"))
 
 
-@pytest.mark.parametrize("code", [HANGS, "\n    time.sleep(600)\n"], ids=["reports", "silent"])
+@pytest.mark.parametrize("code", [HANGS, SILENT], ids=["reports", "silent"])
 def test_step_that_goes_on_after_the_agent_stops_is_killed_before_the_next_agent_begins(
     code, child, tmp_path
 ):
@@ -122,6 +123,36 @@ def test_step_that_goes_on_after_the_agent_stops_is_killed_before_the_next_agent
     runner.close()
     assert not is_running(pid)
     assert runner.collect() == [("e1", StepResult())]
+
+
+def test_step_whose_process_is_silent_for_too_long_is_killed_and_tried_again(child, tmp_path, monkeypatch):
+    monkeypatch.setattr(step_child, "_SILENCE_S", 0.3)
+    monkeypatch.setattr(step_child, "_PERIOD_S", 0.05)
+    file = child(SILENT)
+    places = StepPlaces(config=str(tmp_path), state=str(tmp_path / "state"), keys=str(tmp_path / "keys"))
+    result = ChildSteps(places).carry_out(order_install(), threading.Event(), pytest.fail, pytest.fail)
+    assert (result.outcome, result.code, result.max_failures) == ("retry", "internal", 3)
+    assert "the process of the step 'install' hangs" in result.reason
+    assert not is_running(read_pid(file))
+
+
+DIES = """
+    from edgekit_runtime.agent.execution.step_child import _Reporter
+    reporter = _Reporter(lines)
+    for _ in range(5):
+        reporter.count(16 << 10)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_bytes_of_a_process_that_is_killed_at_once_are_counted_up_to_64_kib(child, tmp_path):
+    child(DIES)
+    places = StepPlaces(config=str(tmp_path), state=str(tmp_path / "state"), keys=str(tmp_path / "keys"))
+    counts = []
+    result = ChildSteps(places).carry_out(order_install(), threading.Event(), pytest.fail, counts.append)
+    assert (result.outcome, result.code) == ("retry", "internal")
+    assert "ended by SIGKILL" in result.reason
+    assert counts == [64 << 10]
 
 
 def test_install_that_hangs_is_killed_once_its_execution_has_ended(child, tmp_path):

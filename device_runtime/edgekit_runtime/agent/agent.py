@@ -37,9 +37,10 @@ from edgekit_runtime.agent.mqtt_link import MqttLink, Received
 from edgekit_runtime.agent.reconcile import NextSteps, accept_desired, count_time, reconcile
 from edgekit_runtime.agent.signing import seal, unseal
 from edgekit_runtime.client.control import read_metrics
-from edgekit_runtime.errors import EdgekitError, OutputError, SignatureError
+from edgekit_runtime.errors import EdgekitError, SignatureError
 from edgekit_runtime.power.sensors.battery import find_battery
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label
+from edgekit_runtime.system.atomic_files import make_folders
 from edgekit_runtime.system.engines import list_engines
 from edgekit_runtime.system.machine import machine_bytes
 
@@ -120,10 +121,7 @@ class Agent:
         Raises:
             OutputError: the folder cannot be made or written.
         """
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as cause:
-            raise OutputError(f"cannot make {folder}: {cause.strerror}") from cause
+        make_folders(folder, 0o700)
         self._member, self._folder, self._installer = member, folder, installer
         self._device, self._clock = member.enrolment.device, clock
         self._options, self._renew = options or AgentOptions(), renew

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Final
 from edgekit_runtime.agent.documents import ENDED, Execution, ExecutionState
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
-from edgekit_runtime.errors import ConfigError, EdgekitError, OutputError
+from edgekit_runtime.errors import ConfigError, EdgekitError
 from edgekit_runtime.slots.access import RecordError, hold
-from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
+from edgekit_runtime.system.atomic_files import DISK, Disk, make_folders, write_atomically
 
 _MAX_BYTES: Final = 1 << 20
 _SEQUENCES: Final = 1024  # reserved by one write, so that a report costs none
@@ -162,10 +162,7 @@ def hold_journal(folder: Path, wait_s: float) -> Iterator[None]:
         JournalError: another process holds it for longer than `wait_s`.
         OutputError: the folder cannot be made.
     """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as cause:
-        raise OutputError(f"cannot make {folder}: {cause.strerror}") from cause
+    make_folders(folder, 0o700)
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(hold(folder, wait_s))

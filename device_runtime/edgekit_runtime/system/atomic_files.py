@@ -59,6 +59,29 @@ class Disk:
 DISK: Final = Disk()
 
 
+def make_folders(path: Path, mode: int = 0o777, disk: Disk = DISK) -> None:
+    """Make the folder `path` and those above it where they are missing; their names are on the disk then.
+
+    Args:
+        path: of the folder.
+        mode: its permissions before the umask; those above it have the default.
+        disk: what carries the steps out.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    try:
+        for each in reversed([one for one in (path, *path.parents) if not one.is_dir()]):
+            try:
+                disk.make_folder(each, mode if each == path else 0o777)
+            except FileExistsError:
+                if not each.is_dir():  # else another process made it just now
+                    raise
+            disk.sync_folder(each.parent)
+    except OSError as cause:
+        raise OutputError(f"cannot make {path}: {cause.strerror}") from cause
+
+
 @contextlib.contextmanager
 def write_atomically(path: Path, *, mode: int = 0o666, disk: Disk = DISK) -> Iterator[BinaryIO]:
     """Yield a binary file that becomes `path` when the block ends without an error, and vanishes otherwise.

@@ -24,7 +24,7 @@ from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings, split_a
 from edgekit_fleet.store.shards import MOST_MANAGERS
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES
 from edgekit_runtime.errors import ConfigError, TransportError
-from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.atomic_files import make_folders, write_atomically
 from edgekit_runtime.system.child_process import ChildProcess
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def write_configuration(folder: FleetFolder, settings: FleetSettings, authority:
         OutputError: the folder cannot be written.
         ConfigError: a path holds a line break.
     """
-    folder.broker.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folders(folder.broker, 0o700)
     certificate, key = authority.pair("server")
     acl, path = folder.broker / "acl", folder.broker / "mosquitto.conf"
     text = _CONFIGURATION.format(

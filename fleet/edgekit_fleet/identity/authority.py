@@ -6,6 +6,7 @@ machine: the owner of that machine owns the fleet.
 Source: RFC 5280, RFC 8410.
 """
 
+import contextlib
 import ipaddress
 import os
 import re
@@ -30,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgekit_runtime.errors import ConfigError, SignatureError
-from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.atomic_files import make_folders, write_atomically
 
 MANAGER: Final = "edgekit-manager"
 """Common name of the manager's certificate: its user name at the broker. No device gets it."""
@@ -88,7 +89,7 @@ class Authority:
             OutputError: the folder cannot be written.
         """
         self.folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(folder, 0o700)
         self._key = _read_or_make_key(folder / "authority.pem")
         path = folder / "authority.crt"
         if not path.exists():
@@ -196,7 +197,7 @@ class Authority:
             OutputError: the folder cannot be written.
         """
         now = datetime.fromtimestamp(int(time.time()), timezone.utc)
-        if self.crl.exists():  # OpenSSL prefers the newer of two lists, by the second
+        with contextlib.suppress(OSError, ValueError):  # OpenSSL prefers the newer list, by the second
             last = x509.load_pem_x509_crl(self.crl.read_bytes()).last_update_utc
             now = max(now, last + timedelta(seconds=1))
         builder = (

@@ -247,7 +247,7 @@ class ControlLoop:
                 _log.error("the repository cannot be signed again: %s", error)
         with self._store.concurrent_transaction() as session:
             self.shards.check(session)
-            revoked = self._follow_administration(session)
+            revoked, seen = self._follow_administration(session)
             if now - self._expired_at >= _EXPIRY_S:
                 self._expired_at = now
                 self._publisher.mark_expiring(session, now)
@@ -270,15 +270,21 @@ class ControlLoop:
         for name in revoked:
             if self.shards.holds(name):
                 await self._disconnect(name)
+        self._audit_seen = seen  # at last: after a full disk, all of it is done again
 
-    def _follow_administration(self, session: Session) -> list[str]:
-        """Read devices that were enrolled or revoked since the last time; returns the revoked ones."""
+    def _follow_administration(self, session: Session) -> tuple[list[str], int]:
+        """Read devices that were enrolled or revoked since the last time.
+
+        Returns:
+            The revoked ones, and the number of the last entry.
+        """
         statement = select(AuditRow.number, AuditRow.action, AuditRow.subject).where(
             AuditRow.number > self._audit_seen
         )
         changed: dict[str, str] = {}
+        seen = self._audit_seen
         for row in session.execute(statement.order_by(AuditRow.number)):
-            self._audit_seen = row.number
+            seen = row.number
             if row.action in _ADMINISTERED:
                 changed[row.subject] = row.action
         if changed:
@@ -286,7 +292,7 @@ class ControlLoop:
         revoked = [name for name, action in changed.items() if action == "device.revoke"]
         if revoked:
             self._parts.authority.write_crl(list_revoked_serials(session))
-        return revoked
+        return revoked, seen
 
     async def _disconnect(self, device: str) -> None:
         """End the connection of a revoked device: its client identifier is taken over for a moment."""

@@ -5,6 +5,7 @@ import os
 import sqlite3
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,13 @@ from typing import Any, Final
 
 from sqlalchemy import delete, select
 
+from edgekit_fleet.releases.repository import open_repository
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder
 from edgekit_fleet.store.tables import AuditRow, ManagerRow
 from edgekit_runtime.errors import ConfigError, OutputError
+from edgekit_runtime.system.atomic_files import DISK, make_folders, write_atomically
 
 _DATABASE: Final = "fleet.db"
 _SAVED: Final = ("fleet.json", "identity", "repository-keys", "repository")
@@ -82,28 +85,26 @@ def back_up(folder: FleetFolder, path: Path) -> None:
         ConfigError: there is no fleet.
         OutputError: the file exists or cannot be written.
     """
+    if path.exists():
+        raise OutputError(f"{path} exists; choose a new file")
     has_file = not folder.read_settings().store_url
-    with tempfile.TemporaryDirectory(prefix="edgekit-backup-") as temporary:
-        copy = Path(temporary) / _DATABASE
-        if has_file:
+    try:
+        with tempfile.TemporaryDirectory(prefix="edgekit-backup-") as temporary:
+            copy = Path(temporary) / _DATABASE
+            if has_file:
+                _copy_store(folder.path / _DATABASE, copy)
             with (
-                contextlib.closing(sqlite3.connect(folder.path / _DATABASE)) as source,
-                contextlib.closing(sqlite3.connect(copy)) as target,
+                open_repository(folder).lock(),  # so that no release is half in it
+                write_atomically(path, mode=0o600) as file,
+                tarfile.open(fileobj=file, mode="w:gz") as archive,
             ):
-                source.backup(target)
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
                 if has_file:
                     archive.add(copy, _DATABASE)
                 for name in _SAVED:
                     if (folder.path / name).exists():
                         archive.add(folder.path / name, name)
-                archive.close()
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as cause:
-            raise OutputError(f"cannot write {path}: {cause.strerror}; choose a new file") from cause
+    except (OSError, sqlite3.Error) as cause:
+        raise OutputError(f"cannot write the backup {path}: {cause}") from cause
 
 
 def restore(folder: FleetFolder, path: Path) -> None:
@@ -118,18 +119,35 @@ def restore(folder: FleetFolder, path: Path) -> None:
     if folder.path.exists() and any(folder.path.iterdir()):
         raise ConfigError(f"{folder.path} is not empty; move it away, or choose another folder with --folder")
     try:
-        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tarfile.open(path) as archive:
             names = archive.getnames()
             if "fleet.json" not in names:
                 raise ConfigError(f"{path} is no backup of a fleet")
-            archive.extractall(folder.path, filter="data")
-    except (tarfile.TarError, EOFError) as cause:
+            _restore(folder.path, archive, path.name)
+    except (tarfile.TarError, EOFError, zlib.error) as cause:
         raise ConfigError(f"{path} is no backup of a fleet: {cause}") from cause
     except OSError as cause:
         raise OutputError(f"cannot restore {path} to {folder.path}: {cause}") from cause
-    if folder.read_settings().store_url:
-        return
-    with contextlib.closing(folder.open_store()) as store, store.transaction() as session:
-        session.execute(delete(ManagerRow))  # those that ran when the backup was made
-        audit.record(session, "restore", "fleet.restore", path.name)
+
+
+def _copy_store(path: Path, copy: Path) -> None:
+    with (
+        contextlib.closing(sqlite3.connect(path)) as source,
+        contextlib.closing(sqlite3.connect(copy)) as target,
+    ):
+        source.backup(target)
+
+
+def _restore(path: Path, archive: tarfile.TarFile, name: str) -> None:
+    """Extract a fleet beside `path`, and give it that name once it is whole."""
+    make_folders(path.parent)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
+        archive.extractall(temporary, filter="data")
+        made = FleetFolder(Path(temporary))
+        if not made.read_settings().store_url:
+            with contextlib.closing(made.open_store()) as store, store.transaction() as session:
+                session.execute(delete(ManagerRow))  # those that ran when the backup was made
+                audit.record(session, "restore", "fleet.restore", name)
+        os.sync()
+        DISK.replace(made.path, path)
+        DISK.sync_folder(path.parent)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Final
 
 from sqlalchemy import select
@@ -16,6 +16,7 @@ from edgekit_fleet.releases.deltas import make_delta
 from edgekit_fleet.releases.repository import NewTarget, TufRepository
 from edgekit_fleet.store.tables import DeviceRow, ReleasePackageRow, ReleaseRow
 from edgekit_runtime.agent.documents import DeltaOffer
+from edgekit_runtime.errors import OutputError
 from edgekit_runtime.package.manifest import Manifest
 
 MAX_DELTAS: Final = 4
@@ -91,9 +92,14 @@ def publish_deltas(
     """
     offers: dict[str, tuple[DeltaOffer, ...]] = {}
     give_up_s = time.monotonic() + _MAX_S
-    with TemporaryDirectory(prefix="edgekit-deltas-") as temporary:
-        made = list(_make(Path(temporary), wanted, give_up_s))
-        published = repository.publish([target for _, _, target in made], now)
+    try:
+        with TemporaryDirectory(prefix="edgekit-deltas-") as temporary:
+            made = list(_make(Path(temporary), wanted, give_up_s))
+            published = repository.publish([target for _, _, target in made], now)
+    except OSError as cause:
+        raise OutputError(
+            f"cannot make deltas in {gettempdir()}: {cause.strerror}; free space there, or set TMPDIR"
+        ) from cause
     for (manifest, base, _), file in zip(made, published, strict=True):
         offer = DeltaOffer(
             from_sha256=base.manifest_sha256,

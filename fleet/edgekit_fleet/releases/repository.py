@@ -44,7 +44,7 @@ from edgekit_fleet.releases.repository_keys import RepositoryKeys, make_root_key
 from edgekit_fleet.store.fleet_folder import FleetFolder
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import OutputError, PackageError, SignatureError
-from edgekit_runtime.system.atomic_files import DISK, Disk, hash_file, write_atomically
+from edgekit_runtime.system.atomic_files import DISK, Disk, hash_file, make_folders, write_atomically
 
 ONLINE_ROLES: Final = ("targets", "snapshot", "timestamp")
 _CLASS_ROLE: Final = "class-"
@@ -157,9 +157,9 @@ class TufRepository:
             raise ValueError(f"threshold is {threshold}, expected 1 to {root_keys}, the number of keys")
         root_folder = root_folder or self._keys.folder
         for folder in (self.folder / "metadata", self.folder / "targets"):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folders(folder, disk=self._disk)
         for folder in (self._keys.folder, root_folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(folder, 0o700, self._disk)
         with self._change():
             if self.exists:
                 return
@@ -452,7 +452,7 @@ class TufRepository:
         except OSError as cause:
             raise PackageError(f"cannot read {target.source}: {cause.strerror}") from cause
         path = self.folder / "targets" / target.device_class / f"{digest}.{target.name}"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent, disk=self._disk)
         if not path.exists():
             with (
                 write_atomically(path, mode=0o644, disk=self._disk) as file,
@@ -539,13 +539,13 @@ class TufRepository:
     @contextlib.contextmanager
     def _change(self) -> Iterator[None]:
         """Keep other processes from changing the repository, and copy it to the storage at the end."""
-        with self._lock():
+        with self.lock():
             yield
         if self._storage is not None:
             self._storage.copy(self.folder)
 
     @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Keep other processes from changing the repository, and remove what a killed one left."""
         try:
             file = (self._keys.folder / "repository.lock").open("ab")
@@ -555,7 +555,8 @@ class TufRepository:
             fcntl.flock(file, fcntl.LOCK_EX)
             for folder in (self._keys.folder, self.folder):
                 for left in folder.rglob(".*.tmp"):
-                    left.unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        left.unlink()
             yield
 
 

@@ -30,6 +30,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import (
     ArgumentError,
+    DatabaseError,
     DataError,
     DBAPIError,
     InterfaceError,
@@ -82,7 +83,7 @@ class Store:
         One such transaction runs at a time, so what it reads is what it changes.
 
         Raises:
-            OutputError: the database cannot be reached, is locked, or its disk is full.
+            OutputError: the database cannot be reached, is locked or damaged, or its disk is full.
             ConfigError: the database cannot store a value.
         """
         with self.concurrent_transaction() as session:
@@ -120,6 +121,10 @@ class Store:
             raise OutputError(f"the store {self.name}: {cause.orig}") from cause
         except DataError as cause:
             raise ConfigError(f"the store cannot hold a value: {cause.orig}") from cause
+        except DatabaseError as cause:
+            if type(cause) is not DatabaseError:  # else it is damaged
+                raise
+            raise OutputError(f"the store {self.name}: {cause.orig}; restore a backup") from cause
 
     @property
     def name(self) -> str:
@@ -263,7 +268,10 @@ def open_store(url: str) -> Store:
         _migrate(engine)
     except DBAPIError as cause:
         engine.dispose()
-        raise OutputError(f"cannot open the store {parsed.render_as_string()}: {cause.orig}") from cause
+        name = parsed.render_as_string()
+        raise OutputError(
+            f"cannot open the store {name}: {cause.orig}; if it is damaged, restore a backup"
+        ) from cause
     except CommandError as cause:
         engine.dispose()
         raise ConfigError(

@@ -10,7 +10,7 @@ from edgekit_fleet.store.database import Store, open_store, sqlite_url
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
 from edgekit_runtime.errors import ConfigError
-from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.atomic_files import make_folders, write_atomically
 from edgekit_runtime.system.paths import find_state_folder
 
 _SETTINGS: Final = "fleet.json"
@@ -132,22 +132,36 @@ class FleetFolder:
         return from_plain(FleetSettings, plain, str(path))
 
     def write_settings(self, settings: FleetSettings) -> None:
-        """Keep the settings; makes the folder.
+        """Keep the settings; makes the folder, and the store before its first settings.
 
         Raises:
-            OutputError: it cannot be written.
+            ConfigError: as from `database.open_store`.
+            OutputError: it cannot be written; or as from there.
         """
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(self.path, 0o700)
+        if not self.has_settings:  # from then on, a store that is missing was lost
+            open_store(settings.store_url or sqlite_url(self.database)).close()
         with write_atomically(self.path / _SETTINGS, mode=0o600) as file:
             file.write(encode_json(to_plain(settings)) + b"\n")
+
+    @property
+    def database(self) -> Path:
+        """Return the path of the store, where it is not a database elsewhere."""
+        return self.path / "fleet.db"
 
     def open_store(self) -> Store:
         """Return the open store of the fleet.
 
         Raises:
-            ConfigError, OutputError: as from `database.open_store`.
+            ConfigError: its file is gone; or as from `database.open_store`.
+            OutputError: as from there.
         """
-        return open_store(self.read_settings().store_url or sqlite_url(self.path / "fleet.db"))
+        url = self.read_settings().store_url
+        if not url and not (self.database.exists() and self.database.stat().st_size):
+            raise ConfigError(
+                f"the store {self.database} is gone, and with it what devices shall run; restore a backup"
+            )
+        return open_store(url or sqlite_url(self.database))
 
 
 def default_folder() -> FleetFolder:

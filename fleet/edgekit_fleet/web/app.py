@@ -33,6 +33,7 @@ from edgekit_runtime.agent.documents import Enrolment, EnrolmentRequest, Package
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import EdgekitError, SignatureError
+from edgekit_runtime.system.atomic_files import make_folders
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, list_keys
 
@@ -165,7 +166,7 @@ def make_app(store: Store, folder: FleetFolder, settings: FleetSettings, authori
     """Return the application."""
     pages = EnrolmentPages(store, folder, settings, authority)
     for name in ("metadata", "targets"):
-        (folder.repository / name).mkdir(parents=True, exist_ok=True)
+        make_folders(folder.repository / name)
     return Starlette(
         routes=[
             Route("/authority", pages.show_authority, methods=["GET"]),

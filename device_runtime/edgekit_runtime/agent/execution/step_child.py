@@ -4,7 +4,7 @@ What verifies metadata, applies deltas and reads packages (python-tuf, securesys
 and more, and an agent needs it for some seconds a month. The process exchanges lines of JSON with the agent:
 
     agent -> process    the order; later perhaps `"stop"`
-    process -> agent    `StepNews`, twice a second and at the end
+    process -> agent    `StepNews`: twice a second, after 64 KiB, and at the end
 """
 
 import contextlib
@@ -27,6 +27,7 @@ from edgekit_runtime.system.child_process import JsonChild, open_channel
 
 _MODULE: Final = "edgekit_runtime.agent.execution.step_child"
 _PERIOD_S: Final = 0.5
+_PIECE_BYTES: Final = 64 << 10  # are reported at once: a process that is killed takes no more with it
 _SILENCE_S: Final = 60.0  # then the process hangs, or its disk does
 _SEND_S: Final = 10.0
 _MAX_FAILURES: Final = 3
@@ -152,6 +153,10 @@ class _Reporter:
     def count(self, received_bytes: int) -> None:
         with self._lock:
             self._came_bytes += received_bytes
+            is_much = self._came_bytes >= _PIECE_BYTES
+        if is_much:
+            with contextlib.suppress(OSError, ValueError):  # the agent has ended, and this process will
+                self.send()
 
     def note(self, kind: NoteKind, text: str) -> None:
         with self._lock:

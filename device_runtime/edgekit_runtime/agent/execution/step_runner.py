@@ -12,6 +12,7 @@ from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.step_result import NoteKind, StepCarrier, StepOrder, StepResult
 from edgekit_runtime.agent.reconcile import Step
 from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.system.atomic_files import make_folders
 
 _LOAD_AGAIN_S: Final = 10.0
 _CLOSE_S: Final = 10.0  # a step in this process may hang
@@ -29,10 +30,13 @@ class StepRunner:
             folder: of the agent.
             installer: the models of the device.
             carrier: downloads and installs.
+
+        Raises:
+            OutputError: the folder cannot be made.
         """
         self._installer, self._carrier = installer, carrier
         self._downloads = folder / "downloads"
-        self._downloads.mkdir(mode=0o700, exist_ok=True)
+        make_folders(self._downloads, 0o700)
         self._finished: queue.SimpleQueue[tuple[str, StepResult]] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._lock = threading.Lock()

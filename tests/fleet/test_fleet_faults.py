@@ -1,0 +1,30 @@
+"""A part of the faults of `benchmarks.fleet_faults`, the same one each time, by its own command."""
+
+import ctypes.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnx")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("part", "most"), [("journal", 200), ("steps", 16), ("manager", 40), ("torn", 30)])
+def test_fault_leaves_no_device_without_a_model_and_no_manager_that_cannot_go_on(part, most, tmp_path):
+    if sys.platform != "linux" or ctypes.util.find_library("sqlite3") is None:
+        pytest.skip("SQLite's functions are replaced in its shared library, on Linux")
+    out = tmp_path / "out.json"
+    words = ["-m", "benchmarks.fleet_faults", "--part", part, "--most", str(most), "--json", str(out)]
+    folders = (ROOT / name for name in ("device_runtime", "toolkit", "fleet", "."))
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=variables, check=False, capture_output=True, text=True
+    )
+    assert out.exists(), done.stderr[-2000:]
+    found = json.loads(out.read_text())
+    assert found["wrong"] == []
+    assert sum(row[-1] for row in found["faults"]) >= most * 0.8  # a fault may come too late
