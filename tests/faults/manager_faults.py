@@ -72,7 +72,6 @@ class Bench:
     def _warm_up(self) -> None:
         """Do all in this process, so that each process that it forks has its modules and statements."""
         root = self.folder / "warm"
-        (root / "disk").mkdir(parents=True)
         for transition in TRANSITIONS:
             world = self._open(root)
             transition.prepare(world)

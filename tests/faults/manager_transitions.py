@@ -244,7 +244,6 @@ def _take_over(world: World) -> None:
 
 def _back_up(world: World) -> None:
     folder = world.root / "disk" / "backups"
-    folder.mkdir(exist_ok=True)
     for number in range(10):  # a user who is refused takes another name
         path = folder / f"{number}.backup"
         if not path.exists():

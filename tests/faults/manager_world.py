@@ -137,7 +137,7 @@ class World:
         self.store_path = self.fleet.path / "fleet.db"
         self.site = root / "site"
         self.site.mkdir(parents=True, exist_ok=True)
-        (root / "disk").mkdir(exist_ok=True)
+        (root / "disk" / "backups").mkdir(parents=True, exist_ok=True)
         self.manager: running.RunningFleet | None = None
         self._parts = contextlib.ExitStack()
         self._events = asyncio.new_event_loop()

@@ -240,10 +240,13 @@ class ControlLoop:
             except TransportError as error:
                 _log.error("%s", error)
         if now - self._refreshed_at >= _REFRESH_S and self._repository.exists:
-            self._refreshed_at = now
             try:
                 await asyncio.to_thread(self._repository.refresh, now)
+                self._refreshed_at = now
+            except OutputError as error:  # as on a full disk
+                _log.error("%s; trying again", error)
             except PackageError as error:  # also a missing key; devices report `stale` if nobody mends it
+                self._refreshed_at = now
                 _log.error("the repository cannot be signed again: %s", error)
         with self._store.concurrent_transaction() as session:
             self.shards.check(session)
