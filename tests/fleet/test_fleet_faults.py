@@ -13,7 +13,7 @@ pytest.importorskip("onnx")
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("part", "most"), [("journal", 200), ("steps", 16), ("manager", 40), ("torn", 30)])
+@pytest.mark.parametrize(("part", "most"), [("journal", 120), ("steps", 12), ("manager", 30), ("torn", 30)])
 def test_fault_leaves_no_device_without_a_model_and_no_manager_that_cannot_go_on(part, most, tmp_path):
     if sys.platform != "linux" or ctypes.util.find_library("sqlite3") is None:
         pytest.skip("SQLite's functions are replaced in its shared library, on Linux")
