@@ -40,7 +40,6 @@ from edgekit_runtime.client.control import read_metrics
 from edgekit_runtime.errors import EdgekitError, SignatureError
 from edgekit_runtime.power.sensors.battery import find_battery
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label
-from edgekit_runtime.system.atomic_files import make_folders
 from edgekit_runtime.system.engines import list_engines
 from edgekit_runtime.system.machine import machine_bytes
 
@@ -121,7 +120,6 @@ class Agent:
         Raises:
             OutputError: the folder cannot be made or written.
         """
-        make_folders(folder, 0o700)
         self._member, self._folder, self._installer = member, folder, installer
         self._device, self._clock = member.enrolment.device, clock
         self._options, self._renew = options or AgentOptions(), renew

@@ -111,10 +111,14 @@ class Journal:
         """Read the journal at `path`, or begin a new one where it is missing or damaged.
 
         Args:
-            path: its file; the folder exists.
+            path: its file; the folder is made.
             disk: carries changes out.
             clock: seconds since 1970, where a new journal begins to count its documents.
+
+        Raises:
+            OutputError: the folder cannot be made.
         """
+        make_folders(path.parent, 0o700, disk)
         self._path, self._disk = path, disk
         try:
             self.record = _read(path)
