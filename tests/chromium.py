@@ -145,9 +145,9 @@ class Page:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.send("Emulation.setEmulatedMedia", features=features)
 
-    def photograph(self, path: Path) -> None:
-        """Write the whole page as PNG."""
-        picture = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+    def photograph(self, path: Path, *, whole: bool = True) -> None:
+        """Write the `whole` page, or what is in the window, as PNG."""
+        picture = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(picture["data"]))
 

@@ -9,7 +9,7 @@ from edgekit_fleet.operations.device_search import ATTENTION, Search, count_devi
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import list_attributes
 from edgekit_fleet.simulation.filled_store import fill_store
-from edgekit_fleet.store.database import open_store, sqlite_url
+from edgekit_fleet.store.database import open_store
 from edgekit_fleet.store.tables import DeviceRow
 from edgekit_runtime.errors import FleetError
 
@@ -46,9 +46,9 @@ TESTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    opened = open_store(sqlite_url(tmp_path_factory.mktemp("search") / "fleet.db"))
+@pytest.fixture
+def store(store_url):
+    opened = open_store(store_url)
     fill_store(opened, 300)
     with opened.snapshot() as session:
         names = [name for (name,) in session.query(DeviceRow.name).order_by(DeviceRow.name).limit(3)]

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -82,8 +83,10 @@ class AuditPages:
 def _shorten(detail: Mapping[str, Any]) -> str:
     """Return the detail of an entry as one line."""
     if "entries" in detail:  # of a rollout: its page shows them
-        kinds = [str(one.get("action") or one.get("order") or one.get("kind")) for one in detail["entries"]]
-        return ", ".join(kinds[:8]) + (f" and {len(kinds) - 8} more" if len(kinds) > 8 else "")
+        kinds = Counter(
+            str(one.get("action") or one.get("order") or one["kind"]) for one in detail["entries"]
+        )
+        return ", ".join(f"{count} {kind}" if count > 1 else kind for kind, count in kinds.items())
     parts = [
         f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for key, value in detail.items()

@@ -29,6 +29,7 @@ _NO_MANAGER_S: Final = 30.0
 _REASONS: Final = 2
 _STOPPED: Final = "Devices keep what they run; nobody decides or takes reports in. Start `edgekit fleet up`."
 _NEWEST: Final = 8
+_ROUTINE: Final = ("rollout.log", "user.login", "device.renew")
 _OPEN: Final = ("running", "paused", "returning")
 
 
@@ -38,8 +39,8 @@ class Concern:
 
     Attributes:
         kind: of the mark: `bad`, `warn` or `idle`.
-        text: a sentence.
-        detail: why, or empty.
+        text: a sentence without its end.
+        detail: why, or a further sentence, or empty.
         link: page that shows it.
         link_text: what is there.
     """
@@ -106,9 +107,7 @@ def _find_concerns(session: Session, counts: Mapping[tuple[str, bool], int]) -> 
         if count:
             verb = {"faulty": "runs", "diverged": "runs", "stale": "holds"}[status]
             text = sentence.format(f"{_devices(count)} {verb if count == 1 else verb.removesuffix('s')}")
-            yield Concern(
-                kind, f"{text}.", _read_reasons(session, status), f"/devices?status={status}", status
-            )
+            yield Concern(kind, text, _read_reasons(session, status), f"/devices?status={status}", status)
     yield from _find_device_concerns(session, by_status)
     since = time.time() - _DAY_S
     alarms = session.scalar(
@@ -117,7 +116,7 @@ def _find_concerns(session: Session, counts: Mapping[tuple[str, bool], int]) -> 
         )
     )
     if alarms:
-        text = f"{format_count(alarms)} alarm{'s' * (alarms != 1)} in the last 24 hours."
+        text = f"{format_count(alarms)} alarm{'s' * (alarms != 1)} in the last 24 hours"
         yield Concern(
             "warn",
             text,
@@ -130,9 +129,9 @@ def _find_concerns(session: Session, counts: Mapping[tuple[str, bool], int]) -> 
 def _find_stopped_manager(session: Session) -> Iterator[Concern]:
     at = session.scalar(select(func.max(ManagerRow.heartbeat_at)))
     if at is None:
-        yield Concern("bad", "No manager is running.", _STOPPED, "/audit?action=manager.", "audit")
+        yield Concern("bad", "No manager is running", _STOPPED, "/audit?action=manager.", "audit")
     elif time.time() - at > _NO_MANAGER_S:
-        text = f"No manager has run for {format_age(time.time() - at)}."
+        text = f"No manager has run for {format_age(time.time() - at)}"
         yield Concern("bad", text, _STOPPED, "/audit?action=manager.", "audit")
 
 
@@ -148,7 +147,7 @@ def _find_rollout_concerns(session: Session) -> Iterator[Concern]:
         kind = "bad" if row.state == "aborted" else "warn"
         words = {"paused": "is paused", "returning": "is going back", "aborted": "was aborted"}
         yield Concern(
-            kind, f"Rollout {row.name} {words[row.state]}.", row.because, f"/rollouts/{row.name}", "rollout"
+            kind, f"Rollout {row.name} {words[row.state]}", row.because, f"/rollouts/{row.name}", "rollout"
         )
 
 
@@ -165,7 +164,7 @@ def _find_device_concerns(session: Session, by_status: Mapping[str, int]) -> Ite
         verb = "has" if silent == 1 else "have"
         yield Concern(
             "warn",
-            f"{_devices(silent)} {verb} been silent for over a week.",
+            f"{_devices(silent)} {verb} been silent for over a week",
             "",
             "/devices?special=silent",
             "silent",
@@ -177,11 +176,11 @@ def _find_device_concerns(session: Session, by_status: Mapping[str, int]) -> Ite
     )
     if expiring:
         verb = "has" if expiring == 1 else "have"
-        text = f"{_devices(expiring)} {verb} a certificate that ends within 30 days."
+        text = f"{_devices(expiring)} {verb} a certificate that ends within 30 days"
         detail = "A device that is connected renews its own."
         yield Concern("idle", text, detail, "/devices?special=expiring", "expiring")
     if new := by_status.get("new", 0):
-        text = f"{_devices(new)} {'has' if new == 1 else 'have'} enrolled and never reported."
+        text = f"{_devices(new)} {'has' if new == 1 else 'have'} enrolled and never reported"
         yield Concern("idle", text, "", "/devices?status=new", "new")
 
 
@@ -253,5 +252,5 @@ def _read_newest(session: Session) -> list[AuditRow]:
     """Return what people and the manager did last; not what devices state."""
     statement = select(AuditRow).order_by(AuditRow.number.desc()).limit(200)
     return [
-        row for row in session.scalars(statement) if row.actor != "devices" and row.action != "rollout.log"
+        row for row in session.scalars(statement) if row.actor != "devices" and row.action not in _ROUTINE
     ][:_NEWEST]

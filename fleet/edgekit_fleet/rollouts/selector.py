@@ -4,6 +4,7 @@
     site=lyon, site!=lyon     the tag or fact is (not) that; `*`, `?` and `[..]` match as in file names
     site in (lyon, nice)      it is one of these; `site not in (...)`
     beta                      the device has a tag or fact of that name
+    model:detector=1.4.0      it runs this version of the model
     not A, A and B, A or B    `not` binds closest, `or` loosest; brackets group
 
 A tag hides a fact of the same name: tags are the operator's, facts are what a device states. `class=jetson`

@@ -82,7 +82,10 @@ class DeviceRow(Table):
     """
 
     __tablename__ = "devices"
-    __table_args__ = (Index(None, "status", "is_online", "name"), Index(None, "is_online", "last_seen_at"))
+    __table_args__ = (
+        Index(None, "status", "is_online", "name"),
+        Index(None, "is_online", "last_seen_at", "status"),
+    )
 
     name: Mapped[str] = mapped_column(NAME, primary_key=True)
     shard: Mapped[int] = mapped_column(SmallInteger, default=_find_shard)

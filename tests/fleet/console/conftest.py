@@ -24,6 +24,7 @@ from edgekit_fleet.console.shell import Console
 from edgekit_fleet.simulation.filled_store import fill_store
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.tables import UserRow
 
 DEVICES = 400
 PASSWORD = "correct horse battery"  # noqa: S105
@@ -88,6 +89,7 @@ class Served:
         self.store: Store = folder.open_store()
         self.console = Console(self.store, folder, folder.read_settings())
         self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `web.server` does
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             make_app(self.console), log_level="error", lifespan="off", timeout_graceful_shutdown=1
@@ -115,7 +117,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fill_store(store, DEVICES)
     with store.transaction() as session:
         for name, role in (("maria", "admin"), ("olaf", "operator"), ("vera", "viewer")):
-            users.add_user(session, name, PASSWORD, role, actor="test")
+            users.add_user(session, name, PASSWORD, role, actor="ada")
     store.close()
     return folder.path
 
@@ -138,6 +140,9 @@ def log_in(served: Served, name: str) -> Client:
     """Return a client whose user has logged in."""
     client = Client(served.port)
     with served.store.transaction() as session:
+        if session.get(UserRow, name) is None:  # of a store that another fixture has made
+            users.add_user(session, name, PASSWORD, "admin", actor="ada")
+            session.flush()
         client.cookies[COOKIE] = open_login(session, name, time.time())
     return client
 

@@ -125,7 +125,7 @@ def _make_device(rollout: str, device: str, at: float) -> dict[str, Any]:
         "tags": {"site": "lyon"},
         "public_key": b"",
         "certificate_serial": "1",
-        "certificate_expires_at": at,
+        "certificate_expires_at": at + 300 * 86_400.0,
         "enrolled_at": at,
         "facts": {},
         "reported": None,

@@ -24,7 +24,9 @@ def upgrade() -> None:
         op.f("ix_device_attributes_name_value_device"), "device_attributes", ["name", "value", "device"]
     )
     op.create_index(op.f("ix_devices_status_is_online_name"), "devices", ["status", "is_online", "name"])
-    op.create_index(op.f("ix_devices_is_online_last_seen_at"), "devices", ["is_online", "last_seen_at"])
+    op.create_index(
+        op.f("ix_devices_is_online_last_seen_at_status"), "devices", ["is_online", "last_seen_at", "status"]
+    )
     op.create_index(op.f("ix_devices_certificate_expires_at"), "devices", ["certificate_expires_at"])
     op.execute("UPDATE devices SET status = 'revoked' WHERE revoked_at IS NOT NULL")
     _fill()
