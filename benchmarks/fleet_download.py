@@ -26,7 +26,7 @@ from typing import Any, Literal
 from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.repository import NewTarget, TufRepository
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
-from edgekit_fleet.web.server import WebServer
+from edgekit_fleet.web.server import serve_devices
 from edgekit_offload.emulation.namespace_link import SERVER_HOST
 from edgekit_offload.emulation.testbed import Testbed
 from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits
@@ -141,7 +141,7 @@ def serve(folder: Path, name: str) -> None:
     """Serve the repository until killed."""
     fleet = FleetFolder(folder)
     settings = fleet.read_settings()
-    with WebServer(fleet.open_store(), fleet, settings, open_authority(fleet, settings)):
+    with serve_devices(fleet.open_store(), fleet, settings, open_authority(fleet, settings)):
         (folder / f"ready-{name}").touch()
         threading.Event().wait()
 

@@ -165,7 +165,7 @@ def running_fleet(
     folder: FleetFolder, members: list[SimulatedMember], behaviour: DeviceBehaviour
 ) -> Iterator[tuple[Store, SimulatedFleet, Meter]]:
     """Start everything, and wait until all devices hold their first document."""
-    settings = FleetSettings(broker_port=free_port(), web_port=free_port())
+    settings = FleetSettings(broker_port=free_port(), web_port=free_port(), console_port=free_port())
     folder.write_settings(settings)
     authority = Authority(folder.identity)
     authority.make_server(("127.0.0.1", "localhost"))

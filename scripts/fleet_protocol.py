@@ -1,4 +1,6 @@
-"""Write docs/reference/fleet-protocol.json: the protocol of the fleet as AsyncAPI 3, from its dataclasses.
+"""Write the documents of the fleet: fleet-protocol.json as AsyncAPI 3, fleet-api.json as OpenAPI 3.1.
+
+Both come from dataclasses, and lie in docs/reference.
 
 Usage: python scripts/fleet_protocol.py [--check]
 
@@ -8,19 +10,15 @@ test holds the file against them, and others hold every message on the wire agai
 Source: AsyncAPI specification 3.0.0; JSON Schema, draft 07.
 """
 
-import dataclasses
-import inspect
 import json
-import re
 import sys
-import types
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
+from edgekit_fleet.api.json_schema import add_schema
+from edgekit_fleet.api.openapi import format_document
 from edgekit_runtime.agent import documents
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Kind
-from edgekit_runtime.dataclass_json import Range
 
 PATH = Path(__file__).parent.parent / "docs" / "reference" / "fleet-protocol.json"
 
@@ -118,78 +116,23 @@ def _message(kind: Kind) -> dict[str, Any]:
 def _schemas() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for record, *_ in _MESSAGES.values():
-        _add_schema(record, found)
-    return found
-
-
-def _add_schema(record: type[Any], found: dict[str, Any]) -> None:
-    if record.__name__ in found:
-        return
-    found[record.__name__] = {}  # before its fields, in case one is of the same type
-    hints = get_type_hints(record, include_extras=True)
-    texts = _describe_fields(record)
-    properties, required = {}, []
-    for field in dataclasses.fields(record):
-        schema = _schema(hints[field.name], found)
-        if text := texts.get(field.name):
-            schema = {**schema, "description": text} if "$ref" not in schema else schema
-        properties[field.name] = schema
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            required.append(field.name)
-    found[record.__name__] = {
-        "type": "object",
-        "description": (inspect.getdoc(record) or "").split("\n\n")[0].replace("\n", " "),
-        "required": sorted(required),
-        "additionalProperties": False,
-        "properties": properties,
-    }
-
-
-def _schema(hint: Any, found: dict[str, Any]) -> dict[str, Any]:
-    limits = {}
-    if get_origin(hint) is Annotated:
-        hint, allowed = get_args(hint)
-        if isinstance(allowed, Range):
-            limits = {"minimum": allowed.least, "maximum": allowed.most}
-    if get_origin(hint) in (Union, types.UnionType):
-        (inner,) = [each for each in get_args(hint) if each is not type(None)]
-        return {"anyOf": [_schema(inner, found), {"type": "null"}]}
-    if get_origin(hint) is Literal:
-        return {"type": "string", "enum": list(get_args(hint))}
-    if get_origin(hint) is tuple:
-        return {"type": "array", "items": _schema(get_args(hint)[0], found)}
-    if get_origin(hint) is Mapping:
-        return {"type": "object", "additionalProperties": _schema(get_args(hint)[1], found)}
-    if dataclasses.is_dataclass(hint):
-        _add_schema(hint, found)
-        return {"$ref": f"#/components/schemas/{hint.__name__}"}
-    names = {bool: "boolean", int: "integer", float: "number", str: "string"}
-    return {"type": names[hint], **limits}
-
-
-def _describe_fields(record: type[Any]) -> dict[str, str]:
-    """Return field -> its description in the docstring; one line may describe several fields."""
-    _, _, section = (inspect.getdoc(record) or "").partition("Attributes:\n")
-    section = section.split("\n\n")[0]
-    found = {}
-    for entry in re.split(r"\n    (?! )", "\n" + section):
-        names, colon, text = entry.partition(":")
-        if colon:
-            for name in names.split(","):
-                found[name.strip()] = " ".join(text.split())
+        add_schema(record, found)
     return found
 
 
 def main() -> int:
-    """Write the document, or compare the file with it."""
-    text = json.dumps(make_document(), indent=2) + "\n"
-    if "--check" not in sys.argv[1:]:
-        PATH.write_text(text)
-        return 0
-    if PATH.read_text() == text:
-        return 0
-    print(f"{PATH} does not fit the dataclasses; run python scripts/fleet_protocol.py", file=sys.stderr)
-    return 1
+    """Write the documents, or compare the files with them."""
+    code = 0
+    for path, text in (
+        (PATH, json.dumps(make_document(), indent=2) + "\n"),
+        (PATH.with_name("fleet-api.json"), format_document()),
+    ):
+        if "--check" not in sys.argv[1:]:
+            path.write_text(text)
+        elif path.read_text() != text:
+            print(f"{path} does not fit the dataclasses; run scripts/fleet_protocol.py", file=sys.stderr)
+            code = 1
+    return code
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ _RANGES_OF_UNITS: Final = {
     "_ms": Range(0, 10**9),
     "_hours": Range(0, 10**6),
     "_bytes": Range(0, 1 << 50),
+    "_at": Range(0, 10**11),  # seconds since 1970
     "_w": Range(0, 10**6),
     "_c": Range(-273, 10**4),
 }

@@ -143,7 +143,7 @@ class SlotError(EdgekitError):
 
 
 class RequestError(EdgekitError):
-    """An inference service refused a request.
+    """A service refused a request: the inference service, or the fleet's HTTP interface.
 
     Attributes:
         status: the HTTP status.
@@ -180,3 +180,7 @@ class FleetError(EdgekitError):
     """A fleet cannot do what is asked: an unknown device or release, a malformed selector."""
 
     exit_code = 19
+
+
+class NotFoundError(FleetError):
+    """A fleet has nothing of that name; 404 over HTTP."""

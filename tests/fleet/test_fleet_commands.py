@@ -29,6 +29,7 @@ def run_json(capsys, *arguments):
 
 def test_up_starts_all_once_and_ctrl_c_ends_all(tmp_path, mosquitto, capsys):
     ports = ("--broker-port", str(free_port()), "--web-port", str(free_port()))
+    ports += ("--console-port", str(free_port()))
     command = [
         sys.executable,
         "-m",
@@ -46,6 +47,7 @@ def test_up_starts_all_once_and_ctrl_c_ends_all(tmp_path, mosquitto, capsys):
     try:
         facts = json.loads(process.stdout.readline())
         assert facts["broker"] == f"mqtts://127.0.0.1:{ports[1]}"
+        assert facts["console"] == f"http://127.0.0.1:{ports[5]}"
         second = run(capsys, "up", "--folder", tmp_path / "f", code=12).err
         assert second.startswith("edgekit: another manager (") and "stop it, or wait 3 s" in second
         elsewhere = ("--folder", tmp_path / "g", "--broker-port", free_port(), "--web-port", ports[3])

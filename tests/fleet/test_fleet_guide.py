@@ -109,7 +109,7 @@ def clone():
             (folder / name).parent.mkdir()
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
-        settings = FleetSettings(broker_port=free_port(), web_port=free_port())
+        settings = FleetSettings(broker_port=free_port(), web_port=free_port(), console_port=free_port())
         FleetFolder(folder / "fleet").write_settings(settings)
         yield folder
 

@@ -15,7 +15,7 @@ from edgekit_fleet.identity.authority import MANAGER, Authority
 from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.web import server as web_server
-from edgekit_fleet.web.server import WebServer
+from edgekit_fleet.web.server import serve_devices
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, topic
 
 STRONG, WEAK = "ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-ECDSA-AES128-SHA256"
@@ -37,7 +37,7 @@ class Site:
         configuration = write_configuration(self.folder, self.settings, self.authority)
         with (
             Mosquitto(configuration, self.settings, self.authority),
-            WebServer(self.store, self.folder, self.settings, self.authority),
+            serve_devices(self.store, self.folder, self.settings, self.authority),
         ):
             yield self
         self.store.close()

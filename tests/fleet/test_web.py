@@ -16,7 +16,7 @@ from edgekit_fleet.access.failure_limit import FailureLimit
 from edgekit_fleet.operations import devices, running
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import CodeRow
-from edgekit_fleet.web.server import WebServer
+from edgekit_fleet.web.server import serve_devices
 from edgekit_runtime.agent.documents import EnrolmentCode, PackageKey
 from edgekit_runtime.errors import ConfigError, TransportError
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
@@ -54,7 +54,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path):
     site = Site(tmp_path / "fleet")
-    with WebServer(site.store, site.folder, site.settings, site.authority):
+    with serve_devices(site.store, site.folder, site.settings, site.authority):
         yield site
     site.store.close()
 
@@ -170,7 +170,7 @@ def test_other_files_are_not_served(site, path):
 
 def test_taken_port_is_explained(site):
     with pytest.raises(TransportError, match="--web-port"):
-        WebServer(site.store, site.folder, site.settings, site.authority)
+        serve_devices(site.store, site.folder, site.settings, site.authority)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "+", "#", "edgekit-manager", "../x", "a" * 64, "ä", "a\n"])

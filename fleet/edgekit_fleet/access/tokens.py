@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.access.digests import digest, make_secret
@@ -14,7 +14,7 @@ from edgekit_fleet.access.principal import SCOPES, Principal, Scope
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.tables import TokenRow
-from edgekit_runtime.errors import FleetError
+from edgekit_runtime.errors import FleetError, NotFoundError
 
 PREFIX: Final = "ekt_"  # lets scanners of repositories find one that was committed
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -102,17 +102,18 @@ def revoke_token(session: Session, name: str, *, actor: str) -> None:
     """
     row = session.get(TokenRow, name)
     if row is None:
-        raise FleetError(f"no token '{name}'; `edgekit fleet token list` shows them")
+        raise NotFoundError(f"no token '{name}'; `edgekit fleet token list` shows them")
     session.delete(row)
     audit.record(session, actor, "token.revoke", name)
 
 
 def principal_of_token(store: Store, secret: str, now: float) -> Principal | None:
     """Return what the holder of a token may do, or None if it is unknown or has ended."""
-    with store.transaction() as session:
+    with store.snapshot() as session:
         row = session.scalars(select(TokenRow).where(TokenRow.secret_sha256 == digest(secret))).first()
         if row is None or (row.expires_at is not None and row.expires_at <= now):
             return None
-        if row.used_at is None or now - row.used_at >= _NOTE_S:
-            row.used_at = now
-        return Principal(f"token:{row.name}", frozenset(row.scopes))  # type: ignore[arg-type]  # checked
+    if row.used_at is None or now - row.used_at >= _NOTE_S:
+        with store.transaction() as session:
+            session.execute(update(TokenRow).where(TokenRow.name == row.name).values(used_at=now))
+    return Principal(f"token:{row.name}", frozenset(row.scopes))  # type: ignore[arg-type]  # checked

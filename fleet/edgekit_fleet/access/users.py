@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.access.principal import SCOPES_OF_ROLE, Principal, Role
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.tables import LoginRow, UserRow
-from edgekit_runtime.errors import FleetError
+from edgekit_runtime.errors import FleetError, NotFoundError
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
 _MIN_CHARS: Final = 10
@@ -153,7 +153,7 @@ def _encode(password: str) -> bytes:
 def _find(session: Session, name: str) -> UserRow:
     row = session.get(UserRow, name)
     if row is None:
-        raise FleetError(f"no user '{name}'; `edgekit fleet user list` shows them")
+        raise NotFoundError(f"no user '{name}'; `edgekit fleet user list` shows them")
     return row
 
 

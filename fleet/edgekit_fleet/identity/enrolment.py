@@ -15,7 +15,7 @@ from edgekit_fleet.store import audit
 from edgekit_fleet.store.attributes import list_models, list_stable, replace_attributes
 from edgekit_fleet.store.tables import AuditRow, CodeRow, DesiredRow, DeviceRow
 from edgekit_runtime.agent.documents import EnrolmentCode, EnrolmentRequest, RenewalRequest
-from edgekit_runtime.errors import ConfigError, FleetError, SignatureError
+from edgekit_runtime.errors import ConfigError, NotFoundError, SignatureError
 
 _SECRET_BYTES: Final = 20
 _MAX_FACTS: Final = 64
@@ -160,7 +160,7 @@ def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
     """
     device = session.get(DeviceRow, name)
     if device is None or device.revoked_at is not None:
-        raise FleetError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
+        raise NotFoundError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
     device.revoked_at = time.time()
     device.is_online, device.status, device.because = False, "revoked", why
     audit.record(session, actor, "device.revoke", name, serial=device.certificate_serial, why=why)

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.operations.device_search import Search, find_devices
 from edgekit_fleet.rollouts.views import list_attributes
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.attributes import list_models, list_stable, replace_attributes
@@ -18,7 +19,7 @@ from edgekit_fleet.store.fleet_folder import FleetSettings
 from edgekit_fleet.store.tables import CodeRow, DesiredRow, DeviceRow, ExecutionRow, WantedModelRow
 from edgekit_runtime.agent.documents import ENDED, Reported
 from edgekit_runtime.dataclass_json import from_plain
-from edgekit_runtime.errors import FleetError
+from edgekit_runtime.errors import NotFoundError
 
 _NO_REASON: Final = "it states no reason"
 
@@ -133,6 +134,25 @@ def list_devices(store: Store, matches: Callable[[Mapping[str, str]], bool]) -> 
         return [_summarize(row) for row in rows if matches(list_attributes(row))]
 
 
+def page_devices(
+    store: Store, selector: str, *, after: str = "", limit: int = 100
+) -> tuple[list[DeviceSummary], str | None]:
+    """Return a page of devices by name, and the name after which the next page begins, or None.
+
+    Args:
+        store: of the fleet.
+        selector: which devices.
+        after: name after which the page begins.
+        limit: most of a page.
+
+    Raises:
+        FleetError: the selector is malformed.
+    """
+    with store.snapshot() as session:
+        page = find_devices(session, Search(selector=selector), by_name=True, after=after, limit=limit)
+        return [_summarize(row) for row in page.rows], page.after or None
+
+
 def describe(store: Store, name: str) -> DeviceDetail:
     """Return all that is known of a device.
 
@@ -142,7 +162,7 @@ def describe(store: Store, name: str) -> DeviceDetail:
     with store.snapshot() as session:
         row = session.get(DeviceRow, name)
         if row is None:
-            raise FleetError(_explain_absence(session, name))
+            raise NotFoundError(_explain_absence(session, name))
         wanted = session.scalars(select(WantedModelRow).where(WantedModelRow.device == name)).all()
         sent = session.scalar(select(DesiredRow.version).where(DesiredRow.device == name)) or 0
         newest = session.scalars(
@@ -184,7 +204,7 @@ def tag(store: Store, name: str, tags: Mapping[str, str], actor: str) -> None:
     with store.transaction() as session:
         row = session.get(DeviceRow, name)
         if row is None:
-            raise FleetError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
+            raise NotFoundError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
         row.tags = {key: value for key, value in {**row.tags, **tags}.items() if value}
         session.flush()
         replace_attributes(session, {name: list_stable(row.facts, list_models(row.reported))})

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from sqlalchemy import delete, select
 
@@ -18,6 +18,7 @@ from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder
 from edgekit_fleet.store.tables import AuditRow, ManagerRow
+from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import ConfigError, OutputError
 from edgekit_runtime.system.atomic_files import DISK, make_folders, write_atomically
 
@@ -29,8 +30,8 @@ _SAVED: Final = ("fleet.json", "identity", "repository-keys", "repository")
 class AuditRecord:
     """An entry of the audit log; see `AuditRow`."""
 
-    number: int
-    at: float
+    number: Annotated[int, Range(1, 1 << 50)]
+    at: Annotated[float, Range(0, 10**11)]
     actor: str
     action: str
     subject: str
@@ -38,7 +39,12 @@ class AuditRecord:
 
 
 def read_audit(
-    store: Store, *, subject: str | None = None, action: str | None = None, limit: int = 100
+    store: Store,
+    *,
+    subject: str | None = None,
+    action: str | None = None,
+    limit: int = 100,
+    before: int | None = None,
 ) -> list[AuditRecord]:
     """Return the newest entries of the audit log, oldest first.
 
@@ -47,12 +53,15 @@ def read_audit(
         subject: only of this device, release or rollout.
         action: only those that begin so, as `rollout` or `alarm.`.
         limit: at most so many.
+        before: only those with a smaller number.
     """
     statement = select(AuditRow).order_by(AuditRow.number.desc()).limit(limit)
     if subject is not None:
         statement = statement.where(AuditRow.subject == subject)
     if action is not None:
         statement = statement.where(AuditRow.action.startswith(action, autoescape=True))
+    if before is not None:
+        statement = statement.where(AuditRow.number < before)
     with store.snapshot() as session:
         return [
             AuditRecord(

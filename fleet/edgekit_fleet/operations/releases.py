@@ -8,8 +8,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import and_, func, or_, select
+from sqlalchemy.orm import Session
 
+from edgekit_fleet.operations.names import check_name
 from edgekit_fleet.releases.delta_offers import find_bases, publish_deltas
 from edgekit_fleet.releases.repository import NewTarget, PublishedTarget, open_repository
 from edgekit_fleet.rollouts.gates import GateLimits
@@ -21,7 +23,7 @@ from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow, RolloutRow
 from edgekit_runtime.agent.documents import DeltaOffer
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import to_plain
-from edgekit_runtime.errors import FleetError
+from edgekit_runtime.errors import FleetError, NotFoundError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.sessions.session import list_backends
@@ -80,6 +82,8 @@ def make_release(
         SignatureError: a package is not signed by a trusted key.
         OutputError: the repository or the store cannot be written.
     """
+    if name:
+        check_name("release", name)
     now = time.time()
     manifests: list[tuple[Path, Manifest]] = []
     for path in paths:
@@ -249,37 +253,65 @@ def find_release(store: Store, name: str) -> ReleaseSummary:
     Raises:
         FleetError: there is none of that name.
     """
-    found = [release for release in list_releases(store) if release.name == name]
+    with store.transaction() as session:
+        found = _summarize(session, session.scalars(select(ReleaseRow).where(ReleaseRow.name == name)).all())
     if not found:
-        raise FleetError(f"no release '{name}'; `edgekit fleet release --list` shows them")
+        raise NotFoundError(f"no release '{name}'; `edgekit fleet release --list` shows them")
     return found[0]
 
 
-def list_releases(store: Store) -> list[ReleaseSummary]:
-    """Return all releases, the newest first."""
+def list_releases(store: Store, *, after: str = "", limit: int | None = None) -> list[ReleaseSummary]:
+    """Return releases, the newest first.
+
+    Args:
+        store: of the fleet.
+        after: the release before the first one; the list begins with the newest if it is empty.
+        limit: at most so many.
+
+    Raises:
+        NotFoundError: there is no release `after`.
+    """
+    statement = select(ReleaseRow).order_by(ReleaseRow.created_at.desc(), ReleaseRow.name).limit(limit)
+    last = find_release(store, after) if after else None
+    if last is not None:
+        is_older = ReleaseRow.created_at < last.created_at
+        is_next = and_(ReleaseRow.created_at == last.created_at, ReleaseRow.name > last.name)
+        statement = statement.where(or_(is_older, is_next))
     with store.snapshot() as session:
-        packages: dict[str, list[tuple[str, str, str, int]]] = {}
-        deltas: dict[str, list[tuple[str, str, str, int]]] = {}
-        rows = session.scalars(select(ReleasePackageRow)).all()
-        versions = {one.manifest_sha256: one.version for one in rows}
-        for one in rows:
-            packages.setdefault(one.release, []).append((one.model, one.version, one.target, one.size_bytes))
-            deltas.setdefault(one.release, []).extend(
-                (one.model, one.target, versions.get(delta["from_sha256"], ""), delta["size_bytes"])
-                for delta in one.deltas
+        return _summarize(session, session.scalars(statement).all())
+
+
+def _summarize(session: Session, rows: Sequence[ReleaseRow]) -> list[ReleaseSummary]:
+    packages: dict[str, list[tuple[str, str, str, int]]] = {}
+    deltas: dict[str, list[tuple[str, str, str, int]]] = {}
+    statement = select(ReleasePackageRow).where(ReleasePackageRow.release.in_([row.name for row in rows]))
+    found = session.scalars(statement).all()
+    bases = {delta["from_sha256"] for one in found for delta in one.deltas}
+    versions = dict(
+        session.execute(
+            select(ReleasePackageRow.manifest_sha256, ReleasePackageRow.version).where(
+                ReleasePackageRow.manifest_sha256.in_(bases)
             )
-        return [
-            ReleaseSummary(
-                name=row.name,
-                note=row.note,
-                created_at=row.created_at,
-                created_by=row.created_by,
-                is_withdrawn=row.withdrawn_at is not None,
-                packages=tuple(sorted(packages.get(row.name, ()))),
-                deltas=tuple(sorted(deltas.get(row.name, ()))),
-            )
-            for row in session.scalars(select(ReleaseRow).order_by(ReleaseRow.created_at.desc()))
-        ]
+        ).all()
+    )
+    for one in found:
+        packages.setdefault(one.release, []).append((one.model, one.version, one.target, one.size_bytes))
+        deltas.setdefault(one.release, []).extend(
+            (one.model, one.target, versions.get(delta["from_sha256"], ""), delta["size_bytes"])
+            for delta in one.deltas
+        )
+    return [
+        ReleaseSummary(
+            name=row.name,
+            note=row.note,
+            created_at=row.created_at,
+            created_by=row.created_by,
+            is_withdrawn=row.withdrawn_at is not None,
+            packages=tuple(sorted(packages.get(row.name, ()))),
+            deltas=tuple(sorted(deltas.get(row.name, ()))),
+        )
+        for row in rows
+    ]
 
 
 def rotate_keys(

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
+from edgekit_fleet.operations.names import check_name
 from edgekit_fleet.rollouts.cohort import freeze_cohort
 from edgekit_fleet.rollouts.gates import GateLimits
 from edgekit_fleet.rollouts.preview import PackageView, Planned, Refused, preview
@@ -21,7 +22,7 @@ from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, plan_wa
 from edgekit_fleet.store.database import Store, insert_many
 from edgekit_fleet.store.tables import DeviceRow, MemberRow, RolloutRow
 from edgekit_runtime.dataclass_json import from_plain, to_plain
-from edgekit_runtime.errors import FleetError
+from edgekit_runtime.errors import FleetError, NotFoundError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +142,8 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
             select(func.count()).select_from(RolloutRow).where(RolloutRow.release == request.release)
         )
         name = request.name or f"{request.release}-r{(made or 0) + 1}"
+        if request.name:
+            check_name("rollout", name)
         if session.get(RolloutRow, name) is not None:
             raise FleetError(f"rollout '{name}' exists; choose another name")
         settings = _make_settings(request, packages, len(planned))
@@ -230,17 +233,32 @@ def give_order(store: Store, name: str, order: Order, actor: str, note: str = ""
     return find_rollout(store, name)
 
 
-def list_rollouts(store: Store) -> list[RolloutSummary]:
-    """Return all rollouts, the newest first."""
+def list_rollouts(store: Store, *, after: str = "", limit: int | None = None) -> list[RolloutSummary]:
+    """Return rollouts, the newest first.
+
+    Args:
+        store: of the fleet.
+        after: the rollout before the first one; the list begins with the newest if it is empty.
+        limit: at most so many.
+
+    Raises:
+        NotFoundError: there is no rollout `after`.
+    """
+    statement = select(RolloutRow).order_by(RolloutRow.created_at.desc(), RolloutRow.name).limit(limit)
     with store.snapshot() as session:
+        if after:
+            last = _find(session, after)
+            is_older = RolloutRow.created_at < last.created_at
+            is_next = and_(RolloutRow.created_at == last.created_at, RolloutRow.name > last.name)
+            statement = statement.where(or_(is_older, is_next))
+        rows = session.scalars(statement).all()
         counts: dict[str, dict[str, int]] = {}
         for rollout, state, count in session.execute(
-            select(MemberRow.rollout, MemberRow.state, func.count()).group_by(
-                MemberRow.rollout, MemberRow.state
-            )
+            select(MemberRow.rollout, MemberRow.state, func.count())
+            .where(MemberRow.rollout.in_([row.name for row in rows]))
+            .group_by(MemberRow.rollout, MemberRow.state)
         ):
             counts.setdefault(rollout, {})[state] = count
-        rows = session.scalars(select(RolloutRow).order_by(RolloutRow.created_at.desc()))
         return [_summarize(row, counts.get(row.name, {})) for row in rows]
 
 
@@ -286,7 +304,7 @@ def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list
     with store.snapshot() as session:
         row = session.get(DeviceRow, device)
         if row is None:
-            raise FleetError(f"no device '{device}' is enrolled; `edgekit fleet devices` lists them")
+            raise NotFoundError(f"no device '{device}' is enrolled; `edgekit fleet devices` lists them")
         after = {key: value for key, value in {**row.tags, **tags}.items() if value}
         effects = []
         for rollout in session.scalars(select(RolloutRow).where(RolloutRow.state.in_(OPEN_STATES))):
@@ -310,7 +328,7 @@ def _find(session: Session, name: str, *, will_change: bool = False) -> RolloutR
     row = session.get(RolloutRow, name, with_for_update=will_change or None)
     if row is None:
         known = session.scalars(select(RolloutRow.name).order_by(RolloutRow.created_at.desc()).limit(5)).all()
-        raise FleetError(f"no rollout '{name}', the newest are: {', '.join(known) or 'none'}")
+        raise NotFoundError(f"no rollout '{name}', the newest are: {', '.join(known) or 'none'}")
     return row
 
 

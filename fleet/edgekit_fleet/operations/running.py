@@ -17,7 +17,7 @@ from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings, split_address
 from edgekit_fleet.store.shards import Shards, check_free
-from edgekit_fleet.web.server import WebServer
+from edgekit_fleet.web.server import serve_devices
 from edgekit_runtime.errors import ConfigError
 
 _LOCAL_NAMES = ("127.0.0.1", "localhost")
@@ -110,7 +110,7 @@ def start(
         if not settings.brokers:
             broker = parts.enter_context(Mosquitto(configuration, settings, authority))
         if not joins:
-            parts.enter_context(WebServer(store, folder, settings, authority))
+            parts.enter_context(serve_devices(store, folder, settings, authority))
         shards = Shards()
         manager = ManagerParts(
             store=store,

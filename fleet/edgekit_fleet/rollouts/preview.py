@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.slots.versions import is_older
 
 _ASSUMED_MBIT_S: Final = 8.0
@@ -72,7 +73,7 @@ class Planned:
     device: str
     target: str
     packages: tuple[PackageView, ...]
-    bytes: int
+    bytes: Annotated[int, Range(0, 1 << 50)]
     minutes: float
     note: str = ""
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 from edgekit_fleet.rollouts.decide import decide
 from edgekit_fleet.rollouts.progress import Decision, Entry, Progress, Started, apply, begin
+from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import FleetError
 
 
@@ -17,7 +19,7 @@ class Difference:
         logged, decided: what the log says, and what is decided from what stood before it.
     """
 
-    at: float
+    at: Annotated[float, Range(0, 10**11)]
     logged: Decision
     decided: Decision | None
 

@@ -19,7 +19,7 @@ from edgekit_fleet.store.tables import (
 )
 from edgekit_runtime.agent.documents import DesiredModel
 from edgekit_runtime.dataclass_json import to_plain
-from edgekit_runtime.errors import FleetError
+from edgekit_runtime.errors import FleetError, NotFoundError
 
 
 def list_attributes(row: DeviceRow, tags: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -48,7 +48,7 @@ def read_packages(session: Session, release: str) -> tuple[PackageView, ...]:
     row = session.get(ReleaseRow, release)
     if row is None:
         known = session.scalars(select(ReleaseRow.name).order_by(ReleaseRow.created_at.desc()).limit(5)).all()
-        raise FleetError(f"no release '{release}', the newest are: {', '.join(known) or 'none'}")
+        raise NotFoundError(f"no release '{release}', the newest are: {', '.join(known) or 'none'}")
     if row.withdrawn_at is not None:
         raise FleetError(f"release '{release}' was withdrawn; make another one")
     rows = session.scalars(select(ReleasePackageRow).where(ReleasePackageRow.release == release))

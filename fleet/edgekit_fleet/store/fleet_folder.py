@@ -25,7 +25,9 @@ class FleetSettings:
         host: address that broker and web server listen on; 127.0.0.1 is this machine alone.
         names: DNS names and addresses under which devices find this machine; the first one goes into codes
             and certificates hold all.
-        broker_port, web_port: TCP ports.
+        broker_port, web_port, console_port: TCP ports.
+        console_certificate, console_key: PEM files of the console, which browsers trust; empty for those of
+            the fleet's authority, or for plain HTTP where only this machine reaches it.
         store_url: of the database; empty for SQLite in the folder.
         brokers: `HOST:PORT` of each broker that others run, as devices see it; empty for our own.
         artifacts_storage: where the signed repository is copied to, see `ArtifactStorage`; empty for nowhere.
@@ -39,6 +41,9 @@ class FleetSettings:
     names: tuple[str, ...] = ("127.0.0.1",)
     broker_port: Annotated[int, _PORT] = 8883
     web_port: Annotated[int, _PORT] = 8443
+    console_port: Annotated[int, _PORT] = 8444
+    console_certificate: str = ""
+    console_key: str = ""
     store_url: str = ""
     brokers: tuple[str, ...] = ()
     artifacts_storage: str = ""
@@ -64,6 +69,19 @@ class FleetSettings:
                 f"artifacts are copied to {self.artifacts_storage}; name the URL from which devices fetch"
                 " them with --artifacts-url"
             )
+        if bool(self.console_certificate) != bool(self.console_key):
+            raise ConfigError("the console needs both --console-certificate and --console-key, or neither")
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether only this machine reaches the fleet."""
+        return self.host in ("127.0.0.1", "::1")
+
+    @property
+    def console_url(self) -> str:
+        """Return the address of console and HTTP interface."""
+        scheme = "http" if self.is_local and not self.console_certificate else "https"
+        return f"{scheme}://{_bracket(self.names[0])}:{self.console_port}"
 
     @property
     def broker_addresses(self) -> tuple[str, ...]:

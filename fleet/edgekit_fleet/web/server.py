@@ -4,17 +4,19 @@ import asyncio
 import socket
 import threading
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgekit_fleet.identity.authority import TLS_1_2_CIPHERS, Authority
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.web.app import make_app
-from edgekit_runtime.errors import TransportError
+from edgekit_runtime.errors import ConfigError, TransportError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -62,28 +64,40 @@ class _TimedConnection(H11Protocol):
 
 
 class WebServer:
-    """A running web server; ends with the `with` block."""
+    """A running web server; ends with the `with` block.
+
+    Attributes:
+        port: that it listens on.
+    """
 
     def __init__(
-        self, store: Store, folder: FleetFolder, settings: FleetSettings, authority: Authority
+        self, app: ASGIApp, host: str, port: int, pair: tuple[Path, Path] | None, *, option: str
     ) -> None:
         """Start the server.
 
+        Args:
+            app: that answers.
+            host: address to listen on.
+            port: TCP port; 0 for a free one.
+            pair: certificate and key, or None for plain HTTP.
+            option: of the command that sets the port, for messages.
+
         Raises:
             TransportError: the port is taken or may not be used.
+            ConfigError: certificate or key cannot be read.
         """
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._socket = socket.create_server((settings.host, settings.web_port), family=family)
+            self._socket = socket.create_server((host, port), family=family)
         except OSError as cause:
             reason = (cause.strerror or str(cause)).partition(" (")[0]
             raise TransportError(
-                f"the web server cannot listen on {settings.host}:{settings.web_port}: {reason};"
-                " choose another port with --web-port"
+                f"the web server cannot listen on {host}:{port}: {reason}; choose another port with {option}"
             ) from cause
-        certificate, key = authority.pair("server")
+        self.port: int = self._socket.getsockname()[1]
+        certificate, key = pair or (None, None)
         config = uvicorn.Config(
-            make_app(store, folder, settings, authority),
+            app,
             ssl_certfile=certificate,
             ssl_keyfile=key,
             ssl_ciphers=TLS_1_2_CIPHERS,
@@ -97,10 +111,15 @@ class WebServer:
             lifespan="off",
             ws="none",
         )
+        try:
+            config.load()
+        except OSError as cause:  # also of the ssl module
+            self._socket.close()
+            raise ConfigError(f"cannot use {certificate} with {key}: {cause}") from cause
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, name="web", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"web {self.port}", daemon=True)
         self._thread.start()
-        self._wait(settings)
+        self._wait(f"{host}:{port}")
 
     def __enter__(self) -> "Self":
         return self
@@ -119,11 +138,23 @@ class WebServer:
     def _run(self) -> None:
         self._server.run(sockets=[self._socket])
 
-    def _wait(self, settings: FleetSettings) -> None:
+    def _wait(self, address: str) -> None:
         limit = time.monotonic() + _START_S
         while self._thread.is_alive() and time.monotonic() < limit:
             if self._server.started:
                 return
             self._thread.join(0.02)
         self.close()
-        raise TransportError(f"the web server does not start on {settings.host}:{settings.web_port}")
+        raise TransportError(f"the web server does not start on {address}")
+
+
+def serve_devices(
+    store: Store, folder: FleetFolder, settings: FleetSettings, authority: Authority
+) -> WebServer:
+    """Return the running server of devices: enrolment, renewal, and the files that they fetch.
+
+    Raises:
+        TransportError: the port is taken or may not be used.
+    """
+    app = make_app(store, folder, settings, authority)
+    return WebServer(app, settings.host, settings.web_port, authority.pair("server"), option="--web-port")

@@ -1,5 +1,10 @@
 """`edgekit fleet`: manage devices and what they run. Each command is one file of this folder."""
 
+from pathlib import Path
+
+import click
+
+from edgekit_toolkit.commands.fleet.fleet_options import keep_server
 from edgekit_toolkit.lazy_commands import OrderedGroup, lazy_commands
 
 # In the order of a first use; the text is what `edgekit fleet --help` shows.
@@ -22,10 +27,33 @@ COMMANDS = {
     "collect": "Take in what such devices have answered.",
     "backup": "Write all of a fleet into one file.",
     "restore": "Make a fleet of a backup.",
+    "user": "Add, list and remove users of the console.",
+    "token": "Make, list and revoke tokens of programs.",
+    "webhook": "Tell an address of what happens.",
 }
 
 command = OrderedGroup(
     "fleet",
     commands=lazy_commands(COMMANDS, __name__),
     help="Manage devices: who they are, what they run, and what they shall run.",
+    callback=keep_server,
+    params=[
+        click.Option(
+            ["--server"],
+            envvar="EDGEKIT_FLEET_SERVER",
+            metavar="URL",
+            help="Of a fleet on another machine, as https://HOST:8444.  [default: the fleet in --folder]",
+        ),
+        click.Option(
+            ["--token-file"],
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="Holds the token for the server.  [default: EDGEKIT_FLEET_TOKEN]",
+        ),
+        click.Option(
+            ["--ca"],
+            envvar="EDGEKIT_FLEET_CA",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="Certificate that signed the server's, as `curl --cacert`.  [default: those of this system]",
+        ),
+    ],
 )

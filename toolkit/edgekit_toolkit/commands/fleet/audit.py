@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,9 +14,13 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
     as_json_option,
     folder_option,
     format_time,
-    open_fleet,
     print_json,
 )
+from edgekit_toolkit.commands.fleet.fleet_server import connect
+
+if TYPE_CHECKING:
+    from edgekit_fleet.api.client import FleetCaller
+    from edgekit_fleet.operations.records import AuditRecord
 
 
 @click.command("audit")
@@ -32,11 +36,12 @@ def command(subject: str | None, *, action: str | None, limit: int, path: Path |
 
     The log is checked whole: it fails if an entry was changed.
     """
-    with open_fleet(path) as (_folder, store):
-        from edgekit_fleet.operations import records
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.devices import CHECK_AUDIT
+        from edgekit_fleet.api.endpoints.endpoint import Nothing
 
-        found = records.read_audit(store, subject=subject, action=action, limit=limit)
-        broken = records.find_audit_break(store)
+        found = _read_newest(fleet, subject or "", action or "", limit)
+        broken = fleet.call(CHECK_AUDIT, Nothing()).broken
     if as_json:
         print_json(found)
     else:
@@ -49,6 +54,19 @@ def command(subject: str | None, *, action: str | None, limit: int, path: Path |
             print_line(console, *words, indent=4)
     if broken is not None:
         raise FleetError(f"entry {broken} of the audit log was changed, or one before it is missing")
+
+
+def _read_newest(fleet: FleetCaller, subject: str, action: str, limit: int) -> list[AuditRecord]:
+    from edgekit_fleet.api.endpoints.devices import READ_AUDIT, ReadAudit
+
+    found: list[AuditRecord] = []
+    before: int | None = 0
+    while before is not None and len(found) < limit:
+        size = min(limit - len(found), 1000)
+        page = fleet.call(READ_AUDIT, ReadAudit(subject=subject, action=action, limit=size, before=before))
+        found = [*page.items, *found]
+        before = page.next
+    return found
 
 
 def _describe(detail: Mapping[str, Any]) -> str:

@@ -8,13 +8,12 @@ import click
 
 from edgekit_toolkit.commands.fleet.fleet_options import (
     as_json_option,
-    find_actor,
     folder_option,
     format_time,
-    open_fleet,
     print_json,
     read_tags,
 )
+from edgekit_toolkit.commands.fleet.fleet_server import connect
 from edgekit_toolkit.commands.fleet.tag import set_tags
 
 
@@ -29,14 +28,15 @@ def command(
     name: str, *, tags: tuple[str, ...], revoke: str | None, is_sure: bool, path: Path | None, as_json: bool
 ) -> None:
     """Show the device NAME, after changing it if that is asked for."""
-    with open_fleet(path) as (_folder, store):
-        from edgekit_fleet.operations import devices
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.devices import GET_DEVICE, REVOKE_DEVICE, RevokeDevice
+        from edgekit_fleet.api.endpoints.endpoint import Named
 
         if tags:
-            set_tags(store, name, read_tags(tags), is_sure=is_sure)
+            set_tags(fleet, name, read_tags(tags), is_sure=is_sure)
         if revoke is not None:
-            devices.revoke(store, name, find_actor(), revoke)
-        found = devices.describe(store, name)
+            fleet.call(REVOKE_DEVICE, RevokeDevice(name=name, reason=revoke))
+        found = fleet.call(GET_DEVICE, Named(name=name))
     if as_json:
         print_json(found)
         return

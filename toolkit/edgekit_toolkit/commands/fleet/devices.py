@@ -10,9 +10,9 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
     as_json_option,
     folder_option,
     format_time,
-    open_fleet,
     print_json,
 )
+from edgekit_toolkit.commands.fleet.fleet_server import connect
 
 
 @click.command("devices")
@@ -21,11 +21,11 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
 @as_json_option
 def command(selector: str, *, path: Path | None, as_json: bool) -> None:
     """List the devices that SELECTOR means, such as "class=jetson and site=lyon"; all by default."""
-    with open_fleet(path) as (_folder, store):
-        from edgekit_fleet.operations import devices
-        from edgekit_fleet.rollouts.selector import parse_selector
+    with connect(path) as fleet:
+        from edgekit_fleet.api.client import list_all
+        from edgekit_fleet.api.endpoints.devices import LIST_DEVICES, ListDevices
 
-        found = devices.list_devices(store, parse_selector(selector).matches)
+        found = list(list_all(fleet, LIST_DEVICES, ListDevices, selector=selector))
     if as_json:
         print_json(found)
         return

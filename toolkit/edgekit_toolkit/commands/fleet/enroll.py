@@ -8,12 +8,11 @@ import click
 
 from edgekit_toolkit.commands.fleet.fleet_options import (
     as_json_option,
-    find_actor,
     folder_option,
-    open_fleet,
     print_json,
     read_tags,
 )
+from edgekit_toolkit.commands.fleet.fleet_server import connect
 
 
 @click.command("enroll")
@@ -37,22 +36,12 @@ def command(
     as_json: bool,
 ) -> None:
     """Make one-time codes. Each lets one device in: edgekit-device enroll --code CODE."""
-    with open_fleet(path) as (folder, store):
-        from edgekit_fleet.operations import devices
-        from edgekit_fleet.operations.running import open_authority
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.devices import INVITE_DEVICES, InviteDevices
 
-        settings = folder.read_settings()
         names = (name,) if count is None else tuple(f"{name}-{number}" for number in range(1, count + 1))
-        found = devices.invite(
-            store,
-            settings,
-            open_authority(folder, settings),
-            names,
-            actor=find_actor(),
-            target=target,
-            tags=read_tags(tags),
-            life_s=hours * 3600,
-        )
+        request = InviteDevices(names=names, target=target, tags=read_tags(tags), hours=hours)
+        found = fleet.call(INVITE_DEVICES, request).items
     if as_json:
         print_json(found)
         return

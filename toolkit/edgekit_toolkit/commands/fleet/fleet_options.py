@@ -1,4 +1,4 @@
-"""What the commands of `edgekit fleet` share: the folder, JSON, and a clear word without the extra."""
+"""What the commands of `edgekit fleet` share: folder or server, JSON, and a clear word without the extra."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import getpass
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from edgekit_fleet.store.database import Store
     from edgekit_fleet.store.fleet_folder import FleetFolder
 
+_KEY: Final = "edgekit.fleet.server"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -28,6 +30,48 @@ folder_option = click.option(
     envvar="EDGEKIT_FLEET",
     help="Folder of the fleet.  [default: fleet/ in the state folder]",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenServer:
+    """What the options before the command say.
+
+    Attributes:
+        url: of the server, or None.
+        token_file, authority: paths, or None.
+        is_explicit: whether the URL is an option, not a variable.
+    """
+
+    url: str | None
+    token_file: Path | None
+    authority: Path | None
+    is_explicit: bool
+
+
+def keep_server(server: str | None, token_file: Path | None, ca: Path | None) -> None:
+    """Keep the options of `edgekit fleet` for its commands."""
+    context = click.get_current_context()
+    source = context.get_parameter_source("server")
+    is_explicit = source is click.core.ParameterSource.COMMANDLINE
+    context.meta[_KEY] = ChosenServer(server, token_file, ca, is_explicit)
+
+
+def check_local(command: str = "") -> None:
+    """Refuse `--server` where a command works on the fleet's own machine only.
+
+    Raises:
+        click.UsageError: it is there.
+    """
+    chosen = find_chosen()
+    if chosen is not None and chosen.is_explicit:
+        name = command or click.get_current_context().info_name
+        raise click.UsageError(f"`{name}` works on the fleet's own machine; leave --server out")
+
+
+def find_chosen() -> ChosenServer | None:
+    """Return what the options before the command say."""
+    chosen: ChosenServer | None = click.get_current_context().meta.get(_KEY)
+    return chosen
 
 
 def check_installed() -> None:
@@ -50,6 +94,7 @@ def find_folder(path: Path | None) -> FleetFolder:
     Raises:
         ConfigError: what a fleet needs is not installed.
     """
+    check_local()
     try:
         from edgekit_fleet.store.fleet_folder import FleetFolder, default_folder
     except ModuleNotFoundError as cause:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +15,10 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
     open_fleet,
     print_json,
 )
+from edgekit_toolkit.commands.fleet.fleet_server import connect, is_remote
+
+if TYPE_CHECKING:
+    from edgekit_fleet.operations.releases import ReleaseSummary
 
 
 @click.command("release")
@@ -53,27 +58,18 @@ def command(
     """
     if not packages and not is_list:
         raise click.UsageError("name at least one package, or --list")
-    with open_fleet(path) as (folder, store):
-        from edgekit_fleet.operations import releases
-        from edgekit_runtime.system.paths import find_keys_folder
-        from edgekit_runtime.trust.trust_store import TrustStore
-
-        if is_list:
-            found = releases.list_releases(store)
-        else:
-            trust = TrustStore.from_folder(keys_folder or find_keys_folder())
-            with tempfile.TemporaryDirectory(prefix="edgekit-release-") as fetched:
-                made = releases.make_release(
-                    folder,
-                    store,
-                    trust,
-                    [_find_file(each, Path(fetched)) for each in packages],
-                    actor=find_actor(),
-                    name=name,
-                    note=note,
-                    min_agreement=min_agreement,
-                )
-            found = [made]
+    settings = {"name": name, "note": note, "min_agreement": min_agreement}
+    if is_list:
+        found = _list(path)
+    else:
+        if is_remote(path) and keys_folder is not None:
+            raise click.UsageError("--keys is for a folder; a server trusts the keys of its own machine")
+        with tempfile.TemporaryDirectory(prefix="edgekit-release-") as fetched:
+            files = [_find_file(each, Path(fetched)) for each in packages]
+            if is_remote(path):
+                found = [_make_there(files, settings)]
+            else:
+                found = [_make_here(path, files, keys_folder, settings)]
     if as_json:
         print_json(found)
         return
@@ -101,3 +97,41 @@ def _find_file(package: str, folder: Path) -> Path:
     if not Path(package).is_file():
         raise click.UsageError(f"there is no file {package}")
     return Path(package)
+
+
+def _list(path: Path | None) -> list[ReleaseSummary]:
+    with connect(path) as fleet:
+        from edgekit_fleet.api.client import list_all
+        from edgekit_fleet.api.endpoints.releases import LIST_RELEASES, ListPage
+
+        return list(list_all(fleet, LIST_RELEASES, ListPage))
+
+
+def _make_there(packages: list[Path], settings: dict[str, Any]) -> ReleaseSummary:
+    """Upload packages to a server, and make a release of them."""
+    with connect(None) as fleet:
+        from edgekit_fleet.api.client import hash_file
+        from edgekit_fleet.api.endpoints.releases import (
+            MAKE_RELEASE,
+            UPLOAD_PACKAGE,
+            MakeRelease,
+            UploadPackage,
+        )
+
+        digests = tuple(hash_file(each) for each in packages)
+        for each, sha256 in zip(packages, digests, strict=True):
+            fleet.call(UPLOAD_PACKAGE, UploadPackage(sha256=sha256, file=each))
+        return fleet.call(MAKE_RELEASE, MakeRelease(packages=digests, **settings))
+
+
+def _make_here(
+    path: Path | None, packages: list[Path], keys_folder: Path | None, settings: dict[str, Any]
+) -> ReleaseSummary:
+    """Make a release of packages on the fleet's own machine, where they need no second copy."""
+    with open_fleet(path) as (folder, store):
+        from edgekit_fleet.operations import releases
+        from edgekit_runtime.system.paths import find_keys_folder
+        from edgekit_runtime.trust.trust_store import TrustStore
+
+        trust = TrustStore.from_folder(keys_folder or find_keys_folder())
+        return releases.make_release(folder, store, trust, packages, actor=find_actor(), **settings)

@@ -11,17 +11,16 @@ import click
 
 from edgekit_toolkit.commands.fleet.fleet_options import (
     as_json_option,
-    find_actor,
     folder_option,
     format_time,
-    open_fleet,
     print_json,
 )
+from edgekit_toolkit.commands.fleet.fleet_server import connect
 
 if TYPE_CHECKING:
-    from edgekit_fleet.operations.rollouts import RolloutPlan, RolloutRequest, RolloutSummary
+    from edgekit_fleet.api.client import FleetCaller
+    from edgekit_fleet.operations.rollouts import RolloutPlan, RolloutSummary
     from edgekit_fleet.rollouts.progress import Order
-    from edgekit_fleet.store.database import Store
 
 _MOST_LISTED = 20
 _WATCH_S = 0.5
@@ -63,11 +62,11 @@ def plan(
     release: str, *, selector: str, waves: str, minimum: int | None, path: Path | None, as_json: bool
 ) -> None:
     """Show which devices would get RELEASE, which would not and why. Changes nothing."""
-    from edgekit_fleet.operations import rollouts
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.releases import PLAN_ROLLOUT, PlanRollout
 
-    request = rollouts.RolloutRequest(release=release, selector=selector, waves=waves, minimum=minimum)
-    with open_fleet(path) as (_folder, store):
-        found = rollouts.plan_rollout(store, request)
+        request = PlanRollout(release=release, selector=selector, waves=waves, minimum=minimum)
+        found = fleet.call(PLAN_ROLLOUT, request)
     _print_plan(found, as_json)
 
 
@@ -102,23 +101,14 @@ def plan(
 @click.option("--join", "is_dynamic", is_flag=True, help="Devices that match later join at the end.")
 def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> None:
     """Start a rollout of RELEASE; its devices are chosen now, and stay the same."""
-    from edgekit_fleet.operations import rollouts
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.releases import START_ROLLOUT, RolloutLimits, StartRollout
 
-    with open_fleet(path) as (_folder, store):
-        name = rollouts.start_rollout(store, _make_request(release, options), find_actor())
-        _print_summaries([rollouts.find_rollout(store, name)], as_json)
+        limits = RolloutLimits(**{name: options.pop(name) for name in ("min_agreement", "max_latency_ratio")})
+        made = fleet.call(START_ROLLOUT, StartRollout(release=release, limits=limits, **options))
+    _print_summaries([made], as_json)
     if not as_json:
-        click.echo(f"watch it: edgekit fleet rollout watch {name}")
-
-
-def _make_request(release: str, options: dict[str, Any]) -> RolloutRequest:
-    from edgekit_fleet.operations.rollouts import RolloutRequest
-
-    limits = {name: options.pop(name) for name in ("min_agreement", "max_latency_ratio")}
-    own = {name: options.pop(name) for name in ("selector", "waves", "minimum", "name")}
-    settings = {key: value for key, value in options.items() if value is not None}
-    known = {key: value for key, value in limits.items() if value is not None}
-    return RolloutRequest(release=release, options={**settings, "limits": known}, **own)
+        click.echo(f"watch it: edgekit fleet rollout watch {made.name}")
 
 
 @command.command("list")
@@ -126,10 +116,11 @@ def _make_request(release: str, options: dict[str, Any]) -> RolloutRequest:
 @as_json_option
 def list_command(path: Path | None, as_json: bool) -> None:
     """List the rollouts, the newest first."""
-    from edgekit_fleet.operations import rollouts
+    with connect(path) as fleet:
+        from edgekit_fleet.api.client import list_all
+        from edgekit_fleet.api.endpoints.releases import LIST_ROLLOUTS, ListPage
 
-    with open_fleet(path) as (_folder, store):
-        _print_summaries(rollouts.list_rollouts(store), as_json)
+        _print_summaries(list(list_all(fleet, LIST_ROLLOUTS, ListPage)), as_json)
 
 
 @command.command("watch")
@@ -137,29 +128,34 @@ def list_command(path: Path | None, as_json: bool) -> None:
 @folder_option
 @as_json_option
 def watch(name: str, path: Path | None, as_json: bool) -> None:
-    """Follow a rollout until it ends: live on a terminal, else a line for each change."""
+    """Follow a rollout until it ends: live on a terminal, else a line for each change.
+
+    The exit code is 1 if it did not succeed.
+    """
     from edgekit_toolkit.console import open_console
 
-    console = open_console()
-    with open_fleet(path) as (_folder, store):
+    console, summary = open_console(), None
+    with connect(path) as fleet:
         if console.is_terminal and not as_json:
             from rich.live import Live
 
             with Live(console=console, refresh_per_second=4) as live:
-                for summary in _follow(store, name):
+                for summary in _follow(fleet, name):
                     live.update(_describe(summary))
-            return
-        for summary in _follow(store, name):
-            _print_summaries([summary], as_json)
+        else:
+            for summary in _follow(fleet, name):
+                _print_summaries([summary], as_json)
+    if summary is None or summary.state != "succeeded":
+        click.get_current_context().exit(1)
 
 
-def _follow(store: Store, name: str) -> Iterator[RolloutSummary]:
+def _follow(fleet: FleetCaller, name: str) -> Iterator[RolloutSummary]:
     """Yield a rollout each time it has changed, until it has ended."""
-    from edgekit_fleet.operations import rollouts
+    from edgekit_fleet.api.endpoints.releases import GET_ROLLOUT, GetRollout
 
     last = None
     while True:
-        summary = rollouts.find_rollout(store, name)
+        summary = fleet.call(GET_ROLLOUT, GetRollout(name=name))
         if summary != last:
             yield summary
         last = summary
@@ -174,11 +170,13 @@ def _follow(store: Store, name: str) -> Iterator[RolloutSummary]:
 @as_json_option
 def replay(name: str, path: Path | None, as_json: bool) -> None:
     """Decide a rollout again from the audit log, and show where that differs; exit code 1 if it does."""
-    from edgekit_fleet.operations import rollouts
     from edgekit_runtime.system.shown_text import clean
 
-    with open_fleet(path) as (_folder, store):
-        found = rollouts.replay_rollout(store, name)
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.endpoint import Named
+        from edgekit_fleet.api.endpoints.releases import REPLAY_ROLLOUT
+
+        found = fleet.call(REPLAY_ROLLOUT, Named(name=name)).differences
     if as_json:
         from edgekit_runtime.dataclass_json import to_plain
 
@@ -207,10 +205,11 @@ def _make_order(order: Order, text: str) -> click.Command:
 
 def give_order(name: str, order: Order, note: str, *, path: Path | None, as_json: bool) -> None:
     """Order something of a rollout, and print it."""
-    from edgekit_fleet.operations import rollouts
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.releases import ORDER_ROLLOUT, OrderRollout
 
-    with open_fleet(path) as (_folder, store):
-        _print_summaries([rollouts.give_order(store, name, order, find_actor(), note)], as_json)
+        request = OrderRollout(name=name, order=order, note=note)
+        _print_summaries([fleet.call(ORDER_ROLLOUT, request)], as_json)
 
 
 command.add_command(_make_order("approve", "Let the wave go that waits for an approval."))

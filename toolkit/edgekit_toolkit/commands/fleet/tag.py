@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgekit_runtime.errors import FleetError
+from edgekit_runtime.errors import FleetError, RequestError
 from edgekit_toolkit.commands.fleet.fleet_options import (
     as_json_option,
-    find_actor,
     folder_option,
-    open_fleet,
     print_json,
     read_tags,
 )
+from edgekit_toolkit.commands.fleet.fleet_server import connect
 
 if TYPE_CHECKING:
-    from edgekit_fleet.store.database import Store
+    from edgekit_fleet.api.client import FleetCaller
+    from edgekit_fleet.operations.devices import DeviceSummary
+
+_ASK = "; repeat it with "
 
 
 @click.command("tag")
@@ -32,11 +34,8 @@ if TYPE_CHECKING:
 def command(device: str, tags: tuple[str, ...], *, is_sure: bool, path: Path | None, as_json: bool) -> None:
     """Set tags of DEVICE, such as site=lyon; a tag without a value is removed."""
     read = read_tags(tags)
-    with open_fleet(path) as (_folder, store):
-        set_tags(store, device, read, is_sure=is_sure)
-        from edgekit_fleet.operations import devices
-
-        summary = devices.describe(store, device).summary
+    with connect(path) as fleet:
+        summary = set_tags(fleet, device, read, is_sure=is_sure)
     if as_json:
         print_json(summary)
         return
@@ -44,11 +43,11 @@ def command(device: str, tags: tuple[str, ...], *, is_sure: bool, path: Path | N
     click.echo(f"{device}: {shown or 'no tags'}")
 
 
-def set_tags(store: Store, device: str, tags: Mapping[str, str], *, is_sure: bool) -> None:
-    """Set tags; asks on a terminal where an open rollout is concerned.
+def set_tags(fleet: FleetCaller, device: str, tags: Mapping[str, str], *, is_sure: bool) -> DeviceSummary:
+    """Set tags, and return the device; asks on a terminal where an open rollout is concerned.
 
     Args:
-        store: of the fleet.
+        fleet: of the device.
         device: whose.
         tags: an empty value removes one.
         is_sure: do not ask.
@@ -56,12 +55,12 @@ def set_tags(store: Store, device: str, tags: Mapping[str, str], *, is_sure: boo
     Raises:
         FleetError: there is no such device, or nobody is there to be asked.
     """
-    from edgekit_fleet.operations import devices, rollouts
+    from edgekit_fleet.api.endpoints.devices import TAG_DEVICE, TagDevice
 
-    effects = [] if is_sure else rollouts.find_tag_effects(store, device, tags)
-    if effects:
-        text = "; ".join(effects)
-        if not sys.stdin.isatty():
-            raise FleetError(f"{text}; repeat the command with --yes if that is meant")
-        click.confirm(f"{text}. Go on?", abort=True)
-    devices.tag(store, device, tags, find_actor())
+    try:
+        return fleet.call(TAG_DEVICE, TagDevice(name=device, tags=tags, is_sure=is_sure))
+    except (FleetError, RequestError) as error:
+        if _ASK not in str(error) or not sys.stdin.isatty():
+            raise
+        click.confirm(f"{str(error).partition(_ASK)[0]}. Go on?", abort=True)
+    return fleet.call(TAG_DEVICE, TagDevice(name=device, tags=tags, is_sure=True))

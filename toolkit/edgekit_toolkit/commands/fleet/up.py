@@ -16,6 +16,7 @@ import click
 from edgekit_toolkit.commands.fleet.fleet_options import as_json_option, find_folder, folder_option
 
 if TYPE_CHECKING:
+    from edgekit_fleet.admin.listener import AdminListener
     from edgekit_fleet.operations.running import RunningFleet
 
 _OBJECTS_A_COLLECTION = 20_000
@@ -51,6 +52,11 @@ def _read_brokers(_context: click.Context, _option: click.Parameter, value: str 
     "--artifacts-storage", help="Copy packages there: s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER."
 )
 @click.option("--artifacts-url", help="Devices fetch packages there, e.g. a CDN.  [default: this machine]")
+@click.option(
+    "--console-port", type=click.IntRange(1, 65535), help="TCP port of console and API.  [default: 8444]"
+)
+@click.option("--console-certificate", help="PEM file that browsers trust.  [default: the fleet's own]")
+@click.option("--console-key", help="PEM file of its private key.")
 @as_json_option
 def command(path: Path | None, *, as_json: bool, joins: bool, **options: Any) -> None:
     """Start broker, web server and manager, and run them until Ctrl-C.
@@ -59,25 +65,31 @@ def command(path: Path | None, *, as_json: bool, joins: bool, **options: Any) ->
     Everything is encrypted, and each device needs a certificate of the fleet.
     """
     folder = find_folder(path)
+    from edgekit_fleet.admin.listener import serve_people
     from edgekit_fleet.operations.running import start
     from edgekit_fleet.store.fleet_folder import FleetSettings
 
     settings = folder.read_settings() if folder.has_settings else FleetSettings()
     chosen = {name: value for name, value in options.items() if value}
     settings = dataclasses.replace(settings, **chosen)
-    with start(folder, settings, joins=joins) as fleet:
-        asyncio.run(_run(fleet, as_json=as_json))
+    with contextlib.ExitStack() as parts:
+        fleet = parts.enter_context(start(folder, settings, joins=joins))
+        people = None
+        if not joins:
+            served = serve_people(fleet.store, folder, settings, fleet.authority)
+            people = parts.enter_context(served)
+        asyncio.run(_run(fleet, people, as_json=as_json))
     if not as_json:
         click.echo("Stopped.")
 
 
-async def _run(fleet: RunningFleet, *, as_json: bool) -> None:
+async def _run(fleet: RunningFleet, people: AdminListener | None, *, as_json: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(each, stop.set)
-    _print(fleet, as_json=as_json)
+    _print(fleet, people, as_json=as_json)
     # Devices in memory stay, and messages leave no cycles: collections took a quarter of the time of a wave.
     gc.collect()
     gc.freeze()
@@ -85,12 +97,13 @@ async def _run(fleet: RunningFleet, *, as_json: bool) -> None:
     await fleet.run(stop)
 
 
-def _print(fleet: RunningFleet, *, as_json: bool) -> None:
+def _print(fleet: RunningFleet, people: AdminListener | None, *, as_json: bool) -> None:
     settings = fleet.settings
     facts = {
         "folder": str(fleet.folder.path),
         "broker": f"mqtts://{','.join(settings.broker_addresses)}",
         "web": f"https://{settings.web_address}",
+        "console": "" if people is None else people.url,
         "store": fleet.store.name,
         "devices": len(fleet.loop.index.devices),
         "shards": len(fleet.loop.shards.epochs),
@@ -102,9 +115,13 @@ def _print(fleet: RunningFleet, *, as_json: bool) -> None:
     own = "" if fleet.broker is None else f"   mosquitto, process {fleet.broker.pid}"
     click.echo(f"  broker   {facts['broker']}{own}")
     click.echo(f"  web      {facts['web']}")
+    if people is not None:
+        click.echo(f"  console  {people.url}")
     click.echo(f"  store    {facts['store']}")
     click.echo(f"  devices  {facts['devices']}")
-    if settings.host in ("127.0.0.1", "::1"):
+    if people is not None and people.first_link:
+        click.echo(f"Make the first administrator, within an hour: {people.first_link}")
+    if settings.is_local:
         click.echo("Only this machine reaches it; for others: --host 0.0.0.0 --name NAME")
     click.echo("Next, in another terminal: edgekit fleet enroll --name d1")
     click.echo("Ctrl-C stops all of it.")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from edgekit_toolkit.commands.fleet.fleet_options import as_json_option, folder_option, open_fleet, print_json
+from edgekit_toolkit.commands.fleet.fleet_options import as_json_option, folder_option, print_json
+from edgekit_toolkit.commands.fleet.fleet_server import connect
 
 
 @click.command("why")
@@ -15,10 +16,11 @@ from edgekit_toolkit.commands.fleet.fleet_options import as_json_option, folder_
 @as_json_option
 def command(name: str, *, path: Path | None, as_json: bool) -> None:
     """Say what the device NAME runs, what it should run, and what stands between."""
-    with open_fleet(path) as (_folder, store):
-        from edgekit_fleet.operations import devices
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.devices import GET_DEVICE
+        from edgekit_fleet.api.endpoints.endpoint import Named
 
-        found = devices.describe(store, name)
+        found = fleet.call(GET_DEVICE, Named(name=name))
     if as_json:
         print_json({"device": name, "why": found.why})
     else:

@@ -8,11 +8,10 @@ import click
 
 from edgekit_toolkit.commands.fleet.fleet_options import (
     as_json_option,
-    find_actor,
     folder_option,
-    open_fleet,
     print_json,
 )
+from edgekit_toolkit.commands.fleet.fleet_server import connect
 
 
 @click.command("withdraw")
@@ -23,10 +22,11 @@ def command(release: str, path: Path | None, as_json: bool) -> None:
     """Withdraw RELEASE: no rollout can use it, and no device can fetch it. Those that run it keep it."""
     from edgekit_runtime.system.shown_text import clean
 
-    with open_fleet(path) as (folder, store):
-        from edgekit_fleet.operations import releases
+    with connect(path) as fleet:
+        from edgekit_fleet.api.endpoints.endpoint import Named
+        from edgekit_fleet.api.endpoints.releases import WITHDRAW_RELEASE
 
-        found = releases.withdraw_release(folder, store, release, find_actor())
+        found = fleet.call(WITHDRAW_RELEASE, Named(name=release))
     if as_json:
         print_json(found)
     else:

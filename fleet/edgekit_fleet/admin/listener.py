@@ -1,0 +1,69 @@
+"""Starts the listener for people and programs: the console at `/`, the HTTP interface at `/api/v1`.
+
+It has a port of its own, so that a firewall can tell it from the listener of the devices. Only on
+loopback it speaks plain HTTP.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgekit_fleet.access.first_admin import FirstAdminCode, has_users
+from edgekit_fleet.api.endpoints.endpoint import Fleet
+from edgekit_fleet.api.routes import join_apps, make_api
+from edgekit_fleet.console.app import make_app
+from edgekit_fleet.console.shell import Console
+from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.operations.webhooks import WebhookSender
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.web.server import WebServer
+
+
+@dataclass(frozen=True, slots=True)
+class AdminListener:
+    """What runs.
+
+    Attributes:
+        url: of the console.
+        first_link: makes the first administrator; empty where there is a user.
+    """
+
+    url: str
+    first_link: str
+
+
+@contextlib.contextmanager
+def serve_people(
+    store: Store, folder: FleetFolder, settings: FleetSettings, authority: Authority
+) -> Iterator[AdminListener]:
+    """Serve console and HTTP interface, and send webhooks, until the block ends.
+
+    Args:
+        store: of the fleet.
+        folder: of the fleet.
+        settings: of the fleet.
+        authority: whose certificate is shown where the settings name none.
+
+    Raises:
+        TransportError: the port is taken or may not be used.
+        ConfigError: certificate or key cannot be read.
+    """
+    pair = None
+    if settings.console_certificate:
+        pair = Path(settings.console_certificate), Path(settings.console_key)
+    elif not settings.is_local:
+        pair = authority.pair("server")
+    code = FirstAdminCode()
+    console = Console(store, folder, settings, code)
+    app = join_apps(make_api(Fleet(folder, store)), make_app(console))
+    sender = WebhookSender(store)
+    with WebServer(app, settings.host, settings.console_port, pair, option="--console-port"):
+        sender.start()
+        try:
+            with store.snapshot() as session:
+                link = "" if has_users(session) else f"{settings.console_url}/first?code={code.secret}"
+            yield AdminListener(settings.console_url, link)
+        finally:
+            sender.close()

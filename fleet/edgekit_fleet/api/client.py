@@ -1,0 +1,179 @@
+"""Calls endpoints: of a fleet on this machine as functions, of another one over HTTP."""
+
+import hashlib
+import http.client
+import json
+import re
+import ssl
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import quote, urlencode, urlsplit
+
+from edgekit_fleet.access.principal import folder_owner
+from edgekit_fleet.api.endpoints.endpoint import Answer, Endpoint, Fleet, Request
+from edgekit_fleet.api.endpoints.releases import UploadPackage
+from edgekit_fleet.api.endpoints.table import PREFIX
+from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.errors import ConfigError, RequestError, TransportError
+
+_TIMEOUT_S: Final = 60.0
+_ATTEMPTS: Final = 3
+_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 10
+_LOCAL: Final = ("127.0.0.1", "::1", "localhost")
+
+
+class FleetCaller(Protocol):
+    """Carries out what endpoints describe."""
+
+    def call(self, endpoint: Endpoint[Request, Answer], request: Request) -> Answer:
+        """Return the answer of an endpoint.
+
+        Raises:
+            EdgekitError: the fleet refuses the request, or cannot be reached.
+        """
+
+
+class LocalFleet:
+    """The fleet of a folder; who can read that may do everything."""
+
+    def __init__(self, fleet: Fleet, actor: str) -> None:
+        self.fleet = fleet
+        self._principal = folder_owner(actor)
+
+    def call(self, endpoint: Endpoint[Request, Answer], request: Request) -> Answer:
+        """See `FleetCaller`."""
+        return endpoint.run(self.fleet, self._principal, request)
+
+
+class RemoteFleet:
+    """A fleet over HTTP. What failed on the way is sent again, and carried out once."""
+
+    def __init__(self, url: str, token: str, authority: Path | None = None) -> None:
+        """Prepare; nothing is sent yet.
+
+        Args:
+            url: of the console, such as `https://fleet.example:8444`.
+            token: `ekt_...`.
+            authority: certificates in PEM form that the server's is checked against; the system's by default.
+
+        Raises:
+            ConfigError: the URL is malformed or would send the token in clear, or a file cannot be read.
+        """
+        parsed = urlsplit(url)
+        try:
+            self._host, self._port = parsed.hostname or "", parsed.port
+        except ValueError as cause:
+            raise ConfigError(f"server {url!r}: {cause}") from cause
+        is_clear = parsed.scheme == "http"
+        if not self._host or (parsed.scheme != "https" and not (is_clear and self._host in _LOCAL)):
+            raise ConfigError(f"server {url!r}, expected https://HOST:PORT, or http on this machine")
+        if not token.isascii() or not token.isprintable():
+            raise ConfigError("the token is malformed; `edgekit fleet token add` makes one")
+        self._token = token
+        try:
+            self._context = None if is_clear else ssl.create_default_context(cafile=authority)
+        except OSError as cause:
+            raise ConfigError(f"cannot read the certificates in {authority}: {cause}") from cause
+
+    def call(self, endpoint: Endpoint[Request, Answer], request: Request) -> Answer:
+        """See `FleetCaller`.
+
+        Raises:
+            RequestError: the server refuses the request.
+            TransportError: it cannot be reached, or does not answer as a fleet does.
+        """
+        fields: dict[str, Any] = {} if isinstance(request, UploadPackage) else to_plain(request)
+        path = endpoint.path
+        for name in re.findall(r"\{(\w+)\}", path):
+            path = path.replace(f"{{{name}}}", quote(str(fields.pop(name, getattr(request, name))), safe=""))
+        headers = {}
+        body: bytes | Path | None = None
+        if endpoint.method == "POST":
+            body = json.dumps(fields).encode()
+            headers = {"content-type": "application/json", "idempotency-key": str(uuid.uuid4())}
+        elif isinstance(request, UploadPackage):
+            body, headers = request.file, {"content-type": "application/octet-stream"}
+        elif fields:
+            path += f"?{urlencode({name: value for name, value in fields.items() if value is not None})}"
+        plain = self._send(endpoint.method, f"{PREFIX}{path}", body, headers)
+        return from_plain(endpoint.answer, plain, "answer", TransportError)
+
+    def _send(self, method: str, path: str, body: bytes | Path | None, headers: dict[str, str]) -> Any:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._send_once(method, path, body, headers)
+            except (TransportError, RequestError) as error:  # noqa: PERF203
+                pause_s = error.retry_after_s if isinstance(error, RequestError) else _PAUSE_S * attempt
+                if attempt == _ATTEMPTS or pause_s is None or pause_s > _LONGEST_PAUSE_S:
+                    raise
+                time.sleep(pause_s)
+        raise AssertionError("unreachable")
+
+    def _send_once(self, method: str, path: str, body: bytes | Path | None, headers: dict[str, str]) -> Any:
+        connection = (
+            http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S * 2)
+            if self._context is None
+            else http.client.HTTPSConnection(
+                self._host, self._port, timeout=_TIMEOUT_S * 2, context=self._context
+            )
+        )
+        own = {"authorization": f"Bearer {self._token}", "user-agent": "edgekit", **headers}
+        try:
+            if isinstance(body, Path):
+                with body.open("rb") as file:
+                    own["content-length"] = str(body.stat().st_size)
+                    connection.request(method, path, file, own)
+            else:
+                connection.request(method, path, body, own)
+            response = connection.getresponse()
+            data = response.read()
+        except (OSError, http.client.HTTPException) as cause:
+            raise TransportError(f"the fleet at {self._host} cannot be reached: {cause}") from cause
+        finally:
+            connection.close()
+        try:
+            plain = json.loads(data)
+        except (ValueError, RecursionError) as cause:
+            raise TransportError(
+                f"{self._host} answered {response.status} and no JSON; is it the console of a fleet?"
+            ) from cause
+        if response.status < 400:
+            return plain
+        detail = plain.get("detail", "") if isinstance(plain, dict) else ""
+        after = response.headers.get("retry-after", "")
+        raise RequestError(
+            response.status, str(detail), retry_after_s=int(after) if after.isdecimal() else None
+        )
+
+
+def hash_file(path: Path) -> str:
+    """Return the sha256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def list_all(
+    fleet: FleetCaller, endpoint: Endpoint[Any, Any], request: type[Any], **fields: Any
+) -> Iterator[Any]:
+    """Yield the items of all pages.
+
+    Args:
+        fleet: that is asked.
+        endpoint: whose answers have `items` and `next`.
+        request: of the endpoint, with `after`.
+        fields: of the request.
+    """
+    after = ""
+    while True:
+        page = fleet.call(endpoint, request(after=after, limit=1000, **fields))
+        yield from page.items
+        if page.next is None:
+            return
+        after = page.next

@@ -1,0 +1,325 @@
+"""Endpoints of users, tokens and webhooks."""
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from edgekit_fleet.access import tokens, users
+from edgekit_fleet.access.principal import Principal, Role, Scope
+from edgekit_fleet.access.tokens import Token
+from edgekit_fleet.access.users import User
+from edgekit_fleet.api.endpoints.endpoint import Endpoint, Fleet, Named, Nothing
+from edgekit_fleet.operations import webhooks
+from edgekit_fleet.operations.webhooks import Webhook
+from edgekit_runtime.dataclass_json import Range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserList:
+    """All users, by name.
+
+    Attributes:
+        items: the users.
+    """
+
+    items: tuple[User, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddUser:
+    """A new user.
+
+    Attributes:
+        name: with which they log in.
+        password: at least 10 characters.
+        role: what they may do.
+    """
+
+    name: str
+    password: str
+    role: Role = "viewer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPassword:
+    """Another password of a user, which ends their logins.
+
+    Attributes:
+        name: of the user.
+        password: at least 10 characters.
+    """
+
+    name: str
+    password: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetRole:
+    """Another role of a user.
+
+    Attributes:
+        name: of the user.
+        role: the new one.
+    """
+
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenList:
+    """All tokens, by name.
+
+    Attributes:
+        items: the tokens.
+    """
+
+    items: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddToken:
+    """A new token.
+
+    Attributes:
+        name: of the token.
+        scopes: what it may do; no more than who makes it.
+        days: how long it is good; null for ever.
+    """
+
+    name: str
+    scopes: tuple[Scope, ...]
+    days: Annotated[float | None, Range(0.001, 3650)] = 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewToken:
+    """A token with its secret, which is shown once.
+
+    Attributes:
+        name: of the token.
+        token: the secret.
+    """
+
+    name: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookList:
+    """All webhooks, by name.
+
+    Attributes:
+        items: the webhooks.
+    """
+
+    items: tuple[Webhook, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddWebhook:
+    """A new webhook; it is told of what happens from now on.
+
+    Attributes:
+        name: of the webhook.
+        url: `https`, or `http` on this machine.
+        actions: beginnings of actions of the audit log, such as `rollout.`; all if empty.
+    """
+
+    name: str
+    url: str
+    actions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewWebhook:
+    """A webhook with its secret, which is shown once.
+
+    Attributes:
+        name: of the webhook.
+        secret: with which messages are signed, `whsec_...`.
+    """
+
+    name: str
+    secret: str
+
+
+def _list_users(fleet: Fleet, _principal: Principal, _request: Nothing) -> UserList:
+    with fleet.store.transaction() as session:
+        return UserList(items=tuple(users.list_users(session)))
+
+
+def _add_user(fleet: Fleet, principal: Principal, request: AddUser) -> UserList:
+    with fleet.store.transaction() as session:
+        users.add_user(session, request.name, request.password, request.role, actor=principal.name)
+    return _list_users(fleet, principal, Nothing())
+
+
+def _set_password(fleet: Fleet, principal: Principal, request: SetPassword) -> UserList:
+    with fleet.store.transaction() as session:
+        users.set_password(session, request.name, request.password, actor=principal.name)
+    return _list_users(fleet, principal, Nothing())
+
+
+def _set_role(fleet: Fleet, principal: Principal, request: SetRole) -> UserList:
+    with fleet.store.transaction() as session:
+        users.set_role(session, request.name, request.role, actor=principal.name)
+    return _list_users(fleet, principal, Nothing())
+
+
+def _remove_user(fleet: Fleet, principal: Principal, request: Named) -> UserList:
+    with fleet.store.transaction() as session:
+        users.remove_user(session, request.name, actor=principal.name)
+    return _list_users(fleet, principal, Nothing())
+
+
+def _list_tokens(fleet: Fleet, _principal: Principal, _request: Nothing) -> TokenList:
+    with fleet.store.transaction() as session:
+        return TokenList(items=tuple(tokens.list_tokens(session)))
+
+
+def _add_token(fleet: Fleet, principal: Principal, request: AddToken) -> NewToken:
+    for scope in request.scopes:
+        principal.require(scope)
+    life_s = None if request.days is None else request.days * 86_400
+    with fleet.store.transaction() as session:
+        secret = tokens.add_token(session, request.name, request.scopes, actor=principal.name, life_s=life_s)
+    return NewToken(name=request.name, token=secret)
+
+
+def _revoke_token(fleet: Fleet, principal: Principal, request: Named) -> TokenList:
+    with fleet.store.transaction() as session:
+        tokens.revoke_token(session, request.name, actor=principal.name)
+    return _list_tokens(fleet, principal, Nothing())
+
+
+def _list_webhooks(fleet: Fleet, _principal: Principal, _request: Nothing) -> WebhookList:
+    return WebhookList(items=tuple(webhooks.list_webhooks(fleet.store)))
+
+
+def _add_webhook(fleet: Fleet, principal: Principal, request: AddWebhook) -> NewWebhook:
+    secret = webhooks.add_webhook(
+        fleet.store, request.name, request.url, request.actions, actor=principal.name
+    )
+    return NewWebhook(name=request.name, secret=secret)
+
+
+def _remove_webhook(fleet: Fleet, principal: Principal, request: Named) -> WebhookList:
+    webhooks.remove_webhook(fleet.store, request.name, actor=principal.name)
+    return _list_webhooks(fleet, principal, Nothing())
+
+
+LIST_USERS: Final = Endpoint(
+    name="listUsers",
+    method="GET",
+    path="/users",
+    scope="admin",
+    summary="List the users.",
+    request=Nothing,
+    answer=UserList,
+    run=_list_users,
+)
+ADD_USER: Final = Endpoint(
+    name="addUser",
+    method="POST",
+    path="/users",
+    scope="admin",
+    summary="Add a user.",
+    request=AddUser,
+    answer=UserList,
+    run=_add_user,
+    status=201,
+)
+SET_PASSWORD: Final = Endpoint(
+    name="setPassword",
+    method="POST",
+    path="/users/{name}/password",
+    scope="admin",
+    summary="Give a user another password, and end their logins.",
+    request=SetPassword,
+    answer=UserList,
+    run=_set_password,
+)
+SET_ROLE: Final = Endpoint(
+    name="setRole",
+    method="POST",
+    path="/users/{name}/role",
+    scope="admin",
+    summary="Give a user another role.",
+    request=SetRole,
+    answer=UserList,
+    run=_set_role,
+)
+REMOVE_USER: Final = Endpoint(
+    name="removeUser",
+    method="DELETE",
+    path="/users/{name}",
+    scope="admin",
+    summary="Remove a user.",
+    request=Named,
+    answer=UserList,
+    run=_remove_user,
+)
+LIST_TOKENS: Final = Endpoint(
+    name="listTokens",
+    method="GET",
+    path="/tokens",
+    scope="admin",
+    summary="List the tokens, without their secrets.",
+    request=Nothing,
+    answer=TokenList,
+    run=_list_tokens,
+)
+ADD_TOKEN: Final = Endpoint(
+    name="addToken",
+    method="POST",
+    path="/tokens",
+    scope="admin",
+    summary="Make a token of a program.",
+    request=AddToken,
+    answer=NewToken,
+    run=_add_token,
+    status=201,
+    is_secret=True,
+)
+REVOKE_TOKEN: Final = Endpoint(
+    name="revokeToken",
+    method="DELETE",
+    path="/tokens/{name}",
+    scope="admin",
+    summary="End a token.",
+    request=Named,
+    answer=TokenList,
+    run=_revoke_token,
+)
+LIST_WEBHOOKS: Final = Endpoint(
+    name="listWebhooks",
+    method="GET",
+    path="/webhooks",
+    scope="admin",
+    summary="List the webhooks, and whether their messages arrive.",
+    request=Nothing,
+    answer=WebhookList,
+    run=_list_webhooks,
+)
+ADD_WEBHOOK: Final = Endpoint(
+    name="addWebhook",
+    method="POST",
+    path="/webhooks",
+    scope="admin",
+    summary="Tell an address of what happens in the fleet.",
+    request=AddWebhook,
+    answer=NewWebhook,
+    run=_add_webhook,
+    status=201,
+    is_secret=True,
+)
+REMOVE_WEBHOOK: Final = Endpoint(
+    name="removeWebhook",
+    method="DELETE",
+    path="/webhooks/{name}",
+    scope="admin",
+    summary="Tell an address no longer.",
+    request=Named,
+    answer=WebhookList,
+    run=_remove_webhook,
+)

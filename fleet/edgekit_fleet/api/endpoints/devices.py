@@ -1,0 +1,266 @@
+"""Endpoints of devices and of the audit log."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+from edgekit_fleet.access.principal import Principal
+from edgekit_fleet.api.endpoints.endpoint import DEFAULT_LIMIT, Endpoint, Fleet, Named, Nothing, PageLimit
+from edgekit_fleet.operations import devices, records, rollouts
+from edgekit_fleet.operations.devices import DeviceDetail, DeviceSummary, Invitation
+from edgekit_fleet.operations.records import AuditRecord
+from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.errors import FleetError
+
+_MOST_CODES: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListDevices:
+    """Which devices.
+
+    Attributes:
+        selector: such as `class=jetson and site=lyon`.
+        limit: most of one page.
+        after: name after which the page begins.
+    """
+
+    selector: str = "all"
+    limit: PageLimit = DEFAULT_LIMIT
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceList:
+    """A page of devices, by name.
+
+    Attributes:
+        items: the devices.
+        next: `after` of the next page, or null on the last one.
+    """
+
+    items: tuple[DeviceSummary, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagDevice:
+    """Tags that a device gets.
+
+    Attributes:
+        name: of the device.
+        tags: an empty value removes one.
+        is_sure: also where that changes what the device gets; else that is refused with 409.
+    """
+
+    name: str
+    tags: Mapping[str, str]
+    is_sure: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevokeDevice:
+    """A device that is shut out.
+
+    Attributes:
+        name: of the device.
+        reason: for the audit log.
+    """
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InviteDevices:
+    """Devices that may come in.
+
+    Attributes:
+        names: of the devices.
+        target: of their packages, or empty where the devices state it.
+        tags: that they get.
+        hours: how long the codes are good.
+    """
+
+    names: tuple[str, ...]
+    target: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    hours: Annotated[float, Range(0.01, 8760)] = 24.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvitationList:
+    """One-time codes, one a device.
+
+    Attributes:
+        items: the codes.
+    """
+
+    items: tuple[Invitation, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAudit:
+    """Which entries of the audit log.
+
+    Attributes:
+        subject: only of this device, release or rollout; empty for all.
+        action: only those that begin so, as `rollout`; empty for all.
+        limit: most of one page.
+        before: number before which the page ends; 0 for the newest.
+    """
+
+    subject: str = ""
+    action: str = ""
+    limit: PageLimit = DEFAULT_LIMIT
+    before: Annotated[int, Range(0, 1 << 50)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditList:
+    """A page of the audit log, oldest first.
+
+    Attributes:
+        items: the entries.
+        next: `before` of the page with older entries, or null on the last one.
+    """
+
+    items: tuple[AuditRecord, ...]
+    next: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditCheck:
+    """Whether the audit log is as it was written.
+
+    Attributes:
+        broken: number of the first entry that was changed, or null.
+    """
+
+    broken: Annotated[int | None, Range(0, 1 << 50)]
+
+
+def _list_devices(fleet: Fleet, _principal: Principal, request: ListDevices) -> DeviceList:
+    items, following = devices.page_devices(
+        fleet.store, request.selector, after=request.after, limit=request.limit
+    )
+    return DeviceList(items=tuple(items), next=following)
+
+
+def _tag(fleet: Fleet, principal: Principal, request: TagDevice) -> DeviceSummary:
+    effects = [] if request.is_sure else rollouts.find_tag_effects(fleet.store, request.name, request.tags)
+    if effects:
+        raise FleetError(f"{'; '.join(effects)}; repeat it with `is_sure` (--yes) if that is meant")
+    devices.tag(fleet.store, request.name, request.tags, principal.name)
+    return devices.describe(fleet.store, request.name).summary
+
+
+def _revoke(fleet: Fleet, principal: Principal, request: RevokeDevice) -> DeviceDetail:
+    devices.revoke(fleet.store, request.name, principal.name, request.reason)
+    return devices.describe(fleet.store, request.name)
+
+
+def _invite(fleet: Fleet, principal: Principal, request: InviteDevices) -> InvitationList:
+    if not 0 < len(request.names) <= _MOST_CODES:
+        raise FleetError(f"names: {len(request.names)} of them, expected 1 to {_MOST_CODES}")
+    found = devices.invite(
+        fleet.store,
+        fleet.settings,
+        fleet.authority,
+        request.names,
+        actor=principal.name,
+        target=request.target,
+        tags=request.tags,
+        life_s=request.hours * 3600,
+    )
+    return InvitationList(items=tuple(found))
+
+
+def _read_audit(fleet: Fleet, _principal: Principal, request: ReadAudit) -> AuditList:
+    found = records.read_audit(
+        fleet.store,
+        subject=request.subject or None,
+        action=request.action or None,
+        limit=request.limit + 1,
+        before=request.before or None,
+    )
+    items = found[-request.limit :]
+    return AuditList(items=tuple(items), next=items[0].number if len(found) > request.limit else None)
+
+
+def _check_audit(fleet: Fleet, _principal: Principal, _request: Nothing) -> AuditCheck:
+    return AuditCheck(broken=records.find_audit_break(fleet.store))
+
+
+LIST_DEVICES: Final = Endpoint(
+    name="listDevices",
+    method="GET",
+    path="/devices",
+    scope="read",
+    summary="List the devices that a selector means.",
+    request=ListDevices,
+    answer=DeviceList,
+    run=_list_devices,
+)
+GET_DEVICE: Final = Endpoint(
+    name="getDevice",
+    method="GET",
+    path="/devices/{name}",
+    scope="read",
+    summary="Return all that is known of a device, and why it runs what it runs.",
+    request=Named,
+    answer=DeviceDetail,
+    run=lambda fleet, _principal, request: devices.describe(fleet.store, request.name),
+)
+TAG_DEVICE: Final = Endpoint(
+    name="tagDevice",
+    method="POST",
+    path="/devices/{name}/tags",
+    scope="device",
+    summary="Set or remove tags of a device.",
+    request=TagDevice,
+    answer=DeviceSummary,
+    run=_tag,
+)
+REVOKE_DEVICE: Final = Endpoint(
+    name="revokeDevice",
+    method="POST",
+    path="/devices/{name}/revoke",
+    scope="device",
+    summary="Shut a device out.",
+    request=RevokeDevice,
+    answer=DeviceDetail,
+    run=_revoke,
+)
+INVITE_DEVICES: Final = Endpoint(
+    name="inviteDevices",
+    method="POST",
+    path="/invitations",
+    scope="device",
+    summary="Make one-time codes that let devices in.",
+    request=InviteDevices,
+    answer=InvitationList,
+    run=_invite,
+    status=201,
+    is_secret=True,
+)
+READ_AUDIT: Final = Endpoint(
+    name="readAudit",
+    method="GET",
+    path="/audit",
+    scope="read",
+    summary="Return entries of the audit log, the newest page first.",
+    request=ReadAudit,
+    answer=AuditList,
+    run=_read_audit,
+)
+CHECK_AUDIT: Final = Endpoint(
+    name="checkAudit",
+    method="GET",
+    path="/audit/check",
+    scope="read",
+    summary="Check the whole audit log.",
+    request=Nothing,
+    answer=AuditCheck,
+    run=_check_audit,
+)

@@ -1,0 +1,99 @@
+"""What one endpoint is, and the fleet it works on."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
+
+from edgekit_fleet.access.principal import Principal, Scope
+from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.operations.running import open_authority
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_runtime.dataclass_json import Range
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+PageLimit: TypeAlias = Annotated[int, Range(1, 1000)]
+WaitSeconds: TypeAlias = Annotated[float, Range(0, 60)]
+DEFAULT_LIMIT: Final = 100
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A fleet on this machine.
+
+    Attributes:
+        folder, store: of the fleet.
+    """
+
+    folder: FleetFolder
+    store: Store
+
+    @functools.cached_property
+    def settings(self) -> FleetSettings:
+        """Return the settings."""
+        return self.folder.read_settings()
+
+    @functools.cached_property
+    def authority(self) -> Authority:
+        """Return the authority, which signs codes."""
+        return open_authority(self.folder, self.settings)
+
+    @property
+    def uploads(self) -> Path:
+        """Return the folder of packages that were uploaded and not released yet."""
+        return self.folder.path / "uploads"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint(Generic[Request, Answer]):
+    """A method on a path, and the function behind it.
+
+    Fields of the request that the path names come from there; the others come from the query (GET, DELETE) or
+    from the body (POST). With PUT the body is a file, which `run` gets as the field `file`.
+
+    Attributes:
+        name: of the operation.
+        method, path: `{name}` in a path is a field of the request.
+        scope: that the caller needs.
+        summary: one sentence.
+        request, answer: dataclasses.
+        run: the function; it may change the fleet.
+        status: of HTTP after success.
+        is_secret: whether the answer holds a secret, and so is not kept for a repeated request.
+        is_done: of a request with `wait`: whether its answer need not be waited for any longer.
+    """
+
+    name: str
+    method: Literal["GET", "POST", "PUT", "DELETE"]
+    path: str
+    scope: Scope
+    summary: str
+    request: type[Request]
+    answer: type[Answer]
+    run: Callable[[Fleet, Principal, Request], Answer]
+    status: int = 200
+    is_secret: bool = False
+    is_done: Callable[[Request, Answer], bool] | None = None
+
+
+AnyEndpoint: TypeAlias = Endpoint[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nothing:
+    """A request or an answer without content."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """A request about one thing.
+
+    Attributes:
+        name: of it.
+    """
+
+    name: str

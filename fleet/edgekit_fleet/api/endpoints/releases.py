@@ -1,0 +1,417 @@
+"""Endpoints of packages, releases and rollouts."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from edgekit_fleet.access.principal import Principal
+from edgekit_fleet.api.endpoints.endpoint import DEFAULT_LIMIT, Endpoint, Fleet, Named, PageLimit, WaitSeconds
+from edgekit_fleet.operations import releases, rollouts
+from edgekit_fleet.operations.releases import ReleaseSummary
+from edgekit_fleet.operations.rollouts import RolloutPlan, RolloutRequest, RolloutSummary
+from edgekit_fleet.rollouts.progress import Approval, Order
+from edgekit_fleet.rollouts.replay import Difference
+from edgekit_fleet.rollouts.runner import OPEN_STATES
+from edgekit_fleet.rollouts.waves import DEFAULT_WAVES
+from edgekit_runtime.dataclass_json import Range, to_plain
+from edgekit_runtime.errors import FleetError
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.system.paths import find_keys_folder
+from edgekit_runtime.trust.trust_store import TrustStore
+
+_UPLOAD_LIFE_S: Final = 86_400.0
+_Share = Range(0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadPackage:
+    """A package.
+
+    Attributes:
+        sha256: of the file, in hexadecimal digits.
+        file: where it is; the caller removes it.
+    """
+
+    sha256: str
+    file: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadedPackage:
+    """A package that can be released within a day.
+
+    Attributes:
+        sha256, size_bytes: of the file.
+        model, version, target: of the package.
+    """
+
+    sha256: str
+    size_bytes: int
+    model: str
+    version: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakeRelease:
+    """A new release.
+
+    Attributes:
+        packages: digests of uploaded packages, one a model and class.
+        name: today's date and a number if empty.
+        note: to show.
+        min_agreement: with the version before, of a release that disagrees by design.
+    """
+
+    packages: tuple[str, ...]
+    name: str = ""
+    note: str = ""
+    min_agreement: Annotated[float | None, Range(0, 0.9999)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPage:
+    """Which page.
+
+    Attributes:
+        limit: most of one page.
+        after: name after which the page begins; the newest come first.
+    """
+
+    limit: PageLimit = DEFAULT_LIMIT
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseList:
+    """A page of releases, the newest first.
+
+    Attributes:
+        items: the releases.
+        next: `after` of the next page, or null on the last one.
+    """
+
+    items: tuple[ReleaseSummary, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutLimits:
+    """Limits of the gates; those that are left out have their default, see `GateLimits`.
+
+    Attributes:
+        max_failed_share, max_faulty_share, max_extra_errors, min_agreement: shares.
+        max_latency_ratio, max_energy_ratio: new over old.
+    """
+
+    max_failed_share: Annotated[float | None, _Share] = None
+    max_faulty_share: Annotated[float | None, _Share] = None
+    max_latency_ratio: Annotated[float | None, Range(1, 1000)] = None
+    max_energy_ratio: Annotated[float | None, Range(1, 1000)] = None
+    max_extra_errors: Annotated[float | None, _Share] = None
+    min_agreement: Annotated[float | None, Range(0, 0.9999)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRollout:
+    """A rollout that might start.
+
+    Attributes:
+        release, selector: what goes where.
+        waves: shares or counts.
+        minimum: devices of the first step; a tenth, 2 to 30, if left out.
+    """
+
+    release: str
+    selector: str
+    waves: str = DEFAULT_WAVES
+    minimum: Annotated[int | None, Range(1, 1_000_000_000)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRollout:
+    """A rollout that shall start; what is left out has the default of `RolloutSettings`.
+
+    Attributes:
+        release, selector, waves, minimum: as in `PlanRollout`.
+        name: the release and a number if empty.
+        limits: of the gates.
+        soak_s, patience_s, step_timeout_s, approval, is_dynamic, window, trial, order, priority: see
+            `RolloutSettings`.
+    """
+
+    release: str
+    selector: str
+    waves: str = DEFAULT_WAVES
+    minimum: Annotated[int | None, Range(1, 1_000_000_000)] = None
+    name: str = ""
+    limits: RolloutLimits = field(default_factory=RolloutLimits)
+    soak_s: float | None = None
+    patience_s: float | None = None
+    step_timeout_s: float | None = None
+    approval: Approval = "none"
+    is_dynamic: bool = False
+    window: str | None = None
+    trial: Literal["none", "shadow", "canary"] = "none"
+    order: Literal["new-first", "old-first", "unloaded"] = "new-first"
+    priority: Annotated[int, Range(0, 1_000_000)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetRollout:
+    """Which rollout, and whether to wait for it.
+
+    Attributes:
+        name: of the rollout.
+        wait: seconds after which it is returned as it stands.
+        until: wait until it has `ended`, or has `stopped`: ended, or paused until a person decides.
+    """
+
+    name: str
+    wait: WaitSeconds = 0.0
+    until: Literal["ended", "stopped"] = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutList:
+    """A page of rollouts, the newest first.
+
+    Attributes:
+        items: the rollouts.
+        next: `after` of the next page, or null on the last one.
+    """
+
+    items: tuple[RolloutSummary, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderRollout:
+    """An order to a rollout.
+
+    Attributes:
+        name: of the rollout.
+        order: `abort` takes back every device that was updated, also after the end.
+        note: for the audit log.
+    """
+
+    name: str
+    order: Order
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """Decisions of a rollout that its log would not give again.
+
+    Attributes:
+        differences: none should be here.
+    """
+
+    differences: tuple[Difference, ...]
+
+
+def _upload(fleet: Fleet, _principal: Principal, request: UploadPackage) -> UploadedPackage:
+    with read_package(request.file, TrustStore.from_folder(find_keys_folder())) as package:
+        manifest = package.manifest
+    fleet.uploads.mkdir(mode=0o700, exist_ok=True)
+    for path in fleet.uploads.iterdir():
+        if path.stat().st_mtime < time.time() - _UPLOAD_LIFE_S:
+            path.unlink(missing_ok=True)
+    size_bytes = request.file.stat().st_size
+    request.file.replace(fleet.uploads / request.sha256)
+    return UploadedPackage(
+        sha256=request.sha256,
+        size_bytes=size_bytes,
+        model=manifest.name,
+        version=manifest.version,
+        target=manifest.target,
+    )
+
+
+def _make_release(fleet: Fleet, principal: Principal, request: MakeRelease) -> ReleaseSummary:
+    there = {path.name: path for path in fleet.uploads.iterdir()} if fleet.uploads.is_dir() else {}
+    missing = [each for each in request.packages if each not in there]
+    if missing:
+        raise FleetError(f"package {missing[0][:80]!r} is not there; upload it: PUT /packages/SHA256")
+    made = releases.make_release(
+        fleet.folder,
+        fleet.store,
+        TrustStore.from_folder(find_keys_folder()),
+        [there[each] for each in request.packages],
+        actor=principal.name,
+        name=request.name,
+        note=request.note,
+        min_agreement=request.min_agreement,
+    )
+    for each in request.packages:
+        there[each].unlink(missing_ok=True)
+    return made
+
+
+def _list_releases(fleet: Fleet, _principal: Principal, request: ListPage) -> ReleaseList:
+    found = releases.list_releases(fleet.store, after=request.after, limit=request.limit + 1)
+    items = found[: request.limit]
+    return ReleaseList(items=tuple(items), next=items[-1].name if len(found) > request.limit else None)
+
+
+def _withdraw(fleet: Fleet, principal: Principal, request: Named) -> ReleaseSummary:
+    return releases.withdraw_release(fleet.folder, fleet.store, request.name, principal.name)
+
+
+def _plan(fleet: Fleet, _principal: Principal, request: PlanRollout) -> RolloutPlan:
+    return rollouts.plan_rollout(
+        fleet.store,
+        RolloutRequest(
+            release=request.release,
+            selector=request.selector,
+            waves=request.waves,
+            minimum=request.minimum,
+        ),
+    )
+
+
+def _start(fleet: Fleet, principal: Principal, request: StartRollout) -> RolloutSummary:
+    plain = to_plain(request)
+    own = {name: plain.pop(name) for name in ("release", "selector", "waves", "minimum", "name")}
+    limits = {name: value for name, value in plain.pop("limits").items() if value is not None}
+    options = {name: value for name, value in plain.items() if value is not None}
+    name = rollouts.start_rollout(
+        fleet.store, RolloutRequest(**own, options={**options, "limits": limits}), principal.name
+    )
+    return rollouts.find_rollout(fleet.store, name)
+
+
+def _has_stopped(request: GetRollout, answer: RolloutSummary) -> bool:
+    return answer.state not in OPEN_STATES or (request.until == "stopped" and answer.state == "paused")
+
+
+def _list_rollouts(fleet: Fleet, _principal: Principal, request: ListPage) -> RolloutList:
+    found = rollouts.list_rollouts(fleet.store, after=request.after, limit=request.limit + 1)
+    items = found[: request.limit]
+    return RolloutList(items=tuple(items), next=items[-1].name if len(found) > request.limit else None)
+
+
+def _order(fleet: Fleet, principal: Principal, request: OrderRollout) -> RolloutSummary:
+    return rollouts.give_order(fleet.store, request.name, request.order, principal.name, request.note)
+
+
+def _replay(fleet: Fleet, _principal: Principal, request: Named) -> Replay:
+    return Replay(differences=tuple(rollouts.replay_rollout(fleet.store, request.name)))
+
+
+UPLOAD_PACKAGE: Final = Endpoint(
+    name="uploadPackage",
+    method="PUT",
+    path="/packages/{sha256}",
+    scope="release",
+    summary="Upload a package, so that a release can name it within a day.",
+    request=UploadPackage,
+    answer=UploadedPackage,
+    run=_upload,
+    status=201,
+)
+LIST_RELEASES: Final = Endpoint(
+    name="listReleases",
+    method="GET",
+    path="/releases",
+    scope="read",
+    summary="List the releases, the newest first.",
+    request=ListPage,
+    answer=ReleaseList,
+    run=_list_releases,
+)
+MAKE_RELEASE: Final = Endpoint(
+    name="makeRelease",
+    method="POST",
+    path="/releases",
+    scope="release",
+    summary="Make a release of uploaded packages; that alone updates no device.",
+    request=MakeRelease,
+    answer=ReleaseSummary,
+    run=_make_release,
+    status=201,
+)
+GET_RELEASE: Final = Endpoint(
+    name="getRelease",
+    method="GET",
+    path="/releases/{name}",
+    scope="read",
+    summary="Return a release.",
+    request=Named,
+    answer=ReleaseSummary,
+    run=lambda fleet, _principal, request: releases.find_release(fleet.store, request.name),
+)
+WITHDRAW_RELEASE: Final = Endpoint(
+    name="withdrawRelease",
+    method="POST",
+    path="/releases/{name}/withdraw",
+    scope="release",
+    summary="Offer a release no longer.",
+    request=Named,
+    answer=ReleaseSummary,
+    run=_withdraw,
+)
+PLAN_ROLLOUT: Final = Endpoint(
+    name="planRollout",
+    method="POST",
+    path="/rollouts/plan",
+    scope="read",
+    summary="Show what a rollout would do; changes nothing.",
+    request=PlanRollout,
+    answer=RolloutPlan,
+    run=_plan,
+)
+LIST_ROLLOUTS: Final = Endpoint(
+    name="listRollouts",
+    method="GET",
+    path="/rollouts",
+    scope="read",
+    summary="List the rollouts, the newest first.",
+    request=ListPage,
+    answer=RolloutList,
+    run=_list_rollouts,
+)
+START_ROLLOUT: Final = Endpoint(
+    name="startRollout",
+    method="POST",
+    path="/rollouts",
+    scope="rollout",
+    summary="Start a rollout; its devices are chosen now.",
+    request=StartRollout,
+    answer=RolloutSummary,
+    run=_start,
+    status=201,
+)
+GET_ROLLOUT: Final = Endpoint(
+    name="getRollout",
+    method="GET",
+    path="/rollouts/{name}",
+    scope="read",
+    summary="Return a rollout, at once or when it has stopped.",
+    request=GetRollout,
+    answer=RolloutSummary,
+    run=lambda fleet, _principal, request: rollouts.find_rollout(fleet.store, request.name),
+    is_done=_has_stopped,
+)
+ORDER_ROLLOUT: Final = Endpoint(
+    name="orderRollout",
+    method="POST",
+    path="/rollouts/{name}/orders",
+    scope="rollout",
+    summary="Let a rollout go on, pause it, or take its devices back.",
+    request=OrderRollout,
+    answer=RolloutSummary,
+    run=_order,
+)
+REPLAY_ROLLOUT: Final = Endpoint(
+    name="replayRollout",
+    method="GET",
+    path="/rollouts/{name}/replay",
+    scope="read",
+    summary="Decide a rollout again from its log.",
+    request=Named,
+    answer=Replay,
+    run=_replay,
+)

@@ -1,0 +1,199 @@
+"""Reads what a request says, and bounds it: size, time, form."""
+
+import asyncio
+import dataclasses
+import functools
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+
+from edgekit_fleet.api.endpoints.endpoint import AnyEndpoint
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import OutputError, RequestError
+
+MAX_BODY_BYTES: Final = 1 << 20
+MAX_PACKAGE_BYTES: Final = 2 << 30
+_BODY_S: Final = 20.0
+_PIECE_S: Final = 30.0
+_MAX_DEPTH: Final = 20
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class _UnreadableError(RequestError):
+    """`from_plain` has one argument for its errors."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(422, message)
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the body.
+
+    Raises:
+        RequestError: 413 it is too large, 408 it comes too slowly, 400 it is cut off.
+    """
+    parts: list[bytes] = []
+    size_bytes = 0
+
+    async def read() -> None:
+        nonlocal size_bytes
+        async for part in request.stream():
+            size_bytes += len(part)
+            if size_bytes > MAX_BODY_BYTES:
+                raise RequestError(413, f"the body has over {MAX_BODY_BYTES} bytes")
+            parts.append(part)
+
+    try:
+        await asyncio.wait_for(read(), _BODY_S)
+    except asyncio.TimeoutError as cause:
+        raise RequestError(408, "the body came too slowly") from cause
+    except ClientDisconnect as cause:
+        raise RequestError(400, "the body was cut off") from cause
+    return b"".join(parts)
+
+
+@asynccontextmanager
+async def receive_file(request: Request, folder: Path, sha256: str) -> AsyncIterator[Path]:
+    """Yield the path of the body, which is on the disk until the block ends.
+
+    Args:
+        request: with a file as its body.
+        folder: for temporary files.
+        sha256: that it must have, in hexadecimal digits.
+
+    Raises:
+        RequestError: 404, 408, 409, 413: no digest, too slow, another one, too large.
+        OutputError: the disk is full.
+    """
+    if _SHA256.fullmatch(sha256) is None:
+        raise RequestError(404, "the path ends with the sha256 of the package: 64 hexadecimal digits")
+    stated = request.headers.get("content-length", "0")
+    if stated.isdecimal() and len(stated) < 20 and int(stated) > MAX_PACKAGE_BYTES:
+        raise RequestError(413, f"the package has over {MAX_PACKAGE_BYTES} bytes")
+    path: Path | None = None
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".upload-", delete=False) as file:
+            path = Path(file.name)
+            found = await _copy(request, file)
+        if found != sha256:
+            raise RequestError(409, f"the body has sha256 {found}, expected {sha256}; send it again")
+        yield path
+    except OSError as cause:
+        raise OutputError(f"cannot keep the package: {cause.strerror}") from cause
+    finally:
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+
+async def _copy(request: Request, file: Any) -> str:
+    digest, size_bytes = hashlib.sha256(), 0
+    pieces = request.stream().__aiter__()
+    while True:
+        try:
+            piece = await asyncio.wait_for(pieces.__anext__(), _PIECE_S)
+        except StopAsyncIteration:
+            return digest.hexdigest()
+        except asyncio.TimeoutError as cause:
+            raise RequestError(408, "the package came too slowly") from cause
+        except ClientDisconnect as cause:
+            raise RequestError(400, "the package was cut off") from cause
+        size_bytes += len(piece)
+        if size_bytes > MAX_PACKAGE_BYTES:
+            raise RequestError(413, f"the package has over {MAX_PACKAGE_BYTES} bytes")
+        digest.update(piece)
+        await run_in_threadpool(file.write, piece)
+
+
+def parse_request(endpoint: AnyEndpoint, request: Request, body: bytes, **own: Any) -> Any:
+    """Return the request of an endpoint.
+
+    Args:
+        endpoint: that is asked.
+        request: of HTTP.
+        body: JSON, with POST.
+        own: fields that are known already.
+
+    Raises:
+        RequestError: 400 no JSON; 415 another media type; 422 a field is missing, unknown or wrong.
+    """
+    plain: dict[str, Any] = dict(request.path_params)
+    values = _read_json(request, body) if endpoint.method == "POST" else _read_query(endpoint, request)
+    doubled = plain.keys() & values.keys()
+    if doubled:
+        raise RequestError(422, f"'{min(doubled)}' stands in the path, and may not stand elsewhere")
+    plain |= values
+    _check_text(plain, 0)
+    if own:
+        return endpoint.request(**plain, **own)
+    return from_plain(endpoint.request, plain, "", _UnreadableError)
+
+
+def _read_json(request: Request, body: bytes) -> dict[str, Any]:
+    if not body:
+        return {}
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RequestError(415, f"Content-Type is {kind[:80]!r}, expected application/json")
+    try:
+        found = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as cause:
+        raise RequestError(400, f"the body is not JSON: {cause}"[:300]) from cause
+    if not isinstance(found, dict):
+        raise RequestError(422, f"the body is a {type(found).__name__}, expected an object")
+    return found
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _read_query(endpoint: AnyEndpoint, request: Request) -> dict[str, Any]:
+    kinds = _kinds_of(endpoint.request)  # type: ignore[arg-type]  # classes can be hashed
+    found: dict[str, Any] = {}
+    for name, text in request.query_params.multi_items():
+        if name in found:
+            raise RequestError(422, f"'{name[:80]}' stands twice in the query")
+        kind = kinds.get(name, str)
+        pattern = {int: r"-?[0-9]{1,18}", float: r"-?[0-9]{1,18}(\.[0-9]{1,18})?"}.get(kind)
+        if pattern is not None and re.fullmatch(pattern, text) is None:
+            raise RequestError(422, f"'{name}' is {text[:80]!r}, expected a number")
+        found[name] = text if pattern is None else kind(text)
+    return found
+
+
+@functools.cache
+def _kinds_of(record: type[Any]) -> dict[str, type]:
+    """Return field -> its type, without range and None."""
+    hints = get_type_hints(record, include_extras=True)
+    kinds = {}
+    for field in dataclasses.fields(record):
+        hint = hints[field.name]
+        hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        hint = get_args(hint)[0] if get_origin(hint) is Union else hint
+        kinds[field.name] = hint
+    return kinds
+
+
+def _check_text(value: Any, depth: int) -> None:
+    """Refuse text that no database takes: NUL, and halves of surrogate pairs."""
+    if depth > _MAX_DEPTH:
+        raise RequestError(422, f"the body is nested deeper than {_MAX_DEPTH}")
+    if isinstance(value, str):
+        if "\0" in value or (not value.isascii() and any("\ud800" <= each <= "\udfff" for each in value)):
+            raise RequestError(422, "a text holds NUL or half of a surrogate pair")
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            _check_text(name, depth)
+            _check_text(each, depth + 1)
+    elif isinstance(value, list):
+        for each in value:
+            _check_text(each, depth + 1)

@@ -1,0 +1,25 @@
+"""Names that people give to releases, rollouts and webhooks."""
+
+import re
+from typing import Final
+
+from edgekit_runtime.errors import FleetError
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def check_name(what: str, name: str) -> None:
+    """Check that a name can stand in a path and in a URL.
+
+    Args:
+        what: `release` or the like, for the message.
+        name: that somebody chose.
+
+    Raises:
+        FleetError: it cannot.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise FleetError(
+            f"{what} name {name[:80]!r}, expected 1 to 100 of A-Z, a-z, 0-9, '.', '_' and '-', the first"
+            " a letter or digit"
+        )

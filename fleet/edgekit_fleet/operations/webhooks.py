@@ -1,0 +1,277 @@
+"""Webhooks: addresses that are told of entries of the audit log, by signed messages.
+
+Source: Standard Webhooks 1.0.0 (headers `webhook-id`, `webhook-timestamp`, `webhook-signature`).
+"""
+
+import base64
+import hashlib
+import hmac
+import http.client
+import json
+import logging
+import secrets
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Final
+from urllib.parse import urlsplit
+
+from sqlalchemy import func, select
+
+from edgekit_fleet.operations.names import check_name
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.tables import AuditRow, WebhookRow
+from edgekit_runtime.errors import EdgekitError, FleetError, NotFoundError
+
+_PREFIX: Final = "whsec_"
+_SECRET_BYTES: Final = 32
+_TURN_S: Final = 0.5
+_ANSWER_S: Final = 10.0
+_MESSAGES_A_TURN: Final = 20
+_CLAIM_S: Final = _MESSAGES_A_TURN * _ANSWER_S
+_FIRST_PAUSE_S: Final = 5.0
+_LONGEST_PAUSE_S: Final = 3600.0
+_MAX_URL_CHARS: Final = 2000
+_LOCAL: Final = ("127.0.0.1", "::1", "localhost")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """A webhook; see `WebhookRow`.
+
+    Attributes:
+        name, url, actions, created_at, created_by, failures, because: as there.
+        waiting: entries of the audit log that it has not been told of, wanted or not.
+    """
+
+    name: str
+    url: str
+    actions: tuple[str, ...]
+    created_at: float
+    created_by: str
+    failures: int
+    because: str
+    waiting: int
+
+
+def add_webhook(store: Store, name: str, url: str, actions: Sequence[str], *, actor: str) -> str:
+    """Return the secret of a new webhook, which is told of what happens from now on.
+
+    Raises:
+        FleetError: the name is malformed or taken, or the URL is not one of HTTPS.
+    """
+    check_name("webhook", name)
+    _check_url(url)
+    secret = _PREFIX + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
+    with store.transaction() as session:
+        if session.get(WebhookRow, name) is not None:
+            raise FleetError(f"webhook '{name}' exists; choose another name, or remove it first")
+        audit.record(session, actor, "webhook.add", name, url=url, actions=list(actions))
+        session.add(
+            WebhookRow(
+                name=name,
+                url=url,
+                actions=list(actions),
+                secret=secret,
+                created_at=time.time(),
+                created_by=actor,
+                position=session.scalar(select(func.max(AuditRow.number))) or 0,
+            )
+        )
+    return secret
+
+
+def list_webhooks(store: Store) -> list[Webhook]:
+    """Return all webhooks, by name."""
+    with store.snapshot() as session:
+        newest = session.scalar(select(func.max(AuditRow.number))) or 0
+        return [
+            Webhook(
+                name=row.name,
+                url=row.url,
+                actions=tuple(row.actions),
+                created_at=row.created_at,
+                created_by=row.created_by,
+                failures=row.failures,
+                because=row.because,
+                waiting=newest - row.position,
+            )
+            for row in session.scalars(select(WebhookRow).order_by(WebhookRow.name))
+        ]
+
+
+def remove_webhook(store: Store, name: str, *, actor: str) -> None:
+    """Remove a webhook.
+
+    Raises:
+        NotFoundError: there is none of that name.
+    """
+    with store.transaction() as session:
+        row = session.get(WebhookRow, name)
+        if row is None:
+            raise NotFoundError(f"no webhook '{name}'; `edgekit fleet webhook list` shows them")
+        session.delete(row)
+        audit.record(session, actor, "webhook.remove", name)
+
+
+def sign(secret: str, identifier: str, timestamp: int, body: bytes) -> str:
+    """Return the value of `webhook-signature`."""
+    key = base64.b64decode(secret.removeprefix(_PREFIX))
+    mac = hmac.digest(key, f"{identifier}.{timestamp}.".encode() + body, hashlib.sha256)
+    return f"v1,{base64.b64encode(mac).decode()}"
+
+
+class WebhookSender:
+    """Sends messages on a thread of its own, each webhook's in their order, again until they arrive.
+
+    Several processes may send: one takes a webhook by putting off when it is due.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+        """Make a sender; `start` begins.
+
+        Args:
+            store: of the fleet.
+            clock: seconds since 1970.
+        """
+        self._store = store
+        self._clock = clock
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
+
+    def start(self) -> None:
+        """Send from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; what is not sent follows after the next start."""
+        self._stop.set()
+        self._thread.join(_ANSWER_S + 1)
+
+    def turn(self) -> int:
+        """Send what is due; returns the number of messages that have arrived.
+
+        Raises:
+            OutputError: the store cannot be written.
+        """
+        now = self._clock()
+        with self._store.snapshot() as session:
+            newest = session.scalar(select(func.max(AuditRow.number))) or 0
+            statement = select(WebhookRow.name).where(WebhookRow.due_at <= now, WebhookRow.position < newest)
+            names = session.scalars(statement).all()
+        return sum(self._serve(name) for name in names if not self._stop.is_set())
+
+    def _run(self) -> None:
+        while not self._stop.wait(_TURN_S):
+            try:
+                self.turn()
+            except EdgekitError as error:  # noqa: PERF203  # a store that is gone comes back
+                _log.error("webhooks: %s; trying again", error)
+
+    def _serve(self, name: str) -> int:
+        """Send the next messages of a webhook; returns how many have arrived."""
+        claimed = self._claim(name)
+        if claimed is None:
+            return 0
+        webhook, entries, end = claimed
+        because, sent = "", 0
+        for entry in entries:
+            because = _post(webhook, entry, int(self._clock()))
+            if because or self._stop.is_set():
+                end = entry.number - bool(because)
+                break
+            sent += 1
+        with self._store.transaction() as session:
+            row = session.get(WebhookRow, name)
+            if row is None:
+                return sent
+            row.position = max(row.position, end)
+            row.because = because
+            row.failures = row.failures + 1 if because else 0
+            pause_s = min(_FIRST_PAUSE_S * 2 ** min(row.failures - 1, 20), _LONGEST_PAUSE_S)
+            row.due_at = self._clock() + (pause_s if because else 0.0)
+        if because:
+            _log.warning("webhook '%s' to %s failed: %s", name, webhook.url, because)
+        return sent
+
+    def _claim(self, name: str) -> tuple[WebhookRow, list[AuditRow], int] | None:
+        """Return a webhook, its next entries, and the position after them; others leave it alone."""
+        now = self._clock()
+        with self._store.transaction() as session:
+            row = session.scalars(
+                select(WebhookRow).where(WebhookRow.name == name, WebhookRow.due_at <= now).with_for_update()
+            ).first()
+            if row is None:
+                return None
+            row.due_at = now + _CLAIM_S
+            newest = session.scalar(select(func.max(AuditRow.number))) or 0
+            statement = select(AuditRow).where(AuditRow.number > row.position).order_by(AuditRow.number)
+            entries, end = [], newest
+            for entry in session.scalars(statement.execution_options(yield_per=200)):
+                if not row.actions or entry.action.startswith(tuple(row.actions)):
+                    entries.append(entry)
+                    if len(entries) == _MESSAGES_A_TURN:
+                        end = entry.number
+                        break
+            return row, entries, end
+
+
+def _post(webhook: WebhookRow, entry: AuditRow, timestamp: int) -> str:
+    """Send one message; returns why it did not arrive, or nothing."""
+    at = datetime.fromtimestamp(entry.at, timezone.utc).isoformat(timespec="milliseconds")
+    body = json.dumps(
+        {
+            "type": entry.action,
+            "timestamp": at.replace("+00:00", "Z"),
+            "data": {
+                "number": entry.number,
+                "actor": entry.actor,
+                "subject": entry.subject,
+                "detail": entry.detail,
+            },
+        }
+    ).encode()
+    identifier = f"evt_{entry.number}"
+    headers = {
+        "content-type": "application/json",
+        "user-agent": "edgekit",
+        "webhook-id": identifier,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": sign(webhook.secret, identifier, timestamp, body),
+    }
+    url = urlsplit(webhook.url)
+    host, port = url.hostname or "", url.port
+    connection = (
+        http.client.HTTPSConnection(host, port, timeout=_ANSWER_S, context=ssl.create_default_context())
+        if url.scheme == "https"
+        else http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
+    )
+    path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+    try:
+        connection.request("POST", path, body, headers)
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException, ValueError) as cause:
+        return f"{type(cause).__name__}: {cause}"[:500]
+    finally:
+        connection.close()
+    return "" if 200 <= status < 300 else f"the address answered {status}, expected 200 to 299"
+
+
+def _check_url(url: str) -> None:
+    try:
+        parsed = urlsplit(url)
+        is_local = parsed.hostname in _LOCAL
+        _ = parsed.port
+    except ValueError as cause:
+        raise FleetError(f"webhook URL {url[:80]!r}: {cause}") from cause
+    is_printable = url.isascii() and url.isprintable() and " " not in url
+    fits = parsed.scheme == "https" or (parsed.scheme == "http" and is_local)
+    if not (fits and parsed.hostname and is_printable and len(url) <= _MAX_URL_CHARS) or parsed.username:
+        raise FleetError(
+            f"webhook URL {url[:80]!r}: expected https://HOST/PATH and no password, or http on this machine"
+        )

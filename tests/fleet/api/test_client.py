@@ -1,0 +1,125 @@
+"""`edgekit fleet --server URL`: the same commands as on a folder, over HTTP."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fleet.api.conftest import Api
+from tests.runtime.conftest import PackageMaker
+from tests.runtime.conftest import maker as maker  # a fixture
+from tests.runtime.slot_cases import write_keys
+
+from edgekit_fleet.store.tables import RolloutRow
+from edgekit_toolkit.cli import main
+
+
+class Shell:
+    """Runs commands on the fleet of a folder, or on its server, and returns what they print as JSON."""
+
+    def __init__(self, api: Api, capsys: pytest.CaptureFixture[str], token_file: Path) -> None:
+        self.api, self.capsys = api, capsys
+        token_file.write_text(api.token + "\n")
+        self.server = ("--server", api.url, "--token-file", str(token_file))
+
+    def there(self, *arguments: str | Path, code: int = 0) -> Any:
+        return self._run([*self.server, *map(str, arguments), "--json"], code)
+
+    def here(self, *arguments: str | Path) -> Any:
+        return self._run([*map(str, arguments), "--folder", str(self.api.folder.path), "--json"], 0)
+
+    def _run(self, arguments: list[str], code: int) -> Any:
+        got = main(["fleet", *arguments])
+        printed = self.capsys.readouterr()
+        assert got == code, printed.err
+        return json.loads(printed.out.splitlines()[-1] if code else printed.out)
+
+
+@pytest.fixture
+def shell(api: Api, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Shell:
+    return Shell(api, capsys, tmp_path / "token")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("devices", "site=lyon"),
+        ("why", "d1"),
+        ("device", "d1"),
+        ("release", "--list"),
+        ("rollout", "list"),
+        ("rollout", "plan", "2026-11-16.1", "--to", "all"),
+        ("user", "list"),
+        ("webhook", "list"),
+    ],
+)
+def test_command_prints_the_same_from_afar(shell: Shell, command: tuple[str, ...]):
+    assert shell.there(*command) == shell.here(*command)
+
+
+def test_audit_from_afar_is_complete(shell: Shell):
+    there = shell.there("audit", "--limit", "2000")
+    assert there == shell.here("audit", "--limit", "2000")
+    assert [each["number"] for each in there] == list(range(1, len(there) + 1))
+    assert shell.there("audit", "--limit", "3") == there[-3:]
+
+
+def test_job_releases_rolls_out_waits_and_rolls_back(
+    shell: Shell, maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    write_keys(tmp_path / "keys")
+    package = tmp_path / "linear.edgepkg"
+    maker.write(package, target="rpi5")
+    shell.there("tag", "d1", "site=oslo")
+    (release,) = shell.there("release", package, "--name", "v2")
+    assert release["packages"][0][2] == "rpi5"
+    (rollout,) = shell.there("rollout", "start", "v2", "--to", "site=oslo", "--name", "a", "--soak", "0")
+    assert rollout["members"] == {"waiting": 1}
+    shell.there("rollback", "a", "--note", "customers complain")
+    with shell.api.store.transaction() as session:
+        session.get(RolloutRow, "a").state = "aborted"
+    assert main(["fleet", *shell.server, "rollout", "watch", "a"]) == 1
+    assert "a: aborted" in shell.capsys.readouterr().out
+    actions = {each["action"]: each["actor"] for each in shell.here("audit", "--limit", "20")}
+    assert actions["device.tag"] == actions["release.make"] == "token:tests"
+
+
+def test_users_and_tokens_are_made_from_afar(shell: Shell, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("correct horse\n"))
+    assert [each["name"] for each in shell.there("user", "add", "ann", "--role", "admin")] == ["ann"]
+    made = shell.there("token", "add", "ci", "--scope", "read", "--days", "1")
+    assert shell.api.get("/devices?limit=1", made["token"]).status == 200
+    shell.there("token", "revoke", "ci")
+    assert shell.api.get("/devices?limit=1", made["token"]).status == 401
+
+
+def test_refusal_of_the_server_is_an_error_with_its_words(shell: Shell):
+    error = shell.there("why", "nobody", code=15)["error"]
+    assert error["message"].startswith("no device 'nobody' is enrolled")
+
+
+def test_command_of_the_own_machine_refuses_a_server(shell: Shell, capsys: pytest.CaptureFixture[str]):
+    assert main(["fleet", *shell.server, "backup", "x"]) == 2
+    assert "works on the fleet's own machine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [("http://example.com", 17), ("ftp://x", 17), ("https://h:99999", 17), ("http://127.0.0.1:1", 16)],
+)
+def test_server_that_cannot_be_used_is_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str, code: int
+):
+    monkeypatch.setenv("EDGEKIT_FLEET_TOKEN", "ekt_x")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert main(["fleet", "--server", url, "devices"]) == code
+
+
+def test_server_without_a_token_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("EDGEKIT_FLEET_TOKEN", raising=False)
+    assert main(["fleet", "--server", "http://127.0.0.1:1", "devices"]) == 2
+    assert "--token-file" in capsys.readouterr().err
