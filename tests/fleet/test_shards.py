@@ -111,6 +111,33 @@ def test_manager_that_is_behind_leaves_no_shards(shared):
     assert not second.epochs
 
 
+def commit_without_answer(store, shards):
+    """Balance as where the connection ends while the database commits: the manager does not know."""
+    with store.concurrent_transaction() as session:
+        shards.balance(session, time.time())
+
+
+def test_shards_that_were_left_without_an_answer_stay_with_who_took_them(shared):
+    first, second = join(shared), join(shared)
+    commit_without_answer(shared, first)
+    balance(shared, second)
+    taken = dict(second.epochs)
+    assert len(taken) == SHARDS // 2
+    balance(shared, first)
+    balance(shared, second)
+    assert second.epochs == taken
+    assert not first.epochs.keys() & taken.keys()
+
+
+def test_shards_that_were_taken_without_an_answer_are_held(shared):
+    first, second = join(shared), join(shared)
+    balance(shared, first)
+    commit_without_answer(shared, second)
+    balance(shared, second)
+    assert len(second.epochs) == SHARDS // 2
+    assert not first.epochs.keys() & second.epochs.keys()
+
+
 def test_message_of_a_foreign_shard_is_taken_when_its_manager_is_lost():
     shards = Shards.of_all()
     shards.epochs.pop(shard_of("d1"))

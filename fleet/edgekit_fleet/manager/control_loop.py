@@ -118,6 +118,7 @@ class ControlLoop:
         self._hellos: list[str] = []
         self._unsure: float | None = None  # a turn that may have been committed, or not
         self._has_more = False  # devices of a wave that wait for their documents
+        self._is_balancing = False  # it may have been committed, or not
         self._has_joined = True
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -178,6 +179,8 @@ class ControlLoop:
             OutputError: the store cannot be written.
         """
         now, clock = time.time(), time.monotonic()
+        if self._is_balancing:
+            self._balance(now)
         limit = _MESSAGES_BESIDE_A_WAVE if self._has_more else _MESSAGES_A_TURN
         unknown = self.inbox.list_unknown(limit)
         if unknown or self._unsure is not None:
@@ -217,6 +220,7 @@ class ControlLoop:
 
     def _balance(self, now: float) -> None:
         """State that this manager is there, and take or leave shards."""
+        self._is_balancing = True
         with self._store.concurrent_transaction() as session:
             balance = self.shards.balance(session, now, may_leave=not self._is_behind)
             self.index.load_shards(session, balance.taken.keys())
@@ -224,6 +228,7 @@ class ControlLoop:
         self.index.drop_shards(balance.left)
         if balance.taken:
             self.inbox.take_over()
+        self._is_balancing = False
 
     async def _publish(self, outgoing: Sequence[Outgoing], now: float) -> None:
         """Publish documents that the store has; one that is lost here follows at the device's next hello."""

@@ -128,7 +128,8 @@ class Shards:
     def balance(self, session: Session, now: float, *, may_leave: bool = True) -> Balance:
         """State that this manager is there, remove those that are not, and return what changes hands.
 
-        A manager that was late itself, as when the database was away, gives others time to come back.
+        A manager that was late itself, as when the database was away, gives others time to come back. What the
+        store says of its shards counts: an earlier balance may have been committed without an answer.
 
         Args:
             session: of a transaction.
@@ -147,10 +148,12 @@ class Shards:
             _remove_silent(session, clock)
         holders = session.scalars(select(ManagerRow.holder)).all()
         share = -(-SHARDS // len(holders))
-        left = frozenset(sorted(self.epochs)[share:] if may_leave else ())
+        own = select(ShardRow.number, ShardRow.epoch).where(ShardRow.holder == self._holder)
+        held = {number: epoch for number, epoch in session.execute(own)}
+        left = frozenset(sorted(held)[share:] if may_leave else ())
         if left:
             session.execute(update(ShardRow).where(ShardRow.number.in_(left)).values(holder=""))
-        wanted = share - len(self.epochs)
+        wanted = share - len(held)
         free = (
             select(ShardRow)
             .where(ShardRow.holder.not_in(holders))
@@ -166,7 +169,8 @@ class Shards:
         if taken or left:
             detail = {"taken": sorted(taken), "left": sorted(left)}
             audit.record(session, "manager", "manager.shards", self._holder, **detail)
-        return Balance(taken, left)
+        unknown = {number: epoch for number, epoch in held.items() if self.epochs.get(number) != epoch}
+        return Balance({**unknown, **taken}, left | (self.epochs.keys() - held.keys()))
 
     def apply(self, balance: Balance) -> None:
         """Let a balance count whose transaction was committed."""
