@@ -1,5 +1,6 @@
 """A limit of failed attempts, so that nobody guesses passwords, codes or tokens."""
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,6 +16,7 @@ class FailureLimit:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._one_at_a_time = threading.Lock()
 
     def allows(self, key: str) -> bool:
         """Return whether a request of the address or name is looked at."""
@@ -23,9 +25,17 @@ class FailureLimit:
 
     def count(self, key: str) -> None:
         """Count one failure."""
-        begin, count = self._failures.pop(key, (self._clock(), 0))
-        if self._clock() - begin >= 60:
-            begin, count = self._clock(), 0
-        self._failures[key] = (begin, count + 1)
-        if len(self._failures) > _MAX_KEYS:
-            self._failures.popitem(last=False)
+        with self._one_at_a_time:
+            begin, count = self._failures.pop(key, (self._clock(), 0))
+            if self._clock() - begin >= 60:
+                begin, count = self._clock(), 0
+            self._failures[key] = (begin, count + 1)
+            if len(self._failures) > _MAX_KEYS:
+                self._failures.popitem(last=False)
+
+    def forgive(self, key: str) -> None:
+        """Take back one failure: what was counted before it was looked at has succeeded."""
+        with self._one_at_a_time:
+            begin, count = self._failures.get(key, (0.0, 0))
+            if count:
+                self._failures[key] = (begin, count - 1)

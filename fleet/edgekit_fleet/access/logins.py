@@ -4,6 +4,7 @@ The token against forged requests (CSRF) is derived from the secret, so it ends 
 """
 
 import hmac
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +23,7 @@ from edgekit_runtime.errors import RequestError
 
 LIFE_S: Final = 12 * 3600.0
 IDLE_S: Final = 3600.0
+_MOST_KNOWN: Final = 10_000
 _NOTE_S: Final = 60.0  # how exactly `seen_at` is kept; each page would write to the store else
 
 
@@ -46,7 +48,7 @@ class LoginDesk:
     """Lets users in by name and password; slow for those who guess.
 
     One object serves a process. Failures count by address and by name, so that neither many addresses nor
-    many names help.
+    many names help. Who has logged in from an address before is not shut out by others who guess the name.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
@@ -60,6 +62,7 @@ class LoginDesk:
         self._clock = clock
         self._addresses = FailureLimit()
         self._names = FailureLimit()
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def log_in(self, name: str, password: str, address: str) -> str:
         """Return the secret for the cookie of a new login. It takes about 0.1 s.
@@ -73,16 +76,24 @@ class LoginDesk:
             RequestError: 401 name or password is wrong; 429 too many failures.
         """
         name, password = name.replace("\0", ""), password.replace("\0", "")
-        if not (self._addresses.allows(address) and self._names.allows(name)):
+        limits = [(self._addresses, address)]
+        if (name, address) not in self._known:
+            limits.append((self._names, name))
+        if not all(limit.allows(key) for limit, key in limits):
             raise RequestError(429, "too many failures; wait a minute", retry_after_s=60)
+        for limit, key in limits:  # before the answer is known: many may ask at once
+            limit.count(key)
         with self._store.transaction() as session:
             row = session.get(UserRow, name)
             known = None if row is None else row.password_digest
         is_right, newer = users.check_password(known, password)
         if not is_right:
-            self._addresses.count(address)
-            self._names.count(name)
             raise RequestError(401, "name or password is wrong")
+        for limit, key in limits:
+            limit.forgive(key)
+        self._known[name, address] = None
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
         with self._store.transaction() as session:
             row = session.get(UserRow, name)
             if row is None or row.password_digest != known:

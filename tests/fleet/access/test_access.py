@@ -1,5 +1,6 @@
 """Users, logins and tokens: who gets in, who does not, and what the store keeps of secrets."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -60,6 +61,32 @@ def test_failures_of_an_address_or_a_name_are_limited(store, desk, monkeypatch, 
     with pytest.raises(RequestError) as found:
         desk.log_in("ann", PASSWORD, "10.0.0.1" if is_same_address else "10.0.1.1")
     assert (found.value.status, found.value.retry_after_s) == (429, 60)
+
+
+def test_guesses_at_the_same_time_are_limited_as_those_one_after_another(desk, monkeypatch):
+    looked_at = []
+
+    def check_slowly(_digest, _password):
+        looked_at.append(1)
+        if len(looked_at) < 100:  # the next guess comes before this one is answered
+            with contextlib.suppress(RequestError):
+                desk.log_in("ann", "guess", "10.0.0.1")
+        return False, ""
+
+    monkeypatch.setattr(users, "check_password", check_slowly)
+    with pytest.raises(RequestError):
+        desk.log_in("ann", "guess", "10.0.0.1")
+    assert len(looked_at) == 20
+
+
+def test_who_guesses_a_name_elsewhere_does_not_shut_its_user_out(desk):
+    desk.log_in("ann", PASSWORD, "10.0.0.1")
+    for number in range(30):
+        with pytest.raises(RequestError):
+            desk.log_in("ann", "guess", f"10.0.1.{number}")
+    assert desk.log_in("ann", PASSWORD, "10.0.0.1")
+    with pytest.raises(RequestError, match="too many"):
+        desk.log_in("ann", PASSWORD, "10.0.1.99")
 
 
 def test_login_ends_when_idle_at_its_end_and_by_another_password(store, desk, clock):
