@@ -128,8 +128,8 @@ class Shards:
     def balance(self, session: Session, now: float, *, may_leave: bool = True) -> Balance:
         """State that this manager is there, remove those that are not, and return what changes hands.
 
-        A manager that was late itself, as when the database was away, gives others time to come back. What the
-        store says of its shards counts: an earlier balance may have been committed without an answer.
+        A manager that was late itself, as when the database was away, gives others time to come back. Its
+        shards are those that the store names: an earlier balance may have been committed without an answer.
 
         Args:
             session: of a transaction.
@@ -149,7 +149,7 @@ class Shards:
         holders = session.scalars(select(ManagerRow.holder)).all()
         share = -(-SHARDS // len(holders))
         own = select(ShardRow.number, ShardRow.epoch).where(ShardRow.holder == self._holder)
-        held = {number: epoch for number, epoch in session.execute(own)}
+        held = {row.number: row.epoch for row in session.execute(own)}
         left = frozenset(sorted(held)[share:] if may_leave else ())
         if left:
             session.execute(update(ShardRow).where(ShardRow.number.in_(left)).values(holder=""))
