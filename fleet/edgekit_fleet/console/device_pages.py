@@ -79,7 +79,9 @@ def show_devices(console: Console, request: Request) -> Response:
             counts = count_devices(session, search)
         except FleetError as error:
             problem, search, counts = str(error), Search(selector="name=none"), {}
-        page = find_devices(session, search, by_name=by_name, after=query.get("after", ""), limit=_PAGE)
+        page = find_devices(
+            session, search, by_name=by_name, after=query.get("after", ""), limit=_PAGE, counts=counts
+        )
         saved = saved_queries.list_queries(session)
     by_status = {
         status: counts.get((status, True), 0) + counts.get((status, False), 0) for status in ATTENTION

@@ -5,7 +5,7 @@
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, Literal, TypeAlias
@@ -64,7 +64,13 @@ class DevicePage:
 
 
 def find_devices(
-    session: Session, search: Search, *, by_name: bool = False, after: str = "", limit: int = 50
+    session: Session,
+    search: Search,
+    *,
+    by_name: bool = False,
+    after: str = "",
+    limit: int = 50,
+    counts: Mapping[tuple[str, bool], int] | None = None,
 ) -> DevicePage:
     """Return a page of devices: those that need attention first, the connected ones before the others.
 
@@ -74,6 +80,7 @@ def find_devices(
         by_name: sorted by name instead.
         after: of the page before.
         limit: most devices of a page.
+        counts: of `count_devices`, to look for no devices where there are none.
 
     Raises:
         FleetError: the selector is malformed.
@@ -86,6 +93,8 @@ def find_devices(
     rows, place = [], ""
     for status, is_online, name in _places(after):
         if search.status and search.status != status:
+            continue
+        if counts is not None and not counts.get((status, is_online)):
             continue
         statement = (
             select(DeviceRow)

@@ -83,7 +83,7 @@ class DeviceRow(Table):
 
     __tablename__ = "devices"
     __table_args__ = (
-        Index(None, "status", "is_online", "name"),
+        Index(None, "status", "is_online", "name", "target"),
         Index(None, "is_online", "last_seen_at", "status"),
     )
 

@@ -23,7 +23,9 @@ def upgrade() -> None:
     op.create_index(
         op.f("ix_device_attributes_name_value_device"), "device_attributes", ["name", "value", "device"]
     )
-    op.create_index(op.f("ix_devices_status_is_online_name"), "devices", ["status", "is_online", "name"])
+    op.create_index(
+        op.f("ix_devices_status_is_online_name_target"), "devices", ["status", "is_online", "name", "target"]
+    )
     op.create_index(
         op.f("ix_devices_is_online_last_seen_at_status"), "devices", ["is_online", "last_seen_at", "status"]
     )
