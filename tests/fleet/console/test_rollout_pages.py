@@ -65,7 +65,8 @@ def test_page_follows_the_log_as_it_grows(client, served):
 
 
 def test_abort_says_how_many_go_back_and_needs_the_name(client, served):
-    run = add_rollout(served.store, NAME, CLEAN, days=0.01)
+    run = add_rollout(served.store, NAME, CLEAN, devices=600, days=0.003)
+    assert run.progress.started < 600
     exposed = sum(one.state in ("started", "succeeded", "failed") for one in run.progress.members.values())
     page = client.get(f"/rollouts/{NAME}/abort")
     assert f"{exposed} devices go back" in words(page.text)

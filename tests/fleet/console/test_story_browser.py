@@ -1,7 +1,7 @@
 """The whole story in a browser: a good release, a bad one that stops by itself, a cut network, the way back.
 
 Broker, manager, console and one device with service and agent are real; 20 devices are simulated. An operator
-does everything by the pages. It takes about a minute. With EDGEKIT_SCREENSHOTS=FOLDER the pictures of
+does everything by the pages. It takes about a minute. With EDGEKIT_PICTURES=FOLDER the pictures of
 docs/console.md are written there.
 """
 
@@ -170,7 +170,7 @@ def operator(browser):  # noqa: F811
         page = browser.new_page()
         parts.callback(page.close)
         page.set_view(1200)
-        yield Operator(page, site, os.environ.get("EDGEKIT_SCREENSHOTS"))
+        yield Operator(page, site, os.environ.get("EDGEKIT_PICTURES"))
 
 
 def test_operator_sees_good_bad_and_cut_releases_through(operator):
