@@ -167,7 +167,9 @@ def _read_figures(
             .where(
                 FigureRow.device.in_(devices),
                 FigureRow.model == model,
-                FigureRow.version == sample.version,
+                # As an expression, so that the rows are found by their devices: by version and hour there may
+                # be a hundred times as many.
+                func.coalesce(FigureRow.version, "") == sample.version,
                 FigureRow.hour > hour - _HOURS,
             )
             .group_by(FigureRow.hour)
