@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store, open_store
 from edgekit_fleet.store.tables import Table
-from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.errors import ConfigError, OutputError
 
 
 def test_migrations_lead_to_the_tables_of_the_code(store: Store):
@@ -41,6 +41,16 @@ def test_store_of_a_newer_edgekit_is_refused(store_url: str):
 def test_unknown_database_is_refused():
     with pytest.raises(ConfigError, match="expected sqlite"):
         open_store("nothing")
+
+
+def test_password_of_a_database_is_in_no_message():
+    url = "postgresql://ann:tea-time@127.0.0.1:1/fleet?password=tea-time&connect_timeout=1"
+    with pytest.raises(OutputError, match="cannot open the store") as found:
+        open_store(url)
+    assert "tea-time" not in str(found.value)
+    with pytest.raises(ConfigError, match="expected sqlite") as found:
+        open_store(url.replace("postgresql:", "postgresqls:"))
+    assert "tea-time" not in str(found.value)
 
 
 @pytest.mark.parametrize("change", ["UPDATE audit SET actor = 'eve'", "DELETE FROM audit"])

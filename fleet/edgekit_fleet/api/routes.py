@@ -105,7 +105,9 @@ class _Operation:
         parsed = parse_request(endpoint, request, body)
         key = request.headers.get("idempotency-key")
         if key is not None and endpoint.method == "POST":
-            said = b"\n".join((request.method.encode(), request.url.path.encode(), body))
+            # Not without the token: the body may hold a password, which nobody shall guess by its digest.
+            secret = request.headers["authorization"]
+            said = b"\n".join((secret.encode(), request.method.encode(), request.url.path.encode(), body))
             keyed = repeats.KeyedRequest(
                 principal.name, repeats.check_key(key), hashlib.sha256(said).hexdigest()
             )

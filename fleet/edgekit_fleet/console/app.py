@@ -26,6 +26,7 @@ from edgekit_fleet.console.live import Seen
 from edgekit_fleet.console.rollouts import plan_pages
 from edgekit_fleet.console.rollouts.pages import RolloutPages
 from edgekit_fleet.console.shell import STATIC, Console, switch_theme
+from edgekit_runtime.errors import OutputError
 
 _HEADERS: Final = {
     "content-security-policy": (
@@ -79,8 +80,13 @@ def make_routes(console: Console) -> list[BaseRoute]:
     """Return the routes, a line each."""
 
     async def stream_changes(request: Request) -> Response:
-        if await run_in_threadpool(console.find_principal, request) is None:
-            return Response(status_code=401)
+        try:
+            if await run_in_threadpool(console.find_principal, request) is None:
+                return Response(status_code=401)
+        except OutputError:
+            return Response(status_code=503)
+        if console.watcher.is_full:
+            return Response(status_code=503)
         seen = request.headers.get("last-event-id") or request.query_params.get("seen", "")
         events = console.watcher.listen(Seen.parse(seen))
         return StreamingResponse(

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgekit_fleet.console.shell import Console, with_query
+from edgekit_fleet.console.shell import Console, local_address, with_query
 from edgekit_fleet.operations import devices, saved_queries
 from edgekit_fleet.operations.device_search import ATTENTION, Search, Special, count_devices, find_devices
 from edgekit_fleet.operations.rollouts import find_tag_effects
@@ -133,7 +133,7 @@ def save_query(console: Console, request: Request) -> Response:
     form = request.state.form
     name, selector = form.get("name", "").strip(), form.get("selector", "").strip()
     saved_queries.save(console.store, name, selector, request.state.principal.name)
-    return console.redirect(form.get("next", "/devices"), f"Saved as '{name}'.")
+    return console.redirect(local_address(form.get("next", "/devices")), f"Saved as '{name}'.")
 
 
 def show_device(console: Console, request: Request) -> Response:

@@ -33,6 +33,7 @@ _QUIET_S: Final = 15.0
 _LONGEST_S: Final = 600.0  # then the browser connects again, and its login is checked again
 _RETRY_S: Final = 2.0
 _KEPT_ENTRIES: Final = 1000
+_MOST_LISTENERS: Final = 200  # of the connections that the server takes
 _TOPICS: Final = {"rollout": "rollouts", "release": "releases", "device": "devices", "alarm": "devices"}
 _ALL: Final = frozenset((*_TOPICS.values(), "audit"))
 _log = logging.getLogger(__name__)
@@ -72,6 +73,12 @@ class Watcher:
         self._listeners = 0
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether so many pages are open that further ones must do without events."""
+        return self._listeners >= _MOST_LISTENERS
 
     def read_seen(self) -> Seen:
         """Return what a page shows whose content is read from now on."""
@@ -83,10 +90,10 @@ class Watcher:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + _LONGEST_S
         self._listeners += 1
-        if self._task is None:
-            await self._poll()
-            self._task = loop.create_task(self._watch())
         try:
+            if self._task is None:  # made before anything is waited for: there is one, however many listen
+                self._task = loop.create_task(self._watch())
+            await self._poll()
             yield b": open\n\n"
             while loop.time() < end_s:
                 changed, current = self._changed, self._current
@@ -116,12 +123,13 @@ class Watcher:
                 await asyncio.sleep(_RETRY_S)
 
     async def _poll(self) -> None:
-        current, entries = await run_in_threadpool(self._read_news, self._current)
-        if current != self._current:
-            self._current = current
-            self._entries.extend(entries)
-            self._changed.set()
-            self._changed = asyncio.Event()
+        async with self._one_at_a_time:
+            current, entries = await run_in_threadpool(self._read_news, self._current)
+            if current != self._current:
+                self._current = current
+                self._entries.extend(entries)
+                self._changed.set()
+                self._changed = asyncio.Event()
 
     def _read_news(self, last: Seen) -> tuple[Seen, list[tuple[int, str]]]:
         with self._store.snapshot() as session:

@@ -115,13 +115,13 @@ class Console:
 
         Sets `principal` of the request's state, and `csrf`, which forms carry: of the login, or of a cookie.
         """
-        login = login_of(request, self.store)
-        request.state.principal = None if login is None else login.principal
         visitor = request.cookies.get(_VISITOR, "")
         is_known = len(visitor) >= _VISITOR_CHARS
-        request.state.csrf = (
-            login.csrf_token if login else visitor if is_known else secrets.token_urlsafe(_VISITOR_CHARS)
-        )
+        request.state.principal = None
+        request.state.csrf = visitor if is_known else secrets.token_urlsafe(_VISITOR_CHARS)
+        login = login_of(request, self.store)
+        if login is not None:
+            request.state.principal, request.state.csrf = login.principal, login.csrf_token
         return request.state.principal  # type: ignore[no-any-return]
 
     def render(self, request: Request, template: str, /, *, status: int = 200, **values: Any) -> HTMLResponse:
@@ -161,11 +161,12 @@ class Console:
         return response
 
     def _answer(self, request: Request, function: Page, scope: Scope | None) -> Response:
-        principal = self.find_principal(request)
-        if principal is None and scope is not None:
-            return self._ask_for_login(request)
-        request.state.seen = self.watcher.read_seen()
+        request.state.seen = ""
         try:
+            principal = self.find_principal(request)
+            if principal is None and scope is not None:
+                return self._ask_for_login(request)
+            request.state.seen = self.watcher.read_seen()
             if request.method == "POST":
                 _check_csrf(request)
             if principal is not None and scope is not None:

@@ -5,6 +5,7 @@ import os
 import sqlite3
 import tarfile
 import tempfile
+import threading
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder
 from edgekit_fleet.store.tables import AuditRow, ManagerRow
 from edgekit_runtime.dataclass_json import Range
-from edgekit_runtime.errors import ConfigError, OutputError
+from edgekit_runtime.errors import ConfigError, OutputError, RequestError
 from edgekit_runtime.system.atomic_files import DISK, make_folders, write_atomically
 
+_one_check: Final = threading.Lock()
 _DATABASE: Final = "fleet.db"
 _SAVED: Final = ("fleet.json", "identity", "repository-keys", "repository")
 
@@ -77,9 +79,18 @@ def read_audit(
 
 
 def find_audit_break(store: Store) -> int | None:
-    """Return the number of the first entry of the audit log that was changed, or None."""
-    with store.snapshot() as session:
-        return audit.find_break(session)
+    """Return the number of the first entry of the audit log that was changed, or None.
+
+    Raises:
+        RequestError: 429, it is being checked already: a million entries take half a minute.
+    """
+    if not _one_check.acquire(blocking=False):
+        raise RequestError(429, "the audit log is being checked; wait for the result", retry_after_s=30)
+    try:
+        with store.snapshot() as session:
+            return audit.find_break(session)
+    finally:
+        _one_check.release()
 
 
 def back_up(folder: FleetFolder, path: Path) -> None:

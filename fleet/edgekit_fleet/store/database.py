@@ -129,7 +129,7 @@ class Store:
     @property
     def name(self) -> str:
         """Return the URL without its password, for messages."""
-        return self.engine.url.render_as_string(hide_password=True)
+        return _hide_password(self.engine.url)
 
     def close(self) -> None:
         """Close all connections."""
@@ -261,21 +261,24 @@ def open_store(url: str) -> Store:
             **({"max_overflow": _MOST_CONNECTIONS} if is_remote else {}),
         )
     except (ArgumentError, NoSuchModuleError, ImportError) as cause:
-        raise ConfigError(f"store {url!r}: {cause}; expected sqlite:////FILE or a postgresql URL") from cause
+        place = url.partition("://")[0][:40]
+        raise ConfigError(
+            f"store {place}://...: {cause}; expected sqlite:////FILE or a postgresql URL"
+        ) from cause
     if engine.dialect.name == "sqlite":
         _prepare_sqlite(engine)
     try:
         _migrate(engine)
     except DBAPIError as cause:
         engine.dispose()
-        name = parsed.render_as_string()
+        name = _hide_password(parsed)
         raise OutputError(
             f"cannot open the store {name}: {cause.orig}; if it is damaged, restore a backup"
         ) from cause
     except CommandError as cause:
         engine.dispose()
         raise ConfigError(
-            f"the store {parsed.render_as_string()} was made by a newer edgekit ({cause}); update edgekit"
+            f"the store {_hide_password(parsed)} was made by a newer edgekit ({cause}); update edgekit"
         ) from cause
     return Store(engine)
 
@@ -293,6 +296,11 @@ def _parse(url: str) -> URL:
     user, at, hosts = place.rpartition("@")
     parsed = make_url(f"postgresql+psycopg{separator}{user}{at}{slash}{path}")
     return parsed.update_query_dict({"host": hosts.split(",")}, append=True) if hosts else parsed
+
+
+def _hide_password(url: URL) -> str:
+    """Return a URL for messages; libpq also takes a password from the query."""
+    return url.difference_update_query(("password", "sslpassword")).render_as_string()
 
 
 def _write_json(value: Any) -> str:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 from tests.fleet.api.conftest import Api
 from tests.runtime.conftest import PackageMaker
 from tests.runtime.conftest import maker as maker  # a fixture
@@ -112,6 +113,15 @@ def test_answer_with_a_secret_is_not_kept(api: Api):
     assert api.post("/tokens", body, idempotency_key="k").status == 409
     with api.store.snapshot() as session:
         assert secret.encode() not in session.get(IdempotencyRow, ("token:tests", "k")).answer
+
+
+def test_store_cannot_confirm_a_guess_of_a_password(api: Api):
+    plain = {"name": "eve", "password": "a long password", "role": "viewer"}
+    assert api.post("/users", plain, idempotency_key="k1").status < 300
+    with api.store.snapshot() as session:
+        row = session.scalars(select(IdempotencyRow)).one()
+    said = b"\n".join((b"POST", b"/api/v1/users", json.dumps(plain).encode()))
+    assert row.request_sha256 != hashlib.sha256(said).hexdigest()
 
 
 def test_request_under_way_is_not_begun_again(api: Api):

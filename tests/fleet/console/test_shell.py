@@ -1,14 +1,21 @@
 """What all pages share: headers, assets, forms, themes, live events."""
 
+import asyncio
 import hashlib
 import http.client
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import edgekit_fleet.console
+from edgekit_fleet.console import live
+from edgekit_fleet.console.live import Seen, Watcher
+from edgekit_fleet.operations import records
 from edgekit_fleet.store import audit
+from edgekit_runtime.errors import OutputError
 
 VENDORED = {
     "htmx-4.0.1.min.js": "a0abb04f2f45a1f89d1d4844023245537e5e6014c87b144553e0607b4cc32130",
@@ -103,3 +110,52 @@ def test_page_that_comes_back_learns_what_it_missed(served, cookie):
     assert read_event(response)["event"] in ("audit", "releases")
     assert time.monotonic() - begin_s < 10
     connection.close()
+
+
+def test_store_that_is_away_is_said_on_every_page(client, served, monkeypatch):
+    @contextmanager
+    def fail():
+        raise OutputError("the store is away")
+        yield
+
+    monkeypatch.setattr(served.store, "snapshot", fail)
+    for path in ("/", "/devices", "/login"):
+        answer = client.get(path)
+        assert answer.status == 503
+        assert "the store is away" in answer.text
+    assert client.get("/live").status == 503
+
+
+def test_pages_that_open_at_once_share_one_watcher(served):
+    async def run():
+        watcher = Watcher(served.store)
+        pages = [watcher.listen(Seen(0, 0)) for _ in range(5)]
+        await asyncio.gather(*(anext(page) for page in pages))
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for page in pages:
+            await page.aclose()
+        await asyncio.sleep(0)
+        return len(others), asyncio.all_tasks() - {asyncio.current_task()}
+
+    watching, left = asyncio.run(run())
+    assert watching == 1
+    assert not left
+
+
+def test_pages_over_the_limit_do_without_events(client, served, monkeypatch):
+    monkeypatch.setattr(live, "_MOST_LISTENERS", 0)
+    assert client.get("/live").status == 503
+    assert client.get("/").status == 200
+
+
+def test_audit_log_is_checked_once_at_a_time(client, monkeypatch):
+    monkeypatch.setattr(records, "_one_check", threading.Lock())
+    with records._one_check:
+        answer = client.post("/audit/verify")
+    assert answer.status == 429
+    assert client.post("/audit/verify").status == 303
+
+
+def test_saved_filter_leads_back_to_this_site(client):
+    answer = client.post("/queries", name="mine", selector="all", next="https://elsewhere.test/")
+    assert answer.headers["location"] == "/"
