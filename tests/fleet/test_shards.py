@@ -15,7 +15,7 @@ from edgekit_fleet.operations.rollouts import RolloutRequest
 from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
 from edgekit_fleet.store.database import open_store
 from edgekit_fleet.store.due import mark_due
-from edgekit_fleet.store.shards import LEASE_S, Shards
+from edgekit_fleet.store.shards import LEASE_S, Shards, describe_ranges
 from edgekit_fleet.store.tables import SHARDS, DesiredRow, ExecutionRow, ManagerRow, shard_of
 from edgekit_runtime.agent.documents import topic
 from edgekit_runtime.errors import UnavailableError
@@ -53,6 +53,11 @@ def silence(store, shards, for_s=LEASE_S + 0.1):
             .where(ManagerRow.number == shards.number)
             .values(heartbeat_at=ManagerRow.heartbeat_at - for_s)
         )
+
+
+@pytest.mark.parametrize(("numbers", "text"), [((), ""), (range(64), "0-63"), ((5, 1, 2, 3, 9), "1-3, 5, 9")])
+def test_shards_are_named_in_ranges(numbers, text):
+    assert describe_ranges(numbers) == text
 
 
 def test_managers_share_all_shards_and_none_twice(shared):

@@ -9,6 +9,7 @@ one manager, which holds all shards.
 import os
 import socket
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -167,8 +168,8 @@ class Shards:
             shard.holder, shard.epoch = self._holder, max(shard.epoch + 1, int(clock))
             taken[shard.number] = shard.epoch
         if taken or left:
-            detail = {"taken": sorted(taken), "left": sorted(left)}
-            audit.record(session, "manager", "manager.shards", self._holder, **detail)
+            changed = {"taken": describe_ranges(taken), "left": describe_ranges(left)}
+            audit.record(session, "manager", "manager.shards", self._holder, **changed)
         unknown = {number: epoch for number, epoch in held.items() if self.epochs.get(number) != epoch}
         return Balance({**unknown, **taken}, left | (self.epochs.keys() - held.keys()))
 
@@ -218,3 +219,14 @@ def _read_clock(session: Session, now: float) -> float:
         return now
     clock = session.scalar(select(func.extract("epoch", func.clock_timestamp())))
     return float(clock or 0.0)
+
+
+def describe_ranges(numbers: Iterable[int]) -> str:
+    """Return numbers as `0-31, 40`."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ", ".join("-".join(map(str, each)) for each in ranges)
