@@ -132,6 +132,8 @@ def parse_request(endpoint: AnyEndpoint, request: Request, body: bytes, **own: A
         raise RequestError(422, f"'{min(doubled)}' stands in the path, and may not stand elsewhere")
     plain |= values
     _check_text(plain, 0)
+    if own and values:
+        raise RequestError(422, "the path takes no query")
     if own:
         return endpoint.request(**plain, **own)
     return from_plain(endpoint.request, plain, "", _UnreadableError)

@@ -1,6 +1,7 @@
 """Run schemathesis, then hostile requests, against a fleet of its own: `scripts/fuzz-api`."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -18,9 +19,9 @@ def main() -> int:
         begin_s = time.monotonic()
         url = f"{api.url}/api/v1"
         command = [PROGRAM, "--config-file", str(CONFIG), "run", f"{url}/openapi.json", "--url", url]
-        command += ["--header", f"Authorization: Bearer {api.token}", "--seed", "14"]
-        command += ["--max-examples", str(examples), "--phases", "examples,coverage,fuzzing"]
-        code = subprocess.run(command, check=False).returncode
+        command += ["--seed", "14", "--max-examples", str(examples), "--phases", "coverage,fuzzing"]
+        environment = {**os.environ, "EDGEKIT_FLEET_TOKEN": api.token}
+        code = subprocess.run(command, check=False, env=environment).returncode
         print(f"schemathesis: exit code {code}, {time.monotonic() - begin_s:.0f} s", flush=True)
         begin_s = time.monotonic()
         for place, counts in asyncio.run(attack(api, 1, count)).items():

@@ -153,6 +153,11 @@ def test_upload_that_is_no_package_leaves_nothing(api: Api, content: bytes, sha2
     assert not uploads.exists() or not list(uploads.iterdir())
 
 
+def test_upload_with_a_query_is_refused(api: Api):
+    path = f"/packages/{hashlib.sha256(b'x').hexdigest()}?x=1"
+    assert api.send("PUT", path, b"x", authorization=f"Bearer {api.token}").status == 422
+
+
 def test_body_over_the_limit_is_refused(api: Api):
     answer = api.send(
         "POST",
