@@ -222,7 +222,7 @@ def _read_plain(shape: _Shape, value: Any, place: tuple[str, str], error: type[E
     where, name = place
     if type(value) is str is shape.kind and not (shape.is_list or shape.choices) and "\0" not in value:
         return value  # most values of documents
-    allowed = shape.allowed or _range_of_unit(name)
+    allowed = shape.allowed or range_of_unit(name)
     expected = _find_fault(value, shape.kind, shape.is_list, allowed, shape.choices)
     if expected is not None:
         shown = repr(value)
@@ -258,6 +258,6 @@ def _find_fault(
     return None
 
 
-def _range_of_unit(name: str) -> Range:
+def range_of_unit(name: str) -> Range:
     """Return the range of a field that declares none."""
     return next((found for unit, found in _RANGES_OF_UNITS.items() if name.endswith(unit)), _RANGE_OF_REST)

@@ -53,8 +53,9 @@ def schema_of(hint: Any, found: Schemas) -> dict[str, Any]:
         return {"type": "string", "enum": list(inner)}
     if origin is tuple and inner[-1] is not Ellipsis:
         size = len(inner)
-        items = [schema_of(each, found) for each in inner]
-        return {"type": "array", "prefixItems": items, "minItems": size, "maxItems": size}
+        kinds = [schema_of(each, found) for each in dict.fromkeys(inner)]
+        items = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}  # few programs know `prefixItems`
+        return {"type": "array", "items": items, "minItems": size, "maxItems": size}
     if origin is tuple:
         return {"type": "array", "items": schema_of(inner[0], found)}
     if origin is Mapping:

@@ -13,7 +13,7 @@ from edgekit_fleet.api.endpoints.endpoint import AnyEndpoint
 from edgekit_fleet.api.endpoints.table import ENDPOINTS, PREFIX
 from edgekit_fleet.api.json_schema import Schemas, add_schema, describe_fields, schema_of
 from edgekit_fleet.api.repeats import MAX_KEY_CHARS
-from edgekit_runtime.dataclass_json import to_plain
+from edgekit_runtime.dataclass_json import range_of_unit, to_plain
 
 VERSION: Final = "1"
 _PROBLEM: Final = {
@@ -27,6 +27,7 @@ _PROBLEM: Final = {
         "detail": {"type": "string"},
     },
 }
+_NO_NUL: Final = "^[^\\u0000]*$"
 _KEY: Final = {
     "name": "Idempotency-Key",
     "in": "header",
@@ -110,7 +111,7 @@ def _list_body_fields(endpoint: AnyEndpoint, in_path: list[str]) -> list[str]:
 
 def _parameter(endpoint: AnyEndpoint, name: str, place: str, schemas: Schemas) -> dict[str, Any]:
     hints = get_type_hints(endpoint.request, include_extras=True)
-    schema = schema_of(hints[name], schemas)
+    schema = _state_limits(schema_of(hints[name], schemas), name)
     field = next(each for each in dataclasses.fields(endpoint.request) if each.name == name)
     has_default = field.default is not dataclasses.MISSING
     if has_default:
@@ -129,6 +130,7 @@ def _parameter(endpoint: AnyEndpoint, name: str, place: str, schemas: Schemas) -
 def _json_body(endpoint: AnyEndpoint, names: list[str], schemas: Schemas) -> dict[str, Any]:
     own: Schemas = {}
     add_schema(endpoint.request, own)
+    own = {kind: _state_limits(each, "") for kind, each in own.items()}
     schema = own.pop(endpoint.request.__name__)
     schemas.update(own)
     schema["properties"] = {name: schema["properties"][name] for name in names}
@@ -139,6 +141,27 @@ def _json_body(endpoint: AnyEndpoint, names: list[str], schemas: Schemas) -> dic
         "required": bool(schema["required"]),
         "content": {"application/json": {"schema": reference}},
     }
+
+
+def _state_limits(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the schema of a part of a request with what `from_plain` checks by itself."""
+    kind = schema.get("type")
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [_state_limits(each, name) for each in schema["anyOf"]]}
+    if kind == "string" and "enum" not in schema:
+        return {**schema, "pattern": _NO_NUL}
+    if kind in ("integer", "number") and "minimum" not in schema:
+        allowed = range_of_unit(name)
+        return {**schema, "minimum": allowed.least, "maximum": allowed.most}
+    if kind == "array":
+        return {**schema, "items": _state_limits(schema["items"], name)}
+    if "properties" in schema:
+        found = {field: _state_limits(each, field) for field, each in schema["properties"].items()}
+        return {**schema, "properties": found}
+    if kind == "object":
+        values = _state_limits(schema["additionalProperties"], name)
+        return {**schema, "additionalProperties": values, "propertyNames": {"pattern": _NO_NUL}}
+    return schema
 
 
 def format_document() -> str:

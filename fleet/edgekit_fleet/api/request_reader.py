@@ -24,6 +24,11 @@ MAX_PACKAGE_BYTES: Final = 2 << 30
 _BODY_S: Final = 20.0
 _PIECE_S: Final = 30.0
 _MAX_DEPTH: Final = 20
+_MOST_EXACT: Final = 1 << 53
+_NUMBERS: Final[dict[type, str]] = {
+    int: r"-?[0-9]{1,18}",
+    float: r"-?[0-9]{1,18}(\.[0-9]{1,18})?(e[-+]?[0-9]{1,3})?",
+}
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -146,12 +151,18 @@ def _read_json(request: Request, body: bytes) -> dict[str, Any]:
     if kind != "application/json":
         raise RequestError(415, f"Content-Type is {kind[:80]!r}, expected application/json")
     try:
-        found = json.loads(body, parse_constant=_refuse_constant)
+        found = json.loads(body, parse_constant=_refuse_constant, parse_float=_read_float)
     except (ValueError, RecursionError) as cause:
         raise RequestError(400, f"the body is not JSON: {cause}"[:300]) from cause
     if not isinstance(found, dict):
         raise RequestError(422, f"the body is a {type(found).__name__}, expected an object")
     return found
+
+
+def _read_float(text: str) -> float:
+    """Return a number of JSON, for which 2.0 is a whole number too."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < _MOST_EXACT else value
 
 
 def _refuse_constant(text: str) -> None:
@@ -165,7 +176,7 @@ def _read_query(endpoint: AnyEndpoint, request: Request) -> dict[str, Any]:
         if name in found:
             raise RequestError(422, f"'{name[:80]}' stands twice in the query")
         kind = kinds.get(name, str)
-        pattern = {int: r"-?[0-9]{1,18}", float: r"-?[0-9]{1,18}(\.[0-9]{1,18})?"}.get(kind)
+        pattern = _NUMBERS.get(kind)
         if pattern is not None and re.fullmatch(pattern, text) is None:
             raise RequestError(422, f"'{name}' is {text[:80]!r}, expected a number")
         found[name] = text if pattern is None else kind(text)
