@@ -62,6 +62,8 @@ def test_selector_means_the_right_devices(text: str, is_meant: bool) -> None:
         ("not " * 500, "at most 40"),
         ("(" * 500, "at most 40"),
         ("a" * 3000, "at most 2000"),
+        ("class in (" + "a," * 100 + "a)", "at most 100 patterns"),
+        (" or ".join(["x=*b"] * 101), "at most 100 patterns"),
     ],
 )
 def test_malformed_selector_is_refused_with_the_place(text: str, expected: str) -> None:
