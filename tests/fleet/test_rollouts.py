@@ -13,6 +13,7 @@ from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.operations import devices, rollouts
 from edgekit_fleet.operations.rollouts import RolloutRequest
 from edgekit_fleet.rollouts import runner
+from edgekit_fleet.rollouts.progress import Answered
 from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import read_devices
@@ -529,6 +530,33 @@ def test_latency_is_compared_with_devices_that_still_run_the_old_version(store: 
     with store.transaction() as session:
         members = session.scalars(select(MemberRow).where(MemberRow.state == "succeeded")).all()
     assert len(members) >= 10
+
+
+def test_figures_that_no_device_can_have_do_not_stop_the_manager(store: Store) -> None:
+    add_devices(store, 20)
+    add_release(store)
+    fleet = start(store)
+    with store.transaction() as session:
+        tiny = ModelFigures(model="digits", version="1", requests=100, p50_ms=5e-324, energy_mj=1e-300)
+        session.add_all(
+            FigureRow(
+                device=f"d{number:03}",
+                model="digits",
+                version="1",
+                hour=int(NOW // 3600) - 1,
+                figures=to_plain(tiny),
+                reported_at=NOW - 3600,
+            )
+            for number in range(20)
+        )
+    huge = ModelFigures(
+        model="digits", version="2", requests=100, p50_ms=1e9, energy_mj=2e9, agreement=2e9, compared=9
+    )
+    fleet.run(succeed, turns=4, figures=huge)
+    with store.transaction() as session:
+        logged = read_entries(session, fleet.name)
+    measured = [one.measures for _, _, one in logged if isinstance(one, Answered) and one.measures]
+    assert measured[0] == {"latency": 20.0, "energy": 20.0, "disagreement": 0.0, "errors": 0.0}
 
 
 def test_device_that_fails_twice_by_the_network_is_tried_a_third_time(store: Store) -> None:

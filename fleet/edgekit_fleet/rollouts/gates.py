@@ -29,6 +29,7 @@ Fault: TypeAlias = Literal["", "not-finite", "crash-loop", "fallback"]
 
 _LEAST_CONTROLS: Final = 5
 _LARGEST_RATIO: Final = 4.0
+_MOST_LOG: Final = 20.0
 _LARGEST_DRIFT: Final = 2.0
 FIRST_ANSWERS: Final = 50
 """Among these `GateLimits.fault_stop` holds."""
@@ -125,7 +126,7 @@ def measure(
     """
     found: dict[Measure, float] = {}
     if after.agreement is not None and after.compared:
-        found["disagreement"] = 1.0 - after.agreement
+        found["disagreement"] = max(1.0 - after.agreement, 0.0)
     if before is None:
         return found
     shifts = [_difference(*pair) for pair in controls] if len(controls) >= _LEAST_CONTROLS else []
@@ -138,14 +139,19 @@ def measure(
 def _difference(before: ModelFigures, after: ModelFigures) -> dict[Measure, float]:
     found: dict[Measure, float] = {}
     if before.p50_ms and after.p50_ms:
-        found["latency"] = math.log(after.p50_ms / before.p50_ms)
+        found["latency"] = _log_ratio(before.p50_ms, after.p50_ms)
     if before.energy_mj and after.energy_mj:
-        found["energy"] = math.log(after.energy_mj / before.energy_mj)
+        found["energy"] = _log_ratio(before.energy_mj, after.energy_mj)
     if before.requests and after.requests:
         found["errors"] = after.failed / after.requests - before.failed / before.requests
     if before.drift is not None and after.drift is not None:
         found["drift"] = after.drift - before.drift
     return found
+
+
+def _log_ratio(before: float, after: float) -> float:
+    """Return log(after / before), bounded: a device may state anything, such as 1e-320 ms."""
+    return min(max(math.log(after) - math.log(before), -_MOST_LOG), _MOST_LOG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
