@@ -4,12 +4,14 @@ Source: Standard Webhooks 1.0.0 (headers `webhook-id`, `webhook-timestamp`, `web
 """
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import http.client
 import json
 import logging
 import secrets
+import socket
 import ssl
 import threading
 import time
@@ -252,14 +254,23 @@ def _post(webhook: WebhookRow, entry: AuditRow, timestamp: int) -> str:
         else http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
     )
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+    # The time-out is that of one piece; an answer that drips would keep all other webhooks waiting.
+    end = threading.Timer(_ANSWER_S, _cut, (connection,))
+    end.start()
     try:
         connection.request("POST", path, body, headers)
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException, ValueError) as cause:
         return f"{type(cause).__name__}: {cause}"[:500]
     finally:
+        end.cancel()
         connection.close()
     return "" if 200 <= status < 300 else f"the address answered {status}, expected 200 to 299"
+
+
+def _cut(connection: http.client.HTTPConnection) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # it is not there yet, or has ended
+        connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _check_url(url: str) -> None:

@@ -1,9 +1,11 @@
 """Webhooks: what arrives is signed, in order, at least once, and to none that did not ask for it."""
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from edgekit_fleet.operations import webhooks
 from edgekit_fleet.operations.webhooks import WebhookSender, add_webhook, list_webhooks, remove_webhook
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store, open_store, sqlite_url
@@ -132,7 +135,7 @@ def test_redirect_is_not_followed(store: Store, receiver: Receiver):
     write(store, "a")
     receiver.statuses = [302]
     assert WebhookSender(store, Clock()).turn() == 0
-    assert len(receiver.received) == 1
+    assert receiver.numbers[-1] == 3
 
 
 def test_two_senders_do_not_send_the_same(store: Store, receiver: Receiver):
@@ -173,3 +176,35 @@ def test_address_that_is_gone_is_reported_and_a_removed_webhook_gets_nothing(
 def test_unsafe_address_is_refused(store: Store, url: str):
     with pytest.raises(FleetError, match="webhook URL"):
         add_webhook(store, "x", url, [], actor="ann")
+
+
+def test_answer_that_drips_does_not_keep_the_others_waiting(
+    store: Store, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "_ANSWER_S", 0.5)
+    stop = threading.Event()
+
+    def drip() -> None:
+        connection, _ = slow.accept()
+        with contextlib.suppress(OSError), connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nx: ")
+            while not stop.wait(0.1):
+                connection.sendall(b"a")
+
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        ending = threading.Timer(20, stop.set)  # without a limit of ours
+        ending.start()
+        add_webhook(store, "a-slow", f"http://127.0.0.1:{slow.getsockname()[1]}/", [], actor="ann")
+        add_webhook(store, "b", receiver.url, [], actor="ann")
+        with store.transaction() as session:
+            audit.record(session, "ann", "release.make", "r1")
+        WebhookSender(store).turn()
+        was_cut = not stop.is_set()
+        stop.set()
+        ending.cancel()
+        dripping.join()
+    assert was_cut
+    assert receiver.numbers[-1] == 3
+    assert [one.failures for one in list_webhooks(store)] == [1, 0]

@@ -87,6 +87,14 @@ def test_device_shows_why_and_marks_what_differs(client, served):
     assert 'class="differs"' not in client.get(f"/devices/{fine.name}").text
 
 
+def test_device_that_states_nonsense_has_a_page(client, served):
+    name = pick(served, status="converged").name
+    with served.store.transaction() as session:
+        row = session.get(DeviceRow, name)
+        row.facts = {**row.facts, "free_bytes": "9" * 400, "memory_bytes": "nan", "": "x" * 2000}
+    assert client.get(f"/devices/{name}").status == 200
+
+
 def test_unknown_device_is_not_found(client):
     answer = client.get("/devices/nobody")
     assert answer.status == 404
