@@ -135,7 +135,7 @@ def test_redirect_is_not_followed(store: Store, receiver: Receiver):
     write(store, "a")
     receiver.statuses = [302]
     assert WebhookSender(store, Clock()).turn() == 0
-    assert receiver.numbers[-1] == 3
+    assert len(receiver.received) == 1
 
 
 def test_two_senders_do_not_send_the_same(store: Store, receiver: Receiver):
