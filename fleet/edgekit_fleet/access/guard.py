@@ -17,7 +17,8 @@ COOKIE: Final = "edgekit_login"
 def login_of(request: HTTPConnection, store: Store) -> Login | None:
     """Return the login of a request from a browser, or None."""
     secret = request.cookies.get(COOKIE, "")
-    return find_login(store, secret, time.time()) if secret else None
+    is_use = "hx-request" not in request.headers  # else htmx follows what has changed
+    return find_login(store, secret, time.time(), is_use=is_use) if secret else None
 
 
 def bearer_of(request: HTTPConnection, store: Store) -> Principal | None:

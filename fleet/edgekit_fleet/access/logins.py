@@ -115,14 +115,21 @@ def open_login(session: Session, user: str, now: float) -> str:
     return secret
 
 
-def find_login(store: Store, secret: str, now: float) -> Login | None:
-    """Return the login of a cookie, or None if it has ended."""
+def find_login(store: Store, secret: str, now: float, *, is_use: bool = True) -> Login | None:
+    """Return the login of a cookie, or None if it has ended.
+
+    Args:
+        store: of the fleet.
+        secret: of the cookie.
+        now: seconds since 1970.
+        is_use: whether somebody did something, and not an open page by itself.
+    """
     with store.snapshot() as session:
         row = session.get(LoginRow, digest(secret))
         if row is None or not now < min(row.expires_at, row.seen_at + IDLE_S):
             return None
         login = Login(users.principal_of_user(session.get_one(UserRow, row.user)), digest(f"csrf {secret}"))
-    if now - row.seen_at >= _NOTE_S:
+    if is_use and now - row.seen_at >= _NOTE_S:
         with store.transaction() as session:
             session.execute(
                 update(LoginRow).where(LoginRow.secret_sha256 == row.secret_sha256).values(seen_at=now)

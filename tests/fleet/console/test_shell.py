@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select, update
 
 import edgekit_fleet.console
 from edgekit_fleet.console import live
 from edgekit_fleet.console.live import Seen, Watcher
 from edgekit_fleet.operations import records
 from edgekit_fleet.store import audit
+from edgekit_fleet.store.tables import LoginRow
 from edgekit_runtime.errors import OutputError
 
 VENDORED = {
@@ -159,3 +161,22 @@ def test_audit_log_is_checked_once_at_a_time(client, monkeypatch):
 def test_saved_filter_leads_back_to_this_site(client):
     answer = client.post("/queries", name="mine", selector="all", next="https://elsewhere.test/")
     assert answer.headers["location"] == "/"
+
+
+def test_open_page_alone_does_not_keep_its_login_open(client, served, cookie):
+    def read_seen_at(session):
+        return session.scalars(select(LoginRow.seen_at)).one()
+
+    with served.store.transaction() as session:
+        session.execute(update(LoginRow).values(seen_at=LoginRow.seen_at - 3000))
+        before = read_seen_at(session)
+    assert client.get("/", **{"hx-request": "true"}).status == 200
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
+    connection.request("GET", "/live", headers={"hx-request": "true", **cookie})
+    assert connection.getresponse().status == 200
+    connection.close()
+    with served.store.snapshot() as session:
+        assert read_seen_at(session) == before
+    client.get("/")
+    with served.store.snapshot() as session:
+        assert read_seen_at(session) > before
