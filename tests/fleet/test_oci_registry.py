@@ -170,7 +170,7 @@ def test_manifest_of_another_artifact_is_refused(tmp_path: Path) -> None:
         fetch_package(f"oci://{host.name}/digits@sha256:{'0' * 64}", tmp_path)
 
 
-@pytest.mark.parametrize("title", ["../../outside.edgepkg", "/etc/outside.edgepkg", "..", 7])
+@pytest.mark.parametrize("title", ["../../outside.edgepkg", "/etc/outside.edgepkg", "..", "a\0b", 7])
 def test_name_of_the_file_stays_in_the_folder(title: Any, tmp_path: Path) -> None:
     manifest = describe(annotations={"org.opencontainers.image.title": title})
     with lying(manifest, PACKAGE) as host:

@@ -169,4 +169,4 @@ def _file_name(layer: dict[str, Any], name: str) -> str:
     annotations = layer.get("annotations")
     title = annotations.get(_TITLE) if isinstance(annotations, dict) else None
     file_name = Path(title if isinstance(title, str) else name).name
-    return file_name if file_name.strip(".") else "package"
+    return file_name if file_name.strip(".") and file_name.isprintable() else "package"
