@@ -44,6 +44,7 @@ SELECTORS = {
     "a fact that changes": "free_bytes=12*",
     "nothing": "site=nowhere",
 }
+PLANS = {"a name": "name=lyon-0001*", "a tag": "site=lyon", "all": "all"}
 REPORTS_A_SECOND = 200  # of 10,000 devices that report every 50 s
 GOAL_MS, GOAL_KB, GOAL_LIVE_MS = 100.0, 60.0, 300.0
 
@@ -106,6 +107,10 @@ def list_pages(store: Store) -> dict[str, str]:
         "rollout, stopped": "/rollouts/bad",
         "rollout, running": "/rollouts/good",
         "rollout, its devices": "/rollouts/bad/devices",
+        **{
+            f"plan for {what}": f"/rollouts/new?release=2026-11-16.1&selector={quote(text)}"
+            for what, text in PLANS.items()
+        },
         "model health": "/health",
         "audit": "/audit",
         "audit of an action": "/audit?action=device.enrol",

@@ -9,7 +9,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from edgekit_fleet.rollouts.cohort import freeze_cohort
 from edgekit_fleet.rollouts.decide import decide
 from edgekit_fleet.rollouts.gates import GateLimits, measure
 from edgekit_fleet.rollouts.progress import (
@@ -22,7 +21,7 @@ from edgekit_fleet.rollouts.progress import (
     apply,
     begin,
 )
-from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, plan_waves
+from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, freeze_cohort, plan_waves
 from edgekit_runtime.agent.documents import ModelFigures
 
 CLASSES = ("jetson-orin-nano", "rpi5", "x86-64")

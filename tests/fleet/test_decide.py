@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, Model, decisions, simulate
 
-from edgekit_fleet.rollouts.cohort import freeze_cohort, join_cohort
 from edgekit_fleet.rollouts.decide import decide
 from edgekit_fleet.rollouts.gates import GateLimits, Sample, judge_samples, measure
 from edgekit_fleet.rollouts.progress import (
@@ -23,7 +22,7 @@ from edgekit_fleet.rollouts.progress import (
     entry_to_plain,
 )
 from edgekit_fleet.rollouts.replay import replay
-from edgekit_fleet.rollouts.waves import default_minimum, plan_waves
+from edgekit_fleet.rollouts.waves import default_minimum, freeze_cohort, join_cohort, plan_waves
 from edgekit_runtime.agent.documents import ModelFigures
 from edgekit_runtime.errors import FleetError
 

@@ -7,7 +7,7 @@ import pytest
 from edgekit_fleet.operations import devices
 from edgekit_fleet.operations.device_search import ATTENTION, Search, count_devices, find_devices
 from edgekit_fleet.rollouts.selector import parse_selector
-from edgekit_fleet.rollouts.views import list_attributes
+from edgekit_fleet.rollouts.views import list_attributes, read_devices
 from edgekit_fleet.simulation.filled_store import fill_store
 from edgekit_fleet.store.database import open_store
 from edgekit_fleet.store.tables import DeviceRow
@@ -87,6 +87,7 @@ def test_store_finds_what_a_selector_means(store, by_name):
             found = [row.name for row in find_all(session, Search(selector=text), by_name=by_name)]
             assert set(found) == expected, text
             assert len(found) == len(expected), text
+            assert {view.name for view in read_devices(session, selector, frozenset())} == expected, text
             counts = count_devices(session, Search(selector=text))
             assert sum(counts.values()) == len(expected), text
             again = find_all(session, Search(selector=text), by_name=by_name, counts=counts)

@@ -15,6 +15,7 @@ from tests.runtime.slot_cases import write_keys
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.rollouts.progress import Decision
 from edgekit_fleet.rollouts.runner import RolloutRunner, log_entries
+from edgekit_fleet.store.attributes import replace_attributes
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import DeviceRow, ExecutionRow, RolloutRow, WantedModelRow
@@ -41,6 +42,8 @@ def folder(tmp_path: Path) -> Iterator[FleetFolder]:
                     enrolled_at=0.0,
                 )
             )
+        session.flush()
+        replace_attributes(session, {f"d{number}": {} for number in range(4)})
     store.close()
     return made
 

@@ -17,6 +17,7 @@ from edgekit_fleet.rollouts.progress import Answered
 from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import read_devices
+from edgekit_fleet.store.attributes import replace_attributes
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.shards import Shards
 from edgekit_fleet.store.tables import (
@@ -60,6 +61,7 @@ def add_devices(store: Store, count: int, **facts: str) -> None:
             )
             session.flush()
             session.add(DesiredRow(device=name, is_due=False))
+        replace_attributes(session, {f"d{number:03}": facts for number in range(count)})
 
 
 def add_release(
@@ -496,10 +498,7 @@ def test_frozen_cohort_does_not_follow_tags_and_a_dynamic_one_does(store: Store)
     assert effects == [f"d000 joins rollout '{fleet.name}' and gets release 'r'"]
     assert "still gets" in rollouts.find_tag_effects(store, "d001", {"site": ""})[0]
     assert rollouts.find_tag_effects(store, "d000", {"floor": "2"}) == []
-    with store.transaction() as session:
-        row = session.get(DeviceRow, "d000")
-        assert row is not None
-        row.tags = {"site": "lyon"}
+    devices.tag(store, "d000", {"site": "lyon"}, "anna")
     assert fleet.run(succeed) == "succeeded"
     assert len(fleet.wanted()) == 11 and "d000" in fleet.wanted()
 

@@ -1,36 +1,21 @@
-"""Devices by selector, a page at a time; the store does the search, so it may hold 100,000 devices.
+"""Devices by selector, a page at a time; the store does the search, so it may hold 100,000 devices."""
 
-`Selector.matches` says what a selector means; a test holds both against each other.
-"""
-
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Final, Literal, TypeAlias
 
-from sqlalchemy import ColumnElement, and_, false, func, not_, or_, select, true
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy import ColumnElement, and_, func, select, true
+from sqlalchemy.orm import Session
 
-from edgekit_fleet.rollouts.selector import (
-    Either,
-    Equals,
-    Every,
-    Everything,
-    Has,
-    Negation,
-    Test,
-    parse_selector,
-)
-from edgekit_fleet.store.attributes import CHANGING
-from edgekit_fleet.store.tables import AttributeRow, DeviceRow
+from edgekit_fleet.rollouts.selector import parse_selector
+from edgekit_fleet.rollouts.selector_sql import compile_selector
+from edgekit_fleet.store.tables import DeviceRow
 
 ATTENTION: Final = ("faulty", "diverged", "stale", "working", "new", "converged", "revoked")
 """Statuses, those first that need a person."""
 SILENT_S: Final = 7 * 86_400.0
 EXPIRING_S: Final = 30 * 86_400.0
-_SET: Final = re.compile(r"\[(!?)(\]?[^\]]*)\]")
 
 Special: TypeAlias = Literal["", "silent", "expiring"]
 
@@ -137,7 +122,7 @@ def make_condition(session: Session, search: Search) -> ColumnElement[bool]:
     """
     parts: list[ColumnElement[bool]] = []
     if search.selector.strip():
-        parts.append(_Compiler(session.get_bind().dialect.name).compile(parse_selector(search.selector).test))
+        parts.append(compile_selector(session, parse_selector(search.selector)))
     now = time.time()
     if search.special == "silent":
         parts += [DeviceRow.is_online.is_(False), DeviceRow.last_seen_at < now - SILENT_S]
@@ -157,111 +142,3 @@ def _places(after: str) -> Iterator[tuple[str, bool, str]]:
     first = places.index(begin) if begin in places else 0
     for place in places[first:]:
         yield (*place, name if place == begin else "")
-
-
-class _Compiler:
-    """Turns the tree of a selector into a condition."""
-
-    def __init__(self, dialect: str) -> None:
-        self._has_glob = dialect == "sqlite"
-
-    def compile(self, test: Test) -> ColumnElement[bool]:
-        """Return the condition that a device matches."""
-        match test:
-            case Everything():
-                return true()
-            case Has(name=name):
-                return true() if name in _OWN else self._attribute(name)
-            case Equals(name=name, patterns=patterns):
-                return self._equals(name, patterns)
-            case Negation(test=inner):
-                return not_(self.compile(inner))
-            case Every(tests=tests):
-                return and_(*map(self.compile, tests))
-            case Either(tests=tests):
-                return or_(*map(self.compile, tests))
-
-    def _equals(self, name: str, patterns: tuple[str, ...]) -> ColumnElement[bool]:
-        if name == "online":
-            return or_(
-                false(),
-                *(DeviceRow.is_online.is_(value == "yes") for value in _match(("yes", "no"), patterns)),
-            )
-        if name == "status":
-            return DeviceRow.status.in_(_match(ATTENTION, patterns))
-        if name in _OWN:
-            return self._match(_OWN[name], patterns)
-        return self._attribute(name, patterns)
-
-    def _attribute(self, name: str, patterns: tuple[str, ...] = ("*",)) -> ColumnElement[bool]:
-        named = select(AttributeRow.device).where(AttributeRow.name == name)
-        if patterns != ("*",):
-            named = named.where(self._match(AttributeRow.value, patterns))
-        found = DeviceRow.name.in_(named)
-        if name not in CHANGING:
-            return found
-        # A tag of such a name is an attribute; the fact is read from the JSON of every device.
-        fact = DeviceRow.facts[name].as_string()
-        is_tag = DeviceRow.name.in_(select(AttributeRow.device).where(AttributeRow.name == name))
-        return or_(found, and_(not_(is_tag), fact.is_not(None), self._match(fact, patterns)))
-
-    def _match(
-        self, column: InstrumentedAttribute[str] | ColumnElement[str], patterns: tuple[str, ...]
-    ) -> ColumnElement[bool]:
-        plain = [pattern for pattern in patterns if not set(pattern) & set("*?[")]
-        globs = [pattern for pattern in patterns if set(pattern) & set("*?[")]
-        tests: list[ColumnElement[bool]] = [column.in_(plain)] if plain else []
-        for pattern in globs:
-            operator, text = ("GLOB", _to_glob(pattern)) if self._has_glob else ("~", _to_regex(pattern))
-            tests.append(column.bool_op(operator)(text))
-        return or_(false(), *tests)
-
-
-_OWN: Final[dict[str, InstrumentedAttribute[str]]] = {
-    "class": DeviceRow.target,
-    "name": DeviceRow.name,
-    "status": DeviceRow.status,
-    "online": DeviceRow.status,  # not used: see `_equals`
-}
-
-
-def _match(values: Sequence[str], patterns: tuple[str, ...]) -> list[str]:
-    return [value for value in values if any(fnmatchcase(value, pattern) for pattern in patterns)]
-
-
-def _split(pattern: str) -> Iterator[tuple[str, str]]:
-    """Yield (kind, text) of a pattern as in file names: `any`, `one`, `set`, `not-set` or `text`."""
-    at = 0
-    while at < len(pattern):
-        found = _SET.match(pattern, at)
-        if found is not None:
-            yield ("not-set" if found[1] else "set"), found[2]
-            at = found.end()
-            continue
-        yield {"*": "any", "?": "one"}.get(pattern[at], "text"), pattern[at]
-        at += 1
-
-
-def _to_glob(pattern: str) -> str:
-    """Return a pattern as SQLite's GLOB wants it."""
-    signs = {"any": "*", "one": "?"}
-    parts = []
-    for kind, text in _split(pattern):
-        if kind in ("set", "not-set"):
-            parts.append(f"[{'^' if kind == 'not-set' else ''}{text}]")
-        else:
-            parts.append(signs.get(kind, "[[]" if text == "[" else text))
-    return "".join(parts)
-
-
-def _to_regex(pattern: str) -> str:
-    """Return a pattern as a regular expression of PostgreSQL."""
-    signs = {"any": ".*", "one": "."}
-    parts = []
-    for kind, text in _split(pattern):
-        if kind in ("set", "not-set"):
-            inner = text.replace("\\", "\\\\")
-            parts.append(f"[{'^' if kind == 'not-set' else ''}{inner}]")
-        else:
-            parts.append(signs.get(kind) or re.escape(text))
-    return f"^(?:{''.join(parts)})$"

@@ -10,7 +10,6 @@ from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.operations.names import check_name
-from edgekit_fleet.rollouts.cohort import freeze_cohort
 from edgekit_fleet.rollouts.gates import GateLimits
 from edgekit_fleet.rollouts.preview import PackageView, Planned, Refused, preview
 from edgekit_fleet.rollouts.progress import Order, Ordered, RolloutSettings, Started
@@ -18,7 +17,7 @@ from edgekit_fleet.rollouts.replay import Difference, replay
 from edgekit_fleet.rollouts.runner import OPEN_STATES, log_entries, read_entries
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import list_attributes, read_before, read_devices, read_packages
-from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, plan_waves
+from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, freeze_cohort, plan_waves
 from edgekit_fleet.store.database import Store, insert_many
 from edgekit_fleet.store.tables import DeviceRow, MemberRow, RolloutRow
 from edgekit_runtime.dataclass_json import from_plain, to_plain

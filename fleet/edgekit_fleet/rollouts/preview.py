@@ -8,7 +8,6 @@ from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.slots.versions import is_older
 
 _ASSUMED_MBIT_S: Final = 8.0
-_FACTS: Final = ("free_bytes", "memory_bytes", "engines")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,26 +35,42 @@ class PackageView:
     deltas: tuple[Mapping[str, Any], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceView:
-    """A device that a selector matches.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Situation:
+    """What decides on packages of a device, and is the same for many devices: they share one object.
 
     Attributes:
-        name, target: of the device.
-        facts: as it reported them.
-        versions: model -> (version, digest of the manifest) that it runs.
+        target: of the devices.
+        facts: as they reported them: `memory_bytes`, `engines`, `link_mbit_s`.
+        versions: model -> (version, digest of the manifest) that they run.
         pinned: models that must stay at their version.
-        rollout: an open rollout that has the device, or empty.
-        is_revoked: whether it was shut out.
+        rollout: an open rollout that has the devices, or empty.
+        is_revoked: whether they were shut out.
+        is_disk_known: whether they reported `free_bytes`.
     """
 
-    name: str
     target: str
     facts: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     pinned: Collection[str] = ()
     rollout: str = ""
     is_revoked: bool = False
+    is_disk_known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """A device that a selector matches.
+
+    Attributes:
+        name: of the device.
+        situation: see `Situation`.
+        free_bytes: as it reported them, or None.
+    """
+
+    name: str
+    situation: Situation
+    free_bytes: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,57 +113,84 @@ def preview(
         is_return: whether an older version may replace a newer one.
     """
     planned, refused = [], []
+    outcomes: dict[Situation, _Outcome] = {}
     for device in sorted(devices, key=lambda one: one.name):
-        found = _plan(device, [one for one in packages if one.target == device.target], is_return)
-        if isinstance(found, Planned):
-            planned.append(found)
+        outcome = outcomes.get(device.situation)
+        if outcome is None:
+            outcome = outcomes[device.situation] = _decide(device.situation, packages, is_return)
+        free_bytes = _number(device.free_bytes) if outcome.packages else None
+        if free_bytes is not None and free_bytes < outcome.size_bytes:
+            reason = f"it has {free_bytes:.0f} bytes free, the packages need {outcome.size_bytes}"
+            refused.append(Refused(device=device.name, code="disk", reason=reason))
+        elif outcome.code:
+            refused.append(Refused(device=device.name, code=outcome.code, reason=outcome.reason))
         else:
-            refused.append(found)
+            planned.append(
+                Planned(
+                    device=device.name,
+                    target=device.situation.target,
+                    packages=outcome.packages,
+                    bytes=outcome.bytes,
+                    minutes=outcome.minutes,
+                    note=outcome.note,
+                )
+            )
     return tuple(planned), tuple(refused)
 
 
-def _plan(device: DeviceView, packages: Sequence[PackageView], is_return: bool) -> Planned | Refused:
-    def refuse(code: str, reason: str) -> Refused:
-        return Refused(device=device.name, code=code, reason=reason)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """What devices of one situation get if their disks have room, or why they get nothing (`code`)."""
 
+    code: str = ""
+    reason: str = ""
+    packages: tuple[PackageView, ...] = ()
+    size_bytes: int = 0
+    bytes: int = 0
+    minutes: float = 0.0
+    note: str = ""
+
+
+def _decide(device: Situation, release: Sequence[PackageView], is_return: bool) -> _Outcome:
+    packages = [one for one in release if one.target == device.target]
     if device.is_revoked:
-        return refuse("revoked", "it was revoked")
+        return _Outcome(code="revoked", reason="it was revoked")
     if not packages:
-        return refuse("class", f"the release holds no package for class '{device.target}'")
+        return _Outcome(code="class", reason=f"the release holds no package for class '{device.target}'")
     if device.rollout:
-        return refuse("other-rollout", f"rollout '{device.rollout}' has it; wait for its end or abort it")
+        reason = f"rollout '{device.rollout}' has it; wait for its end or abort it"
+        return _Outcome(code="other-rollout", reason=reason)
     wanted, reasons = [], []
     for package in packages:
-        reason = _find_obstacle(device, package, is_return)
-        if reason is None:
+        found = _find_obstacle(device, package, is_return)
+        if found is None:
             wanted.append(package)
         else:
-            reasons.append(reason)
+            reasons.append(found)
     blocking = [reason for reason in reasons if reason[0] != "same"]
     if blocking or not wanted:
-        return refuse(*(blocking or reasons)[0])
-    total = sum(_download_bytes(device, package) for package in wanted)
-    free_bytes = _number(device.facts.get("free_bytes"))
+        code, reason = (blocking or reasons)[0]
+        return _Outcome(code=code, reason=reason)
     needed = sum(package.size_bytes for package in wanted)
-    if free_bytes is not None and free_bytes < needed:
-        return refuse("disk", f"it has {free_bytes:.0f} bytes free, the packages need {needed}")
     memory = _number(device.facts.get("memory_bytes"))
     peak = sum(package.memory_bytes or 0 for package in wanted)
     if memory is not None and memory < peak:
-        return refuse("memory", f"it has {memory:.0f} bytes of memory, the packages need about {peak}")
-    unknown = [name for name in _FACTS if name not in device.facts]
+        reason = f"it has {memory:.0f} bytes of memory, the packages need about {peak}"
+        return _Outcome(code="memory", reason=reason, packages=tuple(wanted), size_bytes=needed)
+    unknown = [] if device.is_disk_known else ["free_bytes"]
+    unknown += [name for name in ("memory_bytes", "engines") if name not in device.facts]
     unknown += [f"memory of {package.model}" for package in wanted if package.memory_bytes is None]
-    return Planned(
-        device=device.name,
-        target=device.target,
+    total = sum(_download_bytes(device, package) for package in wanted)
+    return _Outcome(
         packages=tuple(wanted),
+        size_bytes=needed,
         bytes=total,
         minutes=total * 8e-6 / (_number(device.facts.get("link_mbit_s")) or _ASSUMED_MBIT_S) / 60,
         note=f"unknown: {', '.join(unknown)}" if unknown else "",
     )
 
 
-def _find_obstacle(device: DeviceView, package: PackageView, is_return: bool) -> tuple[str, str] | None:
+def _find_obstacle(device: Situation, package: PackageView, is_return: bool) -> tuple[str, str] | None:
     version, digest = device.versions.get(package.model, ("", ""))
     if digest == package.manifest_sha256:
         return "same", f"it runs {package.model} {version} already"
@@ -163,7 +205,7 @@ def _find_obstacle(device: DeviceView, package: PackageView, is_return: bool) ->
     return None
 
 
-def _download_bytes(device: DeviceView, package: PackageView) -> int:
+def _download_bytes(device: Situation, package: PackageView) -> int:
     _, digest = device.versions.get(package.model, ("", ""))
     sizes = [int(delta["size_bytes"]) for delta in package.deltas if delta["from_sha256"] == digest]
     return min([package.size_bytes, *sizes])

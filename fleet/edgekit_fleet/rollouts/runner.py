@@ -14,7 +14,6 @@ from typing import Any, Final
 from sqlalchemy import and_, event, or_, select
 from sqlalchemy.orm import Session
 
-from edgekit_fleet.rollouts.cohort import join_cohort
 from edgekit_fleet.rollouts.decide import decide
 from edgekit_fleet.rollouts.gates import Fault, measure
 from edgekit_fleet.rollouts.preview import preview
@@ -33,6 +32,7 @@ from edgekit_fleet.rollouts.progress import (
 )
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import read_before, read_devices, read_packages
+from edgekit_fleet.rollouts.waves import join_cohort
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import insert_many, update_many, upsert_many
 from edgekit_fleet.store.due import mark_due

@@ -1,13 +1,15 @@
 """What the store knows of devices and releases, in the form in which `preview` wants it."""
 
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, String, cast, select
 from sqlalchemy.orm import Session
 
-from edgekit_fleet.rollouts.preview import DeviceView, PackageView
+from edgekit_fleet.rollouts.preview import DeviceView, PackageView, Situation
 from edgekit_fleet.rollouts.selector import Selector
+from edgekit_fleet.rollouts.selector_sql import compile_selector
 from edgekit_fleet.store.attributes import list_models, list_stable
 from edgekit_fleet.store.tables import (
     DeviceRow,
@@ -89,23 +91,56 @@ def read_devices(session: Session, selector: Selector, models: frozenset[str]) -
         )
     )
     busy = dict(open_members.all())
+    situations: dict[tuple[Any, ...], Situation] = {}
     views = []
-    for row in session.scalars(select(DeviceRow)):
-        if not selector.matches(list_attributes(row)):
-            continue
-        reported = (row.reported or {}).get("models", ())
-        views.append(
-            DeviceView(
-                name=row.name,
-                target=row.target,
-                facts=row.facts,
-                versions={one["model"]: (one["version"], one["manifest_sha256"]) for one in reported},
-                pinned=tuple(row.pinned),
-                rollout=busy.get(row.name, ""),
-                is_revoked=row.revoked_at is not None,
-            )
+    for name, free_bytes, *columns in session.execute(
+        select(DeviceRow.name, _read_fact("free_bytes"), *_SITUATION).where(
+            compile_selector(session, selector)
         )
+    ):
+        key = (busy.get(name, ""), free_bytes is not None, *columns)
+        situation = situations.get(key)
+        if situation is None:
+            situation = situations[key] = _make_situation(*key)
+        views.append(DeviceView(name, situation, free_bytes))
     return views
+
+
+def _read_fact(name: str) -> ColumnElement[str]:
+    fact: ColumnElement[str] = DeviceRow.facts[name].as_string()
+    return fact
+
+
+_FACTS: Final = ("memory_bytes", "engines", "link_mbit_s")
+_SITUATION: Final = (
+    DeviceRow.target,
+    DeviceRow.revoked_at.is_not(None),
+    # As text: few differ among many devices, and only those are parsed.
+    cast(DeviceRow.pinned, String),
+    DeviceRow.reported["models"].as_string(),
+    *map(_read_fact, _FACTS),
+)
+
+
+def _make_situation(
+    rollout: str,
+    is_disk_known: bool,
+    target: str,
+    is_revoked: bool,
+    pinned: str,
+    models: str | None,
+    *facts: str | None,
+) -> Situation:
+    reported = json.loads(models or "[]")
+    return Situation(
+        target=target,
+        facts={name: value for name, value in zip(_FACTS, facts, strict=True) if value is not None},
+        versions={one["model"]: (one["version"], one["manifest_sha256"]) for one in reported},
+        pinned=tuple(json.loads(pinned)),
+        rollout=rollout,
+        is_revoked=is_revoked,
+        is_disk_known=is_disk_known,
+    )
 
 
 def read_before(
@@ -122,11 +157,12 @@ def read_before(
     }
     found: dict[str, dict[str, Any]] = {}
     for device in devices:
-        for model in models & device.versions.keys():
-            version, digest = device.versions[model]
+        versions = device.situation.versions
+        for model in models & versions.keys():
+            version, digest = versions[model]
             document = wanted.get((device.name, model))
             if document is None or document.get("manifest_sha256") != digest:
-                package = released.get((device.target, digest))
+                package = released.get((device.situation.target, digest))
                 # A version that the fleet never released is still in the device's spare slot: its digest is
                 # all that a return needs.
                 document = to_plain(

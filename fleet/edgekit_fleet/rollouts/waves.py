@@ -1,7 +1,14 @@
-"""Waves: how many devices may have a release before it is judged: `1%,10%,50%,100%` or `5,50,100%`."""
+"""Waves: how many devices may have a release before it is judged, and in which order they get it.
 
+Waves are written as `1%,10%,50%,100%` or `5,50,100%`. The order is random, but the same whenever it is worked
+out again. A cohort is frozen at the start. Each class is spread evenly over the order, so that the first
+devices show every package of the release.
+"""
+
+import hashlib
 import math
 import re
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from edgekit_runtime.errors import FleetError
@@ -47,6 +54,35 @@ def default_minimum(devices: int) -> int:
     return min(max(math.ceil(devices / 10), 2), _MOST_MINIMUM, max(devices, 1))
 
 
+def freeze_cohort(rollout: str, classes: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the devices in the order of the rollout.
+
+    Args:
+        rollout: its name; another one has another order.
+        classes: device -> its class.
+    """
+    of_class: dict[str, list[str]] = {}
+    for device in sorted(classes, key=lambda device: _draw(rollout, device)):
+        of_class.setdefault(classes[device], []).append(device)
+    places = {
+        device: ((rank + 0.5) / len(devices), _draw(rollout, device))
+        for devices in of_class.values()
+        for rank, device in enumerate(devices)
+    }
+    return tuple(sorted(places, key=lambda device: places[device]))
+
+
+def join_cohort(rollout: str, cohort: tuple[str, ...], devices: Collection[str]) -> tuple[str, ...]:
+    """Return the cohort with devices that joined later, at its end.
+
+    Args:
+        rollout: as for `freeze_cohort`.
+        cohort: so far.
+        devices: that shall be in it, also those that are already.
+    """
+    return (*cohort, *sorted(set(devices) - set(cohort), key=lambda device: _draw(rollout, device)))
+
+
 def _read_size(part: str, text: str, devices: int) -> float:
     found = _WAVE.fullmatch(part)
     if found is None or float(found[1]) <= 0 or (found[2] and float(found[1]) > 100):
@@ -59,3 +95,7 @@ def _read_size(part: str, text: str, devices: int) -> float:
     return (
         round(float(found[1]) * 10_000) * devices / 1_000_000 if found[2] else min(float(found[1]), devices)
     )
+
+
+def _draw(rollout: str, device: str) -> bytes:
+    return hashlib.sha256(f"{rollout}\0{device}".encode()).digest()

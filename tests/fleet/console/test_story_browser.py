@@ -22,7 +22,7 @@ from edgekit_fleet.demo.network import Network
 from edgekit_fleet.demo.real_device import Application, RealDevice
 from edgekit_fleet.demo.running_manager import running_manager
 from edgekit_fleet.operations import devices, releases, rollouts
-from edgekit_fleet.rollouts.cohort import freeze_cohort
+from edgekit_fleet.rollouts.waves import freeze_cohort
 from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
 from edgekit_fleet.simulation.enrolment import enrol_simulated, read_access
 from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet
