@@ -197,6 +197,7 @@ def running_manager(folder: FleetFolder, brokers: tuple[tuple[str, int], ...]) -
                 decide=RolloutRunner(shards).turn,
                 shards=shards,
                 brokers=brokers,
+                broker_folder=folder.path,
             )
             loops.append(asyncio.get_running_loop())
             started.set()

@@ -16,6 +16,10 @@ from tests.fleet.fleet_device import free_port
 from tests.offload.export_parts import cached_environment
 from tests.waiting import wait_for
 
+from edgekit_fleet.broker.mosquitto import write_configuration
+from edgekit_fleet.operations.running import open_authority
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 IMAGE = (DEPLOY / "Containerfile").read_text().replace("\\\n", " ").splitlines()
@@ -158,12 +162,29 @@ def test_command_of_the_offload_server_is_one_that_the_service_takes(image: Imag
     assert all(option in shown for option in options)
 
 
-def test_manifests_are_those_that_kubernetes_and_hadolint_accept(tmp_path: Path) -> None:
+def test_broker_of_the_manifests_is_that_of_the_compose_file() -> None:
     items = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "fleet.yaml").read_text()))
     deployment = next(item for item in items if item["kind"] == "Deployment")
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert container["securityContext"]["readOnlyRootFilesystem"] is True
-    assert container["command"][:3] == shlex.split("edgekit fleet up")
+    manager, broker = deployment["spec"]["template"]["spec"]["containers"]
+    for container in (manager, broker):
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert manager["command"][:3] == shlex.split("edgekit fleet up")
+    assert broker["command"] == COMPOSE["services"]["broker"]["command"]
+    assert [each["mountPath"] for each in broker["volumeMounts"]] == ["/fleet/broker"]
+
+
+def test_broker_reads_its_folder_alone(tmp_path: Path) -> None:
+    settings, folder = FleetSettings(), FleetFolder(tmp_path / "fleet")
+    authority = open_authority(folder, settings)
+    text = write_configuration(folder, settings, authority).read_text()
+    paths = [Path(word) for word in text.split() if word.startswith(str(tmp_path))]
+    assert len(paths) == 5
+    assert {path.parent for path in paths} == {folder.broker}
+    kept = authority.folder / "authority.pem"
+    assert kept.read_bytes() not in [path.read_bytes() for path in folder.broker.iterdir()]
+
+
+def test_manifests_are_those_that_kubernetes_and_hadolint_accept() -> None:
     found = cached_environment(
         "deploy",
         *("kubernetes-validate", "pyyaml", "jsonschema", "typing-extensions", "importlib-resources"),

@@ -15,6 +15,7 @@ import signal
 import socket
 import ssl
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -67,23 +68,26 @@ log_type warning
 
 
 def write_configuration(folder: FleetFolder, settings: FleetSettings, authority: Authority) -> Path:
-    """Write configuration and ACL; returns the path of the first.
+    """Write all that a mosquitto reads into its folder; returns the path of the configuration.
+
+    The folder alone goes to a broker elsewhere: the keys of the authority stay behind.
 
     Raises:
         OutputError: the folder cannot be written.
         ConfigError: a path holds a line break.
     """
     make_folders(folder.broker, 0o700)
-    certificate, key = authority.pair("server")
     acl, path = folder.broker / "acl", folder.broker / "mosquitto.conf"
+    pair = authority.pair("server")
+    certificate, key, issuer = (_copy(each, folder.broker) for each in (*pair, authority.certificate_path))
     text = _CONFIGURATION.format(
         user=getpass.getuser(),
         port=settings.broker_port,
         host=settings.host,
-        authority=authority.certificate_path.absolute(),
+        authority=issuer.absolute(),
         certificate=certificate.absolute(),
         key=key.absolute(),
-        crl=authority.crl.absolute(),
+        crl=_copy(authority.crl, folder.broker).absolute(),
         ciphers=TLS_1_2_CIPHERS,
         acl=acl.absolute(),
         size=MAX_DOCUMENT_BYTES,
@@ -100,6 +104,22 @@ def write_configuration(folder: FleetFolder, settings: FleetSettings, authority:
         with write_atomically(file_path, mode=0o600) as file:
             file.write(content.encode())
     return path
+
+
+def write_revoked(authority: Authority, serials: Iterable[str], folder: Path) -> None:
+    """Write the list of revoked certificates, also for the broker, which reads it when it is told to.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    authority.write_crl(serials)
+    _copy(authority.crl, folder)
+
+
+def _copy(path: Path, folder: Path) -> Path:
+    with write_atomically(folder / path.name, mode=0o600) as file:
+        file.write(path.read_bytes())
+    return folder / path.name
 
 
 class Mosquitto:

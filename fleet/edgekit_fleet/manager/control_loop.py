@@ -12,12 +12,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from edgekit_fleet.broker.mosquitto import Mosquitto
+from edgekit_fleet.broker.mosquitto import Mosquitto, write_revoked
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.identity.enrolment import list_revoked_serials
 from edgekit_fleet.manager.broker_link import BrokerLink, make_context
@@ -59,6 +60,7 @@ class ManagerParts:
         decide: the rollouts.
         shards: of this manager.
         brokers: host and port of the broker, or of each node of a cluster.
+        broker_folder: where a broker of ours reads which certificates are revoked.
     """
 
     store: Store
@@ -68,6 +70,7 @@ class ManagerParts:
     decide: Decide
     shards: Shards
     brokers: tuple[tuple[str, int], ...]
+    broker_folder: Path
 
 
 class ControlLoop:
@@ -110,7 +113,7 @@ class ControlLoop:
             balance = shards.balance(session, now)
             self.index.load_shards(session, balance.taken.keys())
             self._audit_seen = _last_number(session)
-            parts.authority.write_crl(list_revoked_serials(session))
+            write_revoked(parts.authority, list_revoked_serials(session), parts.broker_folder)
         shards.apply(balance)
         self._link = BrokerLink(self.inbox.put, parts.authority.name_manager(shards.number))
         self._decided_at = self._kept_at = self._expired_at = self._beat_at = float("-inf")
@@ -299,7 +302,8 @@ class ControlLoop:
             self.index.load(session, changed)
         revoked = [name for name, action in changed.items() if action == "device.revoke"]
         if revoked:
-            self._parts.authority.write_crl(list_revoked_serials(session))
+            parts = self._parts
+            write_revoked(parts.authority, list_revoked_serials(session), parts.broker_folder)
         return revoked, seen
 
     async def _disconnect(self, device: str) -> None:

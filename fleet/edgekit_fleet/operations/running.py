@@ -120,6 +120,7 @@ def start(
             decide=decide or RolloutRunner(shards).turn,
             shards=shards,
             brokers=list_brokers(settings),
+            broker_folder=folder.broker,
         )
         yield RunningFleet(
             folder=folder,
