@@ -23,6 +23,8 @@ from edgekit_runtime.agent.documents import DesiredModel
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import FleetError, NotFoundError
 
+_BATCH: Final = 500  # devices; a statement may have 999 parameters
+
 
 def list_attributes(row: DeviceRow, tags: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return what selectors see of a device: a tag hides a fact of its name.
@@ -150,7 +152,12 @@ def read_before(
     statement = select(WantedModelRow.device, WantedModelRow.model, WantedModelRow.document).where(
         WantedModelRow.model.in_(models), WantedModelRow.is_removed.is_(False)
     )
-    wanted = {(device, model): document for device, model, document in session.execute(statement)}
+    wanted = {}
+    names = sorted(device.name for device in devices)
+    for begin in range(0, len(names), _BATCH):
+        batch = names[begin : begin + _BATCH]
+        for device, model, document in session.execute(statement.where(WantedModelRow.device.in_(batch))):
+            wanted[device, model] = document
     released = {
         (row.target, row.manifest_sha256): row
         for row in session.scalars(select(ReleasePackageRow).where(ReleasePackageRow.model.in_(models)))
