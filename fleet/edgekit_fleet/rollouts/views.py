@@ -95,11 +95,12 @@ def read_devices(session: Session, selector: Selector, models: frozenset[str]) -
     busy = dict(open_members.all())
     situations: dict[tuple[Any, ...], Situation] = {}
     views = []
-    for name, free_bytes, *columns in session.execute(
-        select(DeviceRow.name, _read_fact("free_bytes"), *_SITUATION).where(
-            compile_selector(session, selector)
-        )
-    ):
+    statement = select(DeviceRow.name, _read_fact("free_bytes"), *_SITUATION)
+    rows = session.execute(
+        # Parts of 1,000 rows take less time than 100,000 at once.
+        statement.where(compile_selector(session, selector)).execution_options(yield_per=1000)
+    )
+    for name, free_bytes, *columns in rows:
         key = (busy.get(name, ""), free_bytes is not None, *columns)
         situation = situations.get(key)
         if situation is None:
