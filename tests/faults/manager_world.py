@@ -106,7 +106,7 @@ def prepare_process() -> None:
     """Let this process have no broker, no threads, no waits, and the clock and engine of its newest world."""
     time.time = lambda: _real_time() + (0.0 if _Newest.world is None else _Newest.world.read_offset())
     asyncio.to_thread = _call
-    running.Mosquitto = running.WebServer = _Nothing
+    running.Mosquitto = running.serve_devices = _Nothing
     control_loop.BrokerLink = _Link
     database.create_engine = _make_engine
     database._prepare_sqlite = lambda engine: None if engine is _Newest.engine else _real_prepare(engine)

@@ -34,7 +34,7 @@ from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.deltas import make_delta
 from edgekit_fleet.releases.repository import NewTarget, TufRepository
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
-from edgekit_fleet.web.server import WebServer
+from edgekit_fleet.web.server import serve_devices
 from edgekit_runtime.agent.agent import Agent
 from edgekit_runtime.agent.documents import DeltaOffer, Enrolment
 from edgekit_runtime.agent.execution import install, step_child
@@ -237,7 +237,7 @@ class StepBench:
             logging.disable(logging.CRITICAL)
             with (
                 contextlib.closing(fleet.open_store()) as store,
-                WebServer(store, fleet, self.settings, open_authority(fleet, self.settings)),
+                serve_devices(store, fleet, self.settings, open_authority(fleet, self.settings)),
             ):
                 ready.set()
                 done.wait()

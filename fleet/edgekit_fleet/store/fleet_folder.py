@@ -157,8 +157,8 @@ class FleetFolder:
             OutputError: it cannot be written; or as from there.
         """
         make_folders(self.path, 0o700)
-        if not self.has_settings:  # from then on, a store that is missing was lost
-            open_store(settings.store_url or sqlite_url(self.database)).close()
+        if not self.has_settings and not settings.store_url:  # a file that is missing later was lost
+            open_store(sqlite_url(self.database)).close()
         with write_atomically(self.path / _SETTINGS, mode=0o600) as file:
             file.write(encode_json(to_plain(settings)) + b"\n")
 

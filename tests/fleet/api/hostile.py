@@ -50,7 +50,7 @@ TEXTS = (
     "1e999",
     "null",
     "ekt_",
-    "file:///x",
+    "FILE:///x",
     "http://127.0.0.1:1/x",
     "http://[::1",
     "https://h:99999/",
