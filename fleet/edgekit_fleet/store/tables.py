@@ -360,7 +360,7 @@ class AuditRow(Table):
     """
 
     __tablename__ = "audit"
-    __table_args__ = (UniqueConstraint("previous_sha256"),)
+    __table_args__ = (UniqueConstraint("previous_sha256"), Index(None, "actor", "number"))
 
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     at: Mapped[float]
