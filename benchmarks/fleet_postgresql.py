@@ -258,7 +258,7 @@ def measure_restart(site: Site, server: PostgresqlServer, times: int, seed: int)
         return {
             "restarts": times,
             "database away, median s": sorted(away)[len(away) // 2],
-            "manager joined anew": (site.folder.path / "managers.log").read_text().count("joining anew"),
+            "manager joined again": (site.folder.path / "managers.log").read_text().count("joining again"),
             **site.count_events(talk.stated),
             **site.count_wrong(version),
         }

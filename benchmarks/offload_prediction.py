@@ -20,7 +20,7 @@ and ../shared/models.
   `edgekit offload plan --server URL` does. It is of the mean input, and compressed inputs differ in size, so
   measured is the mean over the inputs, and of each the mean of the middle half of its times, as in planning.
   Error: |predicted - measured| / measured.
-- Regret: of the plan with the lowest prediction, and of those that the session chose, against the fastest.
+- Regret: how much slower than the fastest way are the predicted best and what the session chose.
   "Worse than the ends": against the better of local and the best upload; for the session with its own times
   too, in which late replies and its work count. Two ways are compared by requests with the same input in the
   same turn, at any speed: the median of their ratios. A session that ran all requests locally, as the better

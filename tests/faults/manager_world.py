@@ -195,7 +195,7 @@ class World:
         for _ in range(_TURNS):
             try:
                 self.turn()
-            except UnavailableError:  # it joins anew, as in `ControlLoop.run`
+            except UnavailableError:  # it joins again, as in `ControlLoop.run`
                 assert self.manager is not None
                 self.manager.loop._join()
                 self._connect(self.manager)

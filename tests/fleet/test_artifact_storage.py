@@ -1,4 +1,4 @@
-"""The repository in an object store: what devices find there, whatever happens to whoever copies it."""
+"""The repository in an object store: what devices find there, whatever happens to the copying process."""
 
 import contextlib
 import functools

@@ -157,7 +157,7 @@ def test_request_that_takes_long_on_the_device_makes_it_run_alone() -> None:
     before = {way.name: way.plan.costs for way in plain.ways}
     for way in result.ways:
         added_s = 0.0 if way.kind == "local" else 2.0 + 1e-6 * way.plan.costs.upload_bytes
-        # Coding is timed anew by each plan: microseconds.
+        # Coding is timed again by each plan: microseconds.
         assert way.plan.costs.device_s - before[way.name].device_s == pytest.approx(added_s, abs=1e-4)
         assert way.plan.costs.request_s == pytest.approx(added_s)
 
@@ -169,7 +169,7 @@ def test_request_costs_the_server_too() -> None:
     busy = replace(inputs.server, request=RequestCost(fixed_s=0.01, byte_s=1e-8))
     for way in plan(replace(inputs, server=busy)).ways:
         added_s = 0.0 if way.kind == "local" else 0.01 + 1e-8 * way.plan.costs.upload_bytes
-        # Decoding is timed anew by each plan: microseconds.
+        # Decoding is timed again by each plan: microseconds.
         assert way.plan.costs.server_s - before[way.name] == pytest.approx(added_s, abs=1e-4)
 
 

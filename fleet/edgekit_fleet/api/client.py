@@ -1,6 +1,5 @@
 """Calls endpoints: of a fleet on this machine as functions, of another one over HTTP."""
 
-import hashlib
 import http.client
 import json
 import re
@@ -148,15 +147,6 @@ class RemoteFleet:
         raise RequestError(
             response.status, str(detail), retry_after_s=int(after) if after.isdecimal() else None
         )
-
-
-def hash_file(path: Path) -> str:
-    """Return the sha256 of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def list_all(

@@ -19,9 +19,7 @@ from edgekit_fleet.api.endpoints.endpoint import AnyEndpoint
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import OutputError, RequestError
 
-MAX_BODY_BYTES: Final = 1 << 20
 MAX_PACKAGE_BYTES: Final = 2 << 30
-_BODY_S: Final = 20.0
 _PIECE_S: Final = 30.0
 _MAX_DEPTH: Final = 20
 _MOST_EXACT: Final = 1 << 53
@@ -37,32 +35,6 @@ class _UnreadableError(RequestError):
 
     def __init__(self, message: str) -> None:
         super().__init__(422, message)
-
-
-async def read_body(request: Request) -> bytes:
-    """Return the body.
-
-    Raises:
-        RequestError: 413 it is too large, 408 it comes too slowly, 400 it is cut off.
-    """
-    parts: list[bytes] = []
-    size_bytes = 0
-
-    async def read() -> None:
-        nonlocal size_bytes
-        async for part in request.stream():
-            size_bytes += len(part)
-            if size_bytes > MAX_BODY_BYTES:
-                raise RequestError(413, f"the body has over {MAX_BODY_BYTES} bytes")
-            parts.append(part)
-
-    try:
-        await asyncio.wait_for(read(), _BODY_S)
-    except asyncio.TimeoutError as cause:
-        raise RequestError(408, "the body came too slowly") from cause
-    except ClientDisconnect as cause:
-        raise RequestError(400, "the body was cut off") from cause
-    return b"".join(parts)
 
 
 @asynccontextmanager

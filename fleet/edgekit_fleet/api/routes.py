@@ -21,11 +21,14 @@ from edgekit_fleet.api import problems, repeats
 from edgekit_fleet.api.endpoints.endpoint import AnyEndpoint, Fleet
 from edgekit_fleet.api.endpoints.table import ENDPOINTS, PREFIX
 from edgekit_fleet.api.openapi import make_document
-from edgekit_fleet.api.request_reader import parse_request, read_body, receive_file
+from edgekit_fleet.api.request_reader import parse_request, receive_file
+from edgekit_fleet.web.request_body import read_body
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import RequestError
 
+_MAX_BODY_BYTES: Final = 1 << 20
+_BODY_S: Final = 20.0
 _POLL_S: Final = 0.5
 _MOST_WAITING: Final = 200
 _HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
@@ -101,7 +104,7 @@ class _Operation:
             async with receive_file(request, self._fleet.uploads, sha256) as path:
                 parsed = parse_request(endpoint, request, b"", file=path)
                 return await run_in_threadpool(self._run, principal, parsed)
-        body = await read_body(request) if endpoint.method == "POST" else b""
+        body = await read_body(request, _MAX_BODY_BYTES, _BODY_S) if endpoint.method == "POST" else b""
         parsed = parse_request(endpoint, request, body)
         key = request.headers.get("idempotency-key")
         if key is not None and endpoint.method == "POST":

@@ -5,7 +5,6 @@ action is an HTML form that works without JavaScript: it posts, and the browser 
 the result.
 """
 
-import asyncio
 import functools
 import hashlib
 import hmac
@@ -30,6 +29,7 @@ from edgekit_fleet.console.formats import FILTERS, format_share
 from edgekit_fleet.console.live import Watcher
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.web.request_body import read_body
 from edgekit_runtime.errors import EdgekitError, OutputError, RequestError
 
 SECTIONS: Final = (
@@ -103,8 +103,8 @@ class Console:
         async def answer(request: Request) -> Response:
             if request.method == "POST":
                 try:
-                    request.state.form = await asyncio.wait_for(_read_form(request), _FORM_S)
-                except (asyncio.TimeoutError, ValueError) as error:
+                    request.state.form = await _read_form(request)
+                except (RequestError, ValueError) as error:
                     return HTMLResponse(f"the form cannot be read: {error}", 400)
             return await run_in_threadpool(self._answer, request, function, scope)
 
@@ -213,13 +213,8 @@ def read_theme(request: Request) -> str:
 
 
 async def _read_form(request: Request) -> dict[str, str]:
-    parts, size_bytes = [], 0
-    async for part in request.stream():
-        size_bytes += len(part)
-        if size_bytes > _MAX_FORM_BYTES:
-            raise ValueError(f"it has over {_MAX_FORM_BYTES} bytes")
-        parts.append(part)
-    fields = parse_qsl(b"".join(parts).decode(), keep_blank_values=True, max_num_fields=200)
+    body = await read_body(request, _MAX_FORM_BYTES, _FORM_S)
+    fields = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=200)
     return {name: value.replace("\r\n", "\n") for name, value in fields}
 
 

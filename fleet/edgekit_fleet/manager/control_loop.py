@@ -125,7 +125,7 @@ class ControlLoop:
         self._has_joined = True
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set; a manager that was taken for dead joins anew.
+        """Run until `stop` is set; a manager that was taken for dead joins again.
 
         Raises:
             UnavailableError: another manager has taken over, and the store allows one.
@@ -143,7 +143,7 @@ class ControlLoop:
             if not self._has_joined:
                 raise
             self._has_joined = False
-            _log.error("%s; joining anew", error)
+            _log.error("%s; joining again", error)
         except (OutputError, TransportError) as error:
             if not self._has_run and self._parts.broker is not None:
                 raise

@@ -109,30 +109,34 @@ def make_release(
     repository = open_repository(folder)
     published = repository.publish(targets, now)
     deltas = publish_deltas(repository, wanted, now)
+    packages = []
+    for (_, manifest), target in zip(manifests, published, strict=True):
+        needs = _list_needs(manifest)
+        agreement = find_agreement(manifest.figures) if min_agreement is None else min_agreement
+        if agreement is not None:
+            needs["min_agreement"] = agreement
+        if (score := _find_score(manifest.figures)) is not None:
+            needs["score"] = score
+        offers = deltas.get(manifest.sha256, ())
+        packages.append(_make_row(manifest, target, needs=needs, deltas=offers))
     with store.transaction() as session:
-        day = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%d")
-        count = session.scalar(
-            select(func.count()).select_from(ReleaseRow).where(ReleaseRow.name.startswith(f"{day}."))
-        )
-        name = name or f"{day}.{(count or 0) + 1}"
-        session.add(
-            ReleaseRow(
-                name=name, created_at=now, created_by=actor, note=note, approved_at=now, approved_by=actor
-            )
-        )
+        name = name or _choose_name(session, now)
+        row = ReleaseRow(name=name, created_at=now, created_by=actor, note=note)
+        row.approved_at, row.approved_by = now, actor
+        session.add(row)
         session.flush()
-        for (_, manifest), target in zip(manifests, published, strict=True):
-            needs = _list_needs(manifest)
-            agreement = find_agreement(manifest.figures) if min_agreement is None else min_agreement
-            if agreement is not None:
-                needs["min_agreement"] = agreement
-            if (score := _find_score(manifest.figures)) is not None:
-                needs["score"] = score
-            offers = deltas.get(manifest.sha256, ())
-            session.add(_make_row(name, manifest, target, needs=needs, deltas=offers))
+        for offered in packages:
+            offered.release = name
+        session.add_all(packages)
         digests = {manifest.file_name: manifest.sha256 for _, manifest in manifests}
         audit.record(session, actor, "release.make", name, note=note, packages=digests)
     return find_release(store, name)
+
+
+def _choose_name(session: Session, now: float) -> str:
+    day = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%d")
+    made = select(func.count()).select_from(ReleaseRow).where(ReleaseRow.name.startswith(f"{day}."))
+    return f"{day}.{(session.scalar(made) or 0) + 1}"
 
 
 def _check(manifests: Sequence[tuple[Path, Manifest]]) -> None:
@@ -150,7 +154,6 @@ def _check(manifests: Sequence[tuple[Path, Manifest]]) -> None:
 
 
 def _make_row(
-    release: str,
     manifest: Manifest,
     target: PublishedTarget,
     *,
@@ -158,7 +161,6 @@ def _make_row(
     deltas: Sequence[DeltaOffer],
 ) -> ReleasePackageRow:
     return ReleasePackageRow(
-        release=release,
         model=manifest.name,
         target=manifest.target,
         version=manifest.version,

@@ -84,15 +84,7 @@ def start(
         OutputError: the folder cannot be written.
     """
     settings = folder.read_settings() if joins else settings
-    if settings.host not in ("127.0.0.1", "::1") and settings.names == ("127.0.0.1",):
-        raise ConfigError(
-            f"{settings.host} is reachable from elsewhere, but devices would be sent to 127.0.0.1; name this"
-            " machine with --name"
-        )
-    if joins and not (settings.store_url and settings.brokers):
-        raise ConfigError(
-            "a further manager needs a database and brokers that all reach: --database, --broker"
-        )
+    _check_settings(settings, joins=joins)
     is_new = not folder.has_settings
     if not joins:
         folder.write_settings(settings)
@@ -130,4 +122,16 @@ def start(
             broker=broker,
             loop=ControlLoop(manager, repository),
             is_new=is_new,
+        )
+
+
+def _check_settings(settings: FleetSettings, *, joins: bool) -> None:
+    if not settings.is_local and settings.names == ("127.0.0.1",):
+        raise ConfigError(
+            f"{settings.host} is reachable from elsewhere, but devices would be sent to 127.0.0.1; name this"
+            " machine with --name"
+        )
+    if joins and not (settings.store_url and settings.brokers):
+        raise ConfigError(
+            "a further manager needs a database and brokers that all reach: --database, --broker"
         )

@@ -370,7 +370,7 @@ def _is_more_not_finite(session: Session, known: _Known, row: FigureRow, after: 
 def _count_before(session: Session, row: FigureRow) -> tuple[int, int]:
     """Return (answers with NaN or infinity, answers looked at) of the version before on the device of `row`.
 
-    The counts begin anew with each process of the service, so those of the longest life are taken.
+    The counts begin at 0 in each process of the service, so those of the longest life are taken.
     """
     rows = session.scalars(
         select(FigureRow)

@@ -2,7 +2,7 @@
 
 A manager states once a second that it is there. When it has not for `LEASE_S`, another one removes its row
 and takes its shards, each with a higher epoch; devices refuse documents of a lower one. Each transaction of a
-manager locks its own row first: whoever was removed can write no more, and joins anew. With SQLite there is
+manager locks its own row first: one that was removed can write no more, and joins again. With SQLite there is
 one manager, which holds all shards.
 """
 
@@ -44,7 +44,7 @@ class Shards:
 
     Attributes:
         number: of the manager, from 0, which makes its name at the broker.
-        epochs: shard -> epoch, of those that it holds.
+        epochs: shard -> epoch, of the shards that it holds.
         horizon: what reached other managers before this time stands in the store, in seconds since 1970.
     """
 

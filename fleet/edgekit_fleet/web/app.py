@@ -8,7 +8,6 @@
 Everything that a device fetches is signed, so files need no login.
 """
 
-import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -29,10 +28,11 @@ from edgekit_fleet.releases.artifact_storage import CHANGING, IMMUTABLE
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import DeviceRow
+from edgekit_fleet.web.request_body import read_body
 from edgekit_runtime.agent.documents import Enrolment, EnrolmentRequest, PackageKey, RenewalRequest
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import from_plain, to_plain
-from edgekit_runtime.errors import EdgekitError, SignatureError
+from edgekit_runtime.errors import EdgekitError, RequestError, SignatureError
 from edgekit_runtime.system.atomic_files import make_folders
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, list_keys
@@ -43,12 +43,6 @@ _RECORD_BYTES: Final = 4 << 10
 _log = logging.getLogger(__name__)
 
 Body = TypeVar("Body", EnrolmentRequest, RenewalRequest)
-
-
-class _RequestRefusedError(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class _Artifacts(StaticFiles):
@@ -109,13 +103,11 @@ class EnrolmentPages:
         if not self._limit.allows(address):
             return PlainTextResponse("too many failures; wait a minute\n", 429, {"retry-after": "60"})
         try:
-            data = await asyncio.wait_for(_read_body(request), _BODY_S)
+            data = await read_body(request, _MAX_BODY_BYTES, _BODY_S)
             body = from_plain(kind, json.loads(data), "request", SignatureError)
             answer = await run_in_threadpool(carry_out, body)
-        except _RequestRefusedError as refusal:
+        except RequestError as refusal:
             return PlainTextResponse(f"{refusal}\n", refusal.status)
-        except asyncio.TimeoutError:
-            return PlainTextResponse("the request came too slowly\n", 408)
         except (ValueError, RecursionError):
             self._limit.count(address)
             return PlainTextResponse("the request is not JSON\n", 400)
@@ -176,13 +168,3 @@ def make_app(store: Store, folder: FleetFolder, settings: FleetSettings, authori
             Mount("/artifacts/targets", _Artifacts(directory=folder.repository / "targets")),
         ]
     )
-
-
-async def _read_body(request: Request) -> bytes:
-    parts, size_bytes = [], 0
-    async for part in request.stream():
-        size_bytes += len(part)
-        if size_bytes > _MAX_BODY_BYTES:
-            raise _RequestRefusedError(413, f"the request has over {_MAX_BODY_BYTES} bytes")
-        parts.append(part)
-    return b"".join(parts)

@@ -566,7 +566,7 @@ def _compare(
     *,
     kernels: int,
 ) -> PlanningResult:
-    """Return the result: scores on the grid, winners, and the table of those that win somewhere."""
+    """Return the result: scores on the grid, winners, and the table of the ways that win somewhere."""
     grid, plans = inputs.grid, [draft.plan for draft in drafts]
     scores = score_all(plans, grid.conditions(), _score(inputs))
     ranks = [SIMPLICITY[draft.kind] for draft in drafts]

@@ -1,7 +1,7 @@
 """The console in a real browser: every page in both themes and on a phone, by keyboard alone, and live.
 
 EDGEKIT_PICTURES=docs/console scripts/test tests/fleet/console/test_console_browser.py -k photographed
-makes the pictures of the documentation anew.
+makes new pictures for the documentation.
 """
 
 import os

@@ -96,7 +96,7 @@ def _follow(
     counts = _choose_counts(len(values))
     counted = np.clip(values, 0.0, gate.scale)
     estimates = counted.cumsum()[np.array(counts) - 1] / counts
-    # The gate's own limit is one of those that are tried, so the line crosses it exactly when the gate stops.
+    # The gate's own limit is one of the tried ones, so the line crosses it exactly when the gate stops.
     own = gate.limit / gate.scale
     tried = np.unique([*np.geomspace(own / 50, own, _STEPS // 2), *np.linspace(own, 1.0, _STEPS // 2)])
     tried = tried[tried >= _LEAST_LIMIT]

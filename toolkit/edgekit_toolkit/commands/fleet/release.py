@@ -110,13 +110,13 @@ def _list(path: Path | None) -> list[ReleaseSummary]:
 def _make_there(packages: list[Path], settings: dict[str, Any]) -> ReleaseSummary:
     """Upload packages to a server, and make a release of them."""
     with connect(None) as fleet:
-        from edgekit_fleet.api.client import hash_file
         from edgekit_fleet.api.endpoints.releases import (
             MAKE_RELEASE,
             UPLOAD_PACKAGE,
             MakeRelease,
             UploadPackage,
         )
+        from edgekit_runtime.system.atomic_files import hash_file
 
         digests = tuple(hash_file(each) for each in packages)
         for each, sha256 in zip(packages, digests, strict=True):
