@@ -1,13 +1,13 @@
 # Sourced by ./edgekit and the scripts beside this file, with `root` set to the checkout.
 #
-# use_environment KIND makes sure that .venv holds requirements/KIND.txt and that our four source folders are
+# use_environment KIND makes sure that .venv holds requirements/KIND.txt and that our five source folders are
 # importable, so that edits are live. When the stamp is current this costs one `cksum`; everything slow is in
 # environment.py. The stamp is written last, so whatever was interrupted is repaired by the next run.
 
 use_environment() {
     [ -n "${root##*:*}" ] || fail "PYTHONPATH cannot hold a path with a colon; move this checkout: $root"
     unset PYTHONHOME
-    PYTHONPATH="$root/device_runtime:$root/toolkit:$root/offload:$root/fleet"
+    PYTHONPATH="$root/device_runtime:$root/toolkit:$root/offload:$root/fleet:$root/hil"
     export PYTHONPATH
     wanted="$(cksum <"$root/requirements/$1.txt")|${EDGEKIT_PYTHON-}" || exit 1
     is_stamped "$1" && return

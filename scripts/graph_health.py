@@ -21,6 +21,7 @@ PACKAGES = {
     "edgekit_toolkit": "toolkit",
     "edgekit_offload": "offload",
     "edgekit_fleet": "fleet",
+    "edgekit_hil": "hil",
 }
 
 MOST_FILES = 12
