@@ -18,7 +18,12 @@ ROOT = Path(__file__).parents[1]
 # Distribution -> import package -> folder.
 PACKAGES = {
     "edgekit": {"edgekit_runtime": "device_runtime"},
-    "edgekit-host": {"edgekit_toolkit": "toolkit", "edgekit_offload": "offload", "edgekit_fleet": "fleet", "edgekit_hil": "hil"},
+    "edgekit-host": {
+        "edgekit_toolkit": "toolkit",
+        "edgekit_offload": "offload",
+        "edgekit_fleet": "fleet",
+        "edgekit_hil": "hil",
+    },
 }
 NOT_ON_A_DEVICE = {"onnx", "torch", "scipy", "click", "rich", *PACKAGES["edgekit-host"]}
 # Imports every module of the runtime; prints what that brought in, and which host libraries could be found.

@@ -1,1 +1,1 @@
-"""Hardware in the loop: benches (emulated and real devices), the tests that run on them, and the evidence they leave."""
+"""Hardware in the loop: benches, emulated and real, the tests that run on them, and their evidence."""
