@@ -28,7 +28,7 @@ from tests.fleet.console.rollout_sample import add_rollout
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN
 
 from edgekit_fleet.access import users
-from edgekit_fleet.access.guard import COOKIE
+from edgekit_fleet.access.guard import LOGIN
 from edgekit_fleet.access.logins import open_login
 from edgekit_fleet.simulation.filled_store import fill_store
 from edgekit_fleet.store import audit
@@ -205,7 +205,7 @@ def main() -> int:
         add_rollout(store, "good", CLEAN, devices=1000, at=time.time() - 4000, days=0.04)
         with store.transaction() as session:
             users.add_user(session, "bench", "a password of the bench", "admin", actor="bench")
-            cookie = f"{COOKIE}={open_login(session, 'bench', time.time())}"
+            cookie = f"{LOGIN}={open_login(session, 'bench', time.time())}"
         store.close()
         print(f"{arguments.devices} devices in the store after {time.monotonic() - begin_s:.0f} s")
         served = Served(folder)

@@ -195,3 +195,81 @@ def test_client_that_takes_no_data_is_dropped(site, monkeypatch):
             while data := lazy.recv(1 << 20):
                 came_bytes += len(data)
     assert came_bytes < size_bytes / 2
+
+
+async def answer(scope, receive, send):
+    """An application that reads the body, and answers."""
+    while (await receive()).get("more_body"):
+        pass
+    address = scope["client"][0].encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"address", address)]})
+    await send({"type": "http.response.body"})
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A server of 20 connections."""
+    monkeypatch.setattr(web_server, "_MAX_CONNECTIONS", 20)
+    with web_server.WebServer(answer, "127.0.0.1", 0, None, option="--port") as server:
+        yield server
+
+
+def connect_from(stack, address, server, data=b""):
+    connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 5.0, (address, 0)))
+    connection.sendall(data)
+    return connection
+
+
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+UNFINISHED = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n1"
+
+
+def status_of(connection, data=GET):
+    connection.sendall(data)
+    return int(connection.recv(1 << 16).split()[1])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
+def test_idle_connections_of_one_address_keep_nobody_out(small, address):
+    with contextlib.ExitStack() as stack:
+        other = connect_from(stack, "127.0.0.3", small)
+        idle = [connect_from(stack, "127.0.0.1", small) for _ in range(60)]
+        assert status_of(connect_from(stack, address, small)) == 200
+        assert status_of(other) == 200  # an older one, but of an address with fewer
+        assert status_of(idle[-1]) == 200
+
+
+def test_requests_of_one_address_that_do_not_end_keep_no_other_address_out(small):
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            connect_from(stack, "127.0.0.1", small, UNFINISHED)
+        time.sleep(0.2)
+        assert status_of(connect_from(stack, "127.0.0.1", small)) == 503
+        assert status_of(connect_from(stack, "127.0.0.2", small)) == 200
+
+
+def test_requests_of_many_addresses_are_not_ended_for_another_one(small):
+    with contextlib.ExitStack() as stack:
+        held = [connect_from(stack, f"127.0.1.{number}", small, UNFINISHED) for number in range(1, 20)]
+        time.sleep(0.2)
+        assert status_of(connect_from(stack, "127.0.0.2", small)) == 503
+        assert {status_of(each, b"2345") for each in held} == {200}
+
+
+def test_handshakes_that_do_not_begin_keep_nobody_out(site, monkeypatch):
+    monkeypatch.setattr(web_server, "_MAX_HANDSHAKES", 5)
+    with contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", site.settings.web_port), 5.0))
+            for _ in range(12)
+        ]
+        with site.shake_hands(site.settings.web_port, site.context()) as other:
+            assert get(other).startswith(b"HTTP/1.1 200")
+            assert silent[0].recv(1) == b""
+
+
+def test_address_that_a_client_claims_does_not_count(small):
+    with contextlib.ExitStack() as stack:
+        connection = connect_from(stack, "127.0.0.1", small)
+        connection.sendall(GET.replace(b"\r\n\r\n", b"\r\nX-Forwarded-For: 9.9.9.9\r\n\r\n"))
+        assert b"address: 127.0.0.1" in connection.recv(1 << 16)

@@ -12,7 +12,7 @@ from cryptography.x509.oid import NameOID
 from sqlalchemy import select, update
 from tests.fleet.fleet_device import FleetDevice, free_port, make_csr, post
 
-from edgekit_fleet.access.failure_limit import FailureLimit
+from edgekit_fleet.access import failure_limit
 from edgekit_fleet.operations import devices, running
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import CodeRow
@@ -141,14 +141,16 @@ def test_many_failures_from_one_address_are_held_back(site):
     assert answers == [400] * 20 + [429] * 2
 
 
-def test_failures_are_forgiven_after_a_minute():
-    now = [0.0]
-    limit = FailureLimit(lambda: now[0])
-    for _ in range(20):
-        limit.count("a")
-    assert (limit.allows("a"), limit.allows("b")) == (False, True)
-    now[0] = 60.0
-    assert limit.allows("a")
+def test_failures_are_forgiven_after_a_minute(site):
+    with site.store.transaction() as session:
+        assert all(failure_limit.take(session, ["a"], 0.0) for _ in range(20))
+        assert not failure_limit.take(session, ["a"], 59.0)
+        assert failure_limit.allows(session, ["b"], 59.0)
+        assert failure_limit.take(session, ["a"], 60.0)
+
+
+def test_redirect_to_the_host_that_a_request_names_is_never_sent(site):
+    assert site.get("/authority/", Host="elsewhere.test")[0] == 404
 
 
 def test_files_are_served_in_ranges_and_never_change(site):

@@ -1,41 +1,51 @@
-"""A limit of failed attempts, so that nobody guesses passwords, codes or tokens."""
+"""A limit of failed attempts, so that nobody guesses passwords or codes.
 
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable
+It is in the store, so that all managers count together, and a restart forgets nothing.
+"""
+
+from collections.abc import Sequence
 from typing import Final
 
-_FAILURES_A_MINUTE: Final = 20
-_MAX_KEYS: Final = 10_000
+from sqlalchemy import delete
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.access.digests import digest
+from edgekit_fleet.store.tables import FailureRow
+
+PAUSE_S: Final = 60
+_MOST_FAILURES: Final = 20
 
 
-class FailureLimit:
-    """Refuses an address or a name that has failed too often in the last minute; any thread may use it."""
+def allows(session: Session, keys: Sequence[str], now: float) -> bool:
+    """Return whether an attempt is looked at.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        self._one_at_a_time = threading.Lock()
+    Args:
+        session: of the store.
+        keys: whose attempt it is, such as `login address 10.0.0.1`; none may have failed 20 times in the last
+            minute.
+        now: seconds since 1970.
+    """
+    rows = (session.get(FailureRow, digest(key)) for key in keys)
+    return all(row is None or row.count < _MOST_FAILURES or now - row.begun_at >= PAUSE_S for row in rows)
 
-    def allows(self, key: str) -> bool:
-        """Return whether a request of the address or name is looked at."""
-        begin, count = self._failures.get(key, (0.0, 0))
-        return count < _FAILURES_A_MINUTE or self._clock() - begin >= 60
 
-    def count(self, key: str) -> None:
-        """Count one failure."""
-        with self._one_at_a_time:
-            begin, count = self._failures.pop(key, (self._clock(), 0))
-            if self._clock() - begin >= 60:
-                begin, count = self._clock(), 0
-            self._failures[key] = (begin, count + 1)
-            if len(self._failures) > _MAX_KEYS:
-                self._failures.popitem(last=False)
+def take(session: Session, keys: Sequence[str], now: float) -> bool:
+    """Count an attempt as failed; returns False where it is not even looked at, and then not counted."""
+    if not allows(session, keys, now):
+        return False
+    session.execute(delete(FailureRow).where(FailureRow.begun_at <= now - PAUSE_S))
+    for key in keys:
+        row = session.get(FailureRow, digest(key), populate_existing=True)
+        if row is None:
+            session.add(FailureRow(key_sha256=digest(key), begun_at=now, count=1))
+        else:
+            row.count += 1
+    return True
 
-    def forgive(self, key: str) -> None:
-        """Take back one failure: what was counted before it was looked at has succeeded."""
-        with self._one_at_a_time:
-            begin, count = self._failures.get(key, (0.0, 0))
-            if count:
-                self._failures[key] = (begin, count - 1)
+
+def forgive(session: Session, keys: Sequence[str]) -> None:
+    """Take an attempt back, which has succeeded."""
+    for key in keys:
+        row = session.get(FailureRow, digest(key))
+        if row is not None and row.count:
+            row.count -= 1

@@ -4,19 +4,57 @@ import time
 from typing import Final
 
 from starlette.requests import HTTPConnection
+from starlette.responses import Response
 
 from edgekit_fleet.access.logins import Login, find_login
 from edgekit_fleet.access.principal import Principal
 from edgekit_fleet.access.tokens import PREFIX, principal_of_token
 from edgekit_fleet.store.database import Store
 
-COOKIE: Final = "edgekit_login"
-"""Set it with `HttpOnly; SameSite=Strict; Path=/`, and `Secure` under TLS."""
+LOGIN: Final = "edgekit_login"
+_OWN_HOST: Final = "__Host-"  # a browser takes such a cookie from this very host alone, and by TLS
+
+
+def cookie_name(request: HTTPConnection, name: str) -> str:
+    """Return the name that one of our cookies has in the browser."""
+    return _OWN_HOST + name if is_secure(request) else name
+
+
+def is_secure(request: HTTPConnection) -> bool:
+    """Return whether a request came by TLS."""
+    return request.url.scheme == "https"
+
+
+def read_cookie(request: HTTPConnection, name: str) -> str:
+    """Return what one of our cookies holds, or an empty text."""
+    return request.cookies.get(cookie_name(request, name), "")
+
+
+def set_cookie(
+    request: HTTPConnection, response: Response, name: str, value: str, life_s: int | None = None
+) -> None:
+    """Give the browser a cookie that no script reads, and no other site sends.
+
+    Args:
+        request: that is answered.
+        response: to it.
+        name: of the cookie.
+        value: an empty one removes the cookie.
+        life_s: how long it is kept; until the browser ends by default.
+    """
+    response.set_cookie(
+        cookie_name(request, name),
+        value,
+        life_s if value else 0,
+        secure=is_secure(request),
+        httponly=True,
+        samesite="strict",
+    )
 
 
 def login_of(request: HTTPConnection, store: Store) -> Login | None:
     """Return the login of a request from a browser, or None."""
-    secret = request.cookies.get(COOKIE, "")
+    secret = read_cookie(request, LOGIN)
     is_use = "hx-request" not in request.headers  # else htmx follows what has changed
     return find_login(store, secret, time.time(), is_use=is_use) if secret else None
 

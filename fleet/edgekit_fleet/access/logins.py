@@ -4,7 +4,6 @@ The token against forged requests (CSRF) is derived from the secret, so it ends 
 """
 
 import hmac
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -12,18 +11,17 @@ from typing import Final
 from sqlalchemy import delete, update
 from sqlalchemy.orm import Session
 
-from edgekit_fleet.access import users
+from edgekit_fleet.access import failure_limit, users
 from edgekit_fleet.access.digests import digest, make_secret
-from edgekit_fleet.access.failure_limit import FailureLimit
 from edgekit_fleet.access.principal import Principal
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
-from edgekit_fleet.store.tables import LoginRow, UserRow
+from edgekit_fleet.store.tables import KnownAddressRow, LoginRow, UserRow
 from edgekit_runtime.errors import RequestError
 
 LIFE_S: Final = 12 * 3600.0
 IDLE_S: Final = 3600.0
-_MOST_KNOWN: Final = 10_000
+_KNOWN_S: Final = 90 * 86_400.0
 _NOTE_S: Final = 60.0  # how exactly `seen_at` is kept; each page would write to the store else
 
 
@@ -47,8 +45,8 @@ class Login:
 class LoginDesk:
     """Lets users in by name and password; slow for those who guess.
 
-    One object serves a process. Failures count by address and by name, so that neither many addresses nor
-    many names help. Who has logged in from an address before is not shut out by others who guess the name.
+    Failures count by address and by name, so that neither many addresses nor many names help. Who has logged
+    in from an address before is not shut out by others who guess the name.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
@@ -60,9 +58,6 @@ class LoginDesk:
         """
         self._store = store
         self._clock = clock
-        self._addresses = FailureLimit()
-        self._names = FailureLimit()
-        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def log_in(self, name: str, password: str, address: str) -> str:
         """Return the secret for the cookie of a new login. It takes about 0.1 s.
@@ -76,30 +71,37 @@ class LoginDesk:
             RequestError: 401 name or password is wrong; 429 too many failures.
         """
         name, password = name.replace("\0", ""), password.replace("\0", "")
-        limits = [(self._addresses, address)]
-        if (name, address) not in self._known:
-            limits.append((self._names, name))
-        if not all(limit.allows(key) for limit, key in limits):
-            raise RequestError(429, "too many failures; wait a minute", retry_after_s=60)
-        for limit, key in limits:  # before the answer is known: many may ask at once
-            limit.count(key)
-        with self._store.transaction() as session:
-            row = session.get(UserRow, name)
-            known = None if row is None else row.password_digest
+        now = self._clock()
+        with self._store.snapshot() as session:
+            keys = _list_limited(session, name, address)
+            is_allowed = failure_limit.allows(session, keys, now)  # a flood of guesses writes nothing
+        if is_allowed:
+            with self._store.transaction() as session:
+                # Counted before the answer is known: many may ask at once.
+                is_allowed = failure_limit.take(session, keys, now)
+                row = session.get(UserRow, name)
+                known = None if row is None else row.password_digest
+        if not is_allowed:
+            raise RequestError(429, "too many failures; wait a minute", retry_after_s=failure_limit.PAUSE_S)
         is_right, newer = users.check_password(known, password)
         if not is_right:
             raise RequestError(401, "name or password is wrong")
-        for limit, key in limits:
-            limit.forgive(key)
-        self._known[name, address] = None
-        if len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
         with self._store.transaction() as session:
             row = session.get(UserRow, name)
             if row is None or row.password_digest != known:
                 raise RequestError(401, "name or password is wrong")
             row.password_digest = newer or row.password_digest
-            return open_login(session, name, self._clock())
+            failure_limit.forgive(session, keys)
+            session.execute(delete(KnownAddressRow).where(KnownAddressRow.seen_at < now - _KNOWN_S))
+            session.merge(KnownAddressRow(user=name, address=address, seen_at=now))
+            return open_login(session, name, now)
+
+
+def _list_limited(session: Session, name: str, address: str) -> list[str]:
+    keys = [f"login address {address}"]
+    if session.get(KnownAddressRow, (name, address)) is None:
+        keys.append(f"login name {name}")
+    return keys
 
 
 def open_login(session: Session, user: str, now: float) -> str:

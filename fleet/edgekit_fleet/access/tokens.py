@@ -95,7 +95,7 @@ def list_tokens(session: Session) -> list[Token]:
 
 
 def revoke_token(session: Session, name: str, *, actor: str) -> None:
-    """End a token.
+    """End a token, and those that were made with it.
 
     Raises:
         FleetError: there is none of that name.
@@ -104,7 +104,18 @@ def revoke_token(session: Session, name: str, *, actor: str) -> None:
     if row is None:
         raise NotFoundError(f"no token '{name}'; `edgekit fleet token list` shows them")
     session.delete(row)
+    session.flush()
     audit.record(session, actor, "token.revoke", name)
+    revoke_tokens_of(session, f"token:{name}", actor=actor)
+
+
+def revoke_tokens_of(session: Session, maker: str, *, actor: str) -> None:
+    """End the tokens that somebody has made."""
+    while True:
+        name = session.scalars(select(TokenRow.name).where(TokenRow.created_by == maker).limit(1)).first()
+        if name is None:
+            return
+        revoke_token(session, name, actor=actor)
 
 
 def principal_of_token(store: Store, secret: str, now: float) -> Principal | None:

@@ -12,8 +12,9 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.access.principal import SCOPES_OF_ROLE, Principal, Role
+from edgekit_fleet.access.tokens import revoke_tokens_of
 from edgekit_fleet.store import audit
-from edgekit_fleet.store.tables import LoginRow, UserRow
+from edgekit_fleet.store.tables import KnownAddressRow, LoginRow, UserRow
 from edgekit_runtime.errors import FleetError, NotFoundError
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
@@ -86,7 +87,7 @@ def set_password(session: Session, name: str, password: str, *, actor: str) -> N
 
 
 def set_role(session: Session, name: str, role: Role, *, actor: str) -> None:
-    """Give a user another role; open logins have it at once.
+    """Give a user another role; open logins have it at once, and tokens of a former administrator end.
 
     Raises:
         FleetError: there is no such user or role, or no administrator would be left.
@@ -95,18 +96,21 @@ def set_role(session: Session, name: str, role: Role, *, actor: str) -> None:
     _check_role(role)
     if role != "admin":
         _check_not_last(session, row)
+        revoke_tokens_of(session, name, actor=actor)
     row.role = role
     audit.record(session, actor, "user.role", name, role=role)
 
 
 def remove_user(session: Session, name: str, *, actor: str) -> None:
-    """Remove a user and their logins.
+    """Remove a user, their logins, and the tokens that they made.
 
     Raises:
         FleetError: there is no such user, or no administrator would be left.
     """
     row = _find(session, name)
     _check_not_last(session, row)
+    revoke_tokens_of(session, name, actor=actor)
+    session.execute(delete(KnownAddressRow).where(KnownAddressRow.user == name))
     session.execute(delete(LoginRow).where(LoginRow.user == name))
     session.delete(row)
     audit.record(session, actor, "user.remove", name)

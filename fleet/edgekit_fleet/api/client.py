@@ -15,7 +15,7 @@ from edgekit_fleet.access.principal import folder_owner
 from edgekit_fleet.api.endpoints.endpoint import Answer, Endpoint, Fleet, Request
 from edgekit_fleet.api.endpoints.releases import UploadPackage
 from edgekit_fleet.api.endpoints.table import PREFIX
-from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.dataclass_json import from_plain, keep_known, to_plain
 from edgekit_runtime.errors import ConfigError, RequestError, TransportError
 
 _TIMEOUT_S: Final = 60.0
@@ -99,7 +99,8 @@ class RemoteFleet:
         elif fields:
             path += f"?{urlencode({name: value for name, value in fields.items() if value is not None})}"
         plain = self._send(endpoint.method, f"{PREFIX}{path}", body, headers)
-        return from_plain(endpoint.answer, plain, "answer", TransportError)
+        known = keep_known(endpoint.answer, plain)  # a newer fleet may say more
+        return from_plain(endpoint.answer, known, "answer", TransportError)
 
     def _send(self, method: str, path: str, body: bytes | Path | None, headers: dict[str, str]) -> Any:
         for attempt in range(1, _ATTEMPTS + 1):

@@ -51,9 +51,11 @@ def make_api(fleet: Fleet) -> Starlette:
     # Starlette takes the first path that fits: `/rollouts/plan` stands before `/rollouts/{name}`.
     for path, handlers in sorted(by_path.items(), key=lambda item: item[0].replace("{", "\x7f")):
         routes.append(Route(path, _choose(handlers), methods=list(handlers)))
-    return Starlette(
+    app = Starlette(
         routes=routes, exception_handlers={HTTPException: _show_http_error, Exception: _show_error}
     )
+    app.router.redirect_slashes = False  # it would send clients to whatever host the request names
+    return app
 
 
 def join_apps(api: ASGIApp, rest: ASGIApp) -> ASGIApp:

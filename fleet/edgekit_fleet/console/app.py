@@ -38,6 +38,7 @@ _HEADERS: Final = {
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
 }
+_BY_TLS_ALONE: Final = ("strict-transport-security", "max-age=31536000")
 _COMPRESSION: Final = 5  # of 1..9; a page of 200 kB takes 4 ms
 
 
@@ -53,6 +54,8 @@ class _Headers:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
+                if scope["scheme"] == "https":
+                    headers.setdefault(*_BY_TLS_ALONE)
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
@@ -70,10 +73,12 @@ class _StaticFiles(StaticFiles):
 
 def make_app(console: Console) -> Starlette:
     """Return the application."""
-    return Starlette(
+    app = Starlette(
         routes=make_routes(console),
         middleware=[Middleware(_Headers), Middleware(GZipMiddleware, compresslevel=_COMPRESSION)],
     )
+    app.router.redirect_slashes = False  # it would send browsers to whatever host the request names
+    return app
 
 
 def make_routes(console: Console) -> list[BaseRoute]:

@@ -69,12 +69,12 @@ class AuditPages:
             check=self._check,
         )
 
-    def verify(self, console: Console, _request: Request) -> Response:
+    def verify(self, console: Console, request: Request) -> Response:
         """Verify the whole chain; a million entries take half a minute."""
         broken_at = find_audit_break(console.store)
         self._check = ChainCheck(time.time(), broken_at)
         result = "holds" if broken_at is None else f"is broken at entry {broken_at}"
-        return console.redirect("/audit", f"The chain of the audit log {result}.")
+        return console.redirect(request, "/audit", f"The chain of the audit log {result}.")
 
 
 def _shorten(detail: Mapping[str, Any]) -> str:

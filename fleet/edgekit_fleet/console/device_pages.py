@@ -133,7 +133,7 @@ def save_query(console: Console, request: Request) -> Response:
     form = request.state.form
     name, selector = form.get("name", "").strip(), form.get("selector", "").strip()
     saved_queries.save(console.store, name, selector, request.state.principal.name)
-    return console.redirect(local_address(form.get("next", "/devices")), f"Saved as '{name}'.")
+    return console.redirect(request, local_address(form.get("next", "/devices")), f"Saved as '{name}'.")
 
 
 def show_device(console: Console, request: Request) -> Response:
@@ -231,12 +231,12 @@ def edit_tags(console: Console, request: Request) -> Response:
     changes = {key: value for key, value in changes.items() if value != detail.summary.tags.get(key, "")}
     address = f"/devices/{name}"
     if not changes:
-        return console.redirect(address, "Nothing was changed.")
+        return console.redirect(request, address, "Nothing was changed.")
     effects = find_tag_effects(console.store, name, changes)
     if effects and form.get("confirmed") != "yes":
         return console.render(request, "device_tags.html", name=name, tags=form["tags"], effects=effects)
     devices.tag(console.store, name, changes, request.state.principal.name)
-    return console.redirect(address, f"The tags of {name} are changed.")
+    return console.redirect(request, address, f"The tags of {name} are changed.")
 
 
 def _write_tags(tags: Mapping[str, str]) -> str:
@@ -270,4 +270,4 @@ def revoke(console: Console, request: Request) -> Response:
     if not why:
         raise FleetError("state why the device is shut out: the audit log keeps it")
     devices.revoke(console.store, name, request.state.principal.name, why[:500])
-    return console.redirect(f"/devices/{name}", f"{name} is revoked.")
+    return console.redirect(request, f"/devices/{name}", f"{name} is revoked.")

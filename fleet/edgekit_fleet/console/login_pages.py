@@ -5,7 +5,7 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgekit_fleet.access.guard import COOKIE
+from edgekit_fleet.access.guard import LOGIN, read_cookie, set_cookie
 from edgekit_fleet.access.logins import close_login, open_login
 from edgekit_fleet.console.shell import Console, local_address
 from edgekit_runtime.errors import EdgekitError, RequestError
@@ -35,9 +35,9 @@ def log_in(console: Console, request: Request) -> Response:
 def log_out(console: Console, request: Request) -> Response:
     """End the login."""
     with console.store.transaction() as session:
-        close_login(session, request.cookies.get(COOKIE, ""))
-    response = console.redirect("/login", "You are logged out.")
-    response.delete_cookie(COOKIE)
+        close_login(session, read_cookie(request, LOGIN))
+    response = console.redirect(request, "/login", "You are logged out.")
+    set_cookie(request, response, LOGIN, "")
     return response
 
 
@@ -61,8 +61,6 @@ def make_first(console: Console, request: Request) -> Response:
 
 
 def _enter(console: Console, request: Request, secret: str, target: str) -> Response:
-    response = console.redirect(target)
-    response.set_cookie(
-        COOKIE, secret, httponly=True, samesite="strict", secure=request.url.scheme == "https"
-    )
+    response = console.redirect(request, target)
+    set_cookie(request, response, LOGIN, secret)
     return response

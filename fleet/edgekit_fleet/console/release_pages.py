@@ -88,7 +88,7 @@ def withdraw(console: Console, request: Request) -> Response:
         problem = f"To confirm, write the release's name: {name}"
         return _render(console, request, "release_withdraw.html", problem)
     withdraw_release(console.folder, console.store, name, request.state.principal.name)
-    return console.redirect(f"/releases/{quote(name)}", f"{name} is withdrawn.")
+    return console.redirect(request, f"/releases/{quote(name)}", f"{name} is withdrawn.")
 
 
 def _render(console: Console, request: Request, template: str, problem: str = "") -> Response:

@@ -48,7 +48,7 @@ def change_user(console: Console, request: Request) -> Response:
             notice = f"{name} is removed."
         else:
             raise FleetError(f"action {action[:80]!r}, expected add, role, password or remove")
-    return console.redirect("/settings", notice)
+    return console.redirect(request, "/settings", notice)
 
 
 def show_tokens(console: Console, request: Request) -> Response:
@@ -71,7 +71,7 @@ def change_token(console: Console, request: Request) -> Response:
     if form.get("action") == "revoke":
         with console.store.transaction() as session:
             tokens.revoke_token(session, name, actor=actor)
-        return console.redirect("/settings/tokens", f"Token {name} has ended.")
+        return console.redirect(request, "/settings/tokens", f"Token {name} has ended.")
     chosen = [scope for scope in SCOPES if form.get(f"scope-{scope}")]
     days = _LIVES.get(form.get("days", ""), 90)
     with console.store.transaction() as session:
@@ -138,4 +138,6 @@ def remove_query(console: Console, request: Request) -> Response:
     """Forget a saved filter."""
     form = request.state.form
     saved_queries.remove(console.store, form.get("name", ""), request.state.principal.name)
-    return console.redirect(local_address(form.get("next", "/settings/fleet")), "The filter is forgotten.")
+    return console.redirect(
+        request, local_address(form.get("next", "/settings/fleet")), "The filter is forgotten."
+    )

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from edgekit_fleet.access.first_admin import FirstAdminCode
-from edgekit_fleet.access.guard import login_of
+from edgekit_fleet.access.guard import login_of, read_cookie, set_cookie
 from edgekit_fleet.access.logins import LoginDesk
 from edgekit_fleet.access.principal import Principal, Scope
 from edgekit_fleet.console.formats import FILTERS, format_share
@@ -47,6 +47,7 @@ _TEMPLATES: Final = Path(__file__).with_name("templates")
 _MAX_FORM_BYTES: Final = 64 << 10
 _FORM_S: Final = 10.0
 _NOTICE: Final = "notice"
+_THEME: Final = "theme"
 _VISITOR: Final = "visitor"
 _VISITOR_CHARS: Final = 32
 _NOTICE_S: Final = 30
@@ -115,7 +116,7 @@ class Console:
 
         Sets `principal` of the request's state, and `csrf`, which forms carry: of the login, or of a cookie.
         """
-        visitor = request.cookies.get(_VISITOR, "")
+        visitor = read_cookie(request, _VISITOR)
         is_known = len(visitor) >= _VISITOR_CHARS
         request.state.principal = None
         request.state.csrf = visitor if is_known else secrets.token_urlsafe(_VISITOR_CHARS)
@@ -147,17 +148,17 @@ class Console:
         )
         response = HTMLResponse(text, status, headers={"cache-control": "no-store"})
         if request.state.principal is None:
-            response.set_cookie(_VISITOR, request.state.csrf, httponly=True, samesite="strict")
-        if _NOTICE in request.cookies:
-            response.delete_cookie(_NOTICE)
+            set_cookie(request, response, _VISITOR, request.state.csrf)
+        if read_cookie(request, _NOTICE):
+            set_cookie(request, response, _NOTICE, "")
         return response
 
-    def redirect(self, address: str, notice: str = "") -> Response:
+    def redirect(self, request: Request, address: str, notice: str = "") -> Response:
         """Send the browser on to a page of ours, which shows the notice once."""
         response = RedirectResponse(address, 303)
         if notice:
             text = urlsafe_b64encode(notice[:1000].encode()).decode()
-            response.set_cookie(_NOTICE, text, _NOTICE_S, httponly=True, samesite="strict")
+            set_cookie(request, response, _NOTICE, text, _NOTICE_S)
         return response
 
     def _answer(self, request: Request, function: Page, scope: Scope | None) -> Response:
@@ -199,16 +200,16 @@ def local_address(text: str) -> str:
 def switch_theme(console: Console, request: Request) -> Response:
     """Keep the theme that somebody chose in a cookie."""
     form: Mapping[str, str] = request.state.form
-    response = console.redirect(local_address(form.get("next", "/")))
+    response = console.redirect(request, local_address(form.get("next", "/")))
     theme = form.get("theme", "")
     if theme in THEMES:
-        response.set_cookie("theme", theme, _YEAR_S, httponly=True, samesite="strict")
+        set_cookie(request, response, _THEME, theme, _YEAR_S)
     return response
 
 
 def read_theme(request: Request) -> str:
     """Return the theme that somebody chose."""
-    theme = request.cookies.get("theme", "")
+    theme = read_cookie(request, _THEME)
     return theme if theme in THEMES else "auto"
 
 
@@ -238,7 +239,7 @@ def _find_section(path: str) -> str:
 
 def _read_notice(request: Request) -> str:
     try:
-        return urlsafe_b64decode(request.cookies.get(_NOTICE, "")).decode()
+        return urlsafe_b64decode(read_cookie(request, _NOTICE)).decode()
     except ValueError:
         return ""
 

@@ -442,6 +442,38 @@ class LoginRow(Table):
     expires_at: Mapped[float]
 
 
+class KnownAddressRow(Table):
+    """An address from which a user has logged in.
+
+    Attributes:
+        user: who.
+        address: of the client.
+        seen_at: of the newest login.
+    """
+
+    __tablename__ = "known_addresses"
+
+    user: Mapped[str] = mapped_column(NAME, ForeignKey("users.name"), primary_key=True)
+    address: Mapped[str] = mapped_column(NAME, primary_key=True)
+    seen_at: Mapped[float]
+
+
+class FailureRow(Table):
+    """Failed attempts of an address or a name, see `access.failure_limit`.
+
+    Attributes:
+        key_sha256: whose.
+        begun_at: when the first one came; a minute later all are forgiven.
+        count: of them.
+    """
+
+    __tablename__ = "failures"
+
+    key_sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    begun_at: Mapped[float] = mapped_column(index=True)
+    count: Mapped[int]
+
+
 class TokenRow(Table):
     """A token of a program.
 

@@ -10,6 +10,7 @@ Everything that a device fetches is signed, so files need no login.
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
@@ -21,7 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
-from edgekit_fleet.access.failure_limit import FailureLimit
+from edgekit_fleet.access import failure_limit
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority, SignedCertificate
 from edgekit_fleet.releases.artifact_storage import CHANGING, IMMUTABLE
@@ -82,7 +83,6 @@ class EnrolmentPages:
         self._folder = folder
         self._settings = settings
         self._authority = authority
-        self._limit = FailureLimit()
 
     async def show_authority(self, _request: Request) -> Response:
         """Answer with the authority's certificate."""
@@ -100,25 +100,37 @@ class EnrolmentPages:
         self, request: Request, kind: type[Body], carry_out: Callable[[Body], Enrolment]
     ) -> Response:
         address = request.client.host if request.client else ""
-        if not self._limit.allows(address):
-            return PlainTextResponse("too many failures; wait a minute\n", 429, {"retry-after": "60"})
         try:
             data = await read_body(request, _MAX_BODY_BYTES, _BODY_S)
-            body = from_plain(kind, json.loads(data), "request", SignatureError)
-            answer = await run_in_threadpool(carry_out, body)
+            answer = await run_in_threadpool(self._carry_out, address, data, kind, carry_out)
         except RequestError as refusal:
-            return PlainTextResponse(f"{refusal}\n", refusal.status)
-        except (ValueError, RecursionError):
-            self._limit.count(address)
-            return PlainTextResponse("the request is not JSON\n", 400)
+            after = {} if refusal.retry_after_s is None else {"retry-after": str(refusal.retry_after_s)}
+            return PlainTextResponse(f"{refusal}\n", refusal.status, after)
         except SignatureError as error:
-            self._limit.count(address)
             _log.warning("%s from %s refused: %s", request.url.path, address, error)
             return PlainTextResponse(f"{error}\n", 403)
         except EdgekitError as error:
             _log.error("%s: %s", request.url.path, error)
             return PlainTextResponse(f"{error}\n", 503, {"retry-after": "10"})
         return Response(encode_json(to_plain(answer)), media_type="application/json")
+
+    def _carry_out(
+        self, address: str, data: bytes, kind: type[Body], carry_out: Callable[[Body], Enrolment]
+    ) -> Enrolment:
+        keys = (f"enrolment address {address}",)
+        with self._store.snapshot() as session:
+            if not failure_limit.allows(session, keys, time.time()):
+                raise RequestError(
+                    429, "too many failures; wait a minute", retry_after_s=failure_limit.PAUSE_S
+                )
+        try:
+            return carry_out(from_plain(kind, json.loads(data), "request", SignatureError))
+        except (ValueError, RecursionError, SignatureError) as error:
+            with self._store.transaction() as session:
+                failure_limit.take(session, keys, time.time())
+            if isinstance(error, SignatureError):
+                raise
+            raise RequestError(400, "the request is not JSON") from error
 
     def _enrol(self, request: EnrolmentRequest) -> Enrolment:
         with self._store.transaction() as session:
@@ -159,7 +171,7 @@ def make_app(store: Store, folder: FleetFolder, settings: FleetSettings, authori
     pages = EnrolmentPages(store, folder, settings, authority)
     for name in ("metadata", "targets"):
         make_folders(folder.repository / name)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/authority", pages.show_authority, methods=["GET"]),
             Route("/enrol", pages.enrol, methods=["POST"]),
@@ -168,3 +180,5 @@ def make_app(store: Store, folder: FleetFolder, settings: FleetSettings, authori
             Mount("/artifacts/targets", _Artifacts(directory=folder.repository / "targets")),
         ]
     )
+    app.router.redirect_slashes = False  # it would send clients to whatever host the request names
+    return app

@@ -1,12 +1,15 @@
 """The web server in a thread of its own, so that slow disks and downloads do not delay the manager."""
 
 import asyncio
+import contextlib
+import functools
 import socket
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -23,27 +26,59 @@ if TYPE_CHECKING:
 
 _START_S: Final = 10.0
 _STOP_S: Final = 5.0
-_MAX_CONNECTIONS: Final = 500
+_MAX_CONNECTIONS = 500
+_MAX_HANDSHAKES = 200  # at a time; an honest one takes as long as three packets
 _IDLE_S: Final = 10
 _HEAD_S = 20.0
 _NOTHING_TAKEN_S = 120
 
 
-class _TimedConnection(H11Protocol):
+class _Listener(socket.socket):
+    """Accepts connections. One handshake of TLS too many ends the oldest: who sends nothing uses up no files.
+
+    Attributes:
+        handshakes: address and port -> connection that is not ready yet.
+    """
+
+    def __init__(self, listening: socket.socket) -> None:
+        super().__init__(fileno=listening.detach())
+        self.handshakes: dict[Any, socket.socket] = {}
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        connection, address = super().accept()
+        self.handshakes[address] = connection
+        if len(self.handshakes) > _MAX_HANDSHAKES:
+            oldest = self.handshakes.pop(next(iter(self.handshakes)))
+            with contextlib.suppress(OSError):  # it has ended by itself
+                oldest.shutdown(socket.SHUT_RDWR)
+        return connection, address
+
+
+class _BoundedConnection(H11Protocol):
     """A connection that ends if the head of a request takes too long, or if the client takes no data.
 
-    uvicorn itself waits for ever for both, and a few hundred such connections would use up its limit.
+    uvicorn itself waits for ever for both, and a few hundred such connections would use up its limit. Where
+    the limit is reached, a new connection takes the place of one of the address that has most.
     """
 
     _head_timer: asyncio.TimerHandle | None = None
 
+    def __init__(self, *, listener: _Listener, **options: Any) -> None:
+        super().__init__(**options)
+        self._listener = listener
+        self._begin_s = 0.0
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._listener.handshakes.pop(transport.get_extra_info("peername"), None)
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _NOTHING_TAKEN_S * 1000)
         # asyncio leaves it off for a socket that was made elsewhere; each answer would wait 40 ms.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._begin_s = self.loop.time()
         self._time_head()
+        if len(self.connections) >= _MAX_CONNECTIONS:
+            self._make_room()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -54,13 +89,38 @@ class _TimedConnection(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
 
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    @property
+    def _has_head(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _time_head(self) -> None:
-        has_head = self.cycle is not None and not self.cycle.response_complete
-        if self._head_timer is None and not has_head:
+        if self._head_timer is None and not self._has_head:
             self._head_timer = self.loop.call_later(_HEAD_S, self.transport.abort)
-        elif self._head_timer is not None and has_head:
+        elif self._head_timer is not None and self._has_head:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _make_room(self) -> None:
+        """End the oldest connection without a request, of the address that has most connections.
+
+        Where all have one, end that of another address, if it has more than half of all. No address has a
+        limit of its own: a proxy, and a site whose devices share an address, may use what is free.
+        """
+        connections = [each for each in self.connections if isinstance(each, _BoundedConnection)]
+        counts = Counter(each._address for each in connections)
+        victims = [each for each in connections if not each._has_head and each is not self]
+        if not victims:
+            most, count = counts.most_common(1)[0]
+            if most == self._address or count <= _MAX_CONNECTIONS // 2:
+                return  # uvicorn answers 503
+            victims = [each for each in connections if each._address == most]
+        victim = max(victims, key=lambda each: (counts[each._address], -each._begin_s))
+        self.connections.discard(victim)  # at once: uvicorn counts them at the next request
+        victim.transport.abort()
 
 
 class WebServer:
@@ -88,7 +148,7 @@ class WebServer:
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._socket = socket.create_server((host, port), family=family)
+            self._socket = _Listener(socket.create_server((host, port), family=family))
         except OSError as cause:
             reason = (cause.strerror or str(cause)).partition(" (")[0]
             raise TransportError(
@@ -101,10 +161,11 @@ class WebServer:
             ssl_certfile=certificate,
             ssl_keyfile=key,
             ssl_ciphers=TLS_1_2_CIPHERS,
-            http=_TimedConnection,
+            http=functools.partial(_BoundedConnection, listener=self._socket),  # type: ignore[arg-type]
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # anybody on this machine could choose the address that limits count
             limit_concurrency=_MAX_CONNECTIONS,
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=2,

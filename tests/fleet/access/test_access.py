@@ -89,6 +89,22 @@ def test_who_guesses_a_name_elsewhere_does_not_shut_its_user_out(desk):
         desk.log_in("ann", PASSWORD, "10.0.1.99")
 
 
+def test_failures_at_one_manager_count_at_the_others(store, desk, clock):
+    other = logins.LoginDesk(store, lambda: clock.now)
+    for number in range(20):
+        with pytest.raises(RequestError, match="is wrong"):
+            (desk, other)[number % 2].log_in("ann", "guess", f"10.0.1.{number}")
+    for each in (desk, other):
+        with pytest.raises(RequestError, match="too many"):
+            each.log_in("ann", PASSWORD, "10.0.0.1")
+    clock.now += 60
+    desk.log_in("ann", PASSWORD, "10.0.0.1")
+    for number in range(20):
+        with pytest.raises(RequestError, match="is wrong"):
+            desk.log_in("ann", "guess", f"10.0.1.{number}")
+    assert other.log_in("ann", PASSWORD, "10.0.0.1")
+
+
 def test_login_ends_when_idle_at_its_end_and_by_another_password(store, desk, clock):
     secret = desk.log_in("ann", PASSWORD, "")
     start = clock.now
@@ -164,7 +180,7 @@ def test_malformed_user_is_refused(store, desk, name, password, role):
 
 
 def _request(**headers):
-    return SimpleNamespace(headers=headers, cookies={})
+    return SimpleNamespace(url=SimpleNamespace(scheme="http"), headers=headers, cookies={})
 
 
 def test_token_opens_its_scopes_until_it_ends_or_is_revoked(store):
@@ -182,6 +198,24 @@ def test_token_opens_its_scopes_until_it_ends_or_is_revoked(store):
     with store.transaction() as session:
         tokens.revoke_token(session, "ci", actor="ann")
     assert guard.principal_of(_request(authorization=f"Bearer {secret}"), store) is None
+
+
+@pytest.mark.parametrize("how", ["removed", "demoted", "token revoked"])
+def test_token_ends_with_who_made_it(store, desk, how):
+    with store.transaction() as session:
+        users.add_user(session, "eve", PASSWORD, "admin", actor="ann")
+        for name, maker in (("ci", "eve"), ("child", "token:ci"), ("other", "ann")):
+            tokens.add_token(session, name, ["read"], actor=maker)
+            session.flush()
+    with store.transaction() as session:
+        if how == "removed":
+            users.remove_user(session, "eve", actor="ann")
+        elif how == "demoted":
+            users.set_role(session, "eve", "operator", actor="ann")
+        else:
+            tokens.revoke_token(session, "ci", actor="ann")
+    with store.snapshot() as session:
+        assert [each.name for each in tokens.list_tokens(session)] == ["other"]
 
 
 @pytest.mark.parametrize(

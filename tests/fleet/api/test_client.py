@@ -12,6 +12,7 @@ from tests.runtime.conftest import maker as maker  # a fixture
 from tests.runtime.slot_cases import write_keys
 
 from edgekit_fleet.store.tables import RolloutRow
+from edgekit_runtime.dataclass_json import to_plain
 from edgekit_toolkit.cli import main
 
 
@@ -98,6 +99,16 @@ def test_users_and_tokens_are_made_from_afar(shell: Shell, monkeypatch: pytest.M
 def test_refusal_of_the_server_is_an_error_with_its_words(shell: Shell):
     error = shell.there("why", "nobody", code=15)["error"]
     assert error["message"].startswith("no device 'nobody' is enrolled")
+
+
+def test_answer_of_a_newer_server_is_understood(shell: Shell, monkeypatch: pytest.MonkeyPatch):
+    def add_fields(record: Any) -> Any:
+        plain = to_plain(record)
+        return {**plain, "newer": [1], "items": [{**each, "newer": {}} for each in plain["items"]]}
+
+    known = shell.there("devices")
+    monkeypatch.setattr("edgekit_fleet.api.routes.to_plain", add_fields)
+    assert shell.there("devices") == known
 
 
 def test_command_of_the_own_machine_refuses_a_server(shell: Shell, capsys: pytest.CaptureFixture[str]):

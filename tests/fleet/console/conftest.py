@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 
 from edgekit_fleet.access import users
-from edgekit_fleet.access.guard import COOKIE
+from edgekit_fleet.access.guard import LOGIN
 from edgekit_fleet.access.logins import open_login
 from edgekit_fleet.console.app import make_app
 from edgekit_fleet.console.shell import Console
@@ -143,7 +143,7 @@ def log_in(served: Served, name: str) -> Client:
         if session.get(UserRow, name) is None:  # of a store that another fixture has made
             users.add_user(session, name, PASSWORD, "admin", actor="ada")
             session.flush()
-        client.cookies[COOKIE] = open_login(session, name, time.time())
+        client.cookies[LOGIN] = open_login(session, name, time.time())
     return client
 
 

@@ -17,7 +17,7 @@ from tests.fleet.console.conftest import PASSWORD
 from tests.fleet.console.rollout_sample import add_rollout
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN
 
-from edgekit_fleet.access.guard import COOKIE
+from edgekit_fleet.access.guard import LOGIN
 from edgekit_fleet.store.tables import DeviceRow
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on PATH")
@@ -90,7 +90,7 @@ def addresses(served):
 def tab(browser, served, client):  # noqa: F811
     """Return a tab whose user has logged in."""
     page = browser.new_page()
-    page.send("Network.setCookie", name=COOKIE, value=client.cookies[COOKIE], url=served.address)
+    page.send("Network.setCookie", name=LOGIN, value=client.cookies[LOGIN], url=served.address)
     yield page
     page.close()
 

@@ -13,6 +13,7 @@ from sqlalchemy import select, update
 
 import edgekit_fleet.console
 from edgekit_fleet.console import live
+from edgekit_fleet.console.app import make_app
 from edgekit_fleet.console.live import Seen, Watcher
 from edgekit_fleet.operations import records
 from edgekit_fleet.store import audit
@@ -54,6 +55,36 @@ def test_assets_of_a_page_are_there_and_kept_for_ever(client):
         answer = client.get(f"/static/{address}")
         assert answer.status == 200
         assert "immutable" in answer.headers["cache-control"]
+
+
+def test_redirect_to_the_host_that_a_request_names_is_never_sent(client):
+    for path in ("/devices/", "/settings/users/", "/static"):
+        assert client.get(path, Host="elsewhere.test").status == 404
+
+
+def test_cookies_of_tls_are_bound_to_this_host(served):
+    async def ask(path, scheme):
+        sent = []
+        scope = {"type": "http", "method": "GET", "scheme": scheme, "path": path, "query_string": b""}
+        scope |= {"server": ("fleet.example", 8444), "headers": [], "root_path": "", "client": ("::1", 1)}
+
+        async def receive():
+            return {"type": "http.request"}
+
+        async def send(message):
+            sent.append(message)
+
+        await make_app(served.console)(scope, receive, send)
+        return {name: value.decode() for name, value in sent[0]["headers"]}
+
+    secure = asyncio.run(ask("/login", "https"))
+    cookie = secure[b"set-cookie"]
+    assert cookie.startswith("__Host-visitor=")
+    assert {"HttpOnly", "Path=/", "SameSite=strict", "Secure"} == set(cookie.split("; ")[1:])
+    assert secure[b"strict-transport-security"] == "max-age=31536000"
+    plain = asyncio.run(ask("/login", "http"))
+    assert plain[b"set-cookie"].startswith("visitor=")
+    assert b"strict-transport-security" not in plain
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])

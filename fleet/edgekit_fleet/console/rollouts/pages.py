@@ -127,7 +127,7 @@ class RolloutPages:
             return self.confirm_abort(console, request, problem)
         note = form.get("note", "").strip()[:500]
         give_order(console.store, name, cast(Order, order), request.state.principal.name, note)
-        return console.redirect(f"/rollouts/{quote(name)}", f"{name} {_ORDERS[order]}.")
+        return console.redirect(request, f"/rollouts/{quote(name)}", f"{name} {_ORDERS[order]}.")
 
 
 _FAULTS: Final = {

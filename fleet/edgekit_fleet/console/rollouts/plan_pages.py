@@ -79,7 +79,7 @@ def start(console: Console, request: Request) -> Response:
         name = start_rollout(console.store, wanted, request.state.principal.name)
     except EdgekitError as error:
         return _render(console, request, fields, str(error))
-    return console.redirect(f"/rollouts/{quote(name)}", f"{name} began.")
+    return console.redirect(request, f"/rollouts/{quote(name)}", f"{name} began.")
 
 
 def _render(console: Console, request: Request, fields: Mapping[str, str], problem: str = "") -> Response:
