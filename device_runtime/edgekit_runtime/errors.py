@@ -184,3 +184,13 @@ class FleetError(EdgekitError):
 
 class NotFoundError(FleetError):
     """A fleet has nothing of that name; 404 over HTTP."""
+
+
+class BenchError(EdgekitError):
+    """A bench cannot be used as asked: a malformed environment file, in use, broken, a command that failed."""
+
+    exit_code = 20
+
+
+class BenchUnavailableError(BenchError):
+    """A bench cannot be had here and now: no root, an unreachable device, another architecture."""

@@ -38,6 +38,7 @@ class Testbed:
         kind: how the link is emulated.
         label: what a result that was measured here says.
         server_host: the address that a server binds to.
+        quota: of the device's processes, or None where nothing slows them.
     """
 
     __test__ = False  # pytest takes the name for that of a test
@@ -57,7 +58,7 @@ class Testbed:
         self._namespaces = {"device": NOTHING, "server": NOTHING}
         self._rates = {"up_bits_per_s": 20e6, "down_bits_per_s": 20e6, "rtt_s": 0.02}
         with contextlib.ExitStack() as undo:
-            self._quota = None if device_share is None else undo.enter_context(CpuQuota(device_share))
+            self.quota = None if device_share is None else undo.enter_context(CpuQuota(device_share))
             if self.kind == "namespaces":
                 self.server_host = SERVER_HOST
                 self.label = "emulated: network namespaces with tbf and a TUN relay for delay"
@@ -67,8 +68,8 @@ class Testbed:
                 self.server_host = proxy_link.HOST
                 self.label = "emulated: proxy that limits bandwidth and adds delay, on loopback"
                 self._link = undo.enter_context(JsonChild(f"{_ROOM}.proxy_link"))
-            if self._quota is not None:
-                self.label += f"; {self._quota.label.removeprefix('emulated: ')} on the device"
+            if self.quota is not None:
+                self.label += f"; {self.quota.label.removeprefix('emulated: ')} on the device"
             self._order(is_blocked=False)
             self._open = undo.pop_all()
 
@@ -123,10 +124,10 @@ class Testbed:
             OSError: it cannot be started.
         """
         procs_file, avoided_cpu = NOTHING, NOTHING
-        if self._quota is not None and side == "device":
-            procs_file = str(self._quota.procs_file)
-        elif self._quota is not None:
-            avoided_cpu = str(self._quota.cpu)
+        if self.quota is not None and side == "device":
+            procs_file = str(self.quota.procs_file)
+        elif self.quota is not None:
+            avoided_cpu = str(self.quota.cpu)
         place = (self._namespaces[side], procs_file, avoided_cpu)
         child = ChildProcess(f"{_ROOM}.enter", *place, *command, folder=folder, output=output)
         return self._open.enter_context(child)

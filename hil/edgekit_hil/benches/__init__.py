@@ -1,0 +1,1 @@
+"""Environment files of the benches, opening one, and what the tests say to its device."""

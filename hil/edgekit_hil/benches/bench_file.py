@@ -1,0 +1,118 @@
+"""labgrid's environment files with one more section, `edgekit:`: what the bench is evidence for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from labgrid.util.yaml import load
+from yaml import YAMLError
+
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.errors import BenchError
+
+Kind: TypeAlias = Literal["real", "emulated", "simulated"]
+
+SHIPPED: Final = Path(__file__).parent
+"""Folder of the environment files of benches that need no hardware."""
+
+_SECTION: Final = "edgekit"
+_SERVICE: Final = "NetworkService"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """The section `edgekit:`.
+
+    Attributes:
+        name: of the bench.
+        kind: whether what it shows was seen on the real device, on an emulated one, or on a stand-in.
+        target: name of the target, as in `edgekit targets`, that the device is one of.
+        architecture: what `uname -m` prints on the device.
+        python: command that starts, on the device, a Python in which the runtime is installed.
+    """
+
+    name: str
+    kind: Kind
+    target: str
+    architecture: str
+    python: str = "python3"
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.replace("-", "").replace("_", "").isalnum():
+            raise ValueError(f"name is {self.name!r}, expected letters, digits, '-' and '_'")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchFile:
+    """One environment file.
+
+    Attributes:
+        path: of the file.
+        settings: its section `edgekit:`.
+        identity: same for all files that lead to the same device.
+    """
+
+    path: Path
+    settings: BenchSettings
+    identity: str
+
+
+def read_bench(path: Path) -> BenchFile:
+    """Return an environment file, checked.
+
+    Raises:
+        BenchError: there is no such file, it is no YAML, a section is missing, or a value is wrong.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            content = load(file)
+    except OSError as cause:
+        raise BenchError(
+            f"{path}: no environment file ({cause.strerror}); `edgekit hil init` writes one"
+        ) from cause
+    except (YAMLError, ValueError) as cause:
+        raise BenchError(f"{path}: not YAML: {' '.join(str(cause).split())}") from cause
+    sections = content if isinstance(content, dict) else {}
+    if _SECTION not in sections:
+        raise BenchError(
+            f"{path}: the section '{_SECTION}:' with name, kind, target and architecture of the bench is"
+            " missing; docs/hil.md shows one, and `edgekit hil init` writes it"
+        )
+    settings = from_plain(BenchSettings, sections[_SECTION], f"{path}: {_SECTION}", BenchError)
+    main = _find_main(sections)
+    if main is None:
+        raise BenchError(f"{path}: the section 'targets:' needs a target 'main' with 'drivers:'")
+    return BenchFile(path, settings, _find_identity(main) or settings.name)
+
+
+def list_shipped() -> list[BenchFile]:
+    """Return the benches that need no hardware, by name."""
+    return [read_bench(path) for path in sorted(SHIPPED.glob("*.yaml"))]
+
+
+def find_bench(named: str) -> BenchFile:
+    """Return a bench by the path of its file, or one of those shipped by its name.
+
+    Raises:
+        BenchError: there is neither.
+    """
+    shipped = SHIPPED / f"{named}.yaml"
+    return read_bench(shipped if shipped.is_file() and not Path(named).exists() else Path(named))
+
+
+def _find_main(sections: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the target `main`, if it can be one."""
+    targets = sections.get("targets")
+    main = targets.get("main") if isinstance(targets, dict) else None
+    return main if isinstance(main, dict) and main.get("drivers") else None
+
+
+def _find_identity(main: dict[str, Any]) -> str | None:
+    """Return where the device is reached, if over the network."""
+    resources = main.get("resources") or {}
+    listed = resources if isinstance(resources, list) else [resources]
+    for each in listed:
+        service = each.get(_SERVICE) if isinstance(each, dict) else None
+        if isinstance(service, dict) and "address" in service:
+            return f"{service['address']}_{service.get('port', 22)}"
+    return None

@@ -1,0 +1,117 @@
+"""One run at a time on a bench, and a bench that was left broken stays so until a person says otherwise."""
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgekit_hil.benches.bench_file import BenchFile
+from edgekit_runtime.errors import BenchError
+from edgekit_runtime.system.paths import find_config_folder
+
+_FOLDER: Final = "benches"
+
+
+def find_hil_folder() -> Path:
+    """Return where this user's benches are noted."""
+    return find_config_folder() / "hil"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchLock:
+    """The files that note the state of one bench.
+
+    Attributes:
+        name: of the bench, for messages.
+        stem: path of both files without their suffix.
+    """
+
+    name: str
+    stem: Path
+
+    @classmethod
+    def of(cls, bench: BenchFile) -> "BenchLock":
+        """Return the lock of a bench; two files that lead to one device share it."""
+        slug = re.sub(r"[^A-Za-z0-9_.-]", "_", bench.identity)
+        return cls(bench.settings.name, find_hil_folder() / _FOLDER / slug)
+
+    @property
+    def broken_file(self) -> Path:
+        """Where the reason stands, while the bench is broken."""
+        return self.stem.with_name(f"{self.stem.name}.broken")
+
+    def read_reason(self) -> str | None:
+        """Return why the bench is broken, or None."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.broken_file.read_text(encoding="utf-8").strip()
+        return None
+
+    def mark_broken(self, reason: str) -> None:
+        """Note that the bench is broken; the first reason stays."""
+        if self.read_reason() is None:
+            self.broken_file.write_text(f"{_now()}: {' '.join(reason.split())}\n", encoding="utf-8")
+
+    def mark_repaired(self) -> str | None:
+        """Note that a person has repaired the bench; return what was broken, or None."""
+        reason = self.read_reason()
+        self.broken_file.unlink(missing_ok=True)
+        self._begun_file.unlink(missing_ok=True)
+        return reason
+
+    @contextlib.contextmanager
+    def hold(self, *, keeps_state: bool) -> Iterator[None]:
+        """Hold the bench for one run.
+
+        Args:
+            keeps_state: whether the device remembers an earlier run, so that one which was cut short leaves
+                the bench broken.
+
+        Raises:
+            BenchError: another run holds it, or it is broken.
+        """
+        self.stem.parent.mkdir(parents=True, exist_ok=True)
+        with self.stem.with_name(f"{self.stem.name}.lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as cause:
+                file.seek(0)
+                raise BenchError(
+                    f"bench '{self.name}' is in use by {_describe_holder(file.read())}; wait for its end"
+                ) from cause
+            file.truncate(0)
+            file.write(json.dumps({"pid": os.getpid(), "since": _now()}))
+            file.flush()
+            if self._begun_file.exists():
+                begun = self._begun_file.read_text(encoding="utf-8").strip()
+                self.mark_broken(f"the run that began at {begun} was cut short")
+            if (reason := self.read_reason()) is not None:
+                raise BenchError(
+                    f"bench '{self.name}' is broken since {reason}. Look at the device, then:"
+                    f" edgekit hil repaired {self.name}"
+                )
+            if keeps_state:
+                self._begun_file.write_text(_now(), encoding="utf-8")
+            yield
+            self._begun_file.unlink(missing_ok=True)
+
+    @property
+    def _begun_file(self) -> Path:
+        return self.stem.with_name(f"{self.stem.name}.begun")
+
+
+def _describe_holder(note: str) -> str:
+    try:
+        holder = json.loads(note)
+        return f"process {holder['pid']} since {holder['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,149 @@
+"""The device of a bench, as tests use it: a shell and files, over whatever labgrid drives it by."""
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from edgekit_runtime.errors import BenchError
+
+_COMMAND_LIMIT_S: Final = 60.0
+_STOP_LIMIT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a command on the device ended."""
+
+    exit_code: int
+    output: str
+    errors: str
+
+
+class Device:
+    """A folder of its own on the device, with the runtime's state in it; other state there is not touched.
+
+    Attributes:
+        folder: absolute path on the device.
+        python: command that starts a Python in which the runtime is installed.
+    """
+
+    def __init__(self, command: Any, transfer: Any, folder: str, python: str) -> None:
+        """Speak to a device.
+
+        Args:
+            command: an active driver with labgrid's CommandProtocol.
+            transfer: an active driver with labgrid's FileTransferProtocol.
+            folder: an absolute path on the device, which is made.
+            python: see the class.
+        """
+        self._command, self._transfer = command, transfer
+        self.folder, self.python = folder, python
+        names = {"EDGEKIT_STATE": "state", "EDGEKIT_HOME": "home", "EDGEKIT_CACHE": "cache"}
+        exports = " ".join(f"{name}={shlex.quote(f'{folder}/{part}')}" for name, part in names.items())
+        self._prelude = (
+            f"cd {shlex.quote(folder)} && export {exports} XDG_RUNTIME_DIR={shlex.quote(folder)} && "
+        )
+        self._started: list[int] = []
+        self._own_run(f"rm -rf {shlex.quote(folder)} && mkdir -p {shlex.quote(folder)}")
+
+    def try_run(self, command: str, limit_s: float = _COMMAND_LIMIT_S) -> Result:
+        """Return how a command of the device's shell ended.
+
+        Raises:
+            BenchError: the device did not take it, or it did not end within `limit_s`.
+        """
+        return self._own_run(f"{self._prelude}{{ {command}\n}}", limit_s)
+
+    def run(self, command: str, limit_s: float = _COMMAND_LIMIT_S) -> str:
+        """Return what a command of the device's shell prints.
+
+        Raises:
+            BenchError: it failed, see `try_run`.
+        """
+        result = self.try_run(command, limit_s)
+        if result.exit_code:
+            said = result.errors.strip() or result.output.strip()
+            raise BenchError(f"`{command}` ended with {result.exit_code} on the device: {said[-2000:]}")
+        return result.output
+
+    def run_python(self, code: str, *arguments: str, limit_s: float = _COMMAND_LIMIT_S) -> str:
+        """Return what a Python program prints that has the runtime.
+
+        Raises:
+            BenchError: it failed.
+        """
+        return self.run(f"{self.python} -c {shlex.join([code, *arguments])}", limit_s)
+
+    def edgekit(self, *arguments: str, limit_s: float = _COMMAND_LIMIT_S) -> dict[str, Any]:
+        """Return the JSON of `edgekit-device ARGUMENTS`.
+
+        Raises:
+            BenchError: it failed; the message is its own.
+        """
+        words = shlex.join([*arguments, "--json"])
+        found: dict[str, Any] = json.loads(self.run(f"{self.python} -m edgekit_runtime.cli {words}", limit_s))
+        return found
+
+    def start(self, command: str, log: str) -> int:
+        """Start a command that goes on, and return its process id; `stop` ends it.
+
+        Args:
+            command: of the shell.
+            log: name of the file, in `folder`, for what it prints.
+        """
+        inner = shlex.quote(f"exec {command}")
+        pid = int(self.run(f"setsid nohup sh -c {inner} </dev/null >{log} 2>&1 & echo $!"))
+        self._started.append(pid)
+        return pid
+
+    def stop(self, pid: int) -> None:
+        """End a process by SIGTERM and wait for it; after 10 s by SIGKILL."""
+        self.run(
+            f"kill {pid} 2>/dev/null; n=0; while kill -0 {pid} 2>/dev/null && [ $n -lt 100 ]; do sleep 0.1;"
+            f" n=$((n+1)); done; kill -9 {pid} 2>/dev/null; true",
+            2 * _STOP_LIMIT_S,
+        )
+
+    def put(self, path: Path, name: str) -> str:
+        """Copy a file into `folder`, and return its path there."""
+        remote = f"{self.folder}/{name}"
+        try:
+            self._transfer.put(str(path), remote)
+        except Exception as cause:
+            raise BenchError(f"{path} cannot be copied to the device: {describe(cause)}") from cause
+        return remote
+
+    def get(self, name: str, path: Path) -> None:
+        """Copy a file of `folder` here."""
+        try:
+            self._transfer.get(f"{self.folder}/{name}", str(path))
+        except Exception as cause:
+            raise BenchError(f"{name} cannot be copied from the device: {describe(cause)}") from cause
+
+    def close(self) -> None:
+        """End what `start` has started, and remove the folder."""
+        for pid in self._started:
+            self.stop(pid)
+        self._own_run(f"rm -rf {shlex.quote(self.folder)}")
+
+    def _own_run(self, command: str, limit_s: float = _COMMAND_LIMIT_S) -> Result:
+        try:
+            output, errors, code = self._command.run(command, timeout=limit_s)
+        except Exception as cause:  # labgrid's drivers raise whatever they met
+            raise BenchError(
+                f"the device did not run `{command[-200:]}` within {limit_s:g} s: {describe(cause)}"
+            ) from cause
+        return Result(code, "\n".join(output), "\n".join(errors))
+
+
+def describe(cause: BaseException) -> str:
+    """Return an exception of labgrid or below in one line, with what a program printed."""
+    chain, seen = [], cause
+    while seen is not None and len(chain) < 3:
+        printed = getattr(seen, "stdout", None) or ()
+        lines = [line.decode(errors="replace") if isinstance(line, bytes) else str(line) for line in printed]
+        chain.append(" ".join([str(seen) or type(seen).__name__, *lines]))
+        seen = seen.__cause__
+    return " ".join("; ".join(chain).split())

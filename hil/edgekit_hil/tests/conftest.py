@@ -1,0 +1,75 @@
+"""What a test on a bench gets: the bench, its device with a folder of its own, and a place for figures."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Protocol
+
+import pytest
+
+from edgekit_hil.benches.bench_file import find_bench, list_shipped
+from edgekit_hil.benches.device import Device
+from edgekit_hil.benches.opening import Bench, open_bench
+from edgekit_hil.evidence.evidence_file import Figure
+from edgekit_hil.tests.models import PackageMaker
+from edgekit_hil.tests.plugin import BENCH_KEY, RunRecord
+from edgekit_runtime.errors import BenchError
+
+
+class RecordFigure(Protocol):
+    """Records a figure of the running test."""
+
+    def __call__(self, name: str, value: float | None, unit: str, method: str) -> None:
+        """Record it, see `Figure`."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test on every bench."""
+    if "bench" in metafunc.fixturenames:
+        named = metafunc.config.getoption("bench", None)
+        files = [find_bench(each) for each in named] if named else list_shipped()
+        ids = [file.settings.name for file in files]
+        metafunc.parametrize("bench", files, ids=ids, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """Return the opened bench; the test is skipped with the reason where it cannot be had."""
+    with contextlib.ExitStack() as held:
+        try:
+            bench = held.enter_context(open_bench(request.param))
+        except BenchError as error:
+            pytest.skip(str(error))
+        yield bench
+
+
+@pytest.fixture
+def device(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Device]:
+    """Return the device with a folder of its own; one that answers no more afterwards breaks the bench."""
+    request.node.stash[BENCH_KEY] = bench
+    if (reason := bench.lock.read_reason()) is not None:
+        pytest.skip(f"bench '{bench.file.settings.name}' is broken since {reason}")
+    try:
+        device = bench.open_folder(re.sub(r"\W+", "-", request.node.name).strip("-"))
+        yield device
+        device.close()
+    except BenchError as error:
+        bench.lock.mark_broken(f"after {request.node.name}: {error}")
+        raise
+
+
+@pytest.fixture
+def evidence(bench: Bench, request: pytest.FixtureRequest) -> RecordFigure:
+    """Return what records a figure of this test."""
+    record: RunRecord = request.config.pluginmanager.get_plugin("edgekit-hil-record")
+
+    def add(name: str, value: float | None, unit: str, method: str) -> None:
+        record.add_figure(bench, Figure(name, value, unit, method, request.node.name))
+
+    return add
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> PackageMaker:
+    """Return the maker of the packages that tests install."""
+    return PackageMaker(tmp_path_factory.mktemp("packages"))

@@ -1,0 +1,116 @@
+"""Options of a run on benches, its record of outcomes and figures, and the evidence that it leaves."""
+
+import datetime
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import edgekit_runtime  # noqa: F401  # switches telemetry off, before a test imports onnxruntime
+from edgekit_hil.benches.bench_lock import find_hil_folder
+from edgekit_hil.benches.opening import Bench
+from edgekit_hil.evidence.evidence_file import Evidence, Figure, TestOutcome, read_checkout, write_evidence
+
+_MAX_REASON: Final = 300  # characters
+BENCH_KEY: Final = pytest.StashKey[Bench]()
+"""Of a test item: the bench that it ran on."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("edgekit hil")
+    group.addoption(
+        "--bench",
+        action="append",
+        metavar="FILE",
+        help="environment file of a bench, or the name of one that needs no hardware; may be repeated"
+        " (default: all that need no hardware)",
+    )
+    group.addoption(
+        "--evidence",
+        type=Path,
+        metavar="FOLDER",
+        help="where the evidence is written (default: in your edgekit configuration)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register what records the run."""
+    if getattr(config.option, "numprocesses", None):
+        raise pytest.UsageError("tests on a bench run one at a time: leave -n out")
+    config.pluginmanager.register(RunRecord(config), "edgekit-hil-record")
+
+
+class RunRecord:
+    """What the tests of this run have shown, by bench."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._begun = datetime.datetime.now(datetime.timezone.utc)
+        self._benches: dict[str, Bench] = {}
+        self._tests: dict[str, list[TestOutcome]] = {}
+        self._figures: dict[str, list[Figure]] = {}
+        self._skipped: Counter[str] = Counter()
+        self._written: list[Path] = []
+
+    def add_figure(self, bench: Bench, figure: Figure) -> None:
+        """Record a figure."""
+        self._figures.setdefault(bench.file.settings.name, []).append(figure)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[Any]:
+        """Record how a test ended."""
+        report: pytest.TestReport = yield
+        reason = _find_reason(report)
+        if report.skipped:
+            self._skipped[reason] += 1
+        bench = item.stash.get(BENCH_KEY, None)
+        # A test that passes is seen at its call; one that fails or is skipped wherever that happens.
+        if bench is not None and (report.when == "call" or not report.passed):
+            name = bench.file.settings.name
+            self._benches[name] = bench
+            proves = " ".join((getattr(item, "function", None).__doc__ or "").split())
+            outcome = TestOutcome(
+                item.nodeid.rpartition("/")[2], proves, report.outcome, reason, round(report.duration, 2)
+            )
+            self._tests.setdefault(name, []).append(outcome)
+        return report
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the evidence of each bench on which something ran."""
+        checkout = read_checkout()
+        folder = self._config.getoption("evidence") or find_hil_folder() / "evidence"
+        for name, tests in self._tests.items():
+            bench = self._benches[name]
+            evidence = Evidence(
+                name,
+                bench.file.settings.kind,
+                bench.file.settings.target,
+                self._begun.isoformat(timespec="seconds"),
+                checkout.commit,
+                checkout.is_dirty,
+                bench.facts,
+                tuple(tests),
+                tuple(self._figures.get(name, ())),
+            )
+            self._written.append(write_evidence(evidence, folder))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print how many tests were skipped for which reason, and where the evidence is."""
+        if not (self._skipped or self._written):
+            return
+        terminalreporter.section("benches")
+        for reason, count in self._skipped.most_common():
+            terminalreporter.line(f"{count} skipped: {reason}")
+        for path in self._written:
+            terminalreporter.line(f"evidence: {path}")
+
+
+def _find_reason(report: pytest.TestReport) -> str:
+    """Return why a test was skipped, or what it failed with."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")[:_MAX_REASON]
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return "" if crash is None else " ".join(str(crash.message).split())[:_MAX_REASON]

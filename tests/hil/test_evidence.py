@@ -1,0 +1,88 @@
+"""Files of evidence: written, read again, and honest about their source."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from edgekit_hil.evidence.evidence_file import (
+    Checkout,
+    DeviceFacts,
+    Evidence,
+    Figure,
+    TestOutcome,
+    describe_source,
+    read_evidence,
+    read_folders,
+    write_evidence,
+)
+from edgekit_runtime.errors import BenchError
+
+FACTS = DeviceFacts("Pi 5", "aarch64", "Debian 12", "6.6", "3.11.2", "0.1.0", {"onnxruntime": "1.24.4"}, 1, 2)
+EVIDENCE = Evidence(
+    "desk",
+    "real",
+    "rpi5",
+    "2026-11-23T10:00:00+00:00",
+    "a" * 40,
+    False,
+    FACTS,
+    (TestOutcome("test_a", "it works", "passed", "", 1.5), TestOutcome("test_b", "", "skipped", "why", 0)),
+    (
+        Figure("latency", 1.5, "ms", "median of 50", "test_a"),
+        Figure("energy", None, "mJ", "no meter", "test_a"),
+    ),
+)
+
+
+def test_written_evidence_reads_back_equal(tmp_path: Path) -> None:
+    path = write_evidence(EVIDENCE, tmp_path / "new")
+
+    assert path.name == "rpi5-desk-2026-11-23T100000.json"
+    assert read_evidence(path) == EVIDENCE
+    assert EVIDENCE.count("passed") == 1
+
+
+def test_folders_are_read_oldest_first(tmp_path: Path) -> None:
+    newer = dataclasses.replace(EVIDENCE, date="2026-11-24T10:00:00+00:00")
+    write_evidence(newer, tmp_path / "a")
+    write_evidence(EVIDENCE, tmp_path / "b")
+
+    assert read_folders([tmp_path / "a", tmp_path / "b", tmp_path / "none"]) == [EVIDENCE, newer]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "format 2, expected 1; update edgekit"),
+        ({"kind": "dreamt"}, "one of real, emulated, simulated"),
+        ({"colour": 1}, "unknown setting 'colour'"),
+        (None, "no evidence"),
+    ],
+)
+def test_malformed_evidence_is_refused(
+    tmp_path: Path, change: dict[str, object] | None, message: str
+) -> None:
+    path = write_evidence(EVIDENCE, tmp_path)
+    content = "{" if change is None else json.dumps({**json.loads(path.read_text()), **change})
+    path.write_text(content)
+
+    with pytest.raises(BenchError, match=message):
+        read_evidence(path)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "text"),
+    [
+        (EVIDENCE, "this commit"),
+        (dataclasses.replace(EVIDENCE, commit="b" * 40), "commit bbbbbbbbb"),
+        (
+            dataclasses.replace(EVIDENCE, is_dirty=True),
+            "commit aaaaaaaaa with changes that were not committed",
+        ),
+        (dataclasses.replace(EVIDENCE, commit=""), "no commit (an installed release)"),
+    ],
+)
+def test_evidence_says_which_source_it_is_of(evidence: Evidence, text: str) -> None:
+    assert describe_source(evidence, Checkout("a" * 40, is_dirty=False)) == text
