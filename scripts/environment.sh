@@ -11,9 +11,10 @@ use_environment() {
     export PYTHONPATH
     wanted="$(cksum <"$root/requirements/$1.txt")|${EDGEKIT_PYTHON-}" || exit 1
     is_stamped "$1" && return
-    # fleet holds the packages of host, and dev those of both, with identical pins.
-    for larger in dev fleet; do
-        [ "$1" != dev ] && [ -r "$root/requirements/$larger.txt" ] && is_stamped "$larger" && return
+    # fleet and hil hold the packages of host, and dev those of all, with identical pins.
+    case $1 in host) larger_kinds="dev fleet hil" ;; dev) larger_kinds= ;; *) larger_kinds=dev ;; esac
+    for larger in $larger_kinds; do
+        [ -r "$root/requirements/$larger.txt" ] && is_stamped "$larger" && return
     done
     find_python
     "$python" "$root/scripts/environment.py" "$1" "$wanted" || exit

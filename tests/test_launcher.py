@@ -197,10 +197,11 @@ def test_environment_of_the_tests_serves_the_launcher(prepared: Checkout) -> Non
     assert prepared.run().returncode == 7
 
 
-def test_fleet_installs_what_a_fleet_needs_and_serves_the_other_commands(checkout: Checkout) -> None:
+@pytest.mark.parametrize("part", ["fleet", "hil"])
+def test_part_installs_what_it_needs_and_serves_the_other_commands(checkout: Checkout, part: str) -> None:
     assert checkout.run("inspect").stdout.startswith("1.0|")
-    (checkout.root / "requirements" / "fleet.txt").write_text(add_wheel(checkout.wheels, "2.0"))
-    assert checkout.run("fleet", "up").stdout.startswith("2.0|")
+    (checkout.root / "requirements" / f"{part}.txt").write_text(add_wheel(checkout.wheels, "2.0"))
+    assert checkout.run(part, "up").stdout.startswith("2.0|")
     checkout.wipe_stamp()
     result = checkout.run("inspect")
     assert result.stdout.startswith("2.0|") and result.stderr == ""

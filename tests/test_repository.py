@@ -21,7 +21,7 @@ FORBIDDEN = re.compile(
 )
 # What the requirement files must serve.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
-KINDS = ("host", "fleet", "dev", "device", "device-litert")
+KINDS = ("host", "fleet", "hil", "dev", "device", "device-litert")
 
 
 def tracked_files() -> list[str]:
@@ -129,7 +129,9 @@ def test_every_requirement_is_one_version_with_hashes(kind: str) -> None:
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize(("smaller", "larger"), [("host", "fleet"), ("fleet", "dev")])
+@pytest.mark.parametrize(
+    ("smaller", "larger"), [("host", "fleet"), ("host", "hil"), ("fleet", "dev"), ("hil", "dev")]
+)
 def test_larger_environment_holds_the_smaller_one_unchanged(smaller: str, larger: str, python: str) -> None:
     held = installed(larger, python)
     assert {name: held.get(name) for name in installed(smaller, python)} == installed(smaller, python)
@@ -147,8 +149,8 @@ def test_excluded_packages_are_in_no_requirements_file(kind: str, python: str) -
 
 
 # Host: 20 before offload: solver, zstd, parser of the service. Fleet: database, web server, pages, passwords,
-# MQTT and TUF.
-@pytest.mark.parametrize(("kind", "limit"), [("host", 23), ("fleet", 41)])
+# MQTT and TUF. Hil: labgrid with what its drivers and its remote control need, and pytest.
+@pytest.mark.parametrize(("kind", "limit"), [("host", 23), ("fleet", 41), ("hil", 45)])
 @pytest.mark.parametrize("python", PYTHONS)
 def test_environment_has_few_packages(kind: str, limit: int, python: str) -> None:
     assert len(installed(kind, python)) <= limit
