@@ -187,7 +187,7 @@ class NotFoundError(FleetError):
 
 
 class BenchError(EdgekitError):
-    """A bench cannot be used as asked: a malformed environment file, in use, broken, a command that failed."""
+    """A bench cannot be used as asked: a malformed environment file, in use, broken, a failed command."""
 
     exit_code = 20
 

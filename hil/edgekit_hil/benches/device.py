@@ -139,11 +139,12 @@ class Device:
 
 
 def describe(cause: BaseException) -> str:
-    """Return an exception of labgrid or below in one line, with what a program printed."""
-    chain, seen = [], cause
-    while seen is not None and len(chain) < 3:
-        printed = getattr(seen, "stdout", None) or ()
-        lines = [line.decode(errors="replace") if isinstance(line, bytes) else str(line) for line in printed]
-        chain.append(" ".join([str(seen) or type(seen).__name__, *lines]))
+    """Return an exception of labgrid or below in one line, with the last line that a program printed."""
+    seen = cause.__cause__
+    printed = list(getattr(cause, "stdout", None) or ())
+    while seen is not None:
+        printed += getattr(seen, "stdout", None) or ()
         seen = seen.__cause__
-    return " ".join("; ".join(chain).split())
+    lines = [line.decode(errors="replace") if isinstance(line, bytes) else str(line) for line in printed]
+    texts = [str(cause) or type(cause).__name__, *[line for line in lines if line.strip()][-1:]]
+    return " ".join(": ".join(texts).split())

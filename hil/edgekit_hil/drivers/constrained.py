@@ -44,11 +44,11 @@ class ConstrainedBoard(Resource):
         up_mbit_s, down_mbit_s, rtt_ms: its link.
     """
 
-    processor_share = attr.ib(validator=attr.validators.instance_of(float))
-    memory_bytes = attr.ib(validator=attr.validators.instance_of(int))
-    up_mbit_s = attr.ib(validator=attr.validators.instance_of(float))
-    down_mbit_s = attr.ib(validator=attr.validators.instance_of(float))
-    rtt_ms = attr.ib(validator=attr.validators.instance_of(float))
+    processor_share: float = attr.ib(validator=attr.validators.instance_of(float))
+    memory_bytes: int = attr.ib(validator=attr.validators.instance_of(int))
+    up_mbit_s: float = attr.ib(validator=attr.validators.instance_of(float))
+    down_mbit_s: float = attr.ib(validator=attr.validators.instance_of(float))
+    rtt_ms: float = attr.ib(validator=attr.validators.instance_of(float))
 
 
 @target_factory.reg_driver

@@ -61,7 +61,8 @@ def device(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Device]:
 @pytest.fixture
 def evidence(bench: Bench, request: pytest.FixtureRequest) -> RecordFigure:
     """Return what records a figure of this test."""
-    record: RunRecord = request.config.pluginmanager.get_plugin("edgekit-hil-record")
+    record = request.config.pluginmanager.get_plugin("edgekit-hil-record")
+    assert isinstance(record, RunRecord)
 
     def add(name: str, value: float | None, unit: str, method: str) -> None:
         record.add_figure(bench, Figure(name, value, unit, method, request.node.name))

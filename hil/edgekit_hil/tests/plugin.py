@@ -2,7 +2,7 @@
 
 import datetime
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,9 +60,11 @@ class RunRecord:
         self._figures.setdefault(bench.file.settings.name, []).append(figure)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[Any]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Record how a test ended."""
-        report: pytest.TestReport = yield
+        report = yield
         reason = _find_reason(report)
         if report.skipped:
             self._skipped[reason] += 1
