@@ -12,7 +12,7 @@ and ../shared/models.
   to run, as by the option `plan` of a device; a second one chooses (`session`). All take turns in a random
   order; in its turn a way answers one request that does not count, and then all inputs in a row.
 - A request comes 20 ms after the reply to the last one, which is the rhythm in which planning measures too.
-  Ways that are predicted to take over 1.5 s are left out, and counted.
+  Ways that are predicted to take over 1.5 s, or that the session cannot use then, are left out, and counted.
 - The processor of a virtual machine changes its speed up to twofold for seconds or minutes. Where the device
   has over 2 % of the time, requests count at the speed at which the costs were measured (`SpeedGate`). Ways
   that were not seen at that speed with all inputs are only among the errors at any speed.
@@ -162,7 +162,7 @@ def measure_cell(
         usual_s=usual_s,
     )
     rows = []
-    for name in [*names, SESSION]:
+    for name in [*(name for name in names if found[name]), SESSION]:
         records = found[name]
         by_input = [pick([one for one in records if one["input"] == place]) for place in range(ROWS)]
         used = [one for each in by_input for one in each]
@@ -188,7 +188,7 @@ def measure_cell(
     return {
         "probed": probed,
         "ways": rows,
-        "left_out": len(predicted) - len(names),
+        "left_out": len(predicted) + 1 - len(rows),
         **judge(rows),
     }
 

@@ -130,7 +130,7 @@ def plan_product(
         shown = replace(result, table=replace(result.table, plans=kept))
         packages[key] = attach(whole, shown, realise.splits, own, "default")
     spent_s = time.monotonic() - began_s
-    return Planned(name, packages, plans, folder / "rows.npz", spent_s, device.usual_s)
+    return Planned(name, packages, plans, folder / "rows.npz", spent_s, realise.usual_s)
 
 
 def plan_whole(name: str, content: bytes, rows: Array, folder: Path, share: float) -> Planned:

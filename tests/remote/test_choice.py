@@ -37,7 +37,7 @@ def exchange(mbit_s: float, size_bytes: float = 100_000, rtt_s: float = 0.01) ->
 
 def estimate_of(*samples: float) -> LinkEstimate:
     estimate = LinkEstimate()
-    estimate.note_round_trip(0.0, 0.01)
+    estimate.note_round_trip(0.01)
     for at, mbit_s in enumerate(samples, 1):
         estimate.note(float(at), exchange(mbit_s))
     return estimate
@@ -171,10 +171,39 @@ def test_long_reply_tells_the_bandwidth_from_the_server_apart() -> None:
 
 def test_work_of_both_machines_for_a_small_exchange_is_no_matter_of_the_link() -> None:
     estimate = LinkEstimate()
-    estimate.note_round_trip(0.0, 0.01)
+    estimate.note_round_trip(0.01)
     estimate.overhead_s = 0.004
     estimate.note(1.0, Exchange(100_000, 0, 0.01 + 0.004 + 0.04, 0.0, 1e9))
     assert estimate.up_bits_per_s == pytest.approx(20e6, rel=1e-3)
+
+
+def test_longer_round_trip_is_not_taken_for_a_slow_link() -> None:
+    estimate = estimate_of(20, 20)
+    slow = Exchange(1_000, 500, 0.06 + 0.0006, 0.0, 1e9)  # the round trip has become 60 ms
+    estimate.note(3.0, slow)
+    estimate.note(4.0, slow)
+    assert estimate.is_suspect
+    estimate.note_round_trip(0.06)
+    assert not estimate.is_suspect
+    assert estimate.up_bits_per_s == pytest.approx(20e6, rel=1e-3)
+    estimate.note(5.0, slow)
+    assert estimate.up_bits_per_s == pytest.approx(20e6, rel=1e-3)
+
+
+def test_round_trip_beside_large_bodies_only_falls() -> None:
+    estimate = estimate_of(20, 20)
+    estimate.note_round_trip(0.2, is_beside=True)
+    assert estimate.rtt_s == 0.01
+    estimate.note_round_trip(0.005, is_beside=True)
+    assert estimate.rtt_s == 0.005
+
+
+def test_slow_link_stays_slow_once_the_round_trip_is_known_to_be_the_same() -> None:
+    estimate = estimate_of(20, 20, 2)
+    assert estimate.is_suspect
+    estimate.note_round_trip(0.011)
+    assert not estimate.is_suspect
+    assert estimate.up_bits_per_s == pytest.approx(2e6, rel=1e-3)
 
 
 def test_request_that_was_given_up_measures_what_arrived() -> None:

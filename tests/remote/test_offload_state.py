@@ -1,5 +1,6 @@
 """What a session learns about the speed of both machines from its requests."""
 
+import dataclasses
 from types import SimpleNamespace
 from typing import cast
 
@@ -43,6 +44,13 @@ def test_one_slow_run_does_not_make_the_device_pass_for_slow() -> None:
     for _ in range(6):
         state.note_local(0.3, 1)
     assert state.device_slowdown == pytest.approx(3.0)
+
+
+def test_compression_of_a_request_is_not_taken_for_the_head() -> None:
+    packed = dataclasses.replace(CUT, costs=dataclasses.replace(CUT.costs, compress_s=0.004))
+    state = make_state(packed)
+    state.note_head(packed, CUT.costs.device_s - CUT.costs.request_s - 0.004)
+    assert state.device_slowdown == pytest.approx(1.0)
 
 
 def test_work_of_a_server_beside_the_model_is_not_taken_for_its_speed() -> None:

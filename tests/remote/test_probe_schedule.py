@@ -24,7 +24,7 @@ def exchange(mbit_s: float, size_bytes: float, late_s: float = 0.0) -> Exchange:
 
 def estimate_of(mbit_s: float) -> LinkEstimate:
     estimate = LinkEstimate()
-    estimate.note_round_trip(0.0, RTT_S)
+    estimate.note_round_trip(RTT_S)
     for at in range(5):
         estimate.note(float(at), exchange(mbit_s, 100_000))
     return estimate

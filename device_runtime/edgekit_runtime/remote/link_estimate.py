@@ -2,8 +2,8 @@
 
 Bandwidth is what remains of a reply's time without the server's own time and the round trip. It falls at
 once, or after two small replies, and rises when a second sample agrees; what a probe claims counts until a
-request has measured it. It sends nothing, and never looks at how fast `send` returned: that only filled the
-buffers of this machine.
+request has measured it. A longer round trip looks like a fall: once that is measured, the fall is undone.
+It sends nothing, and never looks at how fast `send` returned: that only filled the buffers of this machine.
 
 Source: docs/explanation/offload.md.
 """
@@ -15,7 +15,7 @@ from typing import Final
 
 from edgekit_runtime.remote.latency_model import LinkState, transfer_s
 
-_KEPT: Final = 5  # samples of bandwidth, and of the round trip
+_KEPT: Final = 5  # samples of bandwidth
 _DROP: Final = 0.6  # a sample below this share of the estimate replaces it at once
 _RISE: Final = 1.7  # a sample above this multiple waits for a second one
 _AGREE: Final = 2.0  # two such samples differ by less than this
@@ -26,7 +26,6 @@ _LEAST_BITS_PER_S: Final = 1e2
 _MOST_BITS_PER_S: Final = 1e11
 _STEPS: Final = 30  # of a bisection over nine decades, in logarithms
 _IDLE_S: Final = 0.3  # after which TCP starts again with its first window
-_RTT_AGE_S: Final = 60.0
 _FIRST_WINDOW_BYTES: Final = 14_480.0
 _BITS: Final = 8
 
@@ -63,43 +62,47 @@ class LinkEstimate:
         down_bits_per_s: the same from the server; None until a reply was long enough to tell.
         is_bound: whether the bandwidth to the server is only known to be at least that.
         is_claimed: whether it rose by a probe, and no request has measured it since.
+        rtt_s: the round trip of the network; None before the first sample.
         overhead_s: what a small exchange takes beyond the round trip of the network: both machines' work.
         updated_s: time of the last sample.
     """
 
     __slots__ = (
-        *("_downs", "_pending", "_rates", "_rtts", "_used_s", "_window"),
-        *("is_bound", "is_claimed", "overhead_s", "up_bits_per_s", "updated_s"),
+        *("_before_fall", "_downs", "_pending", "_rates", "_used_s", "_window"),
+        *("is_bound", "is_claimed", "overhead_s", "rtt_s", "up_bits_per_s", "updated_s"),
     )
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=_KEPT)
-        self._rtts: deque[tuple[float, float]] = deque(maxlen=_KEPT)
         self._downs: deque[float] = deque(maxlen=_KEPT)
         self._pending: float | None = None
+        self._before_fall: tuple[tuple[float, ...], bool] | None = None  # rates, and `is_bound`
         self._window: float | None = None
         self._used_s = float("-inf")
         self.is_bound, self.is_claimed, self.overhead_s = False, False, 0.0
         self.up_bits_per_s: float | None = None
+        self.rtt_s: float | None = None
         self.updated_s = float("-inf")
-
-    @property
-    def rtt_s(self) -> float | None:
-        """The round trip: the smallest of the recent ones; None before the first."""
-        return min((rtt_s for _, rtt_s in self._rtts), default=None)
 
     @property
     def down_bits_per_s(self) -> float | None:
         """Bandwidth from the server: of the last long replies; None before the first."""
         return statistics.harmonic_mean(self._downs) if self._downs else None
 
-    def note_round_trip(self, now_s: float, rtt_s: float) -> None:
-        """Take the time of a small exchange without the server's own time."""
-        if rtt_s <= 0:
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the bandwidth has fallen, or seems to, and no round trip was measured since."""
+        return self._before_fall is not None
+
+    def note_round_trip(self, rtt_s: float, *, is_beside: bool = False) -> None:
+        """Take a round trip; beside large bodies, which make it seem longer, only if it is shorter."""
+        if rtt_s <= 0 or (self.rtt_s is not None and rtt_s > self.rtt_s and is_beside):
             return
-        while self._rtts and now_s - self._rtts[0][0] > _RTT_AGE_S:
-            self._rtts.popleft()
-        self._rtts.append((now_s, rtt_s))
+        before, self._before_fall = self._before_fall, None
+        if before is not None and self.rtt_s is not None and rtt_s > self.rtt_s * (1 + _LEAST_ROUND):
+            self._replace(self.updated_s, before[0])
+            self.is_bound = before[1]
+        self.rtt_s = rtt_s
 
     def note(self, now_s: float, exchange: Exchange) -> None:
         """Take a request whose bodies may say something about the bandwidth."""
@@ -127,7 +130,7 @@ class LinkEstimate:
         if moving_s <= 0:  # a server that states more than passed
             return
         if transfer < rtt_s * 0.1 and moving_s < rtt_s:
-            self.note_round_trip(now_s, moving_s)
+            self.note_round_trip(moving_s)
         size_bytes = exchange.upload_bytes + exchange.download_bytes
         least_s = max(_LEAST_S, _LEAST_ROUND * rtt_s)
         if transfer < least_s:
@@ -181,6 +184,8 @@ class LinkEstimate:
     def _note_rate(self, now_s: float, bits_per_s: float, *, is_small: bool) -> None:
         estimate = self.up_bits_per_s
         falls = estimate is not None and bits_per_s < estimate * _DROP
+        if falls and self._before_fall is None:
+            self._before_fall = tuple(self._rates), self.is_bound
         if estimate is None or (falls and not is_small):
             self._replace(now_s, (bits_per_s,))
             return

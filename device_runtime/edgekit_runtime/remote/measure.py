@@ -123,7 +123,8 @@ class Job:
         seconds: time limit, kept approximately; loading is not counted. Runs at another than the usual speed
             of the processor do not count, up to twice that time.
         quota: processor time that the sender grants, in cores; None for what the system says.
-        usual_s: of `MachineFacts`, from an earlier job whose times these are compared with.
+        usual_s: of `MachineFacts`, from an earlier job whose times these are compared with; where the
+            processor hardly ever has that speed, times at another one count.
     """
 
     kind: Literal["profile", "time"]
@@ -164,15 +165,17 @@ class Timing:
     """Time of one run after a pause of 20 ms.
 
     Attributes:
-        seconds: the mean of the middle half of the runs, at the usual speed of the processor; of all, where
-            the kernel makes runs wait for a quota.
+        seconds: the mean of the middle half of the runs, at one speed of the processor; of all, where the
+            kernel makes runs wait for a quota.
         spread: distance of the quartiles, as a share of the median.
         rounds: how many runs were timed.
+        usual_s: that speed (`SpeedGate`), the same for all timings of a job; None of a node.
     """
 
     seconds: _Seconds
     spread: Annotated[float, Range(0, 1e9)]
     rounds: int
+    usual_s: _Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +265,7 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
         if job.kind == "profile":
             measured = _profile(facts, job, blobs, Path(folder), gate)
             request = measure_request(PAUSE_S, job.seconds * _REQUEST_SHARE, gate, facts.quota or 1.0)
-            return replace(measured, request=request)
+            return replace(measured, machine=replace(facts, usual_s=gate.usual_s), request=request)
         runs = [_open_half(graph, blobs, Path(folder), number) for number, graph in enumerate(job.graphs)]
         clocks, has_waits = [_Clock(run, gate) for run in runs], _has_waits(facts, job)
         orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds * MOST_WAITING
@@ -273,7 +276,9 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
                 clocks[number].run()  # the others have used the caches; a device runs one way again and again
                 for _ in range(_IN_A_ROW):
                     clocks[number].time()
-    return Measured(facts, tuple(_summarise(each.seconds, has_waits) for each in clocks))
+        usual_s = _settle(clocks, gate)
+    timings = (replace(_summarise(each.seconds, has_waits), usual_s=usual_s) for each in clocks)
+    return Measured(replace(facts, usual_s=usual_s), tuple(timings))
 
 
 def _has_waits(facts: MachineFacts, job: Job) -> bool:
@@ -368,9 +373,10 @@ def _profile(
     clock, until_s = _Clock(plain, gate), time.monotonic() + job.seconds * MOST_WAITING
     while _lacks_rounds([clock], job.seconds, until_s):
         clock.time()
-        if session is not None and len(clock.seconds) <= most:
+        if session is not None and clock.rounds <= most:
             time.sleep(PAUSE_S)
             profiled()
+    _settle([clock], gate)
     whole = _summarise(clock.seconds, _has_waits(facts, job))
     if session is None:
         return Measured(facts, (whole,), obstacle=obstacle)
@@ -574,13 +580,15 @@ class _Clock:
 
     Attributes:
         run: the thing.
-        spent_s: of the runs that count, with their pauses.
+        seconds: of the runs at the usual speed of the processor.
+        others: time and speed of the other runs.
+        spent_s: of the runs at the usual speed, with their pauses.
     """
 
     def __init__(self, run: Callable[[], object], gate: SpeedGate) -> None:
         self.run, self._gate = run, gate
-        self._usual_s: list[float] = []
-        self._other_s: list[float] = []
+        self.seconds: list[float] = []
+        self.others: list[tuple[float, float]] = []
         self.spent_s = 0.0
 
     def time(self) -> None:
@@ -590,24 +598,39 @@ class _Clock:
         self.run()
         took_s = time.perf_counter() - begin
         if self._gate.check():
-            self._usual_s.append(took_s)
+            self.seconds.append(took_s)
             self.spent_s += PAUSE_S + took_s
         else:
-            self._other_s.append(took_s)
+            self.others.append((took_s, self._gate.now_s))
 
     @property
-    def seconds(self) -> list[float]:
-        """Times at the usual speed of the processor; all, if it hardly ever was at that."""
-        return self._usual_s if len(self._usual_s) >= _MIN_ROUNDS else self._usual_s + self._other_s
+    def rounds(self) -> int:
+        """How many runs there were, at any speed."""
+        return len(self.seconds) + len(self.others)
 
 
 def _lacks_rounds(clocks: Sequence[_Clock], seconds: float, until_s: float) -> bool:
     """Return whether another round is needed: of each `_MIN_ROUNDS`, and then for so many seconds."""
-    rounds = min(len(one.seconds) for one in clocks)
+    rounds = min(one.rounds for one in clocks)
     if rounds < _MIN_ROUNDS:
         return True
     is_over = sum(one.spent_s for one in clocks) >= seconds or time.monotonic() >= until_s
     return rounds < _MAX_ROUNDS and not is_over
+
+
+def _settle(clocks: Sequence[_Clock], gate: SpeedGate) -> float:
+    """Return the speed of the runs that count, which is the same for all clocks, so that they compare.
+
+    It is another one than the usual, and the usual one from now on, where the processor hardly ever had that.
+    """
+    if all(len(one.seconds) >= _MIN_ROUNDS for one in clocks):
+        return gate.usual_s
+    is_enough = all(len(one.others) >= _MIN_ROUNDS for one in clocks)
+    gate.usual_s = statistics.median(speed_s for one in clocks for _, speed_s in one.others)
+    for one in clocks:
+        others = [took_s for took_s, _ in one.others]
+        one.seconds = others if is_enough else one.seconds + others
+    return gate.usual_s
 
 
 def _summarise(seconds: Sequence[float], has_waits: bool = False) -> Timing:

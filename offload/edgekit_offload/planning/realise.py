@@ -97,6 +97,7 @@ class MeasuredCuts:
         seconds: how long each machine measures.
         options: of the sessions that run model and parts, `OrtOptions` that differ from their defaults.
         splits: name of the plan -> its submodels, once it was called.
+        usual_s: the speed of the device's processor at which it was measured, once it was called.
     """
 
     content: bytes
@@ -106,6 +107,7 @@ class MeasuredCuts:
     seconds: float
     options: Mapping[str, JsonValue] = field(default_factory=dict)
     splits: dict[str, SplitModels] = field(default_factory=dict)
+    usual_s: float | None = None
 
     def __call__(
         self, uploads: Sequence[UploadWay], cuts: Sequence[CutCandidate]
@@ -120,8 +122,9 @@ class MeasuredCuts:
         for one in extracted:
             if one.sent.compression == "zstd":
                 heads[one.plan.name + _ZSTD], tails[one.plan.name + _ZSTD] = map(one.compress, _DIRECTIONS)
-        device_s = _time(self.device, whole, {name: one for name, one in heads.items() if one}, self.seconds)
-        server_s = _time(self.server, whole, tails, self.seconds)
+        shown = {name: one for name, one in heads.items() if one}
+        device_s, self.usual_s = _time(self.device, whole, shown, self.seconds)
+        server_s, _ = _time(self.server, whole, tails, self.seconds)
         label: Label = "emulated" if "emulated" in (self.device.label, self.server.label) else "measured"
         for one in extracted:
             found = one.sent
@@ -289,10 +292,10 @@ class _Media:
 
 def _time(
     machine: Machine, whole: RunnableGraph, parts: Mapping[str, RunnableGraph], seconds: float
-) -> dict[str, float]:
-    """Return the times of parts in seconds, and of the whole model under `LOCAL`."""
+) -> tuple[dict[str, float], float | None]:
+    """Return the times of parts in seconds, the whole model's under `LOCAL`, and the speed of that time."""
     timings = time_models(machine, [whole, *parts.values()], seconds=seconds)
-    return dict(zip((LOCAL, *parts), (one.seconds for one in timings), strict=True))
+    return dict(zip((LOCAL, *parts), (one.seconds for one in timings), strict=True)), timings[0].usual_s
 
 
 def leakage_of(

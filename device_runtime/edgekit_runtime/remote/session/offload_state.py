@@ -42,6 +42,7 @@ class OffloadState:
         ways: name -> plan that needs the server.
         counts: how requests were answered.
         running: how many requests are under way.
+        sent_bytes: of all requests to the server.
         wake: set when the prober has something to do.
         lock: of `estimate`, `breaker`, `hedges` and the rest; requests that run locally do not wait for it.
         estimate: of the link.
@@ -62,7 +63,8 @@ class OffloadState:
             options: what to choose for.
         """
         self.ways, self.counts = ways, Counts()
-        self.running, self.wake, self.lock = 0, threading.Event(), threading.Lock()
+        self.running, self.sent_bytes = 0, 0
+        self.wake, self.lock = threading.Event(), threading.Lock()
         self.estimate, self.breaker = LinkEstimate(), CircuitBreaker()
         self.schedule = ProbeSchedule(time.monotonic(), options.probe_bytes_per_hour)
         self.hedges = HedgePolicy(options.hedge_share, table.local.costs.device_s if table.local else 0.0)
@@ -247,8 +249,8 @@ class OffloadState:
         self._epoch += 1
 
     def note_head(self, plan: OffloadPlan, took_s: float) -> None:
-        """Take how long the device's part of a plan took."""
-        planned_s = plan.costs.device_s - plan.costs.request_s
+        """Take how long head and codecs of a plan took; neither compression nor the rest of its request."""
+        planned_s = plan.costs.device_s - plan.costs.request_s - plan.costs.compress_s
         if plan.head is not None and planned_s > _LEAST_RUN_S:
             self._device.append((took_s, planned_s))
 

@@ -178,22 +178,24 @@ class RemoteSession:
         return outputs
 
     def _run_split(self, decision: PlanChoice, inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
-        way, began_s = self.state.ways[decision.plan.name], time.monotonic()
         self._check_inputs(inputs)
+        way, began_s = self.state.ways[decision.plan.name], time.monotonic()
         try:
             made = way.run_head(inputs)
             if decision.plan.escalation is not None and _is_sure(made, decision.plan.escalation):
                 self.counts.local += 1
                 return {spec.name: made[spec.name] for spec in self.outputs}
+            sent = way.encode(inputs, made)
+            head_s = time.monotonic() - began_s
             compression, fields = decision.plan.compression, self._server.fields
-            request = way.prepare(inputs, made, self.outputs, compression=compression, fields=fields)
+            request = way.prepare(sent, self.outputs, compression=compression, fields=fields)
         except EdgekitError:
             if self.local is None:
                 raise
             outputs = self._run_local(inputs, rows)  # which fails too if the inputs are to blame
             self.state.disprove(way)
             return outputs
-        self.state.note_head(decision.plan, time.monotonic() - began_s)
+        self.state.note_head(decision.plan, head_s)
         outputs = self._fetch(decision, request, inputs, rows, began_s=began_s)
         return {
             spec.name: outputs[spec.name] if spec.name in outputs else made[spec.name]
@@ -224,6 +226,7 @@ class RemoteSession:
         """Return the outputs of the tail, or those of the whole model from a local run."""
         state, hedge, sent_s = self.state, _Hedge(), time.monotonic()
         local_s, expected_s = state.local_s(rows), state.reply_s(decision)
+        state.sent_bytes += request.size_bytes
 
         def finish(_: Pending, reply: Reply) -> None:
             if reply.outputs is not None:

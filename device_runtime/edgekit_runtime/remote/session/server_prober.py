@@ -28,6 +28,8 @@ _LEAST_UPLOAD: Final = 12 << 10  # bytes of a probe: what TCP sends at once
 _MOST_UPLOAD: Final = 64 << 10
 _BITS: Final = 8
 _ROUND_TRIP_AGE_S: Final = 10.0
+_LEAST_ROUND_TRIP_AGE_S: Final = 1.0
+_SMALL_BYTES: Final = 4_000  # of requests: they make no other packet wait
 _CLOSE_S: Final = 0.2  # for a probe to end
 _TICK_S: Final = 0.25
 _BUSY_TICK_S: Final = 0.1
@@ -99,6 +101,8 @@ class ServerProber:
             return False
         if not state.breaker.is_closed:
             return state.breaker.may_probe(now_s)
+        if self._is_round_trip_due(now_s):
+            return True
         if not state.schedule.is_due(now_s, is_busy=state.running > 0):
             return False
         if self._find_unproved(now_s) is not None:
@@ -106,6 +110,14 @@ class ServerProber:
         if not state.schedule.may_spend(now_s) or state.count_requests() == self._asked:
             return False
         return state.could_gain(now_s)
+
+    def _is_round_trip_due(self, now_s: float) -> bool:
+        """Return whether a fall of the bandwidth may have been a longer round trip, which is soon told."""
+        state = self._state
+        is_new = now_s - self._round_trip_s < _LEAST_ROUND_TRIP_AGE_S
+        return (
+            state.estimate.is_suspect and not state.running and not is_new and state.schedule.may_spend(now_s)
+        )
 
     def _find_unproved(self, now_s: float) -> TailWay | None:
         """Return the plan whose golden inputs are to be sent next, or None."""
@@ -123,16 +135,11 @@ class ServerProber:
     def _probe(self) -> float:
         """Prove a plan, or measure the link; return how long that took the link."""
         now_s, state = time.monotonic(), self._state
-        way = self._find_unproved(now_s)
-        if now_s - self._round_trip_s > _ROUND_TRIP_AGE_S or not state.breaker.is_closed:
-            rtt_s, small_s = self._server.measure_round_trip(_PROBE_TIMEOUT_S)
-            self._round_trip_s = time.monotonic()
-            with state.lock:
-                state.estimate.note_round_trip(self._round_trip_s, rtt_s)
-                if not state.running or small_s - rtt_s < state.estimate.overhead_s:
-                    state.estimate.overhead_s = small_s - rtt_s
+        way, is_suspect = self._find_unproved(now_s), state.estimate.is_suspect
+        if is_suspect or now_s - self._round_trip_s > _ROUND_TRIP_AGE_S or not state.breaker.is_closed:
+            self._measure_round_trip()
         if way is None:
-            return self._probe_link()
+            return 0.0 if is_suspect else self._probe_link()
         try:
             return self._prove(way)
         except EdgekitError as cause:
@@ -142,6 +149,24 @@ class ServerProber:
             if not any(one.is_proved for one in state.ways.values()):
                 raise
         return 0.0
+
+    def _measure_round_trip(self) -> None:
+        """Measure the round trip.
+
+        Raises:
+            EdgekitError: the server cannot be used.
+        """
+        state, was_busy, before = self._state, self._state.running > 0, self._state.sent_bytes
+        rtt_s, small_s = self._server.measure_round_trip(_PROBE_TIMEOUT_S)
+        self._round_trip_s = time.monotonic()
+        is_beside = was_busy or state.sent_bytes - before > _SMALL_BYTES
+        with state.lock:
+            estimate = state.estimate
+            if estimate.rtt_s is not None:  # TCP's average may have seen large bodies before
+                rtt_s = min(rtt_s, max(estimate.rtt_s, small_s - estimate.overhead_s))
+            estimate.note_round_trip(rtt_s, is_beside=is_beside)
+            if not state.running or small_s - rtt_s < estimate.overhead_s:
+                estimate.overhead_s = small_s - rtt_s
 
     def _probe_link(self) -> float:
         """Measure the upload by bytes that cannot be compressed; golden inputs mostly shrink to nothing.

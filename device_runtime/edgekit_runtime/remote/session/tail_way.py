@@ -60,23 +60,12 @@ class TailWay:
         head = self._head or self.open_head()
         return {} if head is None else head.run({spec.name: inputs[spec.name] for spec in head.inputs})
 
-    def prepare(
-        self,
-        inputs: Mapping[str, Array],
-        made: Mapping[str, Array],
-        outputs: tuple[TensorSpec, ...],
-        *,
-        compression: Compression,
-        fields: str,
-    ) -> TailRequest:
-        """Return the request of the tail.
+    def encode(self, inputs: Mapping[str, Array], made: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what the tail takes, media as files.
 
         Args:
             inputs: of the model.
             made: outputs of the head.
-            outputs: the outputs of the model.
-            compression: of the body.
-            fields: header lines of the server.
 
         Raises:
             DataError: there is nothing for one of its inputs, or media of several rows.
@@ -88,6 +77,28 @@ class TailWay:
                 raise DataError(f"plan '{self.plan.name}': nothing makes '{spec.name}', which its tail takes")
             codec = self._codecs.get(spec.name)
             sent[spec.name] = array if codec is None else _encode(codec, array)
+        return sent
+
+    def prepare(
+        self,
+        sent: Mapping[str, Array],
+        outputs: tuple[TensorSpec, ...],
+        *,
+        compression: Compression,
+        fields: str,
+    ) -> TailRequest:
+        """Return the request of the tail.
+
+        Args:
+            sent: what it takes.
+            outputs: the outputs of the model.
+            compression: of the body.
+            fields: header lines of the server.
+
+        Raises:
+            DataError: an array does not fit its spec.
+        """
+        for spec in self.inputs:
             spec.check(sent[spec.name])
         expected = _bind(outputs if self._shown is self._package else self.outputs, self.inputs, sent)
         return make_tail_request(self.plan.tail or "", sent, expected, compression, fields)
