@@ -79,6 +79,7 @@ class Site:
     def start_manager(self) -> None:
         """Start one more manager, and wait until it has joined."""
         command = [sys.executable, "-m", "edgekit_toolkit", "fleet", "up", "--join", "--json"]
+        command += ["--console-port", str(free_port())]
         with (self.folder.path / "managers.log").open("ab") as log:
             process = subprocess.Popen(
                 [*command, "--folder", str(self.folder.path)], stdout=subprocess.PIPE, stderr=log

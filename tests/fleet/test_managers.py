@@ -2,15 +2,23 @@
 
 import asyncio
 import contextlib
+import http.client
+import json
+import shutil
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
 import pytest
 from sqlalchemy import delete, select, text
 from tests.fleet.conftest import Fleet
+from tests.fleet.console.conftest import PASSWORD, Client
 from tests.fleet.fleet_device import eventually, free_port
 from tests.fleet.test_manager import versions, want
 
+from edgekit_fleet.access import tokens, users
 from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
 from edgekit_fleet.operations import records, running
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
@@ -38,10 +46,16 @@ def shared(tmp_path, mosquitto, postgresql_url):
         yield folder, settings, broker
 
 
+def copy_of(folder):
+    """Return the folder of a further manager, as on another machine."""
+    return FleetFolder(shutil.copytree(folder.path, folder.path.with_name("second")))
+
+
 @pytest.fixture
 def two(shared):
-    with Fleet(*shared[:2]).up() as first, contextlib.ExitStack() as second:
-        other = second.enter_context(Joining(*shared[:2]).up())
+    folder, settings, _ = shared
+    with Fleet(folder, settings).up() as first, contextlib.ExitStack() as second:
+        other = second.enter_context(Joining(copy_of(folder), settings).up())
         yield first, other, second.close
 
 
@@ -154,3 +168,64 @@ def test_backup_of_a_fleet_with_its_own_database_holds_the_folder(two, tmp_path,
     names = "SELECT string_agg(name, ',') FROM devices"
     assert postgresql.sql(names, "restored_fleet") == "d1"
     postgresql.sql("DROP DATABASE restored_fleet")
+
+
+@contextlib.contextmanager
+def served(folder, *options):
+    """Yield process and port of the console of a manager."""
+    port = free_port()
+    command = [sys.executable, "-m", "edgekit_toolkit", "fleet", "up", "--json", "--console-port", str(port)]
+    process = subprocess.Popen(
+        [*command, "--folder", str(folder.path), *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        line = process.stdout.readline()
+        assert line, process.stderr.read().decode()
+        assert json.loads(line)["console"].endswith(f":{port}")
+        yield process, port
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+
+
+def ask(port, token, method, path, body=None, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    own = {"authorization": f"Bearer {token}", "content-type": "application/json", **headers}
+    connection.request(method, f"/api/v1{path}", None if body is None else json.dumps(body), own)
+    response = connection.getresponse()
+    answer = json.loads(response.read())
+    connection.close()
+    return response.status, answer
+
+
+def test_every_manager_serves_console_and_interface(shared):
+    folder = shared[0]
+    with served(folder) as (process, first), served(copy_of(folder), "--join") as (_, second):
+        with contextlib.closing(folder.open_store()) as store, store.transaction() as session:
+            users.add_user(session, "maria", PASSWORD, "admin", actor="test")
+            token = tokens.add_token(session, "ci", ["admin", "read", "release"], actor="test")
+        one = Client(first)
+        csrf = one.get("/login").text.partition('name="csrf" value="')[2].partition('"')[0]
+        assert one.post("/login", name="maria", password=PASSWORD, csrf=csrf).status == 303
+        other = Client(second, one.cookies)
+        csrf = one.get("/").text.partition('name="csrf" value="')[2].partition('"')[0]
+        assert other.post("/queries", name="mine", selector="class=rpi5", next="/", csrf=csrf).status == 303
+        assert "mine" in one.get("/devices").text
+
+        request = {"name": "made-once", "scopes": ["read"]}
+        answers = [
+            ask(port, token, "POST", "/tokens", request, **{"idempotency-key": "k1"})[0]
+            for port in (first, second, first)
+        ]
+        assert answers == [201, 409, 409]
+
+        status, problem = ask(second, token, "POST", "/releases", {"packages": ["0" * 64]})
+        assert (status, "has joined a fleet" in problem["detail"]) == (409, True)
+
+        process.kill()
+        process.wait(20)
+        assert other.get("/devices").status == 200
+        assert other.post("/queries/remove", name="mine", next="/").status == 303
+        assert ask(second, token, "GET", "/tokens")[0] == 200
+        assert other.post("/logout").status == 303
+        assert other.get("/devices").status == 303

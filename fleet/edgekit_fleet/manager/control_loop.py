@@ -82,12 +82,12 @@ class ControlLoop:
         shards: see `Shards`.
     """
 
-    def __init__(self, parts: ManagerParts, repository: TufRepository) -> None:
+    def __init__(self, parts: ManagerParts, repository: TufRepository | None) -> None:
         """Join the managers, and read the devices of the shards that are free.
 
         Args:
             parts: what the loop works on.
-            repository: whose metadata it signs again before it expires.
+            repository: whose metadata it signs again before it expires; None where another manager has it.
 
         Raises:
             UnavailableError: the store allows no further manager.
@@ -247,9 +247,10 @@ class ControlLoop:
                 self._parts.broker.restart_if_ended()
             except TransportError as error:
                 _log.error("%s", error)
-        if now - self._refreshed_at >= _REFRESH_S and self._repository.exists:
+        repository = self._repository
+        if repository is not None and now - self._refreshed_at >= _REFRESH_S and repository.exists:
             try:
-                await asyncio.to_thread(self._repository.refresh, now)
+                await asyncio.to_thread(repository.refresh, now)
                 self._refreshed_at = now
             except OutputError as error:  # as on a full disk
                 _log.error("%s; trying again", error)

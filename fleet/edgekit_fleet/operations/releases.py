@@ -84,7 +84,7 @@ def make_release(
     """
     if name:
         check_name("release", name)
-    now = time.time()
+    repository, now = open_repository(folder), time.time()
     manifests: list[tuple[Path, Manifest]] = []
     for path in paths:
         with read_package(path, trust) as package:
@@ -106,7 +106,6 @@ def make_release(
         for path, manifest in manifests
     ]
     # Offered first, recorded then: what is offered and not recorded is wanted of no device.
-    repository = open_repository(folder)
     published = repository.publish(targets, now)
     deltas = publish_deltas(repository, wanted, now)
     packages = []
@@ -225,7 +224,7 @@ def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -
         OutputError: the repository or the store cannot be written.
     """
     find_release(store, name)
-    now = time.time()
+    repository, now = open_repository(folder), time.time()
     with store.transaction() as session:
         used = session.scalars(
             select(RolloutRow.name).where(RolloutRow.release == name, RolloutRow.state.in_(OPEN_STATES))
@@ -245,7 +244,7 @@ def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -
         gone = files[True] - files[False]
         audit.record(session, actor, "release.withdraw", name, files=sorted(gone))
     # After the store: a release that is withdrawn there and offered still is wanted of no device.
-    open_repository(folder).withdraw(gone, now)
+    repository.withdraw(gone, now)
     return find_release(store, name)
 
 

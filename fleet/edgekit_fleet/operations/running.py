@@ -73,7 +73,7 @@ def start(
 
     Args:
         folder: of the fleet.
-        settings: kept in the folder; a manager that joins takes those that are there.
+        settings: kept in the folder.
         decide: instead of the rollouts, for tests.
         joins: only a further manager of a fleet that runs already; needs a database and brokers elsewhere.
 
@@ -83,14 +83,13 @@ def start(
         TransportError: a port is taken.
         OutputError: the folder cannot be written.
     """
-    settings = folder.read_settings() if joins else settings
     _check_settings(settings, joins=joins)
     is_new = not folder.has_settings
-    if not joins:
-        folder.write_settings(settings)
+    folder.write_settings(settings)
+    folder.mark_joined(joins)
     authority = open_authority(folder, settings)
-    repository = open_repository(folder)
-    if not repository.exists and not joins:
+    repository = None if joins else open_repository(folder)
+    if repository is not None and not repository.exists:
         repository.create(time.time())
     with contextlib.ExitStack() as parts:
         store = folder.open_store()

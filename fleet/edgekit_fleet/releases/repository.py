@@ -565,7 +565,9 @@ def open_repository(folder: FleetFolder) -> TufRepository:
 
     Raises:
         ConfigError: there is no fleet, or its storage cannot be used.
+        FleetError: the folder is that of a further manager.
     """
+    folder.check_repository()
     url = folder.read_settings().artifacts_storage
     return TufRepository(
         folder.repository, folder.repository_keys, storage=ArtifactStorage(url) if url else None

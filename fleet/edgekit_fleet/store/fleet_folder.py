@@ -9,11 +9,12 @@ from typing import Annotated, Final
 from edgekit_fleet.store.database import Store, open_store, sqlite_url
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
-from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.errors import ConfigError, FleetError
 from edgekit_runtime.system.atomic_files import make_folders, write_atomically
 from edgekit_runtime.system.paths import find_state_folder
 
 _SETTINGS: Final = "fleet.json"
+_JOINED: Final = "joined"
 _PORT: Final = Range(1, 65535)
 
 
@@ -123,6 +124,26 @@ class FleetFolder:
     def repository(self) -> Path:
         """Return the folder of the TUF repository, which the web server serves."""
         return self.path / "repository"
+
+    def mark_joined(self, is_joined: bool) -> None:
+        """Note whether this folder is a copy for a further manager."""
+        marker = self.path / _JOINED
+        if is_joined:
+            marker.touch()
+        else:
+            marker.unlink(missing_ok=True)
+
+    def check_repository(self) -> None:
+        """Refuse to change the repository of a further manager, which no device sees.
+
+        Raises:
+            FleetError: it is one.
+        """
+        if (self.path / _JOINED).exists():
+            raise FleetError(
+                "this manager has joined a fleet; releases are made and withdrawn on the machine where the"
+                " fleet began, or with --server and its address"
+            )
 
     @property
     def repository_keys(self) -> Path:

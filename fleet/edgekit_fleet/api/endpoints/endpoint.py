@@ -44,7 +44,12 @@ class Fleet:
 
     @property
     def uploads(self) -> Path:
-        """Return the folder of packages that were uploaded and not released yet."""
+        """Return the folder of packages that were uploaded and not released yet.
+
+        Raises:
+            FleetError: this is a further manager, which makes no releases.
+        """
+        self.folder.check_repository()
         return self.folder.path / "uploads"
 
 

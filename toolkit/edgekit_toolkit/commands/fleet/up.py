@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edgekit_fleet.operations.running import RunningFleet
 
 _OBJECTS_A_COLLECTION = 20_000
+_OF_ONE_MACHINE = {"host", "console_port", "console_certificate", "console_key"}
 
 
 def _read_brokers(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -47,7 +48,12 @@ def _read_brokers(_context: click.Context, _option: click.Parameter, value: str 
     metavar="mqtts://HOST:PORT[,HOST:PORT]",
     help="Brokers that others run; devices try all.  [default: our own mosquitto]",
 )
-@click.option("--join", "joins", is_flag=True, help="Only a further manager of a fleet that runs already.")
+@click.option(
+    "--join",
+    "joins",
+    is_flag=True,
+    help="A further manager of a fleet that runs already, with console and API; see docs/scale.md.",
+)
 @click.option(
     "--artifacts-storage", help="Copy packages there: s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER."
 )
@@ -69,21 +75,20 @@ def command(path: Path | None, *, as_json: bool, joins: bool, **options: Any) ->
     from edgekit_fleet.operations.running import start
     from edgekit_fleet.store.fleet_folder import FleetSettings
 
-    settings = folder.read_settings() if folder.has_settings else FleetSettings()
+    settings = folder.read_settings() if joins or folder.has_settings else FleetSettings()
     chosen = {name: value for name, value in options.items() if value}
+    if joins and chosen.keys() - _OF_ONE_MACHINE:
+        raise click.UsageError("--join takes all but --host and --console-... from the folder")
     settings = dataclasses.replace(settings, **chosen)
     with contextlib.ExitStack() as parts:
         fleet = parts.enter_context(start(folder, settings, joins=joins))
-        people = None
-        if not joins:
-            served = serve_people(fleet.store, folder, settings, fleet.authority)
-            people = parts.enter_context(served)
+        people = parts.enter_context(serve_people(fleet.store, folder, settings, fleet.authority))
         asyncio.run(_run(fleet, people, as_json=as_json))
     if not as_json:
         click.echo("Stopped.")
 
 
-async def _run(fleet: RunningFleet, people: AdminListener | None, *, as_json: bool) -> None:
+async def _run(fleet: RunningFleet, people: AdminListener, *, as_json: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):
@@ -97,13 +102,13 @@ async def _run(fleet: RunningFleet, people: AdminListener | None, *, as_json: bo
     await fleet.run(stop)
 
 
-def _print(fleet: RunningFleet, people: AdminListener | None, *, as_json: bool) -> None:
+def _print(fleet: RunningFleet, people: AdminListener, *, as_json: bool) -> None:
     settings = fleet.settings
     facts = {
         "folder": str(fleet.folder.path),
         "broker": f"mqtts://{','.join(settings.broker_addresses)}",
         "web": f"https://{settings.web_address}",
-        "console": "" if people is None else people.url,
+        "console": people.url,
         "store": fleet.store.name,
         "devices": len(fleet.loop.index.devices),
         "shards": len(fleet.loop.shards.epochs),
@@ -115,11 +120,10 @@ def _print(fleet: RunningFleet, people: AdminListener | None, *, as_json: bool) 
     own = "" if fleet.broker is None else f"   mosquitto, process {fleet.broker.pid}"
     click.echo(f"  broker   {facts['broker']}{own}")
     click.echo(f"  web      {facts['web']}")
-    if people is not None:
-        click.echo(f"  console  {people.url}")
+    click.echo(f"  console  {people.url}")
     click.echo(f"  store    {facts['store']}")
     click.echo(f"  devices  {facts['devices']}")
-    if people is not None and people.first_link:
+    if people.first_link:
         click.echo(f"Make the first administrator, within an hour: {people.first_link}")
     if settings.is_local:
         click.echo("Only this machine reaches it; for others: --host 0.0.0.0 --name NAME")
