@@ -96,7 +96,7 @@ def test_bench_that_was_left_broken_stays_so_until_a_person_says_otherwise(tmp_p
         lock.mark_broken("a later reason")
 
     for _ in range(2):
-        with pytest.raises(BenchError, match=r"broken since .*: no answer after the power .*repaired desk"):
+        with pytest.raises(BenchError, match=r"broken since .*: no answer after the power .*hil repaired"):
             hold(bench)
     assert "no answer" in (lock.mark_repaired() or "")
     hold(bench)

@@ -64,6 +64,17 @@ class BenchLock:
         self._begun_file.unlink(missing_ok=True)
         return reason
 
+    def describe(self) -> str | None:
+        """Return `broken since ...` or `in use by ...`, or None for a bench that is ready."""
+        if (reason := self.read_reason()) is not None:
+            return f"broken since {reason}"
+        with contextlib.suppress(FileNotFoundError), self._lock_file.open("r+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return f"in use by {_describe_holder(file.read())}"
+        return None
+
     @contextlib.contextmanager
     def hold(self, *, keeps_state: bool) -> Iterator[None]:
         """Hold the bench for one run.
@@ -76,7 +87,7 @@ class BenchLock:
             BenchError: another run holds it, or it is broken.
         """
         self.stem.parent.mkdir(parents=True, exist_ok=True)
-        with self.stem.with_name(f"{self.stem.name}.lock").open("a+") as file:
+        with self._lock_file.open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as cause:
@@ -93,12 +104,16 @@ class BenchLock:
             if (reason := self.read_reason()) is not None:
                 raise BenchError(
                     f"bench '{self.name}' is broken since {reason}. Look at the device, then:"
-                    f" edgekit hil repaired {self.name}"
+                    f" edgekit hil repaired FILE, with its environment file"
                 )
             if keeps_state:
                 self._begun_file.write_text(_now(), encoding="utf-8")
             yield
             self._begun_file.unlink(missing_ok=True)
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.stem.with_name(f"{self.stem.name}.lock")
 
     @property
     def _begun_file(self) -> Path:

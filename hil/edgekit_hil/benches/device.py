@@ -1,6 +1,7 @@
 """The device of a bench, as tests use it: a shell and files, over whatever labgrid drives it by."""
 
 import json
+import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from edgekit_runtime.errors import BenchError
 
 _COMMAND_LIMIT_S: Final = 60.0
 _STOP_LIMIT_S: Final = 10.0
+_ANSWER_LIMIT_S: Final = 20.0  # on top of a command's own limit
+_TIMED_OUT: Final = 124  # exit code of timeout(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +132,14 @@ class Device:
         self._own_run(f"rm -rf {shlex.quote(self.folder)}")
 
     def _own_run(self, command: str, limit_s: float = _COMMAND_LIMIT_S) -> Result:
+        # The device ends it: labgrid's SSHDriver would leave it running, and a process of ours with it.
+        bounded = f"timeout -k 1 {math.ceil(limit_s)} sh -c {shlex.quote(command)}"
         try:
-            output, errors, code = self._command.run(command, timeout=limit_s)
+            output, errors, code = self._command.run(bounded, timeout=limit_s + _ANSWER_LIMIT_S)
         except Exception as cause:  # labgrid's drivers raise whatever they met
-            raise BenchError(
-                f"the device did not run `{command[-200:]}` within {limit_s:g} s: {describe(cause)}"
-            ) from cause
+            raise BenchError(f"the device did not run `{command[-200:]}`: {describe(cause)}") from cause
+        if code == _TIMED_OUT:
+            raise BenchError(f"the device did not end `{command[-200:]}` within {limit_s:g} s")
         return Result(code, "\n".join(output), "\n".join(errors))
 
 

@@ -2,21 +2,26 @@
 
 import contextlib
 import json
+import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from labgrid import Environment
-from labgrid.exceptions import NoDriverFoundError, NoStrategyFoundError
+from labgrid.exceptions import NoDriverFoundError, NoResourceFoundError, NoStrategyFoundError
 
 from edgekit_hil.benches.bench_file import BenchFile
 from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.device import Device, describe
+from edgekit_hil.drivers.sensors import MeterProtocol
 from edgekit_hil.evidence.evidence_file import DeviceFacts
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import BenchError, BenchUnavailableError, EdgekitError
 
 LEAST_FREE_BYTES: Final = 200 << 20  # for packages in two slots, with their caches
+_BOOT_LIMIT_S: Final = 300
+_CONNECT_LIMIT_S: Final = 10.0
 _LEAST_PYTHON: Final = (3, 10)
 _FACTS: Final = """
 import json, os, platform, shutil, sys
@@ -72,6 +77,8 @@ class Bench:
         target: labgrid's, for drivers that only some benches have.
         home: absolute path of the folder on the device in which tests make theirs.
         power: labgrid's driver that cuts the device's power, or None.
+        meter: driver that measures what the device draws, or None.
+        meter_text: what it measures, or why there is none.
         lock: to note that the bench is broken.
     """
 
@@ -80,7 +87,25 @@ class Bench:
     target: Any
     home: str
     power: Any
+    meter: Any
+    meter_text: str
     lock: BenchLock
+
+    def cut_power(self) -> None:
+        """Cut the device's power, give it back, and wait until it answers.
+
+        Raises:
+            BenchError: it does not answer in time.
+        """
+        command = self.target.get_active_driver("CommandProtocol")
+        self.power.cycle()
+        if command is self.power:
+            return
+        deadline = time.monotonic() + _BOOT_LIMIT_S
+        self.target.deactivate(command)
+        while (fault := _try_activate(self.target, command)) is not None:
+            if time.monotonic() > deadline:
+                raise BenchError(f"no answer for {_BOOT_LIMIT_S} s after the power came back: {fault}")
 
     @property
     def power_label(self) -> str:
@@ -114,7 +139,8 @@ def open_bench(file: BenchFile) -> Iterator[Bench]:
         home = _run(target, 'mkdir -p "$HOME/.edgekit-bench" && cd "$HOME/.edgekit-bench" && pwd')
         probe = Device(target.get_active_driver("CommandProtocol"), None, home.strip(), file.settings.python)
         facts = read_facts(file, probe)
-        yield Bench(file, facts, target, home.strip(), _find_power(target), lock)
+        meter, meter_text = _find_meter(target)
+        yield Bench(file, facts, target, home.strip(), _find_power(file, target), meter, meter_text, lock)
 
 
 def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
@@ -140,6 +166,11 @@ def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
             f" name another one as `python:` in {file.path}. {version.errors.strip()[-300:]}".strip()
         )
     facts = from_plain(DeviceFacts, json.loads(device.run_python(_FACTS)), "facts", BenchError)
+    if not facts.runtime:
+        raise BenchUnavailableError(
+            f"bench '{name}': `{python}` on the device has no edgekit: `edgekit device install --host` puts"
+            f" it there; then name its Python as `python:` in {file.path}"
+        )
     if facts.free_bytes < LEAST_FREE_BYTES:
         raise BenchUnavailableError(
             f"bench '{name}': {facts.free_bytes >> 20} MiB are free in {device.folder} on the device, and the"
@@ -154,19 +185,67 @@ def _bring_up(file: BenchFile, target: Any) -> None:
         try:
             target.get_strategy().transition("shell")
         except NoStrategyFoundError:
+            _check_reachable(file, target)
             for protocol in ("CommandProtocol", "FileTransferProtocol"):
                 target.activate(target.get_driver(protocol, activate=False))
     except Exception as cause:
+        if isinstance(cause, BenchUnavailableError):
+            raise
         why = cause if isinstance(cause, EdgekitError) else describe(cause)
         raise BenchUnavailableError(f"bench '{file.settings.name}': {why}") from cause
 
 
-def _find_power(target: Any) -> Any:
-    """Return the active driver that cuts the power, or None."""
+def _find_power(file: BenchFile, target: Any) -> Any:
+    """Return the active driver that cuts the power, or None.
+
+    Raises:
+        BenchUnavailableError: the switch that the file names does not work.
+    """
     try:
-        return target.get_driver("PowerProtocol")
+        driver = target.get_driver("PowerProtocol", activate=False)
     except NoDriverFoundError:
         return None
+    if (fault := _try_activate(target, driver)) is not None:
+        raise BenchUnavailableError(f"bench '{file.settings.name}': its power switch does not work: {fault}")
+    return driver
+
+
+def _check_reachable(file: BenchFile, target: Any) -> None:
+    """See at once whether anything listens where ssh would try for long.
+
+    Raises:
+        BenchUnavailableError: nothing does.
+    """
+    try:
+        service = target.get_resource("NetworkService", wait_avail=False)
+    except NoResourceFoundError:
+        return
+    place = (service.address, service.port)
+    try:
+        socket.create_connection(place, _CONNECT_LIMIT_S).close()
+    except OSError as cause:
+        raise BenchUnavailableError(
+            f"bench '{file.settings.name}': {place[0]} does not answer on port {place[1]}: {cause}. Is the"
+            f" device on, is its ssh server running, is the address in {file.path} right?"
+        ) from cause
+
+
+def _try_activate(target: Any, driver: Any) -> str | None:
+    """Activate a driver; return why that failed, or None."""
+    try:
+        target.activate(driver)
+    except Exception as cause:
+        return describe(cause)
+    return None
+
+
+def _find_meter(target: Any) -> tuple[Any, str]:
+    """Return the active driver that measures power, with what it measures; or None, and why."""
+    meters = [each for each in target.drivers if isinstance(each, MeterProtocol)]
+    if not meters:
+        return None, "none in the environment file"
+    fault = _try_activate(target, meters[0])
+    return (meters[0], meters[0].scope) if fault is None else (None, f"none: {fault}")
 
 
 def _run(target: Any, command: str) -> str:

@@ -52,12 +52,40 @@ class Figure:
         unit: such as `ms`, `bytes`, `%`.
         method: how it was measured.
         test: id of the test that measured it.
+        predicted: what the package or the profile promised, in `unit`, or None.
     """
 
     name: str
     value: float | None
     unit: str
     method: str
+    test: str
+    predicted: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """By which share the prediction is too high, or negative: too low."""
+        if self.predicted is None or not self.value:
+            return None
+        return self.predicted / self.value - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Many measured values, for a plot.
+
+    Attributes:
+        name: what was measured.
+        x_label, y_label: quantities with their units.
+        x, y: of the points, in their order.
+        test: id of the test that measured it.
+    """
+
+    name: str
+    x_label: str
+    y_label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
     test: str
 
 
@@ -96,6 +124,7 @@ class Evidence:
         device: what it is.
         tests: all, in their order.
         figures: all, in their order.
+        curves: all, in their order.
         format: of this file.
     """
 
@@ -108,6 +137,7 @@ class Evidence:
     device: DeviceFacts
     tests: tuple[TestOutcome, ...]
     figures: tuple[Figure, ...]
+    curves: tuple[Curve, ...] = ()
     format: int = FORMAT
 
     @property

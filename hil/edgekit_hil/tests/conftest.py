@@ -2,25 +2,44 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import pytest
 
 from edgekit_hil.benches.bench_file import find_bench, list_shipped
 from edgekit_hil.benches.device import Device
 from edgekit_hil.benches.opening import Bench, open_bench
-from edgekit_hil.evidence.evidence_file import Figure
+from edgekit_hil.evidence.evidence_file import Curve, Figure
 from edgekit_hil.tests.models import PackageMaker
 from edgekit_hil.tests.plugin import BENCH_KEY, RunRecord
 from edgekit_runtime.errors import BenchError
 
 
-class RecordFigure(Protocol):
-    """Records a figure of the running test."""
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Records figures and curves of the running test."""
 
-    def __call__(self, name: str, value: float | None, unit: str, method: str) -> None:
-        """Record it, see `Figure`."""
+    record: RunRecord
+    bench: Bench
+    test: str
+
+    def __call__(
+        self, name: str, value: float | None, unit: str, method: str = "", predicted: float | None = None
+    ) -> None:
+        """Record a figure, see `Figure`."""
+        self.record.add_figure(self.bench, Figure(name, value, unit, method, self.test, predicted))
+
+    def curve(self, name: str, labels: tuple[str, str], points: Sequence[tuple[float, float]]) -> None:
+        """Record a curve, see `Curve`.
+
+        Args:
+            name: what was measured.
+            labels: of x and y.
+            points: (x, y) each.
+        """
+        x, y = zip(*points, strict=True)
+        self.record.add_curve(self.bench, Curve(name, *labels, x, y, self.test))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -59,15 +78,11 @@ def device(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Device]:
 
 
 @pytest.fixture
-def evidence(bench: Bench, request: pytest.FixtureRequest) -> RecordFigure:
-    """Return what records a figure of this test."""
+def evidence(bench: Bench, request: pytest.FixtureRequest) -> Recorder:
+    """Return what records the figures of this test."""
     record = request.config.pluginmanager.get_plugin("edgekit-hil-record")
     assert isinstance(record, RunRecord)
-
-    def add(name: str, value: float | None, unit: str, method: str) -> None:
-        record.add_figure(bench, Figure(name, value, unit, method, request.node.name))
-
-    return add
+    return Recorder(record, bench, request.node.name)
 
 
 @pytest.fixture(scope="session")

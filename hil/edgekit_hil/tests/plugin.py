@@ -11,7 +11,14 @@ import pytest
 import edgekit_runtime  # noqa: F401  # switches telemetry off, before a test imports onnxruntime
 from edgekit_hil.benches.bench_lock import find_hil_folder
 from edgekit_hil.benches.opening import Bench
-from edgekit_hil.evidence.evidence_file import Evidence, Figure, TestOutcome, read_checkout, write_evidence
+from edgekit_hil.evidence.evidence_file import (
+    Curve,
+    Evidence,
+    Figure,
+    TestOutcome,
+    read_checkout,
+    write_evidence,
+)
 
 _MAX_REASON: Final = 300  # characters
 BENCH_KEY: Final = pytest.StashKey[Bench]()
@@ -34,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="where the evidence is written (default: in your edgekit configuration)",
     )
+    group.addoption("--soak-seconds", type=int, default=20, help="length of the soak test (default: 20)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,12 +60,17 @@ class RunRecord:
         self._benches: dict[str, Bench] = {}
         self._tests: dict[str, list[TestOutcome]] = {}
         self._figures: dict[str, list[Figure]] = {}
+        self._curves: dict[str, list[Curve]] = {}
         self._skipped: Counter[str] = Counter()
         self._written: list[Path] = []
 
     def add_figure(self, bench: Bench, figure: Figure) -> None:
         """Record a figure."""
         self._figures.setdefault(bench.file.settings.name, []).append(figure)
+
+    def add_curve(self, bench: Bench, curve: Curve) -> None:
+        """Record a curve."""
+        self._curves.setdefault(bench.file.settings.name, []).append(curve)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -80,8 +93,11 @@ class RunRecord:
             self._tests.setdefault(name, []).append(outcome)
         return report
 
-    def pytest_sessionfinish(self) -> None:
-        """Write the evidence of each bench on which something ran."""
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the evidence of each bench that was had; fail if a named one was not."""
+        named = self._config.getoption("bench") or ()
+        if session.testscollected and len(self._tests) < len(set(named)):
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
         checkout = read_checkout()
         folder = self._config.getoption("evidence") or find_hil_folder() / "evidence"
         for name, tests in self._tests.items():
@@ -96,6 +112,7 @@ class RunRecord:
                 bench.facts,
                 tuple(tests),
                 tuple(self._figures.get(name, ())),
+                tuple(self._curves.get(name, ())),
             )
             self._written.append(write_evidence(evidence, folder))
 

@@ -7,7 +7,7 @@ import pytest
 
 from edgekit_hil.benches.device import Device
 from edgekit_hil.benches.opening import Bench
-from edgekit_hil.tests.conftest import RecordFigure
+from edgekit_hil.tests.conftest import Recorder
 from edgekit_hil.tests.models import MODELS, PackageMaker
 
 _SELFTEST: Final = """
@@ -38,7 +38,7 @@ ENGINE_PACKAGES: Final = {
 @pytest.mark.parametrize("engine", ENGINE_PACKAGES)
 @pytest.mark.parametrize("model", sorted(path.stem for path in MODELS.glob("*.onnx")) or ["none"])
 def test_package_installs_and_matches_golden_outputs(
-    bench: Bench, device: Device, packages: PackageMaker, evidence: RecordFigure, model: str, engine: str
+    bench: Bench, device: Device, packages: PackageMaker, evidence: Recorder, model: str, engine: str
 ) -> None:
     """The package installs, is on trial, and each golden output is within its tolerance on this engine."""
     if not bench.facts.engines.keys() & set(ENGINE_PACKAGES[engine]):

@@ -1,0 +1,105 @@
+"""The environment file of a device that is reached by ssh, from what a person knows of it."""
+
+import getpass
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from edgekit_runtime.errors import BenchError, OutputError
+
+_USB: Final = "usb"
+_SWITCH_DELAY_S: Final = 5.0  # capacitors of a board hold it up for a moment
+_CONNECT_LIMIT_S: Final = 20.0
+_HEAD: Final = "# An environment file of labgrid with one more section, `edgekit:`; see docs/hil.md.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class SshBench:
+    """Where a device is, and what switches its power.
+
+    Attributes:
+        address, port, user: of its ssh server.
+        power: labgrid's resource and driver with their arguments, or None.
+    """
+
+    address: str
+    port: int
+    user: str
+    power: tuple[Mapping[str, Any], Mapping[str, Any]] | None
+
+    @classmethod
+    def parse(cls, host: str, *, power: str | None) -> "SshBench":
+        """Read `[USER@]HOST[:PORT]`, and `MODEL:HOST:OUTLET` or `usb:HUB:PORT`.
+
+        Raises:
+            BenchError: one of them has another form.
+        """
+        user, _, place = host.rpartition("@")
+        address, colon, port = place.rpartition(":")
+        if not colon:
+            address, port = place, "22"
+        if not address or not port.isdigit() or not 0 < int(port) < 1 << 16 or address.startswith("-"):
+            raise BenchError(f"host {host!r}: expected [USER@]HOST[:PORT], such as user@jetson.local")
+        switch = None if power is None else _read_switch(power)
+        return cls(address, int(port), user or getpass.getuser(), switch)
+
+
+def _read_switch(text: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    model, _, rest = text.partition(":")
+    place, _, index = rest.rpartition(":")
+    if not model or not place or not index.isdigit():
+        raise BenchError(
+            f"power switch {text!r}: expected MODEL:HOST:OUTLET with a model of labgrid's NetworkPowerPort,"
+            " such as shelly_gen2:http://10.0.0.5:0, or usb:HUB:PORT, such as usb:1-1:2"
+        )
+    delay = {"delay": _SWITCH_DELAY_S}
+    if model == _USB:
+        port = {"USBPowerPort": {"match": {"sys_name": f"{place}:1.0"}, "index": int(index)}}
+        return port, {"USBPowerDriver": delay}
+    import importlib.util
+
+    if importlib.util.find_spec(f"labgrid.driver.power.{model}") is None:
+        raise BenchError(f"power switch {text!r}: labgrid knows no model {model!r} of NetworkPowerPort")
+    return {"NetworkPowerPort": {"model": model, "host": place, "index": index}}, {
+        "NetworkPowerDriver": delay
+    }
+
+
+def write_bench(
+    path: Path, bench: SshBench, *, settings: Mapping[str, str], key: Path | None, has_meter: bool
+) -> None:
+    """Write an environment file.
+
+    Args:
+        path: of the file.
+        bench: the device.
+        settings: the section `edgekit:`, see `BenchSettings`.
+        key: private key of ssh, or None for those that ssh finds by itself.
+        has_meter: whether the device has sensors of its power.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    service = {"address": bench.address, "username": bench.user, "port": bench.port}
+    resources: list[Mapping[str, Any]] = [{"NetworkService": service}]
+    ssh: dict[str, Any] = {"connection_timeout": _CONNECT_LIMIT_S}
+    if key is not None:
+        ssh["keyfile"] = str(key.absolute())
+    drivers: list[Mapping[str, Any]] = [{"SSHDriver": ssh}]
+    if bench.power is not None:
+        resources.append(bench.power[0])
+        drivers.append(bench.power[1])
+    document: dict[str, Any] = {
+        "edgekit": dict(settings),
+        "targets": {"main": {"resources": resources, "drivers": drivers}},
+    }
+    if has_meter:
+        drivers.append({"SensorsDriver": {"python": settings["python"]}})
+        document["imports"] = ["edgekit_hil.drivers.sensors"]
+    try:
+        path.write_text(_HEAD + yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    except OSError as cause:
+        raise OutputError(f"{path} cannot be written: {cause.strerror}") from cause

@@ -1,0 +1,167 @@
+"""The same tests for each driver that runs commands and moves files, whatever it drives."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgekit_hil.benches.bench_file import find_bench, read_bench
+from edgekit_hil.benches.device import Device
+from edgekit_hil.benches.opening import Bench, open_bench
+from edgekit_runtime.errors import BenchError, BenchUnavailableError
+
+sys.path.append(str(Path(__file__).parent))
+from ssh_board import SshBoard, run_ssh_board
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshBoard]:
+    with run_ssh_board(tmp_path_factory.mktemp("board")) as board:
+        yield board
+
+
+@pytest.fixture(scope="module", params=["constrained", "ssh"])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("bench")
+    with pytest.MonkeyPatch.context() as environment, contextlib.ExitStack() as held:
+        environment.setenv("EDGEKIT_HOME", str(folder))
+        if request.param == "ssh":
+            file = read_bench(request.getfixturevalue("board").write_bench(folder / "bench.yaml"))
+        else:
+            file = find_bench(request.param)
+        try:
+            bench = held.enter_context(open_bench(file))
+        except BenchUnavailableError as error:
+            pytest.skip(str(error))
+        yield bench
+
+
+@pytest.fixture
+def device(bench: Bench) -> Iterator[Device]:
+    device = bench.open_folder("drivers")
+    yield device
+    device.close()
+
+
+def test_command_returns_output_errors_and_exit_code(device: Device) -> None:
+    result = device.try_run("echo 'two  blanks'; echo 'second $line'; echo wrong >&2; exit 3")
+
+    assert (result.exit_code, result.output, result.errors) == (3, "two  blanks\nsecond $line", "wrong")
+
+
+def test_command_begins_in_a_folder_of_its_own_without_our_environment(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THIS_MACHINE", "1")
+
+    assert device.run("pwd; echo $OF_THIS_MACHINE; echo $EDGEKIT_STATE").splitlines() == [
+        device.folder,
+        "",
+        f"{device.folder}/state",
+    ]
+
+
+def test_failed_command_raises_with_what_it_said(device: Device) -> None:
+    with pytest.raises(BenchError, match=r"`ls none` ended with 2 on the device: .*none"):
+        device.run("ls none")
+
+
+def test_command_over_its_time_raises_and_the_device_goes_on(device: Device) -> None:
+    begun_s = time.monotonic()
+    with pytest.raises(BenchError, match="within 1 s"):
+        device.run("sleep 30", 1)
+
+    assert time.monotonic() - begun_s < 20
+    assert device.run("echo still") == "still"
+
+
+def test_large_output_and_foreign_bytes_arrive(device: Device) -> None:
+    text = device.run("seq 200000")
+
+    assert text.endswith("\n199999\n200000")
+    assert device.run("printf 'k\\303\\266ln'") == "k\u00f6ln"
+
+
+def test_file_goes_there_and_back_unchanged(device: Device, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 1000
+    (tmp_path / "there").write_bytes(content)
+
+    remote = device.put(tmp_path / "there", "with-a-name")
+    device.get("with-a-name", tmp_path / "back")
+
+    assert remote == f"{device.folder}/with-a-name"
+    assert (tmp_path / "back").read_bytes() == content
+    with pytest.raises(BenchError, match="none cannot be copied from the device"):
+        device.get("none", tmp_path / "back")
+
+
+def test_started_command_goes_on_until_it_is_stopped(device: Device) -> None:
+    pid = device.start("sleep 300", "log")
+    assert device.try_run(f"kill -0 {pid}").exit_code == 0
+
+    device.stop(pid)
+
+    assert device.try_run(f"kill -0 {pid}").exit_code == 1
+
+
+def test_closed_device_leaves_no_process_and_no_folder(bench: Bench) -> None:
+    device = bench.open_folder("left")
+    pid = device.start("sleep 300", "log")
+
+    device.close()
+
+    other = bench.open_folder("other")
+    assert other.try_run(f"kill -0 {pid}").exit_code == 1
+    assert other.try_run(f"test -e {device.folder}").exit_code == 1
+    other.close()
+
+
+def test_program_finds_the_runtime(device: Device) -> None:
+    assert device.run_python("import sys, edgekit_runtime; print(*sys.argv[1:])", "a b", "$c") == "a b $c"
+    assert device.edgekit("status")["models"] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"architecture": "aarch64"}, "the device is x86_64, and .* expects aarch64: check the address"),
+        ({"python": "python9"}, "`python9` on the device does not start.*name another one as `python:`"),
+        ({"python": "/usr/bin/env -i python3"}, "has no edgekit"),
+        ({"address": "127.0.0.2"}, "127.0.0.2 does not answer on port .*refused. Is the device on"),
+    ],
+)
+def test_unsuitable_device_is_refused_with_the_reason(
+    board: SshBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], message: str
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    file = read_bench(board.write_bench(tmp_path / "bench.yaml", **settings))
+
+    with pytest.raises(BenchUnavailableError, match=message), open_bench(file):
+        pass
+
+
+def test_full_disk_is_refused_with_the_reason(
+    board: SshBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    monkeypatch.setattr("edgekit_hil.benches.opening.LEAST_FREE_BYTES", 1 << 60)
+    file = read_bench(board.write_bench(tmp_path / "bench.yaml"))
+
+    with pytest.raises(BenchUnavailableError, match=r"MiB are free in .* the tests need"), open_bench(file):
+        pass
+
+
+def test_wrong_key_is_refused_with_the_reason(
+    board: SshBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+    path = board.write_bench(tmp_path / "bench.yaml")
+    path.write_text(path.read_text().replace(str(board.key), str(tmp_path / "other")))
+
+    with pytest.raises(BenchUnavailableError, match="Permission denied"), open_bench(read_bench(path)):
+        pass

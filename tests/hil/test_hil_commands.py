@@ -1,0 +1,167 @@
+"""`edgekit hil`, as a user calls it, with an OpenSSH server on loopback as the stand-in for a board."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree as Xml
+
+import pytest
+from yaml import safe_load
+
+from edgekit_hil.benches.bench_file import read_bench
+from edgekit_hil.benches.bench_lock import BenchLock
+from edgekit_hil.benches.bench_writer import SshBench
+from edgekit_hil.evidence.evidence_file import read_evidence
+from edgekit_runtime.errors import BenchError
+from edgekit_toolkit.cli import main
+
+sys.path.append(str(Path(__file__).parent))
+from ssh_board import SshBoard, run_ssh_board
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshBoard]:
+    with run_ssh_board(tmp_path_factory.mktemp("board")) as board:
+        yield board
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def init(board: SshBoard, *more: str) -> int:
+    place = ["--host", f"root@127.0.0.1:{board.port}", "--key", str(board.key), "--python", str(board.python)]
+    return main(["hil", "init", *place, "--target", "x86-64", "--meter", "none", *more])
+
+
+def test_init_writes_a_bench_and_shows_what_it_found(
+    board: SshBoard, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init(board, "--name", "desk") == 0
+
+    file = read_bench(folder / "bench.yaml")
+    assert (file.settings.name, file.settings.kind, file.settings.architecture) == ("desk", "real", "x86_64")
+    shown = capsys.readouterr().out
+    for text in ("onnxruntime", "Python", "tests with power cuts will be skipped", "next: edgekit hil run"):
+        assert text in shown
+
+
+def test_init_keeps_the_file_of_a_device_that_does_not_answer(
+    board: SshBoard, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = f"root@127.0.0.2:{board.port}"
+
+    code = main(["hil", "init", "--host", host, "--target", "x86-64", "--out", "a.yaml"])
+
+    assert code == BenchError.exit_code
+    assert "a.yaml is written, but the bench is not usable yet" in capsys.readouterr().err
+    assert read_bench(folder / "a.yaml").identity == f"127.0.0.2_{board.port}"
+
+
+def test_init_replaces_no_file_without_force(board: SshBoard, folder: Path) -> None:
+    (folder / "bench.yaml").write_text("mine")
+
+    assert init(board) == 10
+    assert (folder / "bench.yaml").read_text() == "mine"
+    assert init(board, "--force") == 0
+
+
+def test_init_asks_nobody_where_nobody_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hil", "init", "--target", "x86-64"]) == 2
+    assert "--host" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "power", "message"),
+    [
+        ("", None, "expected .USER@.HOST"),
+        ("a@-oProxyCommand=x", None, "expected .USER@.HOST"),
+        ("a@b:0", None, "expected .USER@.HOST"),
+        ("a@b", "shelly_gen2", "expected MODEL:HOST:OUTLET"),
+        ("a@b", "teapot:10.0.0.1:1", "knows no model 'teapot'"),
+    ],
+)
+def test_malformed_host_or_switch_is_refused(host: str, power: str | None, message: str) -> None:
+    with pytest.raises(BenchError, match=message):
+        SshBench.parse(host, power=power)
+
+
+@pytest.mark.parametrize(
+    ("power", "driver"),
+    [("shelly_gen2:http://10.0.0.5:0", "NetworkPowerDriver"), ("usb:1-1:2", "USBPowerDriver")],
+)
+def test_power_switch_is_written_as_labgrid_reads_it(
+    board: SshBoard, folder: Path, power: str, driver: str
+) -> None:
+    init(board, "--power", power)
+
+    main_target = safe_load((folder / "bench.yaml").read_text())["targets"]["main"]
+    assert [name for each in main_target["drivers"] for name in each] == ["SSHDriver", driver]
+
+
+def run_hil(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "edgekit_toolkit", "hil", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_run_leaves_evidence_and_junit(board: SshBoard, folder: Path) -> None:
+    board.write_bench(folder / "bench.yaml")
+
+    done = run_hil("run", "-k", "italy and ort", "--evidence", "seen", "--junit", "junit.xml")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = (folder / "seen").glob("*.json")
+    evidence = read_evidence(path)
+    assert (evidence.bench, evidence.kind, evidence.target) == ("stand-in", "simulated", "x86-64")
+    assert [each.outcome for each in evidence.tests] == ["passed"]
+    assert evidence.tests[0].proves
+    assert evidence.figures[0].unit == ""
+    assert Xml.parse(folder / "junit.xml").getroot().find(".//testcase") is not None  # noqa: S314
+
+
+def test_run_on_a_named_bench_that_is_held_fails_with_the_holder(board: SshBoard, folder: Path) -> None:
+    file = read_bench(board.write_bench(folder / "bench.yaml"))
+    with BenchLock.of(file).hold(keeps_state=False):
+        done = run_hil("run", "-k", "italy and ort")
+
+    assert done.returncode == BenchError.exit_code
+    assert f"1 skipped: bench 'stand-in' is in use by process {os.getpid()} since" in done.stdout
+
+
+def test_repaired_bench_can_be_used_again(
+    board: SshBoard, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = BenchLock.of(read_bench(board.write_bench(folder / "bench.yaml")))
+    with lock.hold(keeps_state=True):
+        lock.mark_broken("smoke")
+
+    assert main(["hil", "repaired", "bench.yaml"]) == 0
+    assert "stand-in is in order again; it was: " in capsys.readouterr().out
+    assert lock.describe() is None
+
+
+def test_benches_lists_those_that_need_no_hardware(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hil", "benches"]) == 0
+    assert "constrained" in capsys.readouterr().out
+
+
+def test_run_of_no_test_and_of_no_bench_is_refused(folder: Path) -> None:
+    assert run_hil("run", "--bench", "none.yaml").returncode == BenchError.exit_code
+    assert run_hil("run", "-k", "no_such_test").returncode == 2
+
+
+def test_evidence_of_a_run_is_json_of_one_format(board: SshBoard, folder: Path) -> None:
+    board.write_bench(folder / "bench.yaml")
+    run_hil("run", "-k", "italy and tensorrt", "--evidence", "seen")
+
+    (path,) = (folder / "seen").glob("*.json")
+    content = json.loads(path.read_text())
+    assert content["format"] == 1
+    assert content["tests"][0]["reason"] == "the device of bench 'stand-in' has no tensorrt"

@@ -1,0 +1,16 @@
+"""`edgekit hil repaired`: a person says that a bench is in order."""
+
+import click
+
+
+@click.command("repaired")
+@click.argument("bench", metavar="FILE")
+def command(bench: str) -> None:
+    """Confirm that the bench of FILE (or the name of one of `edgekit hil benches`) is in order again."""
+    from edgekit_hil.benches.bench_file import find_bench
+    from edgekit_hil.benches.bench_lock import BenchLock
+
+    file = find_bench(bench)
+    reason = BenchLock.of(file).mark_repaired()
+    name = file.settings.name
+    click.echo(f"{name} was not broken" if reason is None else f"{name} is in order again; it was: {reason}")
