@@ -1,11 +1,13 @@
 """Faults, each in processes of its own, and a count of what came of them."""
 
 import contextlib
+import ctypes
 import json
 import logging
 import multiprocessing
 import os
 import random
+import signal
 import tempfile
 import time
 import traceback
@@ -17,6 +19,7 @@ from typing import Any, TypeVar
 
 Fault = TypeVar("Fault")
 WORKERS = 2
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -89,12 +92,20 @@ def try_all(
     return outcome
 
 
+def end_with(parent: int) -> None:
+    """Make the kernel kill this process when process `parent`, which has forked it, ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def fork(work: Callable[[], object]) -> Any:
     """Return what `work` returns in a process of its own; None where that was killed, as ordered."""
     near, far = os.pipe()
-    child = os.fork()
+    parent, child = os.getpid(), os.fork()
     if not child:
         try:
+            end_with(parent)
             logging.disable(logging.CRITICAL)
             with os.fdopen(far, "w") as file:
                 try:

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from tests.agent.parts import make_desired, want
 from tests.faults.disk_calls import KINDS, DiskCalls, Kind
-from tests.faults.processes import Outcome, fork, memory_folder, try_all
+from tests.faults.processes import Outcome, end_with, fork, memory_folder, try_all
 from tests.fleet.fleet_device import free_port, make_csr
 from tests.runtime.conftest import PackageMaker
 
@@ -231,9 +231,10 @@ class StepBench:
     def serve(self) -> Iterator[None]:
         """Run the web server in a process of its own."""
         fleet = FleetFolder(self.folder / "fleet")
-        ready, done = multiprocessing.Event(), multiprocessing.Event()
+        ready, done, parent = multiprocessing.Event(), multiprocessing.Event(), os.getpid()
 
         def work() -> None:
+            end_with(parent)
             logging.disable(logging.CRITICAL)
             with (
                 contextlib.closing(fleet.open_store()) as store,
@@ -276,22 +277,34 @@ class StepBench:
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(self.folder / "before", root, symlinks=True)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process
-        was_hit, problems = fork(lambda: self._run(root, fault)) or (True, [])
+        was_hit, problems = fork(lambda: self.run_agent(root, fault)) or (True, [])
         problems += _end_orphans()
         was_hit = was_hit or (root / "hit").exists()
         if (root / "overlap").exists():
             problems.append("two processes of steps of one agent ran at once")
         if fault.at != _NEVER and not was_hit:
             return None
-        first = fork(lambda: (self._start(root), []))
+        first = fork(lambda: (self.start(root), []))
         if not first or first[0] not in ("1.0.0", "2.0.0"):
             problems.append(f"starts {first}")
-        _, later = fork(lambda: self._run(root, None)) or (True, ["the agent cannot be started again"])
+        _, later = fork(lambda: self.run_agent(root, None)) or (True, ["the agent cannot be started again"])
         problems += later
-        last = fork(lambda: (self._start(root), []))
+        last = fork(lambda: (self.start(root), []))
         return problems + ([] if last and last[0] == "2.0.0" else [f"starts {last} at the end"])
 
-    def _start(self, root: Path) -> str:
+    def update_undisturbed(self, root: Path, update: str) -> list[str]:
+        """Let an agent carry out an update on the real disk; returns what is wrong."""
+        fault = Fault(update, "kill", _AGENT, _NEVER)
+
+        def work() -> list[str]:
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process
+            _, problems = fork(lambda: self.run_agent(root, fault, real_disk=True)) or (True, ["it ended"])
+            return problems + _end_orphans()
+
+        found: list[str] = fork(work)
+        return found
+
+    def start(self, root: Path) -> str:
         """Return the version that a service starts now, after it has read all of it."""
         with (
             Slots(root / "disk" / "state", self.maker.trust, "x86-64")
@@ -301,8 +314,16 @@ class StepBench:
             assert all(bytes(package.read(artifact.path)) for artifact in package.manifest.artifacts)
             return str(package.manifest.version)
 
-    def _run(self, root: Path, fault: Fault | None) -> tuple[bool, list[str]]:
-        """Be an agent until the update is over; returns whether the fault came, and what is wrong."""
+    def run_agent(
+        self, root: Path, fault: Fault | None, *, real_disk: bool = False
+    ) -> tuple[bool, list[str]]:
+        """Be an agent until the update is over; returns whether the fault came, and what is wrong.
+
+        Args:
+            root: of the device.
+            fault: what fails; None for nothing.
+            real_disk: whether calls reach the disk untouched.
+        """
         state, config = root / "disk" / "state", self.folder / "config"
         shutil.rmtree(root / "grave", ignore_errors=True)
         (root / "grave").mkdir()
@@ -315,7 +336,7 @@ class StepBench:
             socket_path=str(root / "none"),
         )
         step_child.JsonChild = _make_child_class(calls, root, fault)
-        with calls.installed(), hold_journal(state / "fleet", 5.0):
+        with contextlib.nullcontext() if real_disk else calls.installed(), hold_journal(state / "fleet", 5.0):
             installer = install.Installer(Slots(state, self.maker.trust, "x86-64"), root / "none")
             if fault is not None and fault.process == _AGENT:
                 calls.arm(fault.at, fault.kind)
