@@ -200,7 +200,7 @@ def main() -> int:
         folder.write_settings(FleetSettings())
         store = folder.open_store()
         begin_s = time.monotonic()
-        fill_store(store, arguments.devices, online=arguments.online)
+        fill_store(store, arguments.devices, online=arguments.online, hours=24)
         add_rollout(store, "bad", BAD_MODELS["-5 points, no labels"], devices=1000, at=time.time() - 50_000)
         add_rollout(store, "good", CLEAN, devices=1000, at=time.time() - 4000, days=0.04)
         with store.transaction() as session:

@@ -1,6 +1,5 @@
 """Reads what a request says, and bounds it: size, time, form."""
 
-import asyncio
 import dataclasses
 import functools
 import hashlib
@@ -13,14 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from edgekit_fleet.api.endpoints.endpoint import AnyEndpoint
+from edgekit_fleet.web.request_body import read_pieces
+from edgekit_fleet.web.uploads import MAX_PACKAGE_BYTES, PIECE_S
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import OutputError, RequestError
 
-MAX_PACKAGE_BYTES: Final = 2 << 30
-_PIECE_S: Final = 30.0
 _MAX_DEPTH: Final = 20
 _MOST_EXACT: Final = 1 << 53
 _NUMBERS: Final[dict[type, str]] = {
@@ -52,15 +51,16 @@ async def receive_file(request: Request, folder: Path, sha256: str) -> AsyncIter
     """
     if _SHA256.fullmatch(sha256) is None:
         raise RequestError(404, "the path ends with the sha256 of the package: 64 hexadecimal digits")
-    stated = request.headers.get("content-length", "0")
-    if stated.isdecimal() and len(stated) < 20 and int(stated) > MAX_PACKAGE_BYTES:
-        raise RequestError(413, f"the package has over {MAX_PACKAGE_BYTES} bytes")
     path: Path | None = None
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".upload-", delete=False) as file:
             path = Path(file.name)
-            found = await _copy(request, file)
+            digest = hashlib.sha256()
+            async for piece in read_pieces(request, MAX_PACKAGE_BYTES, PIECE_S):
+                digest.update(piece)
+                await run_in_threadpool(file.write, piece)
+        found = digest.hexdigest()
         if found != sha256:
             raise RequestError(409, f"the body has sha256 {found}, expected {sha256}; send it again")
         yield path
@@ -69,25 +69,6 @@ async def receive_file(request: Request, folder: Path, sha256: str) -> AsyncIter
     finally:
         if path is not None:
             path.unlink(missing_ok=True)
-
-
-async def _copy(request: Request, file: Any) -> str:
-    digest, size_bytes = hashlib.sha256(), 0
-    pieces = request.stream().__aiter__()
-    while True:
-        try:
-            piece = await asyncio.wait_for(pieces.__anext__(), _PIECE_S)
-        except StopAsyncIteration:
-            return digest.hexdigest()
-        except asyncio.TimeoutError as cause:
-            raise RequestError(408, "the package came too slowly") from cause
-        except ClientDisconnect as cause:
-            raise RequestError(400, "the package was cut off") from cause
-        size_bytes += len(piece)
-        if size_bytes > MAX_PACKAGE_BYTES:
-            raise RequestError(413, f"the package has over {MAX_PACKAGE_BYTES} bytes")
-        digest.update(piece)
-        await run_in_threadpool(file.write, piece)
 
 
 def parse_request(endpoint: AnyEndpoint, request: Request, body: bytes, **own: Any) -> Any:

@@ -103,7 +103,7 @@ class _Operation:
         principal.require(endpoint.scope)
         if endpoint.method == "PUT":
             sha256 = request.path_params["sha256"]
-            async with receive_file(request, self._fleet.uploads, sha256) as path:
+            async with receive_file(request, self._fleet.folder.uploads, sha256) as path:
                 parsed = parse_request(endpoint, request, b"", file=path)
                 return await run_in_threadpool(self._run, principal, parsed)
         body = await read_body(request, _MAX_BODY_BYTES, _BODY_S) if endpoint.method == "POST" else b""

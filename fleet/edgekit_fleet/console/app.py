@@ -23,8 +23,8 @@ from edgekit_fleet.console import (
 )
 from edgekit_fleet.console.audit_page import AuditPages
 from edgekit_fleet.console.live import Seen
-from edgekit_fleet.console.rollouts import plan_pages
 from edgekit_fleet.console.rollouts.pages import RolloutPages
+from edgekit_fleet.console.rollouts.plan_pages import PlanPages
 from edgekit_fleet.console.shell import STATIC, Console, switch_theme
 from edgekit_runtime.errors import OutputError
 
@@ -98,7 +98,7 @@ def make_routes(console: Console) -> list[BaseRoute]:
             events, media_type="text/event-stream", headers={"cache-control": "no-store"}
         )
 
-    page, audit, rollouts = console.page, AuditPages(), RolloutPages()
+    page, audit, rollouts, plans = console.page, AuditPages(), RolloutPages(), PlanPages()
     return [
         Route("/", page(fleet_page.show_fleet)),
         Route("/devices", page(device_pages.show_devices)),
@@ -109,12 +109,14 @@ def make_routes(console: Console) -> list[BaseRoute]:
         Route("/queries", page(device_pages.save_query, "device"), methods=["POST"]),
         Route("/queries/remove", page(settings_pages.remove_query, "device"), methods=["POST"]),
         Route("/releases", page(release_pages.show_releases)),
+        Route("/releases", console.upload(release_pages.release, "release"), methods=["POST"]),
+        Route("/releases/new", page(release_pages.show_form, "release")),
         Route("/releases/{name}", page(release_pages.show_release)),
         Route("/releases/{name}/withdraw", page(release_pages.confirm_withdrawal, "release")),
         Route("/releases/{name}/withdraw", page(release_pages.withdraw, "release"), methods=["POST"]),
         Route("/rollouts", page(rollouts.show_all)),
-        Route("/rollouts", page(plan_pages.start, "rollout"), methods=["POST"]),
-        Route("/rollouts/new", page(plan_pages.show_plan, "rollout")),
+        Route("/rollouts", page(plans.start, "rollout"), methods=["POST"]),
+        Route("/rollouts/new", page(plans.show, "rollout")),
         Route("/rollouts/{name}", page(rollouts.show_one)),
         Route("/rollouts/{name}/devices", page(rollouts.show_members)),
         Route("/rollouts/{name}/abort", page(rollouts.confirm_abort, "rollout")),

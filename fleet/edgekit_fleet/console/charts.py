@@ -95,18 +95,13 @@ class Chart:
         shown = places[::-1][::step][::-1]
         found = [dict(line.points) for line in self.lines]
         head = Markup().join(Markup("<th scope=col>{}").format(line.name) for line in self.lines)
-        rows = Markup().join(
-            Markup("<tr><th scope=row>{}{}").format(
-                self.show_x(x),
-                Markup().join(
-                    Markup("<td>{}").format(self.show(values[x]) if x in values else "-") for values in found
-                ),
-            )
-            for x in shown
-        )
+        rows = []
+        for x in shown:
+            cells = [self.show_x(x), *(self.show(values[x]) if x in values else "-" for values in found)]
+            rows.append(Markup("<tr><th scope=row>") + Markup("<td>").join(cells))
         return Markup(
             "<table><caption>{}</caption><thead><tr><th scope=col>{}{}</thead><tbody>{}</tbody></table>"
-        ).format(self.title, self.x_name, head, rows)
+        ).format(self.title, self.x_name, head, Markup().join(rows))
 
     def _x(self, x: float) -> float:
         low, high = self.x_range or self._find_range()
@@ -146,13 +141,12 @@ class Chart:
         if line.is_filled:
             area = f"{places[0][0]:.1f},{_BOTTOM} {drawn} {places[-1][0]:.1f},{_BOTTOM}"
             parts.insert(0, Markup('<polygon class="c-area {}" points="{}"/>').format(line.style, area))
-        dots = places if line.has_dots else places[-1:]
-        parts += [
-            Markup('<circle class="c-dot {}" cx="{:.1f}" cy="{:.1f}" r="{}"/>').format(
-                line.style, x, y, 2.5 if line.has_dots else 3.5
-            )
-            for x, y in dots
-        ]
+        if line.has_dots:  # each a line of no length with round ends
+            dots = "".join([f"M{x:.1f} {y:.1f}h0" for x, y in places])
+            parts.append(Markup('<path class="c-dots {}" d="{}"/>').format(line.style, dots))
+        else:
+            dot = Markup('<circle class="c-dot {}" cx="{:.1f}" cy="{:.1f}" r="3.5"/>')
+            parts.append(dot.format(line.style, *places[-1]))
         return Markup().join(parts)
 
     def _draw_limit(self) -> Markup:

@@ -134,22 +134,23 @@ def _find_samples(session: Session, model: str, hour: int) -> list[VersionSample
         )
         if newest is None or newest <= hour - _HOURS:
             continue
-        rows = session.execute(
-            select(FigureRow.device, DeviceRow.target)
-            .join(DeviceRow, DeviceRow.name == FigureRow.device)
+        looked_at = (
+            select(FigureRow.device)
             .where(
                 FigureRow.model == model,
                 FigureRow.version == version,
                 FigureRow.hour >= newest - 1,  # the newest one has only begun
             )
             .limit(_LOOKED_AT)
+            .subquery()
         )
-        devices: dict[str, dict[str, None]] = {}
-        for device, target in rows:
-            some = devices.setdefault(target, {})
-            if len(some) < _OF_CLASS:
-                some[device] = None
-        chosen = {target: list(some) for target, some in devices.items()}
+        # A row a class: each row that the database hands over may wait for another thread of this process.
+        rows = session.execute(
+            select(DeviceRow.target, func.aggregate_strings(DeviceRow.name, ","))
+            .where(DeviceRow.name.in_(select(looked_at.c.device)))
+            .group_by(DeviceRow.target)
+        )
+        chosen = {target: names.split(",")[:_OF_CLASS] for target, names in rows}
         samples.append(VersionSample(version, f"v{len(samples) + 1}", chosen))
         if len(samples) == _VERSIONS:
             break

@@ -12,13 +12,19 @@ from starlette.responses import Response
 
 from edgekit_fleet.console.rollouts import queries
 from edgekit_fleet.console.shell import Console, with_query
-from edgekit_fleet.operations.releases import withdraw_release
+from edgekit_fleet.operations.releases import make_release, withdraw_release
 from edgekit_fleet.rollouts.gates import GateLimits
 from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow, RolloutRow
-from edgekit_runtime.errors import FleetError
+from edgekit_fleet.web.uploads import MAX_PACKAGE_BYTES, UploadedForm
+from edgekit_runtime.errors import EdgekitError, FleetError, OutputError
+from edgekit_runtime.system.paths import find_keys_folder
+from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, list_keys
+from edgekit_runtime.trust.trust_store import TrustStore
 
 _RELEASES: Final = 20
 _ROLLOUTS: Final = 20
+_NOTE_CHARS: Final = 500
+_MOST_AGREEMENT: Final = 0.9999
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,60 @@ def show_releases(console: Console, request: Request) -> Response:
 def show_release(console: Console, request: Request) -> Response:
     """Return the page of a release."""
     return _render(console, request, "release.html")
+
+
+def show_form(console: Console, request: Request) -> Response:
+    """Return the form that makes a release of packages."""
+    console.folder.check_repository()
+    return _render_form(console, request, {})
+
+
+def release(console: Console, request: Request) -> Response:
+    """Make a release of the packages that were uploaded with the form."""
+    form: UploadedForm = request.state.form
+    try:
+        made = make_release(
+            console.folder,
+            console.store,
+            TrustStore.from_folder(find_keys_folder()),
+            form.files,
+            actor=request.state.principal.name,
+            name=form.fields.get("name", "").strip(),
+            note=form.fields.get("note", "").strip()[:_NOTE_CHARS],
+            min_agreement=_read_agreement(form.fields.get("min_agreement", "")),
+        )
+    except OutputError:
+        raise
+    except EdgekitError as error:
+        # Not where the server keeps them: the person knows them by their names.
+        problem = str(error).replace(f"{form.folder}/", "")
+        return _render_form(console, request, form.fields, problem)
+    notice = f"{made.name} is released. Devices get it by a rollout."
+    return console.redirect(request, f"/releases/{quote(made.name)}", notice)
+
+
+def _render_form(
+    console: Console, request: Request, fields: Mapping[str, str], problem: str = ""
+) -> Response:
+    return console.render(
+        request,
+        "release_new.html",
+        status=422 if problem else 200,
+        fields=fields,
+        problem=problem,
+        keys=[path.name.removesuffix(PUBLIC_KEY_SUFFIX) for path in list_keys(find_keys_folder())],
+        most_bytes=MAX_PACKAGE_BYTES,
+    )
+
+
+def _read_agreement(text: str) -> float | None:
+    try:
+        share = float(text.strip().replace(",", ".")) if text.strip() else None
+    except ValueError as cause:
+        raise FleetError(f"least agreement: {text[:40]!r} is no number") from cause
+    if share is not None and not 0 <= share <= _MOST_AGREEMENT:
+        raise FleetError(f"least agreement: {share:g}, expected 0 to {_MOST_AGREEMENT:g}")
+    return share
 
 
 def confirm_withdrawal(console: Console, request: Request) -> Response:

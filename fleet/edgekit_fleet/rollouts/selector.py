@@ -7,8 +7,9 @@
     model:detector=1.4.0      it runs this version of the model
     not A, A and B, A or B    `not` binds closest, `or` loosest; brackets group
 
-A tag hides a fact of the same name: tags are the operator's, facts are what a device states. `class=jetson`
-also means `jetson-orin-nano`: a class is meant by its first words too. What a device does not have equals
+A tag hides a fact of the same name: tags are the operator's, facts are what a device states. Facts that
+change with nearly every report (`battery`, `boot`, `clock`, `free_bytes`) are not seen. `class=jetson` also
+means `jetson-orin-nano`: a class is meant by its first words too. What a device does not have equals
 nothing, so `site!=lyon` is true of a device without a site.
 """
 

@@ -21,7 +21,6 @@ from edgekit_fleet.rollouts.selector import (
     Selector,
     Test,
 )
-from edgekit_fleet.store.attributes import CHANGING
 from edgekit_fleet.store.tables import AttributeRow, DeviceRow
 
 _SET: Final = re.compile(r"\[(!?)(\]?[^\]]*)\]")
@@ -66,17 +65,9 @@ class _Compiler:
         named = select(AttributeRow.device).where(AttributeRow.name == name)
         if patterns != ("*",):
             named = named.where(self._match(AttributeRow.value, patterns))
-        found = DeviceRow.name.in_(named)
-        if name not in CHANGING:
-            return found
-        # A tag of such a name is an attribute; the fact is read from the JSON of every device.
-        fact = DeviceRow.facts[name].as_string()
-        is_tag = DeviceRow.name.in_(select(AttributeRow.device).where(AttributeRow.name == name))
-        return or_(found, and_(not_(is_tag), fact.is_not(None), self._match(fact, patterns)))
+        return DeviceRow.name.in_(named)
 
-    def _match(
-        self, column: InstrumentedAttribute[str] | ColumnElement[str], patterns: tuple[str, ...]
-    ) -> ColumnElement[bool]:
+    def _match(self, column: InstrumentedAttribute[str], patterns: tuple[str, ...]) -> ColumnElement[bool]:
         plain = [pattern for pattern in patterns if not set(pattern) & set("*?[")]
         globs = [pattern for pattern in patterns if set(pattern) & set("*?[")]
         tests: list[ColumnElement[bool]] = [column.in_(plain)] if plain else []

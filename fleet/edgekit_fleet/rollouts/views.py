@@ -35,12 +35,8 @@ def list_attributes(row: DeviceRow, tags: Mapping[str, str] | None = None) -> di
     """
     online = "yes" if row.is_online else "no"
     own = {"class": row.target, "name": row.name, "status": row.status, "online": online}
-    return {
-        **row.facts,
-        **list_stable({}, list_models(row.reported)),
-        **(row.tags if tags is None else tags),
-        **own,
-    }
+    stable = list_stable(row.facts, list_models(row.reported))
+    return {**stable, **(row.tags if tags is None else tags), **own}
 
 
 def read_packages(session: Session, release: str) -> tuple[PackageView, ...]:

@@ -3,6 +3,7 @@
 The same seed gives the same fleet. Nothing here is enrolled: keys and certificates are empty.
 """
 
+import math
 import random
 import time
 from collections.abc import Iterator
@@ -55,13 +56,16 @@ _BATCH: Final = 5000
 _DAY_S: Final = 86_400.0
 
 
-def fill_store(store: Store, devices: int = 200, *, online: int | None = None, seed: int = 1) -> None:
+def fill_store(
+    store: Store, devices: int = 200, *, online: int | None = None, hours: int = 2, seed: int = 1
+) -> None:
     """Fill an empty store.
 
     Args:
         store: of a fleet without devices.
         devices: how many.
         online: so many of them are connected; 94 of 100 by default.
+        hours: so many of them have figures.
         seed: of what is drawn.
     """
     draw, now = random.Random(seed), time.time()  # noqa: S311
@@ -81,7 +85,9 @@ def fill_store(store: Store, devices: int = 200, *, online: int | None = None, s
             wanted = [one for row in batch for one in _make_wanted(row)]
             insert_many(session, WantedModelRow, wanted)
             insert_many(session, DesiredRow, [_make_desired(row, now) for row in batch])
-            insert_many(session, FigureRow, [one for row in batch for one in _make_figures(draw, row, now)])
+            insert_many(
+                session, FigureRow, [one for row in batch for one in _make_figures(draw, row, now, hours)]
+            )
             executions = [
                 one for row in batch if row["status"] != "new" for one in _make_executions(row, now)
             ]
@@ -238,7 +244,9 @@ def _make_desired(row: dict[str, Any], now: float) -> dict[str, Any]:
     }
 
 
-def _make_figures(draw: random.Random, row: dict[str, Any], now: float) -> Iterator[dict[str, Any]]:
+def _make_figures(
+    draw: random.Random, row: dict[str, Any], now: float, hours: int
+) -> Iterator[dict[str, Any]]:
     for model in (row["reported"] or {}).get("models", ()):
         slow = 1.15 if model["version"] == "1.5.0" else 1.0
         typical_ms = {"jetson-orin-nano": 9.0, "rpi5": 48.0, "x86-64": 14.0}[row["target"]] * slow
@@ -254,13 +262,15 @@ def _make_figures(draw: random.Random, row: dict[str, Any], now: float) -> Itera
             compared=400 if model["version"] == "1.5.0" else 0,
             drift=abs(draw.gauss(0.05, 0.04)),
         )
-        for hours in (1, 0) if row["is_online"] else (30,):
+        plain = to_plain(figures)
+        for ago in range(hours) if row["is_online"] else (30,):
+            load = 1 + 0.1 * math.sin(ago * math.tau / 24) + draw.gauss(0, 0.02)  # days are busier
             yield {
                 "device": row["name"],
                 "model": model["model"],
                 "version": model["version"],
-                "hour": int(now // 3600) - hours,
-                "figures": to_plain(figures),
+                "hour": int(now // 3600) - ago,
+                "figures": {**plain, "p50_ms": figures.p50_ms * load, "p99_ms": figures.p99_ms * load},
                 "reported_at": row["last_seen_at"],
             }
 

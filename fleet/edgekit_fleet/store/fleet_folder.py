@@ -121,6 +121,16 @@ class FleetFolder:
         return self.path / "broker"
 
     @property
+    def uploads(self) -> Path:
+        """Return the folder of packages that were uploaded and not released yet.
+
+        Raises:
+            FleetError: this is a further manager, which makes no releases.
+        """
+        self.check_repository()
+        return self.path / "uploads"
+
+    @property
     def repository(self) -> Path:
         """Return the folder of the TUF repository, which the web server serves."""
         return self.path / "repository"

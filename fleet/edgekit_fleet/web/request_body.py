@@ -1,10 +1,15 @@
 """Reads the body of a request, bounded in size and time."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
 
 from edgekit_runtime.errors import RequestError
+
+_DISCARD_S: Final = 10.0
 
 
 async def read_body(request: Request, most_bytes: int, limit_s: float) -> bytes:
@@ -18,21 +23,54 @@ async def read_body(request: Request, most_bytes: int, limit_s: float) -> bytes:
     Raises:
         RequestError: 413 it is too large, 408 it comes too slowly, 400 it is cut off.
     """
-    parts: list[bytes] = []
-    size_bytes = 0
 
-    async def read() -> None:
-        nonlocal size_bytes
-        async for part in request.stream():
-            size_bytes += len(part)
-            if size_bytes > most_bytes:
-                raise RequestError(413, f"the body has over {most_bytes} bytes")
-            parts.append(part)
+    async def read() -> bytes:
+        return b"".join([piece async for piece in read_pieces(request, most_bytes, limit_s)])
 
     try:
-        await asyncio.wait_for(read(), limit_s)
+        return await asyncio.wait_for(read(), limit_s)
     except asyncio.TimeoutError as cause:
         raise RequestError(408, "the body came too slowly") from cause
-    except ClientDisconnect as cause:
-        raise RequestError(400, "the body was cut off") from cause
-    return b"".join(parts)
+
+
+async def read_pieces(request: Request, most_bytes: int, piece_s: float) -> AsyncIterator[bytes]:
+    """Yield the body as it comes.
+
+    Args:
+        request: of HTTP.
+        most_bytes: that it may have.
+        piece_s: until the next piece must be here.
+
+    Raises:
+        RequestError: as from `read_body`.
+    """
+    stated = request.headers.get("content-length", "0")
+    size_bytes = int(stated) if stated.isdecimal() and len(stated) < 20 else 0
+    if size_bytes > most_bytes:
+        raise RequestError(413, f"the body has over {most_bytes} bytes")
+    size_bytes, pieces = 0, request.stream().__aiter__()
+    while True:
+        try:
+            piece = await asyncio.wait_for(pieces.__anext__(), piece_s)
+        except StopAsyncIteration:
+            return
+        except asyncio.TimeoutError as cause:
+            raise RequestError(408, "the body came too slowly") from cause
+        except ClientDisconnect as cause:
+            raise RequestError(400, "the body was cut off") from cause
+        size_bytes += len(piece)
+        if size_bytes > most_bytes:
+            raise RequestError(413, f"the body has over {most_bytes} bytes")
+        yield piece
+
+
+async def discard_body(request: Request) -> None:
+    """Read what is left of a body for some time: a browser that still sends shows no answer."""
+
+    async def read() -> None:
+        async for _ in request.stream():
+            pass
+
+    # RuntimeError: all of it was read.
+    with contextlib.suppress(asyncio.TimeoutError, ClientDisconnect, RuntimeError):
+        await asyncio.wait_for(read(), _DISCARD_S)

@@ -1,12 +1,11 @@
 """A console over a filled store, on a loopback port; and a client that keeps cookies, as a browser does."""
 
-import asyncio
 import gzip
+import html
 import http.client
 import http.cookies
+import re
 import shutil
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 import pytest
-import uvicorn
 
 from edgekit_fleet.access import users
 from edgekit_fleet.access.guard import LOGIN
@@ -25,6 +23,7 @@ from edgekit_fleet.simulation.filled_store import fill_store
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import UserRow
+from edgekit_fleet.web.server import WebServer
 
 DEVICES = 400
 PASSWORD = "correct horse battery"  # noqa: S105
@@ -45,23 +44,26 @@ class Client:
     cookies: dict[str, str] = field(default_factory=dict)
 
     def get(self, path: str, **headers: str) -> Answer:
-        return self._send("GET", path, None, headers)
+        """Return a page; asks again for what the server still works on, as a browser does."""
+        answer = self.send("GET", path, None, headers)
+        while again := re.search(r'class="unfinished"[^>]* hx-get="([^"]+)"', answer.text):
+            time.sleep(0.02)
+            answer = self.send("GET", html.unescape(again[1]), None, headers)
+        return answer
 
     def post(self, path: str, **form: str) -> Answer:
         """Post a form, with the token of this login if the form names none."""
         if "csrf" not in form:
             page = self.get("/").text
             form["csrf"] = page.partition('name="csrf" value="')[2].partition('"')[0]
-        return self._send(
-            "POST", path, urlencode(form), {"content-type": "application/x-www-form-urlencoded"}
-        )
+        return self.send("POST", path, urlencode(form), {"content-type": "application/x-www-form-urlencoded"})
 
     def follow(self, answer: Answer) -> Answer:
         """Go where the answer sends a browser."""
         assert answer.status == 303, answer.text
         return self.get(answer.headers["location"])
 
-    def _send(self, method: str, path: str, body: str | None, headers: dict[str, str]) -> Answer:
+    def send(self, method: str, path: str, body: str | bytes | None, headers: dict[str, str]) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         own = {"accept-encoding": "gzip", "cookie": "; ".join(f"{k}={v}" for k, v in self.cookies.items())}
         try:
@@ -88,24 +90,15 @@ class Served:
         self.folder = folder
         self.store: Store = folder.open_store()
         self.console = Console(self.store, folder, folder.read_settings())
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `web.server` does
-        self.port: int = self._socket.getsockname()[1]
-        config = uvicorn.Config(
-            make_app(self.console), log_level="error", lifespan="off", timeout_graceful_shutdown=1
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve([self._socket])))
-        self._thread.start()
+        self._server = WebServer(make_app(self.console), "127.0.0.1", 0, None, option="--console-port")
+        self.port = self._server.port
 
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def close(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(20)
-        self._socket.close()
+        self._server.close()
         self.store.close()
 
 
@@ -114,7 +107,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = FleetFolder(tmp_path_factory.mktemp("filled"))
     folder.write_settings(FleetSettings())
     store = folder.open_store()
-    fill_store(store, DEVICES)
+    fill_store(store, DEVICES, hours=24)
     with store.transaction() as session:
         for name, role in (("maria", "admin"), ("olaf", "operator"), ("vera", "viewer")):
             users.add_user(session, name, PASSWORD, role, actor="ada")

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from edgekit_fleet.access.principal import Principal, Scope
@@ -41,16 +40,6 @@ class Fleet:
     def authority(self) -> Authority:
         """Return the authority, which signs codes."""
         return open_authority(self.folder, self.settings)
-
-    @property
-    def uploads(self) -> Path:
-        """Return the folder of packages that were uploaded and not released yet.
-
-        Raises:
-            FleetError: this is a further manager, which makes no releases.
-        """
-        self.folder.check_repository()
-        return self.folder.path / "uploads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

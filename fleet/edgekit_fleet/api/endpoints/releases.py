@@ -1,6 +1,5 @@
 """Endpoints of packages, releases and rollouts."""
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -14,13 +13,13 @@ from edgekit_fleet.rollouts.progress import Approval, Order
 from edgekit_fleet.rollouts.replay import Difference
 from edgekit_fleet.rollouts.runner import OPEN_STATES
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES
+from edgekit_fleet.web.uploads import remove_old_uploads
 from edgekit_runtime.dataclass_json import Range, to_plain
 from edgekit_runtime.errors import FleetError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 
-_UPLOAD_LIFE_S: Final = 86_400.0
 _Share = Range(0, 1)
 
 
@@ -215,12 +214,10 @@ class Replay:
 def _upload(fleet: Fleet, _principal: Principal, request: UploadPackage) -> UploadedPackage:
     with read_package(request.file, TrustStore.from_folder(find_keys_folder())) as package:
         manifest = package.manifest
-    fleet.uploads.mkdir(mode=0o700, exist_ok=True)
-    for path in fleet.uploads.iterdir():
-        if path.stat().st_mtime < time.time() - _UPLOAD_LIFE_S:
-            path.unlink(missing_ok=True)
+    fleet.folder.uploads.mkdir(mode=0o700, exist_ok=True)
+    remove_old_uploads(fleet.folder.uploads)
     size_bytes = request.file.stat().st_size
-    request.file.replace(fleet.uploads / request.sha256)
+    request.file.replace(fleet.folder.uploads / request.sha256)
     return UploadedPackage(
         sha256=request.sha256,
         size_bytes=size_bytes,
@@ -231,7 +228,9 @@ def _upload(fleet: Fleet, _principal: Principal, request: UploadPackage) -> Uplo
 
 
 def _make_release(fleet: Fleet, principal: Principal, request: MakeRelease) -> ReleaseSummary:
-    there = {path.name: path for path in fleet.uploads.iterdir()} if fleet.uploads.is_dir() else {}
+    there = (
+        {path.name: path for path in fleet.folder.uploads.iterdir()} if fleet.folder.uploads.is_dir() else {}
+    )
     missing = [each for each in request.packages if each not in there]
     if missing:
         raise FleetError(f"package {missing[0][:80]!r} is not there; upload it: PUT /packages/SHA256")

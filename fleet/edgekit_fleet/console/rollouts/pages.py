@@ -9,16 +9,15 @@ from starlette.responses import Response
 
 from edgekit_fleet.console.rollouts import queries
 from edgekit_fleet.console.rollouts.gate_charts import view_gate
-from edgekit_fleet.console.rollouts.rollout_log import RolloutLog, RolloutLogs
+from edgekit_fleet.console.rollouts.rollout_log import RolloutLogs
 from edgekit_fleet.console.shell import Console, with_query
 from edgekit_fleet.operations.rollouts import give_order
-from edgekit_fleet.rollouts.decide import EXPOSED_STATES
 from edgekit_fleet.rollouts.progress import Order
 from edgekit_runtime.errors import FleetError
 
 _ROLLOUTS: Final = 20
 _MEMBERS: Final = 100
-_MOMENTS: Final = 40
+_EXPOSED: Final = ("offered", "succeeded", "failed")  # as `decide.EXPOSED_STATES`
 _ORDERS: Final[Mapping[str, str]] = {
     "pause": "is paused",
     "resume": "goes on",
@@ -53,15 +52,12 @@ class RolloutPages:
             waves = queries.list_waves(session, row)
             failures = queries.list_failures(session, row)
             refusals = queries.list_refusals(session, row)
-            with self._logs.reading(session, name) as log:
-                gates = [view_gate(course) for course in log.find_courses()]
-                moments = log.moments[-_MOMENTS:][::-1]
-                earlier = len(log.moments) - len(moments)
-                waits_for = _find_approval(log)
-                faults = [
-                    queries.Reason("faulty", fault, _FAULTS.get(fault, fault), len(devices), devices[:5])
-                    for fault, devices in log.faults.items()
-                ]
+        found = self._logs.find(console.store, name)
+        log = found.result
+        faults = [
+            queries.Reason("faulty", fault, _FAULTS.get(fault, fault), count, devices)
+            for fault, (count, devices) in (log.faults.items() if log else ())
+        ]
         return console.render(
             request,
             "rollout.html",
@@ -70,10 +66,9 @@ class RolloutPages:
             everything=queries.sum_waves(waves),
             failures=faults + failures,
             refusals=refusals,
-            gates=gates,
-            moments=moments,
-            earlier=earlier,
-            waits_for=waits_for,
+            gates=[view_gate(course) for course in log.courses] if log else [],
+            log=log,
+            is_current=found.is_current,
             kind=_MOMENT_KINDS,
         )
 
@@ -102,17 +97,16 @@ class RolloutPages:
         name = request.path_params["name"]
         with console.store.snapshot() as session:
             row = queries.find_rollout_row(session, name)
-            with self._logs.reading(session, name) as log:
-                states = log.count_states()
+            found = queries.count_members(session, [name])[name].states
+        states = {state: found.get(state, 0) for state in queries.MEMBER_STATES}
         return console.render(
             request,
             "rollout_abort.html",
             status=422 if problem else 200,
             row=row,
             problem=problem,
-            exposed=sum(states[state] for state in EXPOSED_STATES),
+            exposed=sum(states[state] for state in _EXPOSED),
             states=states,
-            untouched=states["pending"],
             verb="Roll back" if row.state == "succeeded" else "Abort",
         )
 
@@ -147,14 +141,6 @@ _MOMENT_KINDS: Final[Mapping[str, str]] = {
     "order": "idle",
     "withdraw": "stop",
 }
-
-
-def _find_approval(log: RolloutLog) -> int:
-    """Return the number of the wave that waits for an approval, from 1, or 0."""
-    progress = log.progress
-    if progress is None or progress.last is None or progress.last.action != "ask":
-        return 0
-    return progress.last.wave + 1 if progress.approved <= progress.last.wave else 0
 
 
 def _read_number(text: str) -> float | None:

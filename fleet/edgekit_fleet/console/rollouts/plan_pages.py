@@ -3,19 +3,21 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from sqlalchemy import func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edgekit_fleet.console.rollouts.background import Background, Found
 from edgekit_fleet.console.rollouts.queries import Reason
 from edgekit_fleet.console.shell import Console
-from edgekit_fleet.operations.rollouts import RolloutPlan, RolloutRequest, plan_rollout, start_rollout
+from edgekit_fleet.operations.rollouts import RolloutRequest, plan_rollout, start_rollout
 from edgekit_fleet.rollouts.gates import GateLimits
 from edgekit_fleet.rollouts.preview import Planned, Refused
 from edgekit_fleet.rollouts.progress import RolloutSettings
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum
+from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.tables import ReleaseRow, RolloutRow
 from edgekit_runtime.errors import EdgekitError, FleetError
 
@@ -64,64 +66,111 @@ class ClassPlan:
     notes: Mapping[str, int]
 
 
-def show_plan(console: Console, request: Request) -> Response:
-    """Return the form, and below it what the rollout would do."""
-    fields = {name: request.query_params.get(name, value) for name, value in FIELDS.items()}
-    return _render(console, request, fields)
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """A plan as the page shows it.
+
+    Attributes:
+        devices: number of those that get packages.
+        some: names of a few of them.
+        others: number of those that get nothing.
+        classes: what they get.
+        refused: why the others get nothing.
+        bytes: to download in all.
+        minutes: that the slowest download takes.
+        waves: devices at the end of each.
+        minimum: devices of the first step.
+        min_agreement: with the version before.
+    """
+
+    devices: int
+    some: Sequence[str]
+    others: int
+    classes: Sequence[ClassPlan]
+    refused: Sequence[Reason]
+    bytes: int
+    minutes: float
+    waves: Sequence[int]
+    minimum: int
+    min_agreement: float
 
 
-def start(console: Console, request: Request) -> Response:
-    """Start the rollout that the form states."""
-    form = request.state.form
-    fields = {name: form.get(name, value) for name, value in FIELDS.items()}
-    try:
-        wanted = _read_request(fields, form.get("name", ""))
-        name = start_rollout(console.store, wanted, request.state.principal.name)
-    except EdgekitError as error:
-        return _render(console, request, fields, str(error))
-    return console.redirect(request, f"/rollouts/{quote(name)}", f"{name} began.")
+class PlanPages:
+    """The page of plans; a plan for 100,000 devices takes 2 s, in which the page is there already."""
 
+    def __init__(self) -> None:
+        self._plans: Background[PlanView] = Background()
 
-def _render(console: Console, request: Request, fields: Mapping[str, str], problem: str = "") -> Response:
-    with console.store.snapshot() as session:
-        releases = session.scalars(
-            select(ReleaseRow.name)
-            .where(ReleaseRow.withdrawn_at.is_(None))
-            .order_by(ReleaseRow.created_at.desc())
-            .limit(_RELEASES)
-        ).all()
-        made = session.scalar(
-            select(func.count()).select_from(RolloutRow).where(RolloutRow.release == fields["release"])
-        )
-    plan: RolloutPlan | None = None
-    if fields["release"]:
+    def show(self, console: Console, request: Request) -> Response:
+        """Return the form, and below it what the rollout would do."""
+        fields = {name: request.query_params.get(name, value) for name, value in FIELDS.items()}
+        return self._render(console, request, fields)
+
+    def start(self, console: Console, request: Request) -> Response:
+        """Start the rollout that the form states."""
+        form = request.state.form
+        fields = {name: form.get(name, value) for name, value in FIELDS.items()}
         try:
-            plan = plan_rollout(console.store, _read_request(fields))
+            wanted = _read_request(fields, form.get("name", ""))
+            name = start_rollout(console.store, wanted, request.state.principal.name)
         except EdgekitError as error:
-            problem = problem or str(error)
-    values: dict[str, Any] = {}
-    if plan is not None:
-        values = {
-            "classes": _sum_classes(plan.planned),
-            "refused": _group_refused(plan.refused),
-            "minutes": max((one.minutes for one in plan.planned), default=0.0),
-            "minimum": _find_minimum(fields, plan),
-            "some": plan.planned[:_SHOWN],
-        }
-    status = 422 if problem else 200
-    return console.render(
-        request,
-        "rollout_plan.html",
-        status=status,
-        fields=fields,
-        releases=releases,
-        release_choices=[("", "choose one"), *((one, one) for one in releases)],
-        has_options=any(fields[one] != FIELDS[one] for one in _OPTIONS),
-        problem=problem,
-        plan=plan,
-        # The name is fixed here: a form that is sent twice starts one rollout.
-        name=f"{fields['release']}-r{(made or 0) + 1}",
-        **values,
+            return self._render(console, request, fields, str(error))
+        return console.redirect(request, f"/rollouts/{quote(name)}", f"{name} began.")
+
+    def _render(
+        self, console: Console, request: Request, fields: Mapping[str, str], problem: str = ""
+    ) -> Response:
+        with console.store.snapshot() as session:
+            releases = session.scalars(
+                select(ReleaseRow.name)
+                .where(ReleaseRow.withdrawn_at.is_(None))
+                .order_by(ReleaseRow.created_at.desc())
+                .limit(_RELEASES)
+            ).all()
+            made = session.scalar(
+                select(func.count()).select_from(RolloutRow).where(RolloutRow.release == fields["release"])
+            )
+        is_again = "again" in request.query_params
+        found: Found[PlanView] = Found(None, True)
+        if fields["release"]:
+            try:
+                wanted = _read_request(fields)
+                key = tuple(fields.values())
+                found = self._plans.find(key, lambda: _make_view(console.store, wanted), is_again=is_again)
+            except EdgekitError as error:
+                problem = problem or str(error)
+        return console.render(
+            request,
+            "rollout_plan.html",
+            status=422 if problem and not is_again else 200,  # the open page takes no part with an error
+            fields=fields,
+            releases=releases,
+            release_choices=[("", "choose one"), *((one, one) for one in releases)],
+            has_options=any(fields[one] != FIELDS[one] for one in _OPTIONS),
+            problem=problem,
+            plan=found.result if found.is_current else None,
+            is_current=found.is_current,
+            is_again=is_again,
+            again=f"/rollouts/new?{urlencode({**fields, 'again': '1'})}",
+            # The name is fixed here: a form that is sent twice starts one rollout.
+            name=f"{fields['release']}-r{(made or 0) + 1}",
+        )
+
+
+def _make_view(store: Store, request: RolloutRequest) -> PlanView:
+    plan = plan_rollout(store, request)
+    count = len(plan.planned)
+    return PlanView(
+        devices=count,
+        some=[one.device for one in plan.planned[:_SHOWN]],
+        others=len(plan.refused),
+        classes=_sum_classes(plan.planned),
+        refused=_group_refused(plan.refused),
+        bytes=plan.bytes,
+        minutes=max((one.minutes for one in plan.planned), default=0.0),
+        waves=plan.waves,
+        minimum=min(request.minimum or default_minimum(count), count),
+        min_agreement=plan.min_agreement,
     )
 
 
@@ -154,12 +203,6 @@ def _read_number(fields: Mapping[str, str], name: str) -> float | None:
         return float(text) if text else None
     except ValueError as cause:
         raise FleetError(f"{name.replace('_', ' ')}: {text[:40]!r} is no number") from cause
-
-
-def _find_minimum(fields: Mapping[str, str], plan: RolloutPlan) -> int:
-    chosen = _read_number(fields, "minimum")
-    count = len(plan.planned)
-    return min(default_minimum(count) if chosen is None else int(chosen), count)
 
 
 def _sum_classes(planned: Sequence[Planned]) -> list[ClassPlan]:

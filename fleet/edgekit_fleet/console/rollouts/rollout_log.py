@@ -1,15 +1,14 @@
 """The log of a rollout as pages show it. It is read once, and then only what is new of it."""
 
-import contextlib
-import threading
-from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from edgekit_fleet.console.rollouts.background import Background, Found
 from edgekit_fleet.console.rollouts.evidence import Course, find_courses
 from edgekit_fleet.rollouts.gates import Fault
 from edgekit_fleet.rollouts.progress import (
@@ -26,10 +25,13 @@ from edgekit_fleet.rollouts.progress import (
     entry_from_plain,
 )
 from edgekit_fleet.rollouts.runner import LOG_ACTION
+from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.tables import AuditRow
 from edgekit_runtime.errors import FleetError
 
 _KEPT: Final = 8
+_MOMENTS: Final = 40
+_DEVICES: Final = 5
 _ORDERS: Final = {
     "approve": "approved",
     "pause": "paused",
@@ -55,6 +57,25 @@ class Moment:
     actor: str
     kind: str
     sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """What a page shows of a log.
+
+    Attributes:
+        courses: of the gates that have answers.
+        moments: the newest first.
+        earlier: number of moments before those.
+        waits_for: number of the wave that waits for an approval, from 1, or 0.
+        faults: fault -> (number of devices, some of them).
+    """
+
+    courses: Sequence[Course]
+    moments: Sequence[Moment]
+    earlier: int
+    waits_for: int
+    faults: Mapping[Fault, tuple[int, Sequence[str]]]
 
 
 @dataclass(slots=True)
@@ -102,10 +123,22 @@ class RolloutLog:
             self._courses = self.number, find_courses(samples, self.progress.settings.limits)
         return self._courses[1]
 
-    def count_states(self) -> Counter[str]:
-        """Return state -> number of devices, the states as `Member` names them."""
-        members = self.progress.members.values() if self.progress is not None else ()
-        return Counter(member.state for member in members)
+    def view(self) -> LogView:
+        """Return what a page shows of it."""
+        moments = self.moments[-_MOMENTS:][::-1]
+        return LogView(
+            courses=self.find_courses(),
+            moments=moments,
+            earlier=len(self.moments) - len(moments),
+            waits_for=self._find_approval(),
+            faults={fault: (len(devices), devices[:_DEVICES]) for fault, devices in self.faults.items()},
+        )
+
+    def _find_approval(self) -> int:
+        progress = self.progress
+        if progress is None or progress.last is None or progress.last.action != "ask":
+            return 0
+        return progress.last.wave + 1 if progress.approved <= progress.last.wave else 0
 
     def _add(self, number: int, at: float, actor: str, entry: Entry) -> None:
         if self.progress is None:
@@ -125,23 +158,28 @@ class RolloutLog:
 
 
 class RolloutLogs:
-    """The logs of the rollouts that pages showed last; any thread may ask."""
+    """The logs of the rollouts that pages showed last. The log of 10,000 devices takes most of a second."""
 
     def __init__(self) -> None:
-        self._logs: OrderedDict[str, tuple[threading.Lock, RolloutLog]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._logs: OrderedDict[str, RolloutLog] = OrderedDict()
+        self._background: Background[LogView] = Background()
 
-    @contextlib.contextmanager
-    def reading(self, session: Session, rollout: str) -> Iterator[RolloutLog]:
-        """Yield the log of a rollout with all that the session sees; nobody else changes it in the block."""
-        with self._lock:
-            lock, log = self._logs.setdefault(rollout, (threading.Lock(), RolloutLog()))
-            self._logs.move_to_end(rollout)
-            if len(self._logs) > _KEPT:
-                self._logs.popitem(last=False)
-        with lock:
+    def find(self, store: Store, rollout: str) -> Found[LogView]:
+        """Return what is known of a log, which is being read if that is not all.
+
+        Raises:
+            FleetError: the log does not begin with a start.
+        """
+        return self._background.find(rollout, lambda: self._follow(store, rollout))
+
+    def _follow(self, store: Store, rollout: str) -> LogView:
+        log = self._logs.setdefault(rollout, RolloutLog())  # only the one thread of the background is here
+        self._logs.move_to_end(rollout)
+        if len(self._logs) > _KEPT:
+            self._logs.popitem(last=False)
+        with store.snapshot() as session:
             log.follow(session, rollout)
-            yield log
+        return log.view()
 
 
 def _read(plain: dict[str, Any]) -> Entry:

@@ -14,3 +14,17 @@ if (box) {
   box.addEventListener("htmx:sse:error", () => show("lost", "Reconnecting"));
   box.addEventListener("htmx:sse:close", () => show("lost", "Not live: reload the page"));
 }
+
+// A form with files: it is told before the upload if they are too large, and is sent once.
+for (const form of document.querySelectorAll("form[data-busy]")) {
+  const files = form.querySelector("input[type=file]");
+  files.addEventListener("change", () => {
+    const size = [...files.files].reduce((sum, file) => sum + file.size, 0);
+    files.setCustomValidity(size > files.dataset.mostBytes ? "These files are too large together." : "");
+  });
+  form.addEventListener("submit", () => {
+    const button = form.querySelector("button");
+    button.textContent = form.dataset.busy;
+    button.disabled = true;
+  });
+}

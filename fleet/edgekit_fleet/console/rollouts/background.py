@@ -1,0 +1,79 @@
+"""Work that takes longer than a page may: a thread does it, and the open page asks for the result again."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from edgekit_runtime.errors import RequestError
+
+_WAIT_S: Final = 0.03
+_KEPT_S: Final = 60.0
+_MOST_TASKS: Final = 8
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[Result]):
+    """What is there now.
+
+    Attributes:
+        result: the newest one, or None while there is none.
+        is_current: whether it is what was asked for; else ask again.
+    """
+
+    result: Result | None
+    is_current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Task(Generic[Result]):
+    future: Future[Result]
+    begun_at: float
+    before: Result | None
+
+
+class Background(Generic[Result]):
+    """Does one piece of work after the other; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, "page")
+        self._tasks: OrderedDict[Hashable, _Task[Result]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, key: Hashable, work: Callable[[], Result], *, is_again: bool = False) -> Found[Result]:
+        """Return the result of some work, or the one before it if this one takes longer than a page may.
+
+        Args:
+            key: of the work; what runs already under it is waited for.
+            work: that is begun otherwise.
+            is_again: whether somebody asks again, and so takes a result that has come meanwhile.
+
+        Raises:
+            RequestError: too much work is waiting.
+            EdgekitError: as from `work`.
+        """
+        with self._lock:
+            task = self._tasks.pop(key, None)
+            is_fresh = is_again and task is not None and time.monotonic() - task.begun_at < _KEPT_S
+            if task is None or (task.future.done() and not is_fresh):
+                self._make_place()
+                before = task.future.result() if task and not task.future.exception() else None
+                task = _Task(self._executor.submit(work), time.monotonic(), before)
+            self._tasks[key] = task
+        wait((task.future,), _WAIT_S)
+        if task.future.done():
+            return Found(task.future.result(), True)
+        return Found(task.before, False)
+
+    def _make_place(self) -> None:
+        if len(self._tasks) < _MOST_TASKS:
+            return
+        oldest = next((key for key, task in self._tasks.items() if task.future.done()), None)
+        if oldest is None:
+            raise RequestError(503, "the pages that others have opened take long just now; try again")
+        del self._tasks[oldest]

@@ -1,0 +1,106 @@
+"""Splits the body of a form with files (`multipart/form-data`, RFC 7578), piece by piece and without I/O.
+
+It takes what browsers send. What they do not send, such as a preamble or nested parts, is refused.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from edgekit_runtime.errors import RequestError
+
+_CONTENT_TYPE: Final = re.compile(
+    r'multipart/form-data; *boundary="?([A-Za-z0-9\'()+_,./:=?-]{1,70})"?', re.I
+)
+_DISPOSITION: Final = re.compile(
+    r'content-disposition: *form-data; *name="([^"\r\n]{1,100})"(?:; *filename="([^"\r\n]*)")?', re.I
+)
+_MAX_HEAD_BYTES: Final = 4 << 10
+_MAX_PARTS: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class PartBegin:
+    """The head of a part.
+
+    Attributes:
+        name: of the field.
+        file_name: as the client states it, or None for a field that is no file.
+    """
+
+    name: str
+    file_name: str | None
+
+
+PartData: TypeAlias = bytes
+
+
+class MultipartParser:
+    """Takes a body in pieces of any size."""
+
+    def __init__(self, content_type: str) -> None:
+        """Read the boundary from the header `Content-Type`.
+
+        Raises:
+            RequestError: 415, it is another type.
+        """
+        found = _CONTENT_TYPE.fullmatch(content_type.strip())
+        if found is None:
+            raise RequestError(415, f"Content-Type is {content_type[:80]!r}, expected multipart/form-data")
+        self._delimiter = b"\r\n--" + found[1].encode()
+        self._rest = b"\r\n"  # before the first boundary stands no line end
+        self._is_in_part = True  # of no name, and it must be empty
+        self._parts = 0
+        self.is_complete = False
+        """Whether the last boundary has come; else the body was cut off."""
+
+    def feed(self, piece: bytes) -> Iterator[PartBegin | PartData]:
+        """Yield what a piece of the body completes: heads, and data of the part whose head came last.
+
+        Raises:
+            RequestError: 400, it is malformed.
+        """
+        self._rest += piece
+        while not self.is_complete:
+            found = self._find_data() if self._is_in_part else self._find_head()
+            if found is None:
+                return
+            yield from found
+        if self._rest.strip(b"\r\n"):
+            raise RequestError(400, "the form goes on after its end")
+
+    def _find_data(self) -> list[PartBegin | PartData] | None:
+        end = self._rest.find(self._delimiter)
+        known = end if end >= 0 else len(self._rest) - len(self._delimiter) - 1
+        if known > 0 and not self._parts:
+            raise RequestError(400, "the form does not begin with its boundary")
+        data, self._rest = self._rest[: max(known, 0)], self._rest[max(known, 0) :]
+        found: list[PartBegin | PartData] = [data] if data else []
+        mark = self._rest[len(self._delimiter) :][:2]
+        if end < 0 or len(mark) < 2:
+            return found or None
+        if mark not in (b"\r\n", b"--"):
+            raise RequestError(400, "a boundary of the form is malformed")
+        self._rest = self._rest[len(self._delimiter) + 2 :]
+        self._is_in_part, self.is_complete = False, mark == b"--"
+        return found
+
+    def _find_head(self) -> list[PartBegin | PartData] | None:
+        head, end, rest = self._rest.partition(b"\r\n\r\n")
+        if len(head) > _MAX_HEAD_BYTES:
+            raise RequestError(400, "the head of a part of the form is too long")
+        if not end:
+            return None
+        self._parts += 1
+        if self._parts > _MAX_PARTS:
+            raise RequestError(400, f"the form has over {_MAX_PARTS} parts")
+        try:
+            lines = head.decode().split("\r\n")
+        except UnicodeDecodeError as cause:
+            raise RequestError(400, "the head of a part of the form is no UTF-8") from cause
+        matches = [match for line in lines if (match := _DISPOSITION.fullmatch(line)) is not None]
+        if len(matches) != 1:
+            raise RequestError(400, "a part of the form does not state one name")
+        self._rest, self._is_in_part = rest, True
+        return [PartBegin(matches[0][1], matches[0][2])]

@@ -1,0 +1,168 @@
+"""Packages that are uploaded: on the disk, and bounded in size and time."""
+
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from edgekit_fleet.web.multipart import MultipartParser, PartBegin
+from edgekit_fleet.web.request_body import discard_body, read_pieces
+from edgekit_runtime.errors import OutputError, RequestError
+
+MAX_PACKAGE_BYTES: Final = 2 << 30
+PIECE_S: Final = 30.0
+_MAX_FIELDS_BYTES: Final = 64 << 10
+_LIFE_S: Final = 86_400.0
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedForm:
+    """A form with files.
+
+    Attributes:
+        fields: name -> value.
+        folder: of the files, which is removed after the request.
+        files: that were chosen; their names are those of the client as far as they are harmless.
+    """
+
+    fields: Mapping[str, str]
+    folder: Path
+    files: Sequence[Path]
+
+
+@asynccontextmanager
+async def receive_form(
+    request: Request, folder: Path, admit: Callable[[Mapping[str, str]], None]
+) -> AsyncIterator[UploadedForm]:
+    """Yield a form, whose files are on the disk until the block ends.
+
+    Args:
+        request: with `multipart/form-data`; together its files may have `MAX_PACKAGE_BYTES`.
+        folder: for temporary files.
+        admit: raises an error where the fields that stand before the first file do not let it in.
+
+    Raises:
+        RequestError: 400, 408, 413, 415: malformed or cut off, too slow, too large, another type.
+        OutputError: the disk is full.
+    """
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        await run_in_threadpool(remove_old_uploads, folder)
+        place = Path(tempfile.mkdtemp(dir=folder, prefix=".form-"))
+    except OSError as cause:
+        raise OutputError(f"cannot keep the upload: {cause.strerror}") from cause
+    try:
+        writer = _FormWriter(place, admit)
+        try:
+            await writer.take(request)
+        except RequestError:
+            await discard_body(request)
+            raise
+        except OSError as cause:
+            raise OutputError(f"cannot keep the upload: {cause.strerror}") from cause
+        finally:
+            writer.close()
+        yield UploadedForm(writer.read_fields(), place, writer.files)
+    finally:
+        await run_in_threadpool(shutil.rmtree, place, ignore_errors=True)
+
+
+class _FormWriter:
+    """Writes the files of a form into a folder, and keeps its fields."""
+
+    def __init__(self, folder: Path, admit: Callable[[Mapping[str, str]], None]) -> None:
+        self.files: list[Path] = []
+        self._folder = folder
+        self._admit = admit
+        self._fields: dict[str, bytes] = {}
+        self._field = ""
+        self._file: IO[bytes] | None = None
+        self._is_admitted = False
+
+    async def take(self, request: Request) -> None:
+        """Read the whole form."""
+        parser = MultipartParser(request.headers.get("content-type", ""))
+        async for piece in read_pieces(request, MAX_PACKAGE_BYTES, PIECE_S):
+            for part in parser.feed(piece):
+                if isinstance(part, PartBegin):
+                    self._begin(part)
+                elif self._file is not None:
+                    await run_in_threadpool(self._file.write, part)
+                else:
+                    self._add_to_field(part)
+        if not parser.is_complete:
+            raise RequestError(400, "the form was cut off")
+        if not self._is_admitted:
+            self._admit(self.read_fields())
+
+    def read_fields(self) -> dict[str, str]:
+        """Return the fields so far.
+
+        Raises:
+            RequestError: one is no text.
+        """
+        try:
+            return {name: value.decode() for name, value in self._fields.items()}
+        except UnicodeDecodeError as cause:
+            raise RequestError(400, "a field of the form is no UTF-8") from cause
+
+    def close(self) -> None:
+        """Close the file that is open."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _begin(self, part: PartBegin) -> None:
+        self.close()
+        if part.file_name is None:
+            if part.name in self._fields:
+                raise RequestError(400, f"field '{part.name}' stands twice in the form")
+            self._field = part.name
+            self._add_to_field(b"")
+            return
+        if not self._is_admitted:
+            self._admit(self.read_fields())
+            self._is_admitted = True
+        if not part.file_name:  # a browser sends it where nothing was chosen
+            self._field = part.name
+            self._add_to_field(b"")
+            return
+        path = self._folder / clean_name(part.file_name)
+        while path.exists():
+            path = self._folder / f"{len(self.files) + 1}-{path.name}"
+        self._file = path.open("xb")
+        self.files.append(path)
+
+    def _add_to_field(self, data: bytes) -> None:
+        self._fields[self._field] = self._fields.get(self._field, b"") + data
+        if sum(map(len, self._fields.values())) > _MAX_FIELDS_BYTES:
+            raise RequestError(413, f"the fields of the form have over {_MAX_FIELDS_BYTES} bytes")
+
+
+def clean_name(stated: str) -> str:
+    """Return a name for a file in a folder of ours, as like to what a client states as is harmless."""
+    name = _UNSAFE.sub("_", re.split(r"[/\\]", stated)[-1]).lstrip("._-")[-100:]
+    return name or "package"
+
+
+def remove_old_uploads(folder: Path) -> None:
+    """Remove what was uploaded a day ago and not released, or is left of a process that was killed."""
+    for path in folder.iterdir():
+        try:
+            if path.stat().st_mtime >= time.time() - _LIFE_S:
+                continue
+        except FileNotFoundError:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
