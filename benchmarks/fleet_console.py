@@ -41,7 +41,6 @@ SELECTORS = {
     "a class and not a tag": "class=jetson and not beta",
     "a version": "model:detector=1.4.0",
     "part of a name": "01234",
-    "a fact that changes": "free_bytes=12*",
     "nothing": "site=nowhere",
 }
 PLANS = {"a name": "name=lyon-0001*", "a tag": "site=lyon", "all": "all"}

@@ -250,13 +250,13 @@ def _make_figures(
     for model in (row["reported"] or {}).get("models", ()):
         slow = 1.15 if model["version"] == "1.5.0" else 1.0
         typical_ms = {"jetson-orin-nano": 9.0, "rpi5": 48.0, "x86-64": 14.0}[row["target"]] * slow
+        p50_ms = typical_ms * draw.lognormvariate(0, 0.15)
+        p99_ms = 3 * typical_ms * draw.lognormvariate(0, 0.2)
         figures = ModelFigures(
             model=model["model"],
             version=model["version"],
             requests=draw.randrange(100, 40_000),
             failed=draw.choice((0, 0, 0, 1, 3)),
-            p50_ms=typical_ms * draw.lognormvariate(0, 0.15),
-            p99_ms=3 * typical_ms * draw.lognormvariate(0, 0.2),
             energy_mj=40 * draw.lognormvariate(0, 0.2) if row["target"].startswith("jetson") else None,
             agreement=min(1.0, draw.gauss(0.984, 0.006)) if model["version"] == "1.5.0" else None,
             compared=400 if model["version"] == "1.5.0" else 0,
@@ -270,7 +270,7 @@ def _make_figures(
                 "model": model["model"],
                 "version": model["version"],
                 "hour": int(now // 3600) - ago,
-                "figures": {**plain, "p50_ms": figures.p50_ms * load, "p99_ms": figures.p99_ms * load},
+                "figures": {**plain, "p50_ms": p50_ms * load, "p99_ms": p99_ms * load},
                 "reported_at": row["last_seen_at"],
             }
 

@@ -11,10 +11,10 @@ from typing import Final, TypeAlias
 from edgekit_runtime.errors import RequestError
 
 _CONTENT_TYPE: Final = re.compile(
-    r'multipart/form-data; *boundary="?([A-Za-z0-9\'()+_,./:=?-]{1,70})"?', re.I
+    r'multipart/form-data; *boundary="?([A-Za-z0-9\'()+_,./:=?-]{1,70})"?', re.IGNORECASE
 )
 _DISPOSITION: Final = re.compile(
-    r'content-disposition: *form-data; *name="([^"\r\n]{1,100})"(?:; *filename="([^"\r\n]*)")?', re.I
+    r'content-disposition: *form-data; *name="([^"\r\n]{1,100})"(?:; *filename="([^"\r\n]*)")?', re.IGNORECASE
 )
 _MAX_HEAD_BYTES: Final = 4 << 10
 _MAX_PARTS: Final = 50

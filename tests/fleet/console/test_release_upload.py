@@ -46,7 +46,7 @@ def body_of(*parts):
 
 
 def upload(client, *files, body=None, kind=TYPE, **fields):
-    """Send the form as a browser does: its fields in their order, files last; a `csrf` of None is left out."""
+    """Send the form as a browser does: its fields in order, files last; a `csrf` of None is left out."""
     if "csrf" not in fields:
         fields["csrf"] = client.get("/").text.partition('name="csrf" value="')[2].partition('"')[0]
     parts = [part(name, value.encode()) for name, value in fields.items() if value is not None]
