@@ -18,6 +18,7 @@ from edgekit_runtime.agent.artifacts.deltas import apply_delta, find_delta
 from edgekit_runtime.agent.documents import DeltaOffer, DesiredModel
 from edgekit_runtime.errors import DigestError, PackageError
 from edgekit_runtime.package.canonical_zip import write_archive
+from edgekit_toolkit.quantize.near_version import near_floats
 
 CHANNELS, DEPTH = 64, 512
 
@@ -105,6 +106,21 @@ def test_scales_predict_weights_that_differ_by_steps(tmp_path):
     )
     _, blurred = make_delta(old, unknown)
     assert len(content) < 0.85 * len(blurred)
+
+
+@pytest.mark.parametrize(("moved", "bits"), [(1e-5, 2.5), (1e-3, 3), (0.05, 3)])
+def test_half_float_weights_at_steps_cost_few_bits_each(tmp_path, moved, bits):
+    """`edgekit package --like` makes such weights; so they come from it here."""
+    rng = np.random.default_rng(5)
+    earlier = rng.normal(0, 0.1, (200, 500)).astype(np.float16)
+    earlier[0, :4] = 0.0, -0.0, 6e-8, -6e-8
+    new = near_floats((earlier + rng.normal(0, moved, earlier.shape)).astype(np.float16), earlier)
+    old_package = package(tmp_path / "old", model(earlier, np.ones(200, np.float16)))
+    new_package = package(tmp_path / "new", model(new, np.ones(200, np.float16)))
+    suffix, content = make_delta(old_package, new_package)
+    assert suffix == deltas.RUNS_SUFFIX
+    apply(content, old_package, new_package, tmp_path)
+    assert 8 * len(content) / earlier.size < bits
 
 
 def test_float_weights_are_smaller_than_by_the_generic_delta(tmp_path):
@@ -254,6 +270,7 @@ def test_endless_delta_writes_no_more_than_the_package(tuned, tmp_path):
         (5, 0, 4, 0xFFFFFFFF, 1),
         (5, 0, 4, 1, 0),  # division by zero
         (7, 0, 4, 0, 0x3F800000),  # a product of nothing
+        (8, 0, 3, 0, 0x3F800000),  # half a float16
     ],
 )
 def test_malformed_run_is_refused(tuned, tmp_path, run):

@@ -36,9 +36,12 @@ from edgekit_runtime.agent.artifacts.deltas import (
     RUNS_SUFFIX,
     SCALED_INT8,
     SCALED_UINT8,
+    STEPS_16,
+    WIDTHS,
     WORDS_16,
     WORDS_32,
     ZSTD_SUFFIX,
+    add_steps,
     apply_delta,
     multiply,
     predict,
@@ -53,6 +56,8 @@ _WORTH: Final = 0.8
 _GRAM_BYTES: Final = 8  # shortest piece that is copied; a run costs about as much
 _LEAST_TENSOR_BYTES: Final = 16
 _QUICK_BYTES: Final = 4 << 20  # of a stream that is packed several times, a second each
+_HALF_EXPONENTS: Final = (-24, 15)  # of float16
+_TRIED_BYTES: Final = 4 << 10  # of float16 weights; most steps do not fit even those
 _UNKNOWN_BYTES: Final = 64 << 10  # a larger member without known tensors is compared in place
 _MAX_SEARCHED_BYTES: Final = (
     2 << 20
@@ -279,6 +284,9 @@ def _choose_run(
     """Return the run of a tensor that is expected to pack best; `scales` are those of both, where known."""
     kind = {1: BYTES, 2: WORDS_16, 4: WORDS_32}[tensor.width]
     plain = _Run(kind, twin.offset, tensor.offset, tensor.length)
+    if tensor.width == 2:
+        steps = _find_steps(tensor, twin, base, new)
+        return min((plain, *steps), key=lambda run: _estimate_bytes(run, base, new))
     if tensor.is_signed is None:
         return plain
     kind = SCALED_INT8 if tensor.is_signed else SCALED_UINT8
@@ -292,6 +300,34 @@ def _choose_run(
             multipliers = _as_multipliers(ratio)
             tries.append(_Run(kind, twin.offset, tensor.offset, tensor.length, multipliers, step))
     return min(tries, key=lambda run: _estimate_bytes(run, base, new))
+
+
+def _find_steps(
+    tensor: TensorPosition, twin: TensorPosition, base: NDArray[np.uint8], new: NDArray[np.uint8]
+) -> Iterator[_Run]:
+    """Yield the run with the largest step by which all float16 weights have changed, if there is one."""
+    least, most = (4 * exponent for exponent in _HALF_EXPONENTS)
+    for quarter in range(most, least - 1, -1):
+        bits = int(np.float32(2.0 ** (quarter / 4)).view(np.uint32))  # as `edgekit package --like` steps
+        run = _Run(STEPS_16, twin.offset, tensor.offset, tensor.length, step=bits)
+        if all(_has_steps(run, base, new, length) for length in (_TRIED_BYTES, tensor.length)):
+            yield run
+            return
+
+
+def _has_steps(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8], length: int) -> bool:
+    """Return whether the device makes the first `length` bytes of a run."""
+    old, wanted = _read_pair(replace(run, length=min(length, run.length)), base, new)
+    return np.array_equal(add_steps(old, _count_steps(old, wanted, run.step), run.step), wanted)
+
+
+def _count_steps(old: NDArray[np.uint8], wanted: NDArray[np.uint8], bits: int) -> NDArray[np.int16]:
+    """Return how many steps lie between float16 words; nonsense where there are too many."""
+    step = np.array([bits], "<u4").view("<f4").astype(np.float64)
+    with np.errstate(all="ignore"):
+        change = wanted.view("<f2").astype(np.float64) - old.view("<f2")
+        counts = np.nan_to_num(np.rint(change / step))
+    return np.asarray(np.clip(counts, -0x7FFF, 0x7FFF).astype(np.int16))
 
 
 def _find_products(
@@ -360,20 +396,32 @@ def _estimate_bytes(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) 
     return bits / 8 + 1.5 * channels
 
 
-def _subtract(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return what `add_residual` on the device adds again."""
+def _read_pair(
+    run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return what a run starts from, and what it makes."""
     old, wanted = (
-        content[begin : begin + run.length] for content, begin in ((base, run.base), (new, run.begin))
+        np.ascontiguousarray(content[begin : begin + run.length])
+        for content, begin in ((base, run.base), (new, run.begin))
     )
     if run.multipliers is not None:
         old = predict(old, run.multipliers, run.step, 0, is_signed=run.kind == SCALED_INT8)
     if run.kind == PRODUCT:
         old = multiply(new[run.base : run.base + run.length].tobytes(), run.step)
-    if run.kind not in (WORDS_16, WORDS_32, PRODUCT):
+    return old, wanted
+
+
+def _subtract(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return what `add_residual` on the device adds again."""
+    old, wanted = _read_pair(run, base, new)
+    width = WIDTHS[run.kind]
+    if width == 1:
         return _fold(wanted - old)
-    unsigned = np.dtype("<u2" if run.kind == WORDS_16 else "<u4")
-    folded = _fold(np.ascontiguousarray(wanted).view(unsigned) - np.ascontiguousarray(old).view(unsigned))
-    width = unsigned.itemsize
+    unsigned = np.dtype(f"<u{width}")
+    if run.kind == STEPS_16:
+        folded = _fold(_count_steps(old, wanted, run.step).view(unsigned))
+    else:
+        folded = _fold(wanted.view(unsigned) - old.view(unsigned))
     words = BLOCK_BYTES // width
     blocks = (folded[start : start + words] for start in range(0, len(folded), words))
     return np.concatenate([block.view(np.uint8).reshape(-1, width).T.ravel() for block in blocks])

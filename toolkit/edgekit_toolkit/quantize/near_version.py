@@ -1,10 +1,11 @@
 """Weights of a new version at coarse steps from those of an earlier one: their delta is small.
 
 A step is at most 0.9 times the root mean square of the change, gains of channels apart. So rounding costs
-about a fifteenth of the energy of the change, and what training has changed little keeps its
-resolution. Whether the model still keeps its limits is for the search to judge.
+about a fifteenth of the energy of the change (a twelfth in float16), and what training has changed little
+keeps its resolution. Whether the model still keeps its limits is for the search to judge.
 
-Source: uniform quantization of a difference, whose error has the variance step^2 / 12.
+Source: uniform quantization of a difference, whose error has the variance step^2 / 12; Sullivan, "Efficient
+    scalar quantization of exponential and Laplacian random variables" (1996), for rounding toward zero.
 """
 
 from typing import Any, Final, NamedTuple
@@ -21,7 +22,9 @@ _RATIOS: Final = 64
 _MOST_RATIO, _LEAST_RATIO = 32.0, 0.1  # beyond, a channel has nothing to do with what it was
 _KEPT_SHRINK, _KEPT_GROWTH = 0.9, 1.01  # of a range, where the old scale stays: the peak clips by 1 %
 _BIAS_STEP: Final = 16  # of the weight's codes: inputs are codes up to 255, and a sum has several
-_FREE_BITS: Final = {np.dtype(np.float16): 3, np.dtype(np.float32): 13}  # seven bits stay, or ten
+_FREE_BITS: Final = 13  # of a float32; ten bits stay
+_LEAST_HALF_EXPONENT: Final = -24  # of float16
+_HALF_ROUNDING: Final = 1 / 3  # not 1 / 2: a tenth less bits for a quarter more error
 
 
 class Coded(NamedTuple):
@@ -109,12 +112,28 @@ def near_bias(new: Coded, earlier: Coded, weights: tuple[Coded, Coded, Coded], s
 
 
 def near_floats(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
-    """Return float16 or float32 weights whose bits differ from earlier ones by steps of a power of two."""
-    signed = np.dtype(f"i{new.itemsize}")
-    now, was = (np.ascontiguousarray(one).view(signed).astype(np.int64) for one in (new, earlier))
+    """Return float16 or float32 weights at steps from earlier ones; those that are not finite stay."""
+    made = (_near_halves if new.dtype == np.float16 else _near_singles)(new, earlier)
+    return np.where(np.isfinite(made) & np.isfinite(new), made, new).reshape(new.shape)
+
+
+def _near_halves(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
+    """Return float16 weights at multiples of one step, made as a delta makes them: rounded once."""
+    was = earlier.astype(np.float64)
+    with np.errstate(all="ignore"):
+        change = np.nan_to_num(new - was, posinf=0.0, neginf=0.0)
+        # Quarters of a power of two: the maker of a delta finds the step again.
+        quarter = np.floor(4 * np.log2(_LARGEST_SHARE * np.sqrt(np.mean(change**2))))
+        step = np.float64(np.float32(2.0 ** (max(quarter, 4 * _LEAST_HALF_EXPONENT) / 4)))
+        counts = np.sign(change) * np.floor(np.abs(change) / step + _HALF_ROUNDING)
+        return np.where(counts == 0, earlier, (was + counts * step).astype(np.float16))
+
+
+def _near_singles(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
+    """Return float32 weights whose bits differ by steps of a power of two."""
+    now, was = (np.ascontiguousarray(one).view(np.int32).astype(np.int64) for one in (new, earlier))
     change = now - was
-    bits = min(_FREE_BITS[new.dtype], int(np.log2(max(np.median(np.abs(change)), 1))))
+    bits = min(_FREE_BITS, int(np.log2(max(np.median(np.abs(change)), 1))))
     words = was + (np.rint(change / 2**bits).astype(np.int64) << bits)
-    stepped = words.astype(signed).view(new.dtype)
-    is_close = np.isfinite(stepped) & np.isfinite(new) & (np.signbit(new) == np.signbit(earlier))
-    return np.where(is_close, stepped, new).reshape(new.shape)
+    stepped = words.astype(np.int32).view(np.float32)
+    return np.where(np.signbit(new) == np.signbit(earlier), stepped, new)

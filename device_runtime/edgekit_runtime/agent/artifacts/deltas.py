@@ -32,9 +32,19 @@ HEAD: Final = struct.Struct("<8sQQIII")
 """Magic, bytes of base and result, number of runs, packed bytes of the runs and of the literals."""
 RUN: Final = struct.Struct("<BIIII")
 """Kind, offset in the base less the end of the run before, length in bytes, number of channels, elements of
-one step along the channels (of a `PRODUCT`: bits of the float32 factor)."""
-LITERAL, BYTES, WORDS_16, WORDS_32, SCALED_INT8, SCALED_UINT8, PRODUCT = 0, 1, 2, 4, 5, 6, 7
-KINDS: Final = frozenset((LITERAL, BYTES, WORDS_16, WORDS_32, SCALED_INT8, SCALED_UINT8, PRODUCT))
+one step along the channels (bits of a float32: the factor of a `PRODUCT`, the step of `STEPS_16`)."""
+LITERAL, BYTES, WORDS_16, WORDS_32, SCALED_INT8, SCALED_UINT8, PRODUCT, STEPS_16 = 0, 1, 2, 4, 5, 6, 7, 8
+WIDTHS: Final = {
+    LITERAL: 1,
+    BYTES: 1,
+    WORDS_16: 2,
+    WORDS_32: 4,
+    SCALED_INT8: 1,
+    SCALED_UINT8: 1,
+    PRODUCT: 4,
+    STEPS_16: 2,
+}
+"""Kind -> bytes of a word."""
 ONE: Final = 1 << 12
 """The multiplier that changes nothing."""
 BLOCK_BYTES: Final = 1 << 16
@@ -62,13 +72,12 @@ class _Run:
     step: int
 
     def check(self, base_bytes: int, left_bytes: int, factors_bytes: int) -> None:
-        width = self.kind if self.kind in (WORDS_16, WORDS_32) else 1
         has_base = self.kind not in (LITERAL, PRODUCT)
         is_scaled = self.kind in (SCALED_INT8, SCALED_UINT8)
         if (
-            self.kind not in KINDS
+            self.kind not in WIDTHS
             or not 0 < self.length <= left_bytes
-            or self.length % width
+            or self.length % WIDTHS[self.kind]
             or (has_base and self.offset + self.length > base_bytes)
             or (self.kind == PRODUCT and self.length != factors_bytes)
             or (is_scaled and not (0 < self.channels <= MAX_CHANNELS and self.step))
@@ -201,7 +210,7 @@ def _decode_runs(file: BinaryIO, head: bytes, base: mmap.mmap, size_bytes: int) 
             if multipliers is not None:
                 old = predict(old, multipliers, run.step, start, is_signed=run.kind == SCALED_INT8)
             residual = np.frombuffer(residuals.read(length), dtype=np.uint8)
-            piece = add_residual(old, residual, run.kind).tobytes()
+            piece = add_residual(old, residual, run.kind, run.step).tobytes()
             yield piece
             if run.kind in (WORDS_32, PRODUCT):
                 factors = piece if run.length <= BLOCK_BYTES else b""
@@ -264,7 +273,24 @@ def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
         return np.asarray(product.astype("<f4")).view(np.uint8)
 
 
-def add_residual(old: NDArray[np.uint8], residual: NDArray[np.uint8], kind: int) -> NDArray[np.uint8]:
+def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
+    """Return float16 words plus so many steps each, in double precision and rounded once.
+
+    Args:
+        old: uint8 [2 n], words of the base.
+        steps: int16 [n]; where it is 0 the word stays, whatever it is.
+        bits: of the float32 step.
+    """
+    step = np.array([bits], "<u4").view("<f4").astype(np.float64)
+    words = old.view("<f2")
+    with np.errstate(all="ignore"):  # as in `multiply`
+        moved = (words.astype(np.float64) + steps * step).astype("<f2")
+    return np.where(steps == 0, words.view("<u2"), moved.view("<u2")).view(np.uint8)
+
+
+def add_residual(
+    old: NDArray[np.uint8], residual: NDArray[np.uint8], kind: int, step: int
+) -> NDArray[np.uint8]:
     """Return the elements of the result; `deltas` of the host subtracts.
 
     Args:
@@ -272,12 +298,15 @@ def add_residual(old: NDArray[np.uint8], residual: NDArray[np.uint8], kind: int)
         residual: uint8 [n]: difference folded so that small ones of both signs are small; of words first all
             low bytes, then all next ones.
         kind: of the run.
+        step: of the run.
     """
-    if kind in (WORDS_16, WORDS_32, PRODUCT):
-        unsigned = np.dtype("<u2" if kind == WORDS_16 else "<u4")
-        words = np.ascontiguousarray(residual.reshape(unsigned.itemsize, -1).T).view(unsigned).ravel()
-        return np.asarray(old.view(unsigned) + unfold(words)).view(np.uint8)
-    return np.asarray(old + unfold(residual))
+    if WIDTHS[kind] == 1:
+        return np.asarray(old + unfold(residual))
+    unsigned = np.dtype(f"<u{WIDTHS[kind]}")
+    words = np.ascontiguousarray(residual.reshape(unsigned.itemsize, -1).T).view(unsigned).ravel()
+    if kind == STEPS_16:
+        return add_steps(old, unfold(words).view(np.int16), step)
+    return np.asarray(old.view(unsigned) + unfold(words)).view(np.uint8)
 
 
 def unfold(folded: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
