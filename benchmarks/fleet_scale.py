@@ -8,7 +8,8 @@ and the agent's decisions. Simulated: downloads, slots and services of the devic
 devices connect; one rollout offers a release to all of them in a single wave; all connections break at once,
 and a second release follows when all are back. Ends by itself after 280 s; keys and certificates are kept in
 the folder for temporary files, for the next call. With --gates, bad releases follow a good one instead, in
-waves of 1, 10, 50 and 100 %: how many devices get them, and how long the way back takes.
+waves of 1, 10, 50 and 100 %: how many devices get them, and how long the way back takes. With --trusting,
+devices do not verify the manager's signatures: real devices do that on processors of their own.
 """
 
 import argparse
@@ -25,7 +26,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
@@ -83,6 +86,13 @@ def running_manager(folder: FleetFolder) -> Iterator[tuple[int, int]]:
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(30)
+
+
+class Unchecked:
+    """Stands in for the manager's key: devices believe whatever names it, which takes no time."""
+
+    def verify(self, signature: bytes, data: bytes) -> None:
+        """Accept."""
 
 
 class Meter:
@@ -162,7 +172,7 @@ def offer(store: Store, devices: SimulatedFleet, version: str, limit_s: float) -
 
 @contextlib.contextmanager
 def running_fleet(
-    folder: FleetFolder, members: list[SimulatedMember], behaviour: DeviceBehaviour
+    folder: FleetFolder, members: list[SimulatedMember], behaviour: DeviceBehaviour, *, trusting: bool = False
 ) -> Iterator[tuple[Store, SimulatedFleet, Meter]]:
     """Start everything, and wait until all devices hold their first document."""
     settings = FleetSettings(broker_port=free_port(), web_port=free_port(), console_port=free_port())
@@ -174,6 +184,9 @@ def running_fleet(
     with running_manager(folder) as (manager, broker), contextlib.closing(folder.open_store()) as store:
         meter = Meter(manager, broker)
         access = read_access(authority, settings)
+        if trusting:
+            keys: dict[str, Any] = dict.fromkeys(access.manager_keys, Unchecked())
+            access = replace(access, manager_keys=keys)
         with SimulatedFleet(members, access, behaviours=behaviours) as devices:
             devices.wait_until(lambda device: device.is_online and device.desired is not None, 150)
             print_row("connected", meter.take())
@@ -182,10 +195,10 @@ def running_fleet(
             yield store, devices, meter
 
 
-def measure(folder: FleetFolder, members: list[SimulatedMember]) -> dict[str, object]:
+def measure(folder: FleetFolder, members: list[SimulatedMember], *, trusting: bool) -> dict[str, object]:
     """Return the figures of scale."""
     found: dict[str, object] = {}
-    with running_fleet(folder, members, QUIET) as (store, devices, meter):
+    with running_fleet(folder, members, QUIET, trusting=trusting) as (store, devices, meter):
         meter.begin()
         found["wave"] = offer(store, devices, "1.0.0", 90) | {"cpu_s": meter.take()}
         print_row("wave", found["wave"])
@@ -271,6 +284,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--devices", type=int, default=500)
     parser.add_argument("--gates", action="store_true", help="bad releases instead of scale")
+    parser.add_argument("--trusting", action="store_true", help="devices verify no signatures")
     parser.add_argument("--prepare", action="store_true", help="only make keys and certificates")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -282,7 +296,11 @@ def main() -> None:
             return
         signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"stopped after {LIMIT_S} s"))
         signal.alarm(LIMIT_S)
-        found = {"devices": options.devices, **(measure_gates if options.gates else measure)(folder, members)}
+        found: dict[str, object] = {"devices": options.devices, "trusting": options.trusting}
+        if options.gates:
+            found |= measure_gates(folder, members)
+        else:
+            found |= measure(folder, members, trusting=options.trusting)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 

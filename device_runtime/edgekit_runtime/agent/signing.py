@@ -6,6 +6,7 @@ Source: DSSE 1.0 (secure-systems-lab/dsse, envelope.md, protocol.md); RFC 8032.
 """
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -30,6 +31,11 @@ def key_id(key: Ed25519PublicKey) -> str:
     return hashlib.sha256(key.public_bytes_raw()).hexdigest()
 
 
+@functools.lru_cache(1)
+def _own_id(key: Ed25519PrivateKey) -> str:
+    return key_id(key.public_key())
+
+
 def seal(document: object, kind: Kind, key: Ed25519PrivateKey) -> bytes:
     """Return the envelope of a document, signed.
 
@@ -50,7 +56,7 @@ def seal_payload(payload: bytes, kind: Kind, key: Ed25519PrivateKey) -> bytes:
     envelope = b'{"payload":"%b","payloadType":"%b","signatures":[{"keyid":"%b","sig":"%b"}]}' % (
         base64.b64encode(payload),
         _payload_type(kind).encode(),
-        key_id(key.public_key()).encode(),
+        _own_id(key).encode(),
         base64.b64encode(signature),
     )
     if len(envelope) > MAX_DOCUMENT_BYTES:
