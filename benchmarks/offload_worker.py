@@ -29,6 +29,7 @@ from edgekit_runtime.trust.trust_store import TrustStore
 
 PROBE_LIMIT_S = 15.0
 LINK_S = 4.0  # of measuring the link
+PROVE_S = 5.0
 TOLERANCE = 0.1  # of the greatest value of an output: what 8 bits may change; another row differs by more
 
 
@@ -177,7 +178,7 @@ class Application:
         """
         gate = SpeedGate(usual_s)
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in (*plans, free)}
-        lacking = dict.fromkeys(found, len(self.rows))
+        lacking, lost = dict.fromkeys(found, len(self.rows)), set[str]()
         names, orders, began_s = list(found), np.random.default_rng(0), time.monotonic()
         for turn in range(most):
             for at in orders.permutation(len(names)):
@@ -186,7 +187,8 @@ class Application:
                 is_late = time.monotonic() - began_s > 3 * seconds and found[name]
                 if is_late or (not lacking[name] and spent_s > seconds / len(names)):
                     continue
-                if name != free and not self.use(forced, name):
+                if name in lost or (name != free and not self._use_again(forced, name)):
+                    lost.add(name)
                     continue
                 session = self.sessions[free if name == free else forced]
                 self._ask(session, 0)
@@ -199,6 +201,10 @@ class Application:
                     found[name].append(record)
                 lacking[name] = len(self.rows) - len({one["input"] for one in found[name] if one["counts"]})
         return found
+
+    def _use_again(self, name: str, plan: str) -> bool:
+        """Make a session run a plan, which it may have to prove again after a fault."""
+        return self.use(name, plan) or (bool(self.prove(name, [plan], PROVE_S)) and self.use(name, plan))
 
     def run(
         self, name: str, count: int = 1, seconds: float = 1e9, pause_s: float = 0.0
