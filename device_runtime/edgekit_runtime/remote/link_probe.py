@@ -430,7 +430,13 @@ class _Asker:
         self._responder = responder
         plan = OffloadPlan(_PLAN, PlanCosts(0.0, is_measured=True), tail=NO_MODEL)
         server = f"https://{_LOOPBACK}:{responder.port}"
-        options = OffloadOptions(server, ca_file=str(certificate), plan=_PLAN, timeout_s=_REQUEST_LIMIT_S)
+        options = OffloadOptions(
+            server,
+            ca_file=str(certificate),
+            timeout_s=_REQUEST_LIMIT_S,
+            probe_bytes_per_hour=0,  # the responder takes one connection
+            plan=_PLAN,
+        )
         self._session = RemoteSession(_make_package(), CutTable((plan,)), options, None, None)
         self._session.wait_for_probe(_REQUEST_LIMIT_S)
         package, local = _make_package(), OffloadPlan(LOCAL, PlanCosts(0.0, is_measured=True))
