@@ -1,15 +1,23 @@
 """A database and brokers elsewhere: several addresses, restarts, lost connections, writers at once."""
 
+import contextlib
 import signal
 import threading
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import String, cast, func, select, text
 
+from edgekit_fleet.access import tokens, users
+from edgekit_fleet.api.repeats import KeyedRequest, begin_request
 from edgekit_fleet.broker.mosquitto import list_brokers
+from edgekit_fleet.operations import records, saved_queries, webhooks
+from edgekit_fleet.operations.running import open_authority
+from edgekit_fleet.releases.repository import open_repository
+from edgekit_fleet.simulation.filled_store import fill_store
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import open_store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.tables import SHARDS, AuditRow, DeviceRow, FailureRow, Table
 from edgekit_runtime.errors import ConfigError, OutputError
 
 
@@ -75,3 +83,101 @@ def test_settings_keep_brokers_and_database(tmp_path):
     folder.write_settings(settings)
     assert folder.read_settings() == settings
     assert list_brokers(settings) == (("a.example", 8883), ("::1", 8884))
+
+
+@pytest.fixture
+def full(tmp_path):
+    """The folder of a fleet on SQLite with rows in every table that a fleet fills."""
+    folder, settings = FleetFolder(tmp_path / "old"), FleetSettings()
+    folder.write_settings(settings)
+    open_authority(folder, settings)
+    open_repository(folder).create(1_700_000_000.0)
+    store = folder.open_store()
+    fill_store(store, 60)
+    with store.transaction() as session:
+        users.add_user(session, "ann", "correct horse battery", "admin", actor="root")
+        tokens.add_token(session, "ci", ["read"], actor="ann")
+        session.add(FailureRow(key_sha256="0" * 64, begun_at=1.5, count=3))
+        session.execute(text("UPDATE devices SET reported = 'null' WHERE name = 'd1' OR reported IS NULL"))
+        session.execute(text("UPDATE shards SET epoch = number * 3"))
+        name = session.scalars(select(DeviceRow.name).limit(1)).one()
+        audit.record(session, "ann", "device.tag", name, tags={"käse": "\u2603 \0"}, share=0.1)
+        session.execute(
+            text("UPDATE devices SET reported = NULL, sequence = :n WHERE name = :d"),
+            {"n": 1 << 40, "d": name},
+        )
+    begin_request(store, KeyedRequest("token:ci", "k", "0" * 64), 5.0)
+    webhooks.add_webhook(store, "chat", "https://chat.example/", [], actor="ann")
+    saved_queries.save(store, "mine", "class=rpi5", "ann")
+    store.close()
+    return folder
+
+
+def read_all(store):
+    """Return table -> its rows as text; JSON as it is stored."""
+    with store.snapshot() as session:
+        found = {}
+        for table in Table.metadata.sorted_tables:
+            columns = [cast(each, String) if str(each.type) == "JSON" else each for each in table.columns]
+            found[table.name] = sorted(map(repr, session.execute(select(*columns)).all()))
+    return found
+
+
+def test_store_moves_from_sqlite_to_postgresql_with_every_row(full, postgresql_url, tmp_path):
+    records.back_up(full, tmp_path / "fleet.backup")
+    new = FleetFolder(tmp_path / "new")
+    records.restore(new, tmp_path / "fleet.backup", postgresql_url)
+    assert new.read_settings() == FleetSettings(store_url=postgresql_url)
+    assert not new.database.exists()
+    with contextlib.closing(full.open_store()) as before, contextlib.closing(new.open_store()) as after:
+        rows, moved = read_all(before), read_all(after)
+        with after.transaction() as session:
+            assert audit.find_break(session) is None
+            newest = session.scalars(select(AuditRow).order_by(AuditRow.number.desc())).first()
+            assert (newest.action, newest.number) == ("fleet.restore", len(rows["audit"]) + 1)
+            audit.record(session, "ann", "device.tag", "d1")
+    told = [each for each in moved["audit"] if each not in rows["audit"]]
+    moved["audit"] = [each for each in moved["audit"] if each not in told]
+    empty = {name for name, each in rows.items() if not each}
+    rows.pop("managers"), moved.pop("managers")
+    assert moved == rows
+    assert empty <= {
+        "managers",
+        "logins",
+        "known_addresses",
+        "enrolment_codes",
+        "rollouts",
+        "rollout_members",
+    }
+
+
+def test_store_is_not_moved_into_one_that_holds_a_fleet(full, postgresql_url, tmp_path):
+    other = open_store(postgresql_url)
+    with other.transaction() as session:
+        audit.record(session, "ann", "device.tag", "d1")
+    records.back_up(full, tmp_path / "fleet.backup")
+    new = FleetFolder(tmp_path / "new")
+    with pytest.raises(ConfigError, match="holds a fleet already"):
+        records.restore(new, tmp_path / "fleet.backup", postgresql_url)
+    assert not new.path.exists()
+    with other.snapshot() as session:
+        assert session.scalar(select(func.count()).select_from(DeviceRow)) == 0
+        assert session.scalar(text("SELECT count(*) FROM shards")) == SHARDS
+    other.close()
+
+
+def test_store_whose_audit_log_was_changed_is_not_moved(full, postgresql_url, tmp_path):
+    store = full.open_store()
+    with store.transaction() as session:
+        session.execute(text("DROP TRIGGER audit_no_update"))
+        session.execute(text("UPDATE audit SET actor = 'eve' WHERE number = 2"))
+    store.close()
+    records.back_up(full, tmp_path / "fleet.backup")
+    with pytest.raises(ConfigError, match="broken at entry 2"):
+        records.restore(FleetFolder(tmp_path / "new"), tmp_path / "fleet.backup", postgresql_url)
+
+
+def test_store_is_moved_to_postgresql_only(full, tmp_path):
+    records.back_up(full, tmp_path / "fleet.backup")
+    with pytest.raises(ConfigError, match="expected postgresql://"):
+        records.restore(FleetFolder(tmp_path / "new"), tmp_path / "fleet.backup", "sqlite:///new.db")

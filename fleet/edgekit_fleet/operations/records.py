@@ -1,6 +1,7 @@
 """The audit log, and backups of a whole fleet."""
 
 import contextlib
+import dataclasses
 import os
 import sqlite3
 import tarfile
@@ -16,7 +17,8 @@ from sqlalchemy import delete, select
 
 from edgekit_fleet.releases.repository import open_repository
 from edgekit_fleet.store import audit
-from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.copying import copy_store
+from edgekit_fleet.store.database import Store, open_store
 from edgekit_fleet.store.fleet_folder import FleetFolder
 from edgekit_fleet.store.tables import AuditRow, ManagerRow
 from edgekit_runtime.dataclass_json import Range
@@ -127,15 +129,23 @@ def back_up(folder: FleetFolder, path: Path) -> None:
         raise OutputError(f"cannot write the backup {path}: {cause}") from cause
 
 
-def restore(folder: FleetFolder, path: Path) -> None:
+def restore(folder: FleetFolder, path: Path, database: str = "") -> None:
     """Make a fleet of a backup; the folder must not hold one.
 
     With a database that others run, this is also how a further manager gets the folder.
 
+    Args:
+        folder: an empty one.
+        path: of the backup.
+        database: URL of PostgreSQL, where the store is from now on. A store that the backup holds is copied
+            into it; else it must be there.
+
     Raises:
-        ConfigError: the folder holds a fleet, or the file is no backup.
-        OutputError: the folder cannot be written.
+        ConfigError: the folder holds a fleet, or the file is no backup; the database holds one already.
+        OutputError: the folder or the database cannot be written.
     """
+    if database and not database.startswith(("postgresql://", "postgres://")):
+        raise ConfigError("the database is not one of PostgreSQL: expected postgresql://USER@HOST/NAME")
     if folder.path.exists() and any(folder.path.iterdir()):
         raise ConfigError(f"{folder.path} is not empty; move it away, or choose another folder with --folder")
     try:
@@ -143,7 +153,7 @@ def restore(folder: FleetFolder, path: Path) -> None:
             names = archive.getnames()
             if "fleet.json" not in names:
                 raise ConfigError(f"{path} is no backup of a fleet")
-            _restore(folder.path, archive, path.name)
+            _restore(folder.path, archive, path.name, database)
     except (tarfile.TarError, EOFError, zlib.error) as cause:
         raise ConfigError(f"{path} is no backup of a fleet: {cause}") from cause
     except OSError as cause:
@@ -158,16 +168,26 @@ def _copy_store(path: Path, copy: Path) -> None:
         source.backup(target)
 
 
-def _restore(path: Path, archive: tarfile.TarFile, name: str) -> None:
+def _restore(path: Path, archive: tarfile.TarFile, name: str, database: str) -> None:
     """Extract a fleet beside `path`, and give it that name once it is whole."""
     make_folders(path.parent)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
         archive.extractall(temporary, filter="data")
         made = FleetFolder(Path(temporary))
-        if not made.read_settings().store_url:
-            with contextlib.closing(made.open_store()) as store, store.transaction() as session:
-                session.execute(delete(ManagerRow))  # those that ran when the backup was made
-                audit.record(session, "restore", "fleet.restore", name)
+        settings = made.read_settings()
+        if not settings.store_url:
+            with contextlib.closing(made.open_store()) as store:
+                if database:
+                    with contextlib.closing(open_store(database)) as target:
+                        copy_store(store, target, actor="restore", subject=name)
+                else:
+                    with store.transaction() as session:
+                        session.execute(delete(ManagerRow))  # those that ran when the backup was made
+                        audit.record(session, "restore", "fleet.restore", name)
+        if database:
+            made.write_settings(dataclasses.replace(settings, store_url=database))
+            for old in made.path.glob(f"{_DATABASE}*"):
+                old.unlink()
         os.sync()
         DISK.replace(made.path, path)
         DISK.sync_folder(path.parent)

@@ -16,17 +16,25 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
 
 @click.command("restore")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--database",
+    default="",
+    metavar="URL",
+    help="PostgreSQL for the store from now on; a store in FILE is copied into it.  [default: as before]",
+)
 @folder_option
 @as_json_option
-def command(file: Path, *, path: Path | None, as_json: bool) -> None:
-    """Make a fleet of the backup FILE, in an empty folder. Never run two managers of one fleet.
+def command(file: Path, *, database: str, path: Path | None, as_json: bool) -> None:
+    """Make a fleet of the backup FILE, in an empty folder. Never run the old and the new one at once.
+
+    With --database this is the way from SQLite to PostgreSQL.
 
     Devices that have moved on since keep what they have; the manager takes their numbers over.
     """
     folder = find_folder(path)
     from edgekit_fleet.operations import records
 
-    records.restore(folder, file)
+    records.restore(folder, file, database)
     if as_json:
         print_json({"folder": str(folder.path)})
     else:
