@@ -123,6 +123,24 @@ def test_forged_replayed_and_foreign_documents_change_nothing(fleet):
     asyncio.run(run())
 
 
+def test_device_that_states_too_many_events_is_named_in_the_audit_log(fleet):
+    async def run():
+        device = fleet.device("d1").enrol()
+        await device.connect()
+        await eventually(lambda: device.desired)
+        for number in range(13):
+            device.sequence += 1
+            text = f"number {number}"
+            device.send("event", Event(device="d1", sequence=device.sequence, kind="a", text=text, at=0.0))
+        await eventually(lambda: fleet.loop.inbox.refused["flood"] == 3)
+        await eventually(lambda: "alarm.events" in actions(fleet, "d1"))
+        found = actions(fleet, "d1")
+        assert (found.count("device.event"), found.count("alarm.events")) == (10, 1)
+        await device.disconnect()
+
+    asyncio.run(run())
+
+
 def test_late_last_will_of_an_old_connection_is_ignored(fleet):
     async def run():
         device = fleet.device("d1").enrol()
@@ -250,6 +268,39 @@ def test_manager_that_was_replaced_stops(fleet):
     while fleet.failure is None and time.monotonic() < limit:
         time.sleep(0.05)
     assert isinstance(fleet.failure, UnavailableError)
+
+
+def test_turn_that_failed_after_a_balance_is_done_again(fleet, monkeypatch):
+    """A restart of the database may fall into a balance, and the next one into the turn after it."""
+    loop, moments = fleet.loop, []
+    balance, write = loop.shards.balance, loop.inbox.write
+
+    def fail_balance_once(*arguments, **options):
+        if moments == ["begin"]:
+            moments.append("balance failed")
+            loop.inbox.put("ek/v1/d/d1/event", event)
+            raise OutputError("the database was stopped")
+        return balance(*arguments, **options)
+
+    def fail_write_once(*arguments):
+        has_ended = write(*arguments)
+        if moments[-1:] == ["balance failed"] and not loop.inbox.is_empty:
+            moments.append("turn failed")
+            raise OutputError("the database was stopped again")
+        return has_ended
+
+    device = fleet.device("d1").enrol()
+    event = Event(device="d1", sequence=1, kind="fallback", text="once", at=0.0)
+    event = seal(event, "event", device.key)
+    monkeypatch.setattr(loop.shards, "balance", fail_balance_once)
+    monkeypatch.setattr(loop.inbox, "write", fail_write_once)
+    moments.append("begin")
+
+    async def run():
+        await eventually(lambda: moments[-1] == "turn failed")
+        await eventually(lambda: actions(fleet, "d1").count("device.event") == 1, 5)
+
+    asyncio.run(run())
 
 
 def test_turns_whose_commits_were_not_confirmed_count_once(fleet, monkeypatch):

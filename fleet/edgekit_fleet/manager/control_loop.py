@@ -181,17 +181,17 @@ class ControlLoop:
             UnavailableError: another manager has taken over.
             OutputError: the store cannot be written.
         """
-        now, clock = time.time(), time.monotonic()
+        if self._unsure is not None:
+            self._settle()
         if self._is_balancing:
-            self._balance(now)
+            self._balance(time.time())
+        now, clock = time.time(), time.monotonic()  # not that of the balance: it marks this turn alone
         limit = _MESSAGES_BESIDE_A_WAVE if self._has_more else _MESSAGES_A_TURN
         unknown = self.inbox.list_unknown(limit)
-        if unknown or self._unsure is not None:
+        if unknown:
             with self._store.concurrent_transaction() as session:
-                if self.shards.check(session).turned_at == self._unsure:
-                    self.inbox.forget()
+                self.shards.check(session)
                 self.index.load(session, unknown)
-            self._unsure = None
         self._hellos += [hello.device for hello in self.inbox.take(now, limit)]
         self._unsure = now  # the connection may be lost while the database commits
         with self._store.concurrent_transaction() as session:
@@ -220,6 +220,14 @@ class ControlLoop:
         if clock - self._kept_at >= _UPKEEP_S:
             self._kept_at = clock
             await self._keep_up(now)
+
+    def _settle(self) -> None:
+        """Forget what the turn wrote whose commit was not confirmed, if it was committed."""
+        with self._store.concurrent_transaction() as session:
+            was_committed = self.shards.check(session).turned_at == self._unsure
+        if was_committed:
+            self.inbox.forget()
+        self._unsure = None
 
     def _balance(self, now: float) -> None:
         """State that this manager is there, and take or leave shards."""

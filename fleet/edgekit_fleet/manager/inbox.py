@@ -343,6 +343,8 @@ class Inbox:
                 )
             else:
                 self.refused["flood"] += 1
+                text = f"states more than {_EVENTS_A_MINUTE} events a minute: the rest is dropped"
+                self._alarm(device, "alarm.events", text, now)
         return True
 
     def _alarm(self, device: KnownDevice, action: str, text: str, now: float) -> None:
