@@ -111,6 +111,12 @@ class Page:
         )
         self.send("Input.insertText", text=text)
 
+    def choose_files(self, selector: str, *paths: Path) -> None:
+        """Choose files in a field for them."""
+        field = self.send("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")
+        names = [str(path) for path in paths]
+        self.send("DOM.setFileInputFiles", files=names, objectId=field["result"]["objectId"])
+
     def choose(self, selector: str, value: str) -> None:
         """Choose a value of a list."""
         self.run(
