@@ -27,6 +27,7 @@ COMPLETION_VARIABLE = "_EDGEKIT_COMPLETE"  # set by the scripts that `edgekit co
 COMMANDS = {
     "package": "Turn a model into a signed package that keeps a budget.",
     "targets": "List the targets, or show one.",
+    "profile": "Measure a device, so that latency on it can be predicted.",
     "inspect": "Show what a package holds.",
     "verify": "Check a package's form, digests and signature.",
     "run": "Run a verified package on its golden inputs or on yours.",

@@ -30,7 +30,7 @@ from edgekit_runtime.remote.cut_table import Compression
 from edgekit_runtime.remote.link_probe import RequestCost, average_middle, measure_request
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings, with_weights
-from edgekit_runtime.system.processor_speed import MOST_WAITING, SpeedGate
+from edgekit_runtime.system.processor_speed import MOST_WAITING, SpeedGate, time_fixed_work
 from edgekit_runtime.tensors import DTYPES, Array
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ _MIN_ROUNDS: Final = 5
 _MAX_ROUNDS: Final = 2000
 _WARMUP_ROUNDS: Final = 3
 _IN_A_ROW: Final = 5
+_BATCH_S: Final = 0.03
 _FIND_SPEED_S: Final = 1.2
 # Before a run: a request comes after a while, and finds caches, TLBs and branch predictors in use by others.
 # Small models then take 1.4 to 2.6 times as long as runs in a row, processor time too, whether the processor
@@ -57,6 +58,7 @@ _TRUNCATED_S: Final = (
     0.5e-6  # onnxruntime cuts times to whole microseconds, which takes half of one on average
 )
 
+JobKind: TypeAlias = Literal["profile", "time", "batch"]
 _Quota: TypeAlias = Annotated[float, Range(0, 1e4)]
 _Seconds: TypeAlias = Annotated[float, Range(0, 86400)]
 
@@ -117,7 +119,8 @@ class Job:
     """What to measure.
 
     Attributes:
-        kind: `profile` for the kernels of the one graph, `time` for whole runs of all, five in a row in turn.
+        kind: `profile` for the kernels of the one graph; `time` for whole runs of all, five in a row in turn;
+            `batch` for the mean of runs that follow one another without a pause, of all in turn.
         graphs: the graphs.
         blob_bytes: size of each blob.
         seconds: time limit, kept approximately; loading is not counted. Runs at another than the usual speed
@@ -127,7 +130,7 @@ class Job:
             processor hardly ever has that speed, times at another one count.
     """
 
-    kind: Literal["profile", "time"]
+    kind: JobKind
     graphs: tuple[JobGraph, ...]
     blob_bytes: tuple[int, ...]
     seconds: _Seconds = 10.0
@@ -162,7 +165,7 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Time of one run after a pause of 20 ms.
+    """Time of one run, after a pause of 20 ms unless it is one of a batch.
 
     Attributes:
         seconds: the mean of the middle half of the runs, at one speed of the processor; of all, where the
@@ -267,6 +270,8 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
             request = measure_request(PAUSE_S, job.seconds * _REQUEST_SHARE, gate, facts.quota or 1.0)
             return replace(measured, machine=replace(facts, usual_s=gate.usual_s), request=request)
         runs = [_open_half(graph, blobs, Path(folder), number) for number, graph in enumerate(job.graphs)]
+        if job.kind == "batch":
+            return Measured(facts, _time_batches(runs, gate.usual_s, job.seconds))
         clocks, has_waits = [_Clock(run, gate) for run in runs], _has_waits(facts, job)
         orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds * MOST_WAITING
         for run in runs * _WARMUP_ROUNDS:
@@ -306,7 +311,7 @@ def describe_machine(quota: float | None = None) -> MachineFacts:
     with contextlib.suppress(OSError, AttributeError):
         load = os.getloadavg()[0]
     return MachineFacts(
-        cpu=_find_cpu(),
+        cpu=find_cpu(),
         system=f"{platform.system()} {platform.machine()}",
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         quota=_find_quota() if quota is None else quota,
@@ -316,7 +321,7 @@ def describe_machine(quota: float | None = None) -> MachineFacts:
     )
 
 
-def _find_cpu() -> str:
+def find_cpu() -> str:
     """Return the processor by the name that the kernel or the device tree has for it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -607,6 +612,33 @@ class _Clock:
     def rounds(self) -> int:
         """How many runs there were, at any speed."""
         return len(self.seconds) + len(self.others)
+
+
+def _time_batches(
+    runs: Sequence[Callable[[], object]], usual_s: float, seconds: float
+) -> tuple[Timing, ...]:
+    """Return the mean time of a run in batches, at the usual speed of the processor.
+
+    A batch is long enough to be compared with a piece of fixed work beside it, so batches at any speed count.
+    """
+    repeats = []
+    for run in runs:
+        begin, count = time.perf_counter(), 0
+        while not count or time.perf_counter() - begin < _BATCH_S:
+            run()
+            count += 1
+        repeats.append(count)
+    found: list[list[float]] = [[] for _ in runs]
+    orders, until_s = np.random.default_rng(0), time.monotonic() + seconds
+    while len(found[-1]) < _MIN_ROUNDS or (time.monotonic() < until_s and len(found[-1]) < _MAX_ROUNDS):
+        for number in orders.permutation(len(runs)):
+            runs[number]()  # the others have used the caches
+            begin = time.perf_counter()
+            for _ in range(repeats[number]):
+                runs[number]()
+            each_s = (time.perf_counter() - begin) / repeats[number]
+            found[number].append(each_s * usual_s / time_fixed_work())
+    return tuple(replace(_summarise(times), usual_s=usual_s) for times in found)
 
 
 def _lacks_rounds(clocks: Sequence[_Clock], seconds: float, until_s: float) -> bool:

@@ -39,12 +39,12 @@ class SpeedGate:
         times = []
         for _ in range(math.ceil(seconds / _PAUSE_S)):
             time.sleep(_PAUSE_S)
-            times.append(_time_work())
+            times.append(time_fixed_work())
         self.usual_s = max(times, key=lambda one: sum(_is_near(other, one) for other in times))
 
     def check(self) -> bool:
         """Return whether the speed is the usual one, and was that at the last call."""
-        before_s, self.now_s = self.now_s, _time_work()
+        before_s, self.now_s = self.now_s, time_fixed_work()
         return _is_near(before_s, self.usual_s) and _is_near(self.now_s, self.usual_s)
 
 
@@ -52,8 +52,8 @@ def _is_near(seconds: float, usual_s: float) -> bool:
     return abs(seconds - usual_s) <= _TOLERANCE * usual_s
 
 
-def _time_work() -> float:
-    """Return the least processor time of the fixed work, in which waiting for a processor does not count."""
+def time_fixed_work() -> float:
+    """Return the least processor time of a fixed piece of work; waiting for a processor does not count."""
     least_s = math.inf
     for _ in range(_TIMES):
         begin_s, total = time.thread_time(), 0

@@ -21,7 +21,7 @@ from edgekit_offload.profiling.model_profile import KernelTime, Label, ModelProf
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError, CutError
-from edgekit_runtime.remote.measure import Job, JobGraph, JobInput, Measured, Timing, TransferCoding
+from edgekit_runtime.remote.measure import Job, JobGraph, JobInput, JobKind, Measured, Timing, TransferCoding
 from edgekit_runtime.system.child_process import describe_end, run_program
 from edgekit_runtime.tensors import Array
 
@@ -233,7 +233,25 @@ def time_models(
     return machine.run(*_make_job("time", graphs, seconds)).timings
 
 
-def _make_job(kind: str, graphs: Sequence[RunnableGraph], seconds: float) -> tuple[Job, list[memoryview]]:
+def time_batches(
+    machine: Machine, graphs: Sequence[RunnableGraph], *, seconds: float = 10.0
+) -> Measured:
+    """Return the mean time of one run of each graph where runs follow one another, and the machine's state.
+
+    Args:
+        machine: where to measure.
+        graphs: at least one.
+        seconds: how long to measure.
+
+    Raises:
+        CutError: the machine does not work, or refused a graph or its inputs.
+    """
+    return machine.run(*_make_job("batch", graphs, seconds))
+
+
+def _make_job(
+    kind: JobKind, graphs: Sequence[RunnableGraph], seconds: float
+) -> tuple[Job, list[memoryview]]:
     """Return a job and its blobs; what several graphs share is sent once."""
     blobs: list[memoryview] = []
     places: dict[int, int] = {}  # id of an object that `graphs` keep alive -> number of its blob
@@ -254,5 +272,5 @@ def _make_job(kind: str, graphs: Sequence[RunnableGraph], seconds: float) -> tup
         weights = {location: place(content) for location, content in graph.weights.items()}
         model = place(graph.content) if graph.content else None
         made.append(JobGraph(model, graph.options, weights, tuple(inputs), graph.coding))
-    job = Job("profile" if kind == "profile" else "time", tuple(made), tuple(map(len, blobs)), seconds)
+    job = Job(kind, tuple(made), tuple(map(len, blobs)), seconds)
     return job, blobs

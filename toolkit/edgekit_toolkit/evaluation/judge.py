@@ -6,10 +6,13 @@ from functools import partial
 
 from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_latency
+from edgekit_toolkit.costs.device_transfer import predict_latency_s
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.costs.target_model import NodeCost, model_cost
+from edgekit_toolkit.measurement.host_run import find_foreign_profile, measure_host_run
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_engine_bytes, measure_model_memory
 from edgekit_toolkit.models.model import Model, Runner
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.spec import Target
 
@@ -25,20 +28,36 @@ def measure_latencies(runs: Sequence[Runner], feeds: Feeds) -> list[Latency]:
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """Latency and energy on the target, modelled; None if the model's work cannot be counted."""
+    """Latency and energy on the target, modelled.
+
+    Attributes:
+        latency_ms, energy_mj: of one inference; None if the model's work cannot be counted.
+        uncertainty: factor by which the ratio of two latencies of this kind may be off.
+    """
 
     latency_ms: float | None
     energy_mj: float | None
+    uncertainty: float
 
 
-def model_on_target(model: Model, target: Target, dims: Mapping[str, int]) -> Modelled:
-    """Return latency and energy of one inference on the target, modelled."""
+def model_on_target(model: Model, target: Target, dims: Mapping[str, int], feeds: Feeds) -> Modelled:
+    """Return latency and energy of one inference on the target, modelled.
+
+    By the profile of the target where it has one that was made on this machine, else by the roofline.
+    """
+    transfer = target.transfer
+    if transfer is not None and isinstance(model, OnnxModel) and find_foreign_profile(transfer) is None:
+        run = measure_host_run(model.proto, feeds, work_s=transfer.work.value)
+        latency_s = predict_latency_s(run, {kind: one.value for kind, one in transfer.ratios.items()})
+        mode = target.power.mode(target.power.default_mode)
+        return Modelled(latency_s * 1e3, mode.active.value * latency_s * 1e3, transfer.uncertainty.value)
+    uncertainty = target.costs.form_uncertainty
     try:
         work = model.node_costs(dims, float_outputs=target.backend.default == "tensorrt")
     except ModelError:
-        return Modelled(None, None)
+        return Modelled(None, None, uncertainty)
     cost = model_cost(work, target)
-    return Modelled(cost.latency_s * 1e3, cost.energy_j * 1e3)
+    return Modelled(cost.latency_s * 1e3, cost.energy_j * 1e3, uncertainty)
 
 
 def cost_of_nodes(model: Model, dims: Mapping[str, int]) -> list[NodeCost]:

@@ -52,7 +52,7 @@ def draft_packages(
     for place, (one, latency) in enumerate(zip(candidates, own_latencies, strict=True)):
         score = scores.choosing.of(place)
         confirmation = None if scores.confirmation is None else scores.confirmation.of(place)
-        modelled = model_on_target(one.model, target, dims)
+        modelled = model_on_target(one.model, target, dims, prepared.feeds[0])
         memory = find_memory(one.model, target, dims, prepared.feeds[0])
         figures = {
             **_figures(one, prepared, memory),
@@ -71,7 +71,7 @@ def draft_packages(
             f"C{place}",
             one.label,
             costs,
-            latency_uncertainty=1.0 if here else target.costs.form_uncertainty,
+            latency_uncertainty=1.0 if here else modelled.uncertainty,
             host_ratio=latency.ratio_to(source_latency),
             host_uncertainty=ratio_uncertainty(latency, source_latency),
         )

@@ -172,7 +172,7 @@ class Run:
         modelled = own_ms / floats_ms if own_ms is not None and floats_ms else None
         return FloatRatio(
             modelled=None if measures_here(target) else modelled,
-            uncertainty=target.costs.form_uncertainty,
+            uncertainty=candidate.modelled.uncertainty,
             here=candidate.latency.ratio_to(floats.latency),
             here_to_source=candidate.latency.ratio_to(self.source_latency),
         )

@@ -5,6 +5,7 @@ import platform
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_toolkit.measurement.arithmetic import instruction_set, measures_here
+from edgekit_toolkit.measurement.host_run import find_foreign_profile
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.attachments import class_names, find_labels_problem
 from edgekit_toolkit.pipeline.prepare import list_sizes
@@ -48,6 +49,12 @@ def find_warnings(run: Run) -> list[str]:
         )
         notes.append(
             "memory is estimated for the onnxruntime fallback; TensorRT's CUDA context is not modelled"
+        )
+    transfer = request.target.transfer
+    if transfer is not None and (foreign := find_foreign_profile(transfer)) is not None:
+        notes.append(
+            f"the profile of {request.target.name} was made {foreign}, so latency is modelled from its"
+            " coefficients; profile the device from this machine: edgekit profile --on"
         )
     if run.load.is_heavy:
         notes.append(

@@ -21,7 +21,7 @@ from edgekit_toolkit.targets.spec import NAME_PATTERN, Target
 _toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 _OURS = Path(__file__).parent
-_SCHEMA = 1
+SCHEMA = 1
 
 
 def find_user_targets() -> Path:
@@ -86,8 +86,8 @@ def read_target(path: Path) -> Target:
     except (_toml.TOMLDecodeError, UnicodeDecodeError) as error:
         raise TargetError(f"{path}: expected TOML, got {error}") from error
     schema = document.pop("schema", None)
-    if type(schema) is not int or schema != _SCHEMA:
-        raise TargetError(f"{path}: schema is {schema!r}, expected {_SCHEMA}")
+    if type(schema) is not int or schema != SCHEMA:
+        raise TargetError(f"{path}: schema is {schema!r}, expected {SCHEMA}")
     try:
         return from_plain(Target, document, error=TargetError)
     except TargetError as error:

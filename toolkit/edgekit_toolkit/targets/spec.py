@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.targets.figures import Figure, Source, check_figures
@@ -19,6 +19,9 @@ Form = Literal["symmetric", "asymmetric"]
 Architecture = Literal["aarch64", "x86_64"]
 BackendName = Literal["ort", "tensorrt", "litert"]
 CodeType = Literal["int8", "uint8"]
+KernelKind = Literal[
+    "conv", "depthwise", "matmul", "int8-conv", "int8-depthwise", "int8-matmul", "recurrent", "other"
+]
 
 NAME_PATTERN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -227,6 +230,41 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """How times of one thread on a host become times on the device; `edgekit profile` measures it.
+
+    It holds on that host only.
+
+    Attributes:
+        host: processor of the host.
+        engine: name and release of the engine on both.
+        work: processor time of the fixed work of `edgekit_runtime.system.processor_speed` on the host, which
+            tells how fast its processor was.
+        ratios: time on the device over time on the host, for each kind of kernel.
+        uncertainty: factor by which a latency may be off either way, at least 1.
+    """
+
+    host: str
+    engine: str
+    work: Figure
+    ratios: Mapping[KernelKind, Figure]
+    uncertainty: Figure
+
+    def __post_init__(self) -> None:
+        check_figures(self, "s", "work")
+        check_figures(self, "1", "uncertainty")
+        if not self.ratios:
+            raise TargetError("ratios: expected at least one kind of kernel, got none")
+        for kind, figure in self.ratios.items():
+            if kind not in get_args(KernelKind):
+                raise TargetError(f"ratios: expected {', '.join(get_args(KernelKind))}, got {kind!r}")
+            if figure.unit != "1" or figure.value == 0:
+                raise TargetError(f"ratios.{kind}: expected a number above 0 of unit '1', got {figure}")
+        if self.uncertainty.value < 1:
+            raise TargetError(f"uncertainty: expected a factor of at least 1, got {self.uncertainty.value}")
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """What a model is compiled for: architecture, backend and device class, with the figures of the class."""
 
@@ -242,6 +280,7 @@ class Target:
     backend: Backend
     costs: Costs
     sources: tuple[Source, ...]
+    transfer: Transfer | None = None
     aliases: tuple[str, ...] = ()
     accelerator: str = ""
     notes: str = ""
@@ -278,11 +317,14 @@ class Target:
             self.power.mode(power_mode)
         except TargetError as error:
             raise TargetError(f"{self.name}: {error}") from error
-        return dataclasses.replace(self, power=dataclasses.replace(self.power, default_mode=power_mode))
+        power = dataclasses.replace(self.power, default_mode=power_mode)
+        # Times were measured in one mode.
+        transfer = self.transfer if power_mode == self.power.default_mode else None
+        return dataclasses.replace(self, power=power, transfer=transfer)
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Each figure with its path, such as `power.modes.25W.active`."""
-        for part in ("memory", "storage", "cpu", "power", "costs"):
+        for part in ("memory", "storage", "cpu", "power", "costs", "transfer"):
             yield from _figures(part, getattr(self, part))
 
     def _check_sources(self) -> None:
@@ -309,6 +351,9 @@ def _figures(path: str, record: object) -> Iterator[tuple[str, Figure]]:
         for mode in record:
             if isinstance(mode, PowerMode):
                 yield from _figures(f"{path}.{mode.name}", mode)
+    elif isinstance(record, Mapping):
+        for key, value in record.items():
+            yield from _figures(f"{path}.{key}", value)
     elif dataclasses.is_dataclass(record):
         for item in dataclasses.fields(record):
             yield from _figures(f"{path}.{item.name}", getattr(record, item.name))

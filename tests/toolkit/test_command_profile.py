@@ -1,0 +1,51 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.toolkit.command_run import invoker
+
+from edgekit_runtime.errors import CutError, TargetError
+from edgekit_toolkit.commands.profile import command
+from edgekit_toolkit.evaluation.judge import model_on_target
+from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.targets.loader import find_user_targets, load_target
+
+invoke = invoker(command)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_a_profiled_machine_becomes_a_target_that_predicts() -> None:
+    result = invoke("--on", "local", "--target", "rpi5", "--seconds", "5", "--json")
+    document = json.loads(result.stdout)
+    assert document["target"] == "rpi5-profiled"
+    target = load_target("rpi5-profiled", [find_user_targets()])
+    assert target.transfer is not None
+    assert target.costs == load_target("rpi5").costs
+    # Not how long it takes: other tests run beside this one.
+    assert set(target.transfer.ratios) == set(document["fit"]["ratios"])
+    assert len(document["networks"]) == len(make_calibration_networks())
+    network = make_calibration_networks()["dense-small"]
+    feeds: Feeds = {"input": np.zeros((1, 48), np.float32)}
+    assert model_on_target(OnnxModel(network), target, {}, feeds).uncertainty == document["uncertainty"]
+
+
+def test_a_machine_or_target_that_does_not_exist_is_refused_before_anything_is_measured(home: Path) -> None:
+    with pytest.raises(CutError, match="nonsense"):
+        invoke("--on", "nonsense", "--target", "rpi5")
+    with pytest.raises(TargetError, match="no target 'rpi9'"):
+        invoke("--on", "local", "--target", "rpi9")
+    assert not home.exists()
+
+
+def test_a_name_that_is_no_name_of_a_target_is_refused_before_anything_is_measured(home: Path) -> None:
+    with pytest.raises(TargetError, match="lower-case words"):
+        invoke("--on", "local", "--target", "rpi5", "--name", "../My Board")
+    assert not home.exists()

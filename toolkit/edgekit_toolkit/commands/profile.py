@@ -1,0 +1,152 @@
+"""`edgekit profile`: measures a device once, so that `edgekit package` predicts latency on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+if TYPE_CHECKING:
+    import onnx
+    from rich.console import Console
+
+    from edgekit_runtime.remote.measure import MachineFacts
+    from edgekit_toolkit.commands.progress import ProgressBar
+    from edgekit_toolkit.costs.device_transfer import FittedRatios, HostRun
+    from edgekit_toolkit.targets.spec import Target
+
+_HOST_SHARE: Final = 0.2  # of the time: the device is the slower one
+_SOURCE: Final = "profile"
+
+
+@click.command("profile")
+@click.option(
+    "--on", "on", metavar="MACHINE", required=True,
+    help="The device: 'ssh:HOST', or 'local@20%' (this machine slowed down, needs root).",
+)  # fmt: skip
+@click.option(
+    "--target", "base", metavar="TARGET", required=True, help="The target that the device is one of."
+)
+@click.option("--name", help="Name of the new target.  [default: TARGET-profiled]")
+@click.option(
+    "--seconds", type=click.FloatRange(5, 3600), default=60.0, show_default=True,
+    help="How long to measure on the device.",
+)  # fmt: skip
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="Write the target file here.  [default: your targets]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    on: str, *, base: str, name: str | None, seconds: float, output: Path | None, as_json: bool
+) -> None:
+    """Measure MACHINE and write a target with which `edgekit package` predicts latency on it.
+
+    The same small networks run on the device and here. How much longer each kind of kernel takes there is
+    fitted on whole networks; the error of networks that the fit has not seen is the uncertainty that reports
+    state. The profile holds for packages that are made on this machine, with this release of the engine.
+
+    A machine named 'ssh:HOST' needs `edgekit[device]` installed, and a login without a password.
+    """
+    import json
+
+    from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_batches
+    from edgekit_runtime.dataclass_json import to_plain
+    from edgekit_runtime.system.processor_speed import SpeedGate
+    from edgekit_toolkit.commands.progress import ProgressBar
+    from edgekit_toolkit.console import open_console
+    from edgekit_toolkit.costs.device_transfer import fit_ratios
+    from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+    from edgekit_toolkit.targets.loader import find_user_targets, load_target
+    from edgekit_toolkit.targets.writer import write_target
+
+    machine, target = Machine.parse(on), load_target(base, [find_user_targets()])
+    target = replace(target, name=name or f"{target.name}-profiled", aliases=(), transfer=None)
+    networks = make_calibration_networks()
+    with ProgressBar(open_console(stderr=True)) as progress:
+        work_s = SpeedGate().usual_s
+        here = _run_here(networks, work_s, seconds * _HOST_SHARE, progress)
+        progress.show(f"measuring {len(networks)} networks on {on}, about {seconds:.0f} s")
+        graphs = [RunnableGraph(network.SerializeToString()) for network in networks.values()]
+        measured = time_batches(machine, graphs, seconds=seconds)
+    fitted = fit_ratios(list(here.values()), [each.seconds for each in measured.timings])
+    path = output or find_user_targets() / f"{target.name}.toml"
+    write_target(path, _add_transfer(target, measured.machine, fitted, work_s=work_s, label=machine.label))
+    if as_json:
+        document = {
+            "target": target.name,
+            "file": str(path),
+            "machine": to_plain(measured.machine),
+            "label": machine.label,
+            "fit": to_plain(fitted),
+            "uncertainty": fitted.uncertainty,
+            "networks": {
+                network: {"here_s": here[network].whole_s, "there_s": timing.seconds, "error": error}
+                for network, timing, error in zip(networks, measured.timings, fitted.errors, strict=True)
+            },
+        }
+        click.echo(json.dumps(document, indent=2))
+    else:
+        _show(open_console(), target.name, path, fitted, dict(zip(networks, fitted.errors, strict=True)))
+
+
+def _run_here(
+    networks: dict[str, onnx.ModelProto], work_s: float, seconds: float, progress: ProgressBar
+) -> dict[str, HostRun]:
+    from edgekit_runtime.remote.measure import make_inputs
+    from edgekit_toolkit.measurement.host_run import measure_host_run
+    from edgekit_toolkit.models.ort_session import session_for
+
+    found = {}
+    for number, (name, network) in enumerate(networks.items()):
+        progress.show("measuring here", number, len(networks))
+        feeds = make_inputs(session_for(network, threads=1))
+        found[name] = measure_host_run(network, feeds, work_s=work_s, seconds=seconds / len(networks))
+    return found
+
+
+def _add_transfer(
+    target: Target, facts: MachineFacts, fitted: FittedRatios, *, work_s: float, label: str
+) -> Target:
+    """Return a target that also holds the profile."""
+    from edgekit_runtime.remote.measure import describe_machine
+    from edgekit_toolkit.measurement.host_run import engine_name
+    from edgekit_toolkit.targets.figures import Figure, Source
+    from edgekit_toolkit.targets.spec import Transfer
+
+    host = describe_machine()
+
+    def figure(value: float, unit: str) -> Figure:
+        return Figure(value, unit, "measured", _SOURCE)
+
+    source = Source(
+        _SOURCE,
+        f"edgekit profile of {facts.cpu}, {facts.cores} cores ({label}), {facts.engine}",
+        facts.date[:10],
+        derivation=f"{len(fitted.errors)} networks ran on the device and by one thread on {host.cpu}; ratios"
+        " fitted by relative error; uncertainty is the worst network that was left out of the fit",
+    )
+    transfer = Transfer(
+        host=host.cpu,
+        engine=engine_name(),
+        work=figure(work_s, "s"),
+        ratios={kind: figure(ratio, "1") for kind, ratio in fitted.ratios.items()},
+        uncertainty=figure(fitted.uncertainty, "1"),
+    )
+    sources = (*(each for each in target.sources if each.key != _SOURCE), source)
+    return replace(target, transfer=transfer, sources=sources)
+
+
+def _show(console: Console, name: str, path: Path, fitted: FittedRatios, errors: dict[str, float]) -> None:
+    from edgekit_toolkit.console import print_line, print_section
+
+    ratios = [(kind, f"{ratio:.2f} x as long as here") for kind, ratio in sorted(fitted.ratios.items())]
+    print_section(console, "Kernels on the device", ratios)
+    worst = sorted(errors, key=lambda network: -abs(errors[network]))[:5]
+    rows = [(network, f"{errors[network]:+.1%}") for network in worst]
+    print_section(console, "Worst predictions of networks that the fit had not seen", rows)
+    console.print()
+    print_line(console, "Uncertainty:", f"{fitted.uncertainty:.2f} x", indent=0)
+    print_line(console, "Target:", str(path), indent=0)
+    print_line(console, "Next:", f"edgekit package MODEL --target {name}", indent=0)

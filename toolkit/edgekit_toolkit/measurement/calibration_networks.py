@@ -1,0 +1,182 @@
+"""Small networks of random weights whose times tell how a device runs each kind of kernel.
+
+They resemble what runs on devices: stacks of convolutions, separable convolutions, dense layers, attention,
+recurrent and temporal layers; most also with 8-bit codes. They compute nothing of use.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+_OPSET: Final = 17
+_IR_VERSION: Final = 8  # read by every supported release of onnxruntime
+_SCALE: Final = 0.05  # of all codes; the values do not matter
+
+
+def make_calibration_networks() -> dict[str, onnx.ModelProto]:
+    """Return the networks by name; always the same ones."""
+    plans: dict[str, Callable[[_Builder], None]] = {
+        "conv-large": lambda net: _stack(net, channels=32, size=56, layers=4),
+        "conv-middle": lambda net: _stack(net, channels=64, size=28, layers=4),
+        "conv-small": lambda net: _stack(net, channels=16, size=12, layers=4),
+        "separable-large": lambda net: _separable(net, channels=32, size=56, blocks=4),
+        "separable-middle": lambda net: _separable(net, channels=128, size=14, blocks=4),
+        "separable-small": lambda net: _separable(net, channels=16, size=16, blocks=4),
+        "pointwise": lambda net: _stack(net, channels=128, size=28, layers=3, kernel=1),
+        "first-layer": lambda net: _stack(net, channels=3, size=96, layers=1, to=16),
+        "dense": lambda net: _dense(net, width=512, layers=3),
+        "dense-small": lambda net: _dense(net, width=48, layers=3),
+    }
+    networks: dict[str, onnx.ModelProto] = {}
+    for name, plan in plans.items():
+        for codes in (False, True):
+            net = _Builder(codes=codes)
+            plan(net)
+            networks[f"{name}-int8" if codes else name] = net.build()
+    for name, plan in (("temporal", _temporal), ("attention", _attention), ("lstm", _lstm), ("maps", _maps)):
+        net = _Builder(codes=False)
+        plan(net)
+        networks[name] = net.build()
+    return networks
+
+
+@dataclass
+class _Builder:
+    """A network under construction: a chain of nodes.
+
+    Attributes:
+        codes: whether convolutions and dense layers compute with 8-bit codes.
+        last: tensor that the next node reads.
+    """
+
+    codes: bool
+    last: str = "input"
+    shape: tuple[int, ...] = ()
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    weights: list[TensorProto] = field(default_factory=list)
+    values: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def start(self, *shape: int) -> None:
+        """Give the input its shape."""
+        self.shape = shape
+        if self.codes:
+            self.last = self._through_codes(self.last)
+
+    def add(self, op: str, *others: str, **attributes: Any) -> str:
+        """Add a node that reads the last tensor, then `others`; returns its output."""
+        output = f"{op.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, [self.last, *others], [output], name=output, **attributes))
+        self.last = output
+        return output
+
+    def weight(self, *shape: int) -> str:
+        """Add random weights; returns their name."""
+        name = f"weight_{len(self.weights)}"
+        values = self.values.standard_normal(shape).astype(np.float32)
+        if not self.codes:
+            self.weights.append(numpy_helper.from_array(values, name))
+            return name
+        codes = np.clip(values * 40, -127, 127).astype(np.int8)
+        self.weights.append(numpy_helper.from_array(codes, f"{name}_codes"))
+        scale, zero = self._scale(np.int8)
+        self.nodes.append(helper.make_node("DequantizeLinear", [f"{name}_codes", scale, zero], [name]))
+        return name
+
+    def layer(self, op: str, *shape: int, **attributes: Any) -> None:
+        """Add a convolution or dense layer with weights of this shape, and a Relu."""
+        self.add(op, self.weight(*shape), **attributes)
+        self.add("Relu")
+        if self.codes:
+            self.last = self._through_codes(self.last)
+
+    def build(self) -> onnx.ModelProto:
+        """Return the network."""
+        graph = helper.make_graph(
+            self.nodes,
+            "calibration",
+            [helper.make_tensor_value_info("input", TensorProto.FLOAT, self.shape)],
+            [helper.make_tensor_value_info(self.last, TensorProto.FLOAT, None)],
+            self.weights,
+        )
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION
+        )
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True)  # of the output
+
+    def _through_codes(self, tensor: str) -> str:
+        scale, zero = self._scale(np.uint8)
+        self.nodes.append(helper.make_node("QuantizeLinear", [tensor, scale, zero], [f"{tensor}_codes"]))
+        self.nodes.append(
+            helper.make_node("DequantizeLinear", [f"{tensor}_codes", scale, zero], [f"{tensor}_values"])
+        )
+        return f"{tensor}_values"
+
+    def _scale(self, kind: type[np.integer[Any]]) -> tuple[str, str]:
+        scale, zero = "scale", f"zero_{kind.__name__}"
+        for name, value in ((scale, np.float32(_SCALE)), (zero, kind(0))):
+            if all(weight.name != name for weight in self.weights):
+                self.weights.append(numpy_helper.from_array(np.array(value), name))
+        return scale, zero
+
+
+def _stack(
+    net: _Builder, *, channels: int, size: int, layers: int, kernel: int = 3, to: int | None = None
+) -> None:
+    net.start(1, channels, size, size)
+    for _ in range(layers):
+        net.layer("Conv", to or channels, channels, kernel, kernel, pads=[kernel // 2] * 4)
+    net.add("GlobalAveragePool")
+
+
+def _separable(net: _Builder, *, channels: int, size: int, blocks: int) -> None:
+    net.start(1, channels, size, size)
+    for _ in range(blocks):
+        net.layer("Conv", channels, 1, 3, 3, pads=[1] * 4, group=channels)
+        net.layer("Conv", channels, channels, 1, 1)
+    net.add("GlobalAveragePool")
+
+
+def _dense(net: _Builder, *, width: int, layers: int) -> None:
+    net.start(1, width)
+    for _ in range(layers):
+        net.layer("Gemm", width, width)
+
+
+def _temporal(net: _Builder) -> None:
+    net.start(1, 32, 256)
+    for dilation in (1, 2, 4, 8):
+        net.layer("Conv", 32, 32, 3, pads=[dilation] * 2, dilations=[dilation])
+    net.add("GlobalAveragePool")
+
+
+def _attention(net: _Builder) -> None:
+    net.start(1, 64, 96)
+    for _ in range(2):
+        source = net.last
+        keys = net.add("MatMul", net.weight(96, 96))
+        net.last = source
+        turned = net.add("Transpose", perm=[0, 2, 1])
+        net.last = keys
+        net.add("MatMul", turned)
+        net.add("Softmax", axis=-1)
+        net.add("MatMul", source)
+        net.add("Add", source)
+
+
+def _lstm(net: _Builder) -> None:
+    net.start(20, 1, 64)
+    net.add("LSTM", net.weight(1, 512, 64), net.weight(1, 512, 128), hidden_size=128)
+
+
+def _maps(net: _Builder) -> None:
+    net.start(1, 32, 64, 64)
+    for _ in range(2):
+        source = net.last
+        net.add("Sigmoid")
+        net.add("Mul", source)
+        net.add("MaxPool", kernel_shape=[3, 3], pads=[1] * 4)
+        net.add("Add", source)
