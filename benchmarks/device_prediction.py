@@ -46,14 +46,14 @@ def main() -> None:
     everything = networks | models
     work_s = SpeedGate().usual_s
     here = {
-        name: measure_host_run(model, feeds_of(model), work_s=work_s, seconds=0.5)
+        name: measure_host_run(model, feeds_of(model), work_s=work_s, seconds=1.0)
         for name, model in everything.items()
     }
     found = []
     for share in args.share:
         machine = Machine.parse(f"local@{share:.0%}")
         graphs = [RunnableGraph(model.SerializeToString(), {"threads": 1}) for model in everything.values()]
-        measured = time_batches(machine, graphs, seconds=40)
+        measured = time_batches(machine, graphs, seconds=50)
         there = dict(zip(everything, measured.timings, strict=True))
         fitted = fit_ratios([here[name] for name in networks], [there[name].seconds for name in networks])
         print(

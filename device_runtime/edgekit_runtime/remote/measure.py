@@ -614,9 +614,7 @@ class _Clock:
         return len(self.seconds) + len(self.others)
 
 
-def _time_batches(
-    runs: Sequence[Callable[[], object]], usual_s: float, seconds: float
-) -> tuple[Timing, ...]:
+def _time_batches(runs: Sequence[Callable[[], object]], usual_s: float, seconds: float) -> tuple[Timing, ...]:
     """Return the mean time of a run in batches, at the usual speed of the processor.
 
     A batch is long enough to be compared with a piece of fixed work beside it, so batches at any speed count.

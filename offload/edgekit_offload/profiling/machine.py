@@ -233,9 +233,7 @@ def time_models(
     return machine.run(*_make_job("time", graphs, seconds)).timings
 
 
-def time_batches(
-    machine: Machine, graphs: Sequence[RunnableGraph], *, seconds: float = 10.0
-) -> Measured:
+def time_batches(machine: Machine, graphs: Sequence[RunnableGraph], *, seconds: float = 10.0) -> Measured:
     """Return the mean time of one run of each graph where runs follow one another, and the machine's state.
 
     Args:
@@ -249,9 +247,7 @@ def time_batches(
     return machine.run(*_make_job("batch", graphs, seconds))
 
 
-def _make_job(
-    kind: JobKind, graphs: Sequence[RunnableGraph], seconds: float
-) -> tuple[Job, list[memoryview]]:
+def _make_job(kind: JobKind, graphs: Sequence[RunnableGraph], seconds: float) -> tuple[Job, list[memoryview]]:
     """Return a job and its blobs; what several graphs share is sent once."""
     blobs: list[memoryview] = []
     places: dict[int, int] = {}  # id of an object that `graphs` keep alive -> number of its blob
