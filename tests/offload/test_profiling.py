@@ -14,6 +14,7 @@ from edgekit_offload.profiling.machine import (
     RunnableGraph,
     find_overhead,
     profile_kernels,
+    time_batches,
     time_models,
 )
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile, write_profile
@@ -157,7 +158,7 @@ def test_kernels_without_what_profiling_adds_sum_up_to_a_run(
 
 def test_only_the_usual_speed_of_a_processor_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([1.0, 2.0, 1.05, 1.1, 2.1] * 12 + [1.0, 1.1, 2.0, 1.1, 1.0])
-    monkeypatch.setattr(processor_speed, "_time_work", lambda: next(times))
+    monkeypatch.setattr(processor_speed, "time_fixed_work", lambda: next(times))
     gate = processor_speed.SpeedGate()
     assert gate.usual_s == pytest.approx(1.05, abs=0.06)  # the most frequent one
     # Work counts between two looks at that speed.
@@ -170,6 +171,13 @@ def test_rounds_at_another_speed_do_not_keep_a_measurement_from_ending() -> None
     (timing,) = time_models(machine, [graph], seconds=0.1)
     assert timing.rounds >= 5
     assert timing.seconds > 0
+
+
+def test_batches_time_each_graph_at_one_speed() -> None:
+    graph = RunnableGraph((MODELS / "digits_cnn.onnx").read_bytes(), {"threads": 1})
+    measured = time_batches(LOCAL, [graph, graph], seconds=0.1)
+    assert [timing.usual_s for timing in measured.timings] == [measured.machine.usual_s] * 2
+    assert all(timing.rounds >= 5 and timing.seconds > 0 for timing in measured.timings)
 
 
 def test_all_parts_count_at_one_speed_that_the_processor_has() -> None:
