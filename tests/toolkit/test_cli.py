@@ -191,7 +191,9 @@ def test_completion_script_as_json_is_the_same_script(capsys: pytest.CaptureFixt
     assert (found["shell"], found["script"].strip()) == ("bash", script.strip())
 
 
-@pytest.mark.parametrize("name", [name for name in cli.commands if name not in ("fleet", "hil", "keys", "offload")])
+@pytest.mark.parametrize(
+    "name", [name for name in cli.commands if name not in ("fleet", "hil", "keys", "offload")]
+)
 def test_every_command_offers_json(name: str) -> None:
     assert "--json" in CliRunner().invoke(cli, [name, "--help"]).stdout
 
