@@ -6,9 +6,11 @@ Installs the pinned requirements and the wheels of this checkout, without pip it
 device with a read-only root never writes any); the bytecode of every module is then measured separately.
 A kind with an extra, such as "edgekit[device]" or "edgekit[device] onnxruntime==1.31.1", is installed as pip
 does it for a user, with the newest releases that fit and with bytecode. MB are 10^6 bytes of file content.
-What is ours is shown by folder, with the agent of the fleet, which a device install must be able to start.
+What is ours is shown by folder, with the docstrings in it, and with the agent of the fleet, which a device
+install must be able to start.
 """
 
+import ast
 import subprocess
 import sys
 import tempfile
@@ -40,6 +42,20 @@ class Install:
             if path.is_file() and (not within or path.suffix != ".pyc"):
                 sizes[path.relative_to(top).parts[0]] += path.stat().st_size
         return sizes
+
+
+def count_docstrings(folder: Path) -> int:
+    """Return the bytes of docstrings, with their indentation, in the modules of a folder."""
+    found = 0
+    for path in folder.rglob("*.py"):
+        text = path.read_text()
+        lines = text.splitlines(keepends=True)
+        for node in ast.walk(ast.parse(text)):
+            kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+            if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
+                first = node.body[0]
+                found += len("".join(lines[first.lineno - 1 : first.end_lineno]).encode())
+    return found
 
 
 def build_wheels(folder: Path) -> dict[str, Path]:
@@ -143,8 +159,10 @@ def main() -> None:
             )
             for folder_name, size in folders.most_common(8):
                 print(f"  {size / 1e6:6.1f} MB  {folder_name}")
-            rooms = made.bytes_by_folder("edgekit_runtime/").most_common(5)
-            print("  edgekit_runtime:", ", ".join(f"{room} {size / 1e6:.2f} MB" for room, size in rooms))
+            top = made.site_packages / "edgekit_runtime"
+            print(f"  edgekit_runtime, in kB, and its docstrings, {count_docstrings(top) / 1e3:.0f} in all:")
+            for room, size in made.bytes_by_folder("edgekit_runtime/").most_common(12):
+                print(f"  {size / 1e3:6.0f} {count_docstrings(top / room) / 1e3:4.0f}  {room}")
             if kind.startswith("device"):
                 print(f"  the agent starts: {start_agent(made)}")
 
