@@ -24,7 +24,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshBoard]:
         yield board
 
 
-@pytest.fixture(scope="module", params=["constrained", "ssh"])
+@pytest.fixture(scope="module", params=["constrained", "ssh", "arm64-userland", "arm64-booted"])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("bench")
     with pytest.MonkeyPatch.context() as environment, contextlib.ExitStack() as held:

@@ -113,7 +113,9 @@ class Bench:
         return str(getattr(self.power, "power_label", type(self.power).__name__))
 
     def open_folder(self, name: str) -> Device:
-        """Return the device with a folder of that name for its state."""
+        """Return the device with a folder of that name for its state; a snapshot is restored first."""
+        with contextlib.suppress(NoStrategyFoundError):
+            self.target.get_strategy().transition("shell")
         command = self.target.get_active_driver("CommandProtocol")
         transfer = self.target.get_active_driver("FileTransferProtocol")
         return Device(command, transfer, f"{self.home}/{name}", self.file.settings.python)

@@ -1,0 +1,111 @@
+"""The booted ARM64 machine: labgrid's QEMUDriver on disks of its own, copied from those of an image."""
+
+import contextlib
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import attr
+from labgrid.driver import QEMUDriver
+from labgrid.factory import target_factory
+
+from edgekit_hil.images import recipe
+from edgekit_hil.images.image_cache import Image, find_image
+from edgekit_hil.images.programs import require, run_program
+from edgekit_runtime.errors import BenchError
+
+SNAPSHOT: Final = "booted"
+DISKS: Final = ("root", "data")
+_SSH: Final = 22
+
+
+@target_factory.reg_driver
+@attr.s(eq=False)
+class BootedMachineDriver(QEMUDriver):
+    """A machine that boots an image, or goes on from its snapshot.
+
+    Attributes:
+        image: whose disks it boots from; None is the newest one with a snapshot.
+        status: 1 while qemu runs.
+        key: file with the key of root.
+        folder: holds its disks as long as it is active.
+    """
+
+    qemu_bin: str = attr.ib(default="qemu-system-aarch64")
+    machine: str = attr.ib(default="virt")
+    cpu: str = attr.ib(default=recipe.CPU)
+    memory: str = attr.ib(default=recipe.MEMORY)
+    image: Image | None = attr.ib(default=None)
+    status: int
+
+    def on_activate(self) -> None:
+        """Copy the disks.
+
+        Raises:
+            BenchError: qemu or the image is missing.
+        """
+        require("qemu-system-aarch64", "qemu-img", "ssh")
+        image = self.image or find_image(booted=True)
+        self.key, self._boot = image.boot / "id_ed25519", image.boot
+        with contextlib.ExitStack() as undo:
+            self.folder = Path(tempfile.mkdtemp(prefix="edgekit-machine-"))
+            undo.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            for name in DISKS:
+                if self.image is None:
+                    shutil.copy(image.snapshot / f"{name}.qcow2", self.folder)
+                else:
+                    create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw"]
+                    run_program([*create, "-b", image.boot / f"{name}.raw", self.folder / f"{name}.qcow2"])
+            super().on_activate()
+            self._open = undo.pop_all()
+
+    def on_deactivate(self) -> None:
+        """Cut the power and remove the disks."""
+        with self._open:
+            super().on_deactivate()
+
+    def get_qemu_base_args(self) -> list[str]:
+        """Return the command line of qemu; labgrid adds the console and the monitor."""
+        words = [self.qemu_bin, "-machine", self.machine, "-cpu", self.cpu, "-m", self.memory, "-smp", "2"]
+        words += ["-accel", "tcg,thread=multi,tb-size=256", "-nographic", "-nodefaults"]
+        words += ["-kernel", f"{self._boot}/vmlinuz", "-initrd", f"{self._boot}/initrd"]
+        words += ["-append", recipe.KERNEL_ARGUMENTS]
+        for name in DISKS:
+            disk = f"file={self.folder}/{name}.qcow2,format=qcow2,if=none,id={name},cache=unsafe"
+            words += ["-drive", disk, "-device", f"virtio-blk-pci,drive={name}"]
+        words += ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]
+        words += ["-device", "virtio-rng-pci", "-device", "i6300esb", "-action", "watchdog=reset"]
+        return words
+
+    def monitor(self, command: str) -> str:
+        """Return what a command of qemu's own monitor prints.
+
+        Raises:
+            BenchError: it printed an error.
+        """
+        said: str = self.monitor_command("human-monitor-command", {"command-line": command}).strip()
+        if said.startswith("Error"):
+            raise BenchError(f"qemu refuses `{command}`: {said}")
+        return said
+
+    def save(self, snapshot: str) -> None:
+        """Keep the machine as it is now, memory and disks, as a snapshot of that name."""
+        self.monitor(f"savevm {snapshot}")
+
+    def restore(self, snapshot: str) -> None:
+        """Go on from a snapshot; what has been on the disks since is gone."""
+        self.monitor(f"loadvm {snapshot}")
+
+    @QEMUDriver.check_active  # type: ignore[untyped-decorator]
+    def cycle(self) -> None:
+        """Cut the power for a moment: what is not on the disks is lost, and the machine boots from them."""
+        self.monitor_command("system_reset")
+
+    def forward_ssh(self) -> int:
+        """Return a port of this machine that leads to that of ssh there."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port: int = free.getsockname()[1]
+        self.add_port_forward("tcp", "127.0.0.1", port, "", _SSH)
+        return port

@@ -1,0 +1,175 @@
+"""The ARM64 userland: commands in a Debian root for arm64, each program of it under qemu-user.
+
+It shows what programs do, not how long they take: the kernel is this machine's, and no board's.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Final
+
+import attr
+from labgrid.driver import Driver
+from labgrid.driver.commandmixin import CommandMixin
+from labgrid.factory import target_factory
+from labgrid.protocol import CommandProtocol, FileTransferProtocol
+
+import edgekit_runtime
+from edgekit_hil.images import recipe
+from edgekit_hil.images.image_cache import find_image
+from edgekit_hil.images.programs import require
+from edgekit_runtime.errors import BenchError, BenchUnavailableError
+from edgekit_runtime.system.child_process import ChildProcess
+
+_MODULE: Final = "edgekit_hil.drivers.emulated_processes"
+_QEMU: Final = "qemu-aarch64-static"
+_LEAST_KERNEL: Final = (6, 7)  # binfmt_misc of a user namespace
+_START_S: Final = 20.0
+_POLL_S: Final = 0.02
+_COMMAND_LIMIT_S: Final = 60.0
+
+
+def require_userland() -> None:
+    """Do nothing if this machine can run programs for arm64.
+
+    Raises:
+        BenchUnavailableError: its kernel is too old, nobody is root here, or qemu is missing.
+    """
+    require(_QEMU, "nsenter")
+    if os.geteuid():
+        raise BenchUnavailableError("the ARM64 userland needs root: it mounts file systems in namespaces")
+    release = os.uname().release
+    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
+    if numbers < _LEAST_KERNEL:
+        raise BenchUnavailableError(
+            f"the ARM64 userland needs Linux 6.7 or newer, this is {release}: an older kernel would"
+            " register the emulator for the whole machine"
+        )
+
+
+@target_factory.reg_driver
+@attr.s(eq=False)
+class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
+    """Runs commands in the root of the newest image; what they change is gone afterwards.
+
+    Attributes:
+        cpu: the processor, as qemu names it.
+        read_only: folders of this machine that are there at the same path.
+    """
+
+    cpu: str = attr.ib(default=recipe.CPU)
+    read_only: list[str] = attr.ib(factory=lambda: [str(Path(edgekit_runtime.__file__).parents[1])])
+
+    def on_activate(self) -> None:
+        """Make the namespaces; a failure leaves nothing behind.
+
+        Raises:
+            BenchUnavailableError: see `require_userland`; or there is no image.
+        """
+        require_userland()
+        root = find_image(booted=False).root
+        with contextlib.ExitStack() as undo:
+            self._folder = Path(tempfile.mkdtemp(prefix="edgekit-userland-"))
+            undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            upper, work = self._folder / "upper", self._folder / "work"
+            upper.mkdir()
+            work.mkdir()
+            words = [str(shutil.which(_QEMU)), str(root), str(upper), str(work), *self.read_only]
+            child = undo.enter_context(ChildProcess(_MODULE, *words, output="keep"))
+            self._pid = _wait_ready(child)
+            self._open = undo.pop_all()
+
+    def on_deactivate(self) -> None:
+        """End every program there and remove what they wrote."""
+        self._open.close()
+
+    @Driver.check_active  # type: ignore[untyped-decorator]
+    def run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:
+        """Return output, errors and exit code of a command of the shell."""
+        return self._run(cmd, timeout=timeout)
+
+    def _run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            try:
+                done = subprocess.run(
+                    [*self._enter(), "/bin/sh", "-c", cmd],
+                    check=False,
+                    timeout=timeout or _COMMAND_LIMIT_S,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=errors,
+                )
+            except subprocess.TimeoutExpired as cause:
+                raise BenchError(f"`{cmd[-200:]}` did not end within {timeout} s") from cause
+            texts = []
+            for file in (output, errors):
+                file.seek(0)
+                texts.append(file.read().decode(errors="replace").splitlines())
+        return texts[0], texts[1], done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+    def _enter(self) -> list[str]:
+        """Return the words before a command that runs it there."""
+        variables = {
+            "HOME": "/root",
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LC_ALL": "C.UTF-8",
+            "PYTHONPATH": ":".join(self.read_only),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "QEMU_CPU": self.cpu,
+        }
+        enter = ["nsenter", f"--target={self._pid}", "--user", "--mount", "--pid", "--root", "--wd"]
+        return [
+            *enter,
+            "/usr/bin/env",
+            "-i",
+            "--chdir=/root",
+            *(f"{name}={text}" for name, text in variables.items()),
+        ]
+
+    @Driver.check_active  # type: ignore[untyped-decorator]
+    def get_status(self) -> int:
+        """Return 1: it is always there."""
+        return 1
+
+    @Driver.check_active  # type: ignore[untyped-decorator]
+    def put(self, filename: str, remotepath: str) -> None:
+        """Copy a file there.
+
+        Raises:
+            BenchError: it cannot be written.
+        """
+        with Path(filename).open("rb") as file:
+            self._copy('exec cat >"$0"', remotepath, stdin=file)
+
+    @Driver.check_active  # type: ignore[untyped-decorator]
+    def get(self, filename: str, destination: str) -> None:
+        """Copy a file from there.
+
+        Raises:
+            BenchError: it cannot be read.
+        """
+        with Path(destination).open("wb") as file:
+            self._copy('exec cat "$0"', filename, stdout=file)
+
+    def _copy(self, script: str, path: str, **streams: IO[bytes]) -> None:
+        command = [*self._enter(), "/bin/sh", "-c", script, path]
+        done = subprocess.run(command, check=False, stderr=subprocess.PIPE, **streams)  # type: ignore[call-overload]
+        if done.returncode:
+            raise BenchError(f"{path} in the ARM64 userland: {done.stderr.decode(errors='replace').strip()}")
+
+
+def _wait_ready(child: ChildProcess) -> int:
+    """Return the process id of the first process of the userland.
+
+    Raises:
+        BenchUnavailableError: the kernel refuses what it needs.
+    """
+    deadline = time.monotonic() + _START_S
+    while not child.output.startswith(b"ready "):
+        if child.wait(_POLL_S) is not None or time.monotonic() > deadline:
+            raise BenchUnavailableError(f"the ARM64 userland does not start: it ended {child.explain_end()}")
+    return int(child.output.split()[1])

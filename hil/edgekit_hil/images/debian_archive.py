@@ -1,0 +1,76 @@
+"""Debian's packages for arm64, from the mirror that this machine's own apt is set up with.
+
+apt works on folders of its own here, so this machine stays of one architecture.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgekit_hil.images.programs import run_program
+from edgekit_runtime.errors import BenchError
+
+_INSTALLED: Final = re.compile(r"Inst (\S+) \((\S+) .*\[(\S+)\]\)")
+
+
+@dataclass(frozen=True, slots=True)
+class DebianArchive:
+    """apt for arm64, on folders below `folder`."""
+
+    folder: Path
+
+    def update(self) -> None:
+        """Take the suites of this machine and fetch their lists of packages.
+
+        Raises:
+            BenchError: this machine's apt knows no suite of Debian, or no mirror answers.
+        """
+        for name in ("state/lists/partial", "cache/archives/partial"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        (self.folder / "status").touch()
+        columns = "$(ORIGIN)|deb $(REPO_URI) $(RELEASE) $(COMPONENT)"
+        found = run_program(["apt-get", "indextargets", "--format", columns, "Created-By: Packages"])
+        lines = [line.split("|", 1) for line in found.splitlines()]
+        sources = sorted({source for origin, source in lines if origin == "Debian"})
+        if not sources:
+            raise BenchError("apt has no lists of Debian's packages here: run `apt-get update` first")
+        (self.folder / "sources.list").write_text("\n".join(sources) + "\n")
+        self._apt("update")
+
+    def find(self, packages: Sequence[str]) -> list[str]:
+        """Return the names of the files, with versions, of packages and of all that they depend on."""
+        found = map(_INSTALLED.match, self._apt("install", "--simulate", *packages).splitlines())
+        names = [f"{name}_{version}_{kind}.deb" for name, version, kind in (m.groups() for m in found if m)]
+        return sorted(name.replace(":", "%3a") for name in names)
+
+    def fetch(self, packages: Sequence[str]) -> list[Path]:
+        """Download packages and all that they depend on, and return their files."""
+        self._apt("install", "--yes", "--download-only", *packages)
+        return [self.folder / "cache" / "archives" / name for name in self.find(packages)]
+
+    def remove_others(self, names: Sequence[str]) -> None:
+        """Remove downloaded files that have none of these names."""
+        for path in (self.folder / "cache" / "archives").glob("*.deb"):
+            if path.name not in names:
+                path.unlink()
+
+    def _apt(self, *arguments: str) -> str:
+        options = {
+            "Dir::State": self.folder / "state",
+            "Dir::Cache": self.folder / "cache",
+            "Dir::State::status": self.folder / "status",
+            "Dir::Etc::SourceList": self.folder / "sources.list",
+            "Dir::Etc::SourceParts": "/dev/null",
+            "APT::Architecture": "arm64",
+            "APT::Architectures": "arm64",
+            "APT::Install-Recommends": "false",
+            "APT::Sandbox::User": "",
+            "APT::Keep-Downloaded-Packages": "true",
+            "Acquire::Languages": "none",
+            "Debug::NoLocking": "true",
+        }
+        return run_program(
+            ["apt-get", "-qq", *(f"--option={name}={value}" for name, value in options.items()), *arguments]
+        )

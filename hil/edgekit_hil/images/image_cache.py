@@ -1,0 +1,204 @@
+"""Images in a folder of the user: which there are, and making one.
+
+An image is a folder, named after the hash of the recipe and of the versions of its packages:
+
+    root/          the system, to run programs in
+    boot/          what qemu boots: kernel, initrd, disks and the key of root
+    snapshot/      the disks as they are once it has booted, and its memory
+    versions.txt   its packages and wheels
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgekit_hil.images import recipe
+from edgekit_hil.images.debian_archive import DebianArchive
+from edgekit_hil.images.initial_disk import KernelModules, write_initrd
+from edgekit_hil.images.programs import require, run_program
+from edgekit_hil.images.root_folder import compile_modules, find_python, install_wheels, make_root, unpack
+from edgekit_runtime.errors import BenchError, BenchUnavailableError
+from edgekit_runtime.system.paths import find_cache_folder
+
+_MOST_IMAGES: Final = 2
+_WHEELS: Final = "usr/local/lib/python{version}/dist-packages"
+_PROGRAMS: Final = ("apt-get", "dpkg-deb", "mke2fs", "qemu-img", "qemu-system-aarch64", "ssh", "ssh-keygen")
+
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One image.
+
+    Attributes:
+        folder: see the module.
+    """
+
+    folder: Path
+
+    @property
+    def root(self) -> Path:
+        """The system as a folder."""
+        return self.folder / "root"
+
+    @property
+    def boot(self) -> Path:
+        """What qemu boots."""
+        return self.folder / "boot"
+
+    @property
+    def snapshot(self) -> Path:
+        """The booted system."""
+        return self.folder / "snapshot"
+
+
+def find_image(*, booted: bool) -> Image:
+    """Return the newest image of this recipe.
+
+    Args:
+        booted: whether it must have a snapshot of the booted system.
+
+    Raises:
+        BenchUnavailableError: there is none; the message says how to make one.
+    """
+    images = [image for image in _list_images() if image.snapshot.exists() or not booted]
+    if not images:
+        what = "no booted ARM64 image" if booted else "no ARM64 image"
+        raise BenchUnavailableError(f"{what} of this recipe in {_folder()}: run `edgekit hil image` first")
+    return images[-1]
+
+
+def make_image(show: Show, *, rebuild: bool = False) -> Image:
+    """Return the image of this recipe with today's versions of its packages, made if it is missing.
+
+    It has no snapshot yet: see `strategies.booted.save_snapshot`.
+
+    Args:
+        show: is called with what is done now.
+        rebuild: whether to make it although it is there.
+
+    Raises:
+        BenchError: this machine cannot make it: no root, a program is missing, a package cannot be had.
+    """
+    if os.geteuid():
+        raise BenchUnavailableError("an image needs root: its files belong to root and other users")
+    require(*_PROGRAMS)
+    folder = _folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder):
+        show("reading the lists of Debian's packages")
+        archive = DebianArchive(folder / "apt")
+        archive.update()
+        versions = [*archive.find([*recipe.PACKAGES, recipe.KERNEL]), *recipe.WHEELS]
+        image = Image(folder / f"{recipe.hash_recipe()}-{recipe.hash_recipe(*versions)}")
+        if rebuild:
+            shutil.rmtree(image.folder, ignore_errors=True)
+        if not image.root.exists():
+            _make_root(image, archive, versions, show)
+        if not image.boot.exists():
+            _make_boot(image, archive, show)
+        archive.remove_others(versions)
+        os.utime(image.folder)
+        _remove_old(keep=image)
+    return image
+
+
+def _make_root(image: Image, archive: DebianArchive, versions: list[str], show: Show) -> None:
+    show("downloading packages")
+    packages = archive.fetch(recipe.PACKAGES)
+    image.folder.mkdir(exist_ok=True)
+    (image.folder / "versions.txt").write_text("\n".join(versions) + "\n")
+    with replacing(image.root) as root:
+        make_root(root, packages, show)
+        show("installing wheels")
+        python = find_python(root)
+        install_wheels(recipe.WHEELS, python, root / _WHEELS.format(version=python))
+        show("compiling Python modules")
+        compile_modules(root, python)
+
+
+def _make_boot(image: Image, archive: DebianArchive, show: Show) -> None:
+    show("downloading the kernel")
+    packages = [path for path in archive.fetch([recipe.KERNEL]) if path.name.startswith("linux-image-")]
+    with replacing(image.boot) as boot, tempfile.TemporaryDirectory(dir=image.folder) as work:
+        kernel, root = Path(work, "kernel"), Path(work, "root")
+        kernel.mkdir()
+        show("unpacking the kernel")
+        for package in packages:
+            unpack(package, kernel)
+        modules = KernelModules(kernel)
+        shutil.copy(kernel / "boot" / f"vmlinuz-{modules.release}", boot / "vmlinuz")
+        boot_modules = modules.close_over(recipe.BOOT_MODULES)
+        write_initrd(boot / "initrd", image.root / "usr/bin/busybox", boot_modules)
+        show("writing the disk")
+        run_program(["cp", "--archive", image.root, root])
+        modules.install(modules.close_over((*recipe.BOOT_MODULES, *recipe.TEST_MODULES)), root)
+        _make_keys(boot, root)
+        _make_disk(boot / "root.raw", recipe.DISK_BYTES, root)
+        _make_disk(boot / "data.raw", recipe.DATA_DISK_BYTES, None)
+
+
+def _make_keys(boot: Path, root: Path) -> None:
+    """Make the key of the machine, and one that may log in as root."""
+    for path in (root / "etc/ssh/ssh_host_ed25519_key", boot / "id_ed25519"):
+        run_program(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "edgekit", "-f", path])
+    shutil.copy(boot / "id_ed25519.pub", root / "root/.ssh/authorized_keys")
+
+
+def _make_disk(path: Path, size_bytes: int, root: Path | None) -> None:
+    with path.open("wb") as file:
+        file.truncate(size_bytes)
+    content = ["-d", str(root)] if root else []
+    run_program(["mke2fs", "-q", "-t", "ext4", "-E", "lazy_itable_init=1", *content, str(path)])
+
+
+def _folder() -> Path:
+    return find_cache_folder() / "hil-images"
+
+
+def _list_images() -> list[Image]:
+    """Return the images of this recipe, the oldest first."""
+    found = [path for path in _folder().glob(f"{recipe.hash_recipe()}-*") if (path / "root").exists()]
+    return [Image(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+
+
+def _remove_old(keep: Image) -> None:
+    """Remove images that nobody has made for long, of any recipe."""
+    found = [path for path in _folder().iterdir() if "-" in path.name and path != keep.folder]
+    found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in found[_MOST_IMAGES - 1 :]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes `folder` if all goes well, and is removed if not."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.") as made:
+        inner = Path(made, folder.name)
+        inner.mkdir()
+        yield inner
+        inner.rename(folder)
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold the folder against other processes.
+
+    Raises:
+        BenchError: another process makes an image.
+    """
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as cause:
+            raise BenchError(
+                f"another process makes an image in {folder}; try again when it has ended"
+            ) from cause
+        yield

@@ -1,0 +1,100 @@
+"""A Debian root for arm64 in a folder: packages unpacked here, without running anything of theirs.
+
+What their maintainer scripts would do on an emulated processor, and take most of half an hour for, is done by
+`recipe.FILES` and `recipe.LINKS`; systemd makes the rest on the first boot.
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from edgekit_hil.images import recipe
+from edgekit_hil.images.programs import run_program
+from edgekit_runtime.errors import BenchError
+
+_MERGED: Final = ("bin", "sbin", "lib")
+_PLATFORMS: Final = ("manylinux_2_36", "manylinux_2_34", "manylinux_2_31", "manylinux_2_28", "manylinux_2_27",
+                     "manylinux_2_26", "manylinux_2_17", "manylinux2014")  # fmt: skip
+
+
+def make_root(root: Path, packages: Sequence[Path], show: Callable[[str], None]) -> None:
+    """Unpack packages into the empty folder `root`, and configure it.
+
+    Args:
+        root: where `/` of the system is to be.
+        packages: the `.deb` files.
+        show: is called with what is done now.
+
+    Raises:
+        BenchError: a package is damaged, or the disk is full.
+    """
+    for name in _MERGED:
+        (root / "usr" / name).mkdir(parents=True)
+        (root / name).symlink_to(f"usr/{name}")
+    for number, package in enumerate(packages, 1):
+        show(f"unpacking packages: {number} of {len(packages)}")
+        unpack(package, root)
+    shutil.copy(root / "usr/share/base-passwd/passwd.master", root / "etc/passwd")
+    shutil.copy(root / "usr/share/base-passwd/group.master", root / "etc/group")
+    shutil.copy(root / "usr/share/libc-bin/nsswitch.conf", root / "etc/nsswitch.conf")
+    for name in recipe.FOLDERS:
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for name, text in recipe.FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    for name, to in recipe.LINKS.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).unlink(missing_ok=True)
+        (root / name).symlink_to(to)
+    (root / "root").chmod(0o700)
+    (root / "root/.ssh").chmod(0o700)
+
+
+def unpack(package: Path, root: Path) -> None:
+    """Unpack a `.deb` into a root whose folders are merged into `/usr`.
+
+    Raises:
+        BenchError: it is damaged, or the disk is full.
+    """
+    tar = ["tar", "--extract", "--keep-directory-symlink", f"--directory={root}"]
+    tar += [f"--exclude=./{name}/*" for name in recipe.EXCLUDED]
+    content = subprocess.run(["dpkg-deb", "--fsys-tarfile", package], check=False, capture_output=True)
+    unpacked = subprocess.run(tar, check=False, input=content.stdout, capture_output=True)
+    if content.returncode or unpacked.returncode:
+        said = (content.stderr + unpacked.stderr).decode(errors="replace").strip()
+        raise BenchError(f"{package.name} cannot be unpacked: {said[-300:]}")
+
+
+def find_python(root: Path) -> str:
+    """Return the version of the root's Python, such as `3.11`."""
+    return (root / "usr/bin/python3").readlink().name.removeprefix("python")
+
+
+def compile_modules(root: Path, python: str) -> None:
+    """Compile the Python modules of a root, if this Python is of the same version: it saves every start."""
+    if python == f"{sys.version_info.major}.{sys.version_info.minor}":
+        names = (f"usr/lib/python{python}", "usr/lib/python3", f"usr/local/lib/python{python}")
+        words = [sys.executable, "-m", "compileall", "-q", "-j", "0", "-s", str(root), "-p", "/"]
+        # Modules of other versions of Python, and templates, do not compile.
+        subprocess.run([*words, *(str(root / name) for name in names)], check=False, capture_output=True)
+
+
+def install_wheels(requirements: Sequence[str], python: str, folder: Path) -> None:
+    """Install wheels for arm64 into `folder` by this machine's pip.
+
+    Args:
+        requirements: as pip takes them; what they need is installed too.
+        python: version of the Python that imports them.
+        folder: where they go.
+
+    Raises:
+        BenchError: the index has no such wheel, or does not answer.
+    """
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--root-user-action=ignore", "--only-binary=:all:", "--no-compile", "--python-version", python]
+    pip += ["--target", str(folder)]
+    pip += [word for name in _PLATFORMS for word in ("--platform", f"{name}_aarch64")]
+    run_program([*pip, *requirements])

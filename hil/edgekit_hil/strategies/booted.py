@@ -1,0 +1,138 @@
+"""States of the booted machine: off, booted from its disk, or restored from the snapshot."""
+
+import contextlib
+import enum
+import io
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import attr
+from labgrid import Target
+from labgrid.driver import SSHDriver
+from labgrid.factory import target_factory
+from labgrid.resource import NetworkService
+from labgrid.strategy import Strategy, never_retry
+
+import edgekit_runtime
+from edgekit_hil.drivers.booted import DISKS, SNAPSHOT, BootedMachineDriver
+from edgekit_hil.images.image_cache import Image, replacing
+from edgekit_runtime.errors import BenchError
+
+_CONNECT_S: Final = 600.0  # a boot under load
+_READY: Final = "ready"
+_MODULES: Final = "usr/lib/python3/dist-packages"
+_PROGRAM: Final = "usr/bin/edgekit-device"
+_STARTER: Final = b"#!/usr/bin/python3\nimport sys\nfrom edgekit_runtime.cli import main\nsys.exit(main())\n"
+_ARCHIVE: Final = "/root/runtime.tar"
+
+
+class Status(enum.Enum):
+    """What the machine is doing."""
+
+    unknown = 0
+    off = 1
+    booted = 2
+    shell = 3
+
+
+@target_factory.reg_driver
+@attr.s(eq=False)
+class BootedMachineStrategy(Strategy):  # type: ignore[misc]  # labgrid has no types of it
+    """Brings the machine into a state, with a shell over ssh unless it is off."""
+
+    bindings = {"machine": "BootedMachineDriver", "ssh": "SSHDriver"}  # noqa: RUF012  # labgrid's
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.status = Status.unknown
+        self._ready = ""
+
+    @never_retry  # type: ignore[untyped-decorator]
+    def transition(self, status: Any) -> None:
+        """Bring the machine into a state.
+
+        Args:
+            status: one of `Status`, or its name: `booted` from its disk, or `shell`. That always restores the
+                booted machine, with the runtime installed: nothing is left of what was done before.
+        """
+        wanted = status if isinstance(status, Status) else Status[status]
+        self.target.deactivate(self.ssh)
+        if wanted is Status.off:
+            self.target.deactivate(self.machine)
+        else:
+            self._start()
+            if wanted is Status.shell:
+                self.machine.restore(self._ready or SNAPSHOT)
+            self.connect()
+            if wanted is Status.shell and not self._ready:
+                self._install_runtime()
+                self._ready = _READY
+                self.machine.save(_READY)
+        self.status = wanted
+
+    def connect(self) -> None:
+        """Connect to the machine's shell, also after a reboot, and set its clock."""
+        self.target.deactivate(self.ssh)
+        self.target.activate(self.ssh)
+        self.ssh.run_check(f"date -s @{time.time():.3f}")  # a snapshot's clock stands where it was made
+
+    def _start(self) -> None:
+        self.target.activate(self.machine)
+        if not self.machine.status:
+            self._ready = ""  # was on disks that are gone
+            self.machine.on()
+            self.ssh.networkservice.port = self.machine.forward_ssh()
+            self.ssh.keyfile = str(self.machine.key)
+            self.ssh.connection_timeout = _CONNECT_S
+
+    def _install_runtime(self) -> None:
+        """Copy this checkout's runtime to where the machine's Python finds it."""
+        package = Path(edgekit_runtime.__file__).parent
+        with tempfile.NamedTemporaryFile(suffix=".tar") as file:
+            with tarfile.open(fileobj=file, mode="w") as archive:
+                archive.add(package, f"{_MODULES}/{package.name}")
+                program = tarfile.TarInfo(_PROGRAM)
+                program.mode, program.size = 0o755, len(_STARTER)
+                archive.addfile(program, io.BytesIO(_STARTER))
+            file.flush()
+            self.ssh.put(file.name, _ARCHIVE)
+        self.ssh.run_check(f"tar -x --no-same-owner -f {_ARCHIVE} -C / && rm {_ARCHIVE} && sync")
+
+
+def save_snapshot(image: Image, show: Callable[[str], None]) -> None:
+    """Boot an image and keep the booted system in it.
+
+    Args:
+        image: whose snapshot is made.
+        show: is called with what is done now.
+
+    Raises:
+        BenchError: it does not boot, or a unit of systemd failed.
+    """
+    target = Target("image")
+    NetworkService(target, "shell", address="127.0.0.1", username="root")
+    machine = BootedMachineDriver(target, "machine", image=image)
+    ssh = SSHDriver(target, "ssh")
+    strategy = BootedMachineStrategy(target, "strategy")  # type: ignore[call-arg]
+    with contextlib.ExitStack() as undo:
+        undo.callback(target.deactivate_all_drivers)
+        target.activate(strategy)
+        show("booting")
+        strategy.transition(Status.booted)
+        show("waiting until systemd runs")
+        said, _, _ = ssh.run(
+            "systemctl is-system-running --wait; systemctl --failed --no-legend", timeout=300
+        )
+        if said != ["running"]:
+            raise BenchError(f"the image does not boot: systemd says {'; '.join(said)}")
+        ssh.run_check("sync")
+        show("saving the snapshot")
+        machine.save(SNAPSHOT)
+        with replacing(image.snapshot) as folder:
+            for name in DISKS:
+                shutil.copy(machine.folder / f"{name}.qcow2", folder)

@@ -1,0 +1,105 @@
+"""Images of ARM64 systems: what is in them, and what they need."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgekit_hil.images import recipe
+from edgekit_hil.images.image_cache import find_image, make_image
+from edgekit_hil.images.initial_disk import KernelModules, write_initrd
+from edgekit_hil.images.root_folder import unpack
+from edgekit_runtime.errors import BenchError, BenchUnavailableError
+
+
+def make_modules(folder: Path, depends: dict[str, str]) -> KernelModules:
+    drivers = folder / "lib/modules/6.1.0-test/kernel/drivers"
+    drivers.mkdir(parents=True)
+    for name, needed in depends.items():
+        (drivers / f"{name}.ko").write_bytes(b"\x7fELF\0license=GPL\0depends=%b\0" % needed.encode())
+    return KernelModules(folder)
+
+
+def read_cpio(content: bytes) -> dict[str, tuple[int, bytes]]:
+    """Return name -> (mode, content) of an archive in the form `newc`."""
+    members, at = {}, 0
+    while True:
+        assert content[at : at + 6] == b"070701"
+        fields = [int(content[at + 6 + 8 * index : at + 14 + 8 * index], 16) for index in range(13)]
+        begin = at + 110
+        name = content[begin : begin + fields[11] - 1].decode()
+        begin = (begin + fields[11] + 3) & ~3
+        at = (begin + fields[6] + 3) & ~3
+        if name == "TRAILER!!!":
+            return members
+        members[name] = (fields[1], content[begin : begin + fields[6]])
+
+
+def test_modules_come_after_those_that_they_depend_on(tmp_path: Path) -> None:
+    modules = make_modules(tmp_path, {"dm-flakey": "dm-mod", "dm-mod": "dax", "dax": "", "unused": ""})
+
+    found = [Path(place).stem for place in modules.close_over(["dm-flakey", "dax"])]
+
+    assert found == ["dax", "dm-mod", "dm-flakey"]
+
+
+def test_module_that_the_kernel_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    modules = make_modules(tmp_path, {"ext4": "jbd2"})
+
+    with pytest.raises(BenchError, match=r"kernel 6\.1\.0-test has no module 'jbd2'"):
+        modules.close_over(["ext4"])
+
+
+def test_initrd_holds_its_program_and_the_modules_in_their_order(tmp_path: Path) -> None:
+    modules = make_modules(tmp_path, {"ext4": "jbd2", "jbd2": ""})
+    (tmp_path / "busybox").write_bytes(b"program")
+
+    write_initrd(tmp_path / "initrd", tmp_path / "busybox", modules.close_over(["ext4"]))
+
+    members = read_cpio((tmp_path / "initrd").read_bytes())
+    assert members["init"] == (0o100755, recipe.INIT.encode())
+    assert members["bin/busybox"] == (0o100755, b"program")
+    assert members["modules"][1] == b"/lib/jbd2.ko\n/lib/ext4.ko"
+    assert members["lib/ext4.ko"][1].endswith(b"depends=jbd2\0")
+
+
+def test_newer_version_of_a_package_is_another_image() -> None:
+    assert recipe.hash_recipe("bash_5.2_arm64.deb") != recipe.hash_recipe("bash_5.3_arm64.deb")
+    assert recipe.hash_recipe("bash_5.2_arm64.deb") == recipe.hash_recipe("bash_5.2_arm64.deb")
+
+
+@pytest.mark.parametrize(("booted", "what"), [(False, "no ARM64 image"), (True, "no booted ARM64 image")])
+def test_missing_image_says_how_to_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, booted: bool, what: str
+) -> None:
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path))
+
+    with pytest.raises(BenchUnavailableError, match=f"^{what} .* run `edgekit hil image` first"):
+        find_image(booted=booted)
+
+
+def test_image_without_a_program_names_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(BenchUnavailableError, match=r"qemu-img.* is missing: apt-get install .*qemu-utils"):
+        make_image(print)
+
+
+def test_image_without_root_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+    with pytest.raises(BenchUnavailableError, match="needs root"):
+        make_image(print)
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not installed")
+def test_damaged_package_is_refused_by_name(tmp_path: Path) -> None:
+    package = tmp_path / "bash_5.2_arm64.deb"
+    package.write_bytes(b"!<arch>\nnot one")
+
+    with pytest.raises(BenchError, match=r"bash_5\.2_arm64\.deb cannot be unpacked"):
+        unpack(package, tmp_path)
