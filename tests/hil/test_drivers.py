@@ -2,20 +2,17 @@
 
 import contextlib
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.hil.ssh_board import SshBoard, run_ssh_board
 
 from edgekit_hil.benches.bench_file import find_bench, read_bench
 from edgekit_hil.benches.device import Device
 from edgekit_hil.benches.opening import Bench, open_bench
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
-
-sys.path.append(str(Path(__file__).parent))
-from ssh_board import SshBoard, run_ssh_board
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +21,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshBoard]:
         yield board
 
 
-@pytest.fixture(scope="module", params=["constrained", "ssh", "arm64-userland", "arm64-booted"])
+@pytest.fixture(scope="module", params=["constrained", "local", "ssh", "arm64-userland", "arm64-booted"])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("bench")
     with pytest.MonkeyPatch.context() as environment, contextlib.ExitStack() as held:

@@ -5,35 +5,17 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.hil.evidence_parts import EVIDENCE
 
 from edgekit_hil.evidence.evidence_file import (
     Checkout,
-    DeviceFacts,
     Evidence,
-    Figure,
-    TestOutcome,
     describe_source,
     read_evidence,
     read_folders,
     write_evidence,
 )
 from edgekit_runtime.errors import BenchError
-
-FACTS = DeviceFacts("Pi 5", "aarch64", "Debian 12", "6.6", "3.11.2", "0.1.0", {"onnxruntime": "1.24.4"}, 1, 2)
-EVIDENCE = Evidence(
-    "desk",
-    "real",
-    "rpi5",
-    "2026-11-23T10:00:00+00:00",
-    "a" * 40,
-    False,
-    FACTS,
-    (TestOutcome("test_a", "it works", "passed", "", 1.5), TestOutcome("test_b", "", "skipped", "why", 0)),
-    (
-        Figure("latency", 1.5, "ms", "median of 50", "test_a"),
-        Figure("energy", None, "mJ", "no meter", "test_a"),
-    ),
-)
 
 
 def test_written_evidence_reads_back_equal(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 import pytest
+from tests.hil.ssh_board import SshBoard, run_ssh_board
 from yaml import safe_load
 
 from edgekit_hil.benches.bench_file import read_bench
@@ -17,9 +18,6 @@ from edgekit_hil.benches.bench_writer import SshBench
 from edgekit_hil.evidence.evidence_file import read_evidence
 from edgekit_runtime.errors import BenchError
 from edgekit_toolkit.cli import main
-
-sys.path.append(str(Path(__file__).parent))
-from ssh_board import SshBoard, run_ssh_board
 
 
 @pytest.fixture(scope="module")

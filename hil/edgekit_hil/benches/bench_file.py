@@ -29,6 +29,8 @@ class BenchSettings:
         target: name of the target, as in `edgekit targets`, that the device is one of.
         architecture: what `uname -m` prints on the device.
         python: command that starts, on the device, a Python in which the runtime is installed.
+        slowdown: how many times slower than its target an emulated device is made; predictions of latency are
+            multiplied by it.
     """
 
     name: str
@@ -36,6 +38,7 @@ class BenchSettings:
     target: str
     architecture: str
     python: str = "python3"
+    slowdown: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.replace("-", "").replace("_", "").isalnum():
@@ -50,11 +53,13 @@ class BenchFile:
         path: of the file.
         settings: its section `edgekit:`.
         identity: same for all files that lead to the same device.
+        keeps_state: whether the device remembers an earlier run: all that is not made anew for each.
     """
 
     path: Path
     settings: BenchSettings
     identity: str
+    keeps_state: bool
 
 
 def read_bench(path: Path) -> BenchFile:
@@ -82,7 +87,8 @@ def read_bench(path: Path) -> BenchFile:
     main = _find_main(sections)
     if main is None:
         raise BenchError(f"{path}: the section 'targets:' needs a target 'main' with 'drivers:'")
-    return BenchFile(path, settings, _find_identity(main) or settings.name)
+    place = _find_identity(main)
+    return BenchFile(path, settings, place or settings.name, settings.kind == "real" and place is not None)
 
 
 def list_shipped() -> list[BenchFile]:

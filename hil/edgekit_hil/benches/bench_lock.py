@@ -12,15 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_hil.benches.bench_file import BenchFile
+from edgekit_hil.evidence.evidence_file import find_hil_folder
 from edgekit_runtime.errors import BenchError
-from edgekit_runtime.system.paths import find_config_folder
 
 _FOLDER: Final = "benches"
-
-
-def find_hil_folder() -> Path:
-    """Return where this user's benches are noted."""
-    return find_config_folder() / "hil"
 
 
 @dataclass(frozen=True, slots=True)

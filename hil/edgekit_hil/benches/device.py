@@ -103,11 +103,11 @@ class Device:
 
     def stop(self, pid: int) -> None:
         """End a process by SIGTERM and wait for it; after 10 s by SIGKILL."""
-        self.run(
-            f"kill {pid} 2>/dev/null; n=0; while kill -0 {pid} 2>/dev/null && [ $n -lt 100 ]; do sleep 0.1;"
-            f" n=$((n+1)); done; kill -9 {pid} 2>/dev/null; true",
-            2 * _STOP_LIMIT_S,
-        )
+        self.run(f"kill {pid} 2>/dev/null; {_wait_for(pid)}; kill -9 {pid} 2>/dev/null; true")
+
+    def wait(self, pid: int) -> None:
+        """Wait until a process has ended, for 10 s at most."""
+        self.run(_wait_for(pid))
 
     def put(self, path: Path, name: str) -> str:
         """Copy a file into `folder`, and return its path there."""
@@ -141,6 +141,14 @@ class Device:
         if code == _TIMED_OUT:
             raise BenchError(f"the device did not end `{command[-200:]}` within {limit_s:g} s")
         return Result(code, "\n".join(output), "\n".join(errors))
+
+
+def _wait_for(pid: int) -> str:
+    """Return a command that waits until a process has ended."""
+    return (
+        f"n=0; while kill -0 {pid} 2>/dev/null && [ $n -lt {_STOP_LIMIT_S * 10:.0f} ];"
+        " do sleep 0.1; n=$((n+1)); done"
+    )
 
 
 def describe(cause: BaseException) -> str:

@@ -130,7 +130,7 @@ def open_bench(file: BenchFile) -> Iterator[Bench]:
         BenchError: it is in use or broken, or labgrid refuses the file.
     """
     lock = BenchLock.of(file)
-    with lock.hold(keeps_state=file.settings.kind == "real"), contextlib.ExitStack() as undo:
+    with lock.hold(keeps_state=file.keeps_state), contextlib.ExitStack() as undo:
         try:
             environment = Environment(str(file.path))
             undo.callback(environment.cleanup)

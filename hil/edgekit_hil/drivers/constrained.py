@@ -6,31 +6,24 @@ no boot and no disk of its own, so a power cut here is `kill -9` of every proces
 
 import contextlib
 import os
-import shlex
-import shutil
 import signal
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
 
 import attr
 from labgrid.driver import Driver
-from labgrid.driver.commandmixin import CommandMixin
 from labgrid.factory import target_factory
-from labgrid.protocol import CommandProtocol, FileTransferProtocol, PowerProtocol
+from labgrid.protocol import PowerProtocol
 from labgrid.resource import Resource
 
-import edgekit_runtime
+from edgekit_hil.drivers.local import COMMAND_LIMIT_S, PREFIX, LocalDriver
 from edgekit_offload.emulation.testbed import Testbed
 from edgekit_runtime.errors import BenchError, ConfigError
 
-_PREFIX: Final = "edgekit-bench"
 _MEMORY: Final = Path("/sys/fs/cgroup/memory")
 _LEAVE_LIMIT_S: Final = 5.0
 _POLL_S: Final = 0.01
-_COMMAND_LIMIT_S: Final = 30.0  # labgrid's
 
 
 @target_factory.reg_resource
@@ -53,7 +46,7 @@ class ConstrainedBoard(Resource):
 
 @target_factory.reg_driver
 @attr.s(eq=False)
-class ConstrainedDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol, PowerProtocol):
+class ConstrainedDriver(LocalDriver, PowerProtocol):
     """Runs commands on the constrained device."""
 
     bindings = {"board": "ConstrainedBoard"}  # noqa: RUF012  # labgrid's
@@ -62,53 +55,24 @@ class ConstrainedDriver(CommandMixin, Driver, CommandProtocol, FileTransferProto
     def on_activate(self) -> None:
         """Make the device; a failure leaves nothing behind."""
         with contextlib.ExitStack() as undo:
-            self.home = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-"))
-            undo.callback(shutil.rmtree, self.home, ignore_errors=True)
+            super().on_activate()
+            undo.callback(super().on_deactivate)
             self.testbed = undo.enter_context(Testbed(device_share=self.board.processor_share))
             assert self.testbed.quota is not None  # noqa: S101  # a share was asked for
-            group = _limit_memory(self.board.memory_bytes, self.testbed.quota.procs_file.parent)
-            undo.callback(_end_group, group, own=group != self.testbed.quota.procs_file.parent)
-            self._group = group
+            quota = self.testbed.quota.procs_file.parent
+            self._group = _limit_memory(self.board.memory_bytes, quota)
+            undo.callback(_end_group, self._group, own=self._group != quota)
             self.restore_link()
-            self._make_home()
             self._open = undo.pop_all()
 
     def on_deactivate(self) -> None:
         """Kill its processes and remove it."""
         self._open.close()
 
-    @Driver.check_active  # type: ignore[untyped-decorator]
-    def run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:
-        """Return output, errors and exit code of a command."""
-        return self._run(cmd, timeout=timeout)
-
-    def _run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:
-        with tempfile.TemporaryDirectory(dir=self.home / "tmp") as folder:
-            errors = Path(folder) / "errors"
-            enter = f"echo $$ >{self._group}/cgroup.procs && exec env -i {self._variables} sh -c"
-            shell = ["sh", "-c", f'{enter} "$1" 2>"$2"', "sh", cmd, str(errors)]
-            with self.testbed.spawn("device", shell, folder=self.home) as child:
-                code = child.wait(timeout or _COMMAND_LIMIT_S)
-                if code is None:
-                    raise BenchError("time is up")
-                output = child.output.decode(errors="replace")
-            said = errors.read_text(errors="replace") if errors.is_file() else child.last_line
-        return output.splitlines(), said.splitlines(), code if code >= 0 else 128 - code
-
-    @Driver.check_active  # type: ignore[untyped-decorator]
-    def get_status(self) -> int:
-        """Return 1: it is always there."""
-        return 1
-
-    @Driver.check_active  # type: ignore[untyped-decorator]
-    def put(self, filename: str, remotepath: str) -> None:
-        """Copy a file to the device."""
-        shutil.copy(filename, self.home / remotepath)
-
-    @Driver.check_active  # type: ignore[untyped-decorator]
-    def get(self, filename: str, destination: str) -> None:
-        """Copy a file from the device."""
-        shutil.copy(self.home / filename, destination)
+    def _execute(self, argv: list[str], timeout: float | None) -> tuple[int | None, bytes]:
+        enter = f'echo $$ >{self._group}/cgroup.procs && exec "$@"'
+        with self.testbed.spawn("device", ["sh", "-c", enter, "sh", *argv], folder=self.home) as child:
+            return child.wait(timeout or COMMAND_LIMIT_S), child.output
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def on(self) -> None:
@@ -134,27 +98,6 @@ class ConstrainedDriver(CommandMixin, Driver, CommandProtocol, FileTransferProto
         board = self.board
         self.testbed.set_link(up_mbit_s=board.up_mbit_s, down_mbit_s=board.down_mbit_s, rtt_ms=board.rtt_ms)
 
-    def _make_home(self) -> None:
-        """Give the device a Python with the runtime."""
-        programs = self.home / "bin"
-        programs.mkdir()
-        (self.home / "tmp").mkdir()
-        python = programs / "python3"
-        python.write_text(
-            f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
-        )  # a link would lose its environment
-        python.chmod(0o755)
-        runtime = Path(edgekit_runtime.__file__).parents[1]
-        variables = {
-            "HOME": self.home,
-            "TMPDIR": self.home / "tmp",
-            "PATH": f"{programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "PYTHONPATH": runtime,
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "LC_ALL": "C.UTF-8",
-        }
-        self._variables = " ".join(f"{name}={shlex.quote(str(value))}" for name, value in variables.items())
-
 
 def _limit_memory(limit_bytes: int, quota: Path) -> Path:
     """Return a group that limits memory: one of its own in version 1, the quota's own in version 2.
@@ -167,10 +110,10 @@ def _limit_memory(limit_bytes: int, quota: Path) -> Path:
             (quota.parent / "cgroup.subtree_control").write_text("+memory")
             (quota / "memory.max").write_text(str(limit_bytes))
             return quota
-        for left in _MEMORY.glob(f"{_PREFIX}-*"):
+        for left in _MEMORY.glob(f"{PREFIX}-*"):
             if not Path(f"/proc/{left.name.rpartition('-')[2]}").exists():
                 _end_group(left, own=True)
-        group = _MEMORY / f"{_PREFIX}-{os.getpid()}"
+        group = _MEMORY / f"{PREFIX}-{os.getpid()}"
         group.mkdir(exist_ok=True)
         (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
     except OSError as cause:

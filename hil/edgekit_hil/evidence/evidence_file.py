@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import BenchError
+from edgekit_runtime.system.paths import find_config_folder
 
 FORMAT: Final = 1
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
@@ -202,8 +203,20 @@ def read_folders(folders: Iterable[Path]) -> list[Evidence]:
 
 
 def list_committed() -> Path:
-    """Return the folder of the evidence that came with this source."""
-    return _PACKAGE.parent / "evidence"
+    """Return the folder of the evidence that came with this source, or with this release."""
+    released = _PACKAGE / "evidence" / "seen"
+    return released if released.is_dir() else _PACKAGE.parent / "evidence"
+
+
+def find_hil_folder() -> Path:
+    """Return where this user's benches and evidence are noted."""
+    return find_config_folder() / "hil"
+
+
+def read_newest(target: str) -> list[Evidence]:
+    """Return the newest evidence of a target for each of its benches, of this source and of this user."""
+    seen = read_folders([list_committed(), find_hil_folder() / "evidence"])
+    return list({each.bench: each for each in seen if each.target == target}.values())
 
 
 def describe_source(evidence: Evidence, current: Checkout) -> str:

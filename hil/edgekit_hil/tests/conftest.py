@@ -1,7 +1,7 @@
 """What a test on a bench gets: the bench, its device with a folder of its own, and a place for figures."""
 
 import contextlib
-import re
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -69,7 +69,7 @@ def device(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Device]:
     if (reason := bench.lock.read_reason()) is not None:
         pytest.skip(f"bench '{bench.file.settings.name}' is broken since {reason}")
     try:
-        device = bench.open_folder(re.sub(r"\W+", "-", request.node.name).strip("-"))
+        device = bench.open_folder(hashlib.sha256(request.node.name.encode()).hexdigest()[:8])
         yield device
         device.close()
     except BenchError as error:
@@ -86,6 +86,6 @@ def evidence(bench: Bench, request: pytest.FixtureRequest) -> Recorder:
 
 
 @pytest.fixture(scope="session")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> PackageMaker:
+def packages() -> PackageMaker:
     """Return the maker of the packages that tests install."""
-    return PackageMaker(tmp_path_factory.mktemp("packages"))
+    return PackageMaker()

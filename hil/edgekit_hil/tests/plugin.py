@@ -9,16 +9,17 @@ from typing import Any, Final
 import pytest
 
 import edgekit_runtime  # noqa: F401  # switches telemetry off, before a test imports onnxruntime
-from edgekit_hil.benches.bench_lock import find_hil_folder
 from edgekit_hil.benches.opening import Bench
 from edgekit_hil.evidence.evidence_file import (
     Curve,
     Evidence,
     Figure,
     TestOutcome,
+    find_hil_folder,
     read_checkout,
     write_evidence,
 )
+from edgekit_hil.report.page import make_page
 
 _MAX_REASON: Final = 300  # characters
 BENCH_KEY: Final = pytest.StashKey[Bench]()
@@ -114,7 +115,10 @@ class RunRecord:
                 tuple(self._figures.get(name, ())),
                 tuple(self._curves.get(name, ())),
             )
-            self._written.append(write_evidence(evidence, folder))
+            path = write_evidence(evidence, folder)
+            page = path.with_suffix(".html")
+            page.write_text(make_page(evidence), encoding="utf-8")
+            self._written += [path, page]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print how many tests were skipped for which reason, and where the evidence is."""
@@ -124,7 +128,7 @@ class RunRecord:
         for reason, count in self._skipped.most_common():
             terminalreporter.line(f"{count} skipped: {reason}")
         for path in self._written:
-            terminalreporter.line(f"evidence: {path}")
+            terminalreporter.line(f"{'report' if path.suffix == '.html' else 'evidence'}: {path}")
 
 
 def _find_reason(report: pytest.TestReport) -> str:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from edgekit_hil.evidence.evidence_file import Evidence
     from edgekit_toolkit.targets.spec import Release, Target
 
 
@@ -27,7 +28,10 @@ def command(name: str | None, *, as_json: bool) -> None:
         import dataclasses
         import json
 
-        documents = [dataclasses.asdict(target) for target in found]
+        documents = [
+            {**dataclasses.asdict(target), "evidence": [dataclasses.asdict(one) for one in _seen(target)]}
+            for target in found
+        ]
         click.echo(json.dumps(documents[0] if name else documents, indent=2))
         return
     from rich.console import Console
@@ -45,14 +49,15 @@ def _list(console: Console, found: Sequence[Target]) -> None:
 
     table = Table()
     table.add_column("target", no_wrap=True)
-    for title in ("device class", "backend", "int8", "free RAM", "power modes"):
+    for title in ("device class", "backend", "int8", "free RAM", "power modes", "seen"):
         table.add_column(title)
     for target in found:
         names = "\n".join((target.name, *(f"= {alias}" for alias in target.aliases)))
         backend = " > ".join(name for name in (target.backend.default, target.backend.fallback) if name)
         modes = ", ".join(mode.name for mode in target.power.modes)
         free = f"{target.memory.free.value / 1e9:.1f} GB"
-        table.add_row(names, target.title, backend, target.quantization.form, free, modes)
+        seen = "\n".join(f"{one.kind} {one.date[:10]}" for one in _seen(target)) or "modelled"
+        table.add_row(names, target.title, backend, target.quantization.form, free, modes, seen)
     console.print(table)
     console.print("`edgekit targets NAME` shows the figures of one, and where each comes from.", style="dim")
 
@@ -78,6 +83,7 @@ def _show(console: Console, target: Target) -> None:
         table.add_row(label, text)
     console.print(table)
 
+    _show_evidence(console, target)
     figures = Table()
     figures.add_column("figure", overflow="fold")
     for title in ("value", "unit", "status", "source"):
@@ -92,6 +98,43 @@ def _show(console: Console, target: Target) -> None:
         text = "\n".join(part for part in (source.title, source.where, source.derivation) if part)
         sources.add_row(source.key, source.date, text)
     console.print(sources)
+
+
+def _seen(target: Target) -> list[Evidence]:
+    """Return the newest evidence of each bench with this target."""
+    from edgekit_hil.evidence.evidence_file import read_newest
+
+    return read_newest(target.name)
+
+
+def _show_evidence(console: Console, target: Target) -> None:
+    """Show what runs on benches have seen, each with its source."""
+    from rich.table import Table
+
+    from edgekit_hil.evidence.evidence_file import describe_source, read_checkout
+
+    seen = _seen(target)
+    if not seen:
+        console.print(
+            "No run on a bench yet: latency and energy are modelled. `edgekit hil run` changes that."
+        )
+        return
+    current = read_checkout()
+    for one in seen:
+        engines = ", ".join(f"{name} {version}" for name, version in one.device.engines.items())
+        counts = ", ".join(f"{one.count(each)} {each}" for each in ("passed", "failed", "skipped"))
+        table = Table("figure", "measured", "predicted", "error", title_justify="left")
+        table.title = (
+            f"{one.kind}: bench {one.bench}, {one.device.model}, {one.device.os}, kernel {one.device.kernel},"
+            f" {engines}; {one.date[:10]}, {describe_source(one, current)}; tests: {counts}"
+        )
+        for figure in one.figures:
+            value = "none" if figure.value is None else f"{figure.value:.4g} {figure.unit}"
+            predicted = "" if figure.predicted is None else f"{figure.predicted:.4g} {figure.unit}"
+            table.add_row(
+                figure.name, value, predicted, "" if figure.error is None else f"{figure.error:+.0%}"
+            )
+        console.print(table)
 
 
 def _power_modes(target: Target) -> str:

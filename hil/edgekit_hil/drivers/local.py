@@ -1,0 +1,97 @@
+"""This machine as the device: commands of its shell, in a folder of their own as their home."""
+
+import contextlib
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import attr
+from labgrid.driver import Driver
+from labgrid.driver.commandmixin import CommandMixin
+from labgrid.factory import target_factory
+from labgrid.protocol import CommandProtocol, FileTransferProtocol
+
+import edgekit_runtime
+from edgekit_runtime.errors import BenchError
+from edgekit_runtime.system.child_process import run_program
+
+PREFIX: Final = "edgekit-bench"
+COMMAND_LIMIT_S: Final = 30.0  # labgrid's
+_MAX_OUTPUT_BYTES: Final = 64 << 20
+
+
+@target_factory.reg_driver
+@attr.s(eq=False)
+class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
+    """Runs commands here, without our environment.
+
+    Attributes:
+        home: folder that is removed at the end.
+    """
+
+    def on_activate(self) -> None:
+        """Make the home, with a Python that has the runtime."""
+        self.home = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-"))
+        programs = self.home / "bin"
+        programs.mkdir()
+        (self.home / "tmp").mkdir()
+        python = programs / "python3"
+        # A link would lose the environment that the interpreter belongs to.
+        python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+        python.chmod(0o755)
+        variables = {
+            "HOME": self.home,
+            "TMPDIR": self.home / "tmp",
+            "PATH": f"{programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PYTHONPATH": Path(edgekit_runtime.__file__).parents[1],
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "LC_ALL": "C.UTF-8",
+        }
+        self.variables = [f"{name}={value}" for name, value in variables.items()]
+
+    def on_deactivate(self) -> None:
+        """Remove the home."""
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    @Driver.check_active  # type: ignore[untyped-decorator]
+    def run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:
+        """Return output, errors and exit code of a command."""
+        return self._run(cmd, timeout=timeout)
+
+    def _run(self, cmd: str, timeout: float | None = None, **_codec: str) -> tuple[list[str], list[str], int]:
+        with tempfile.TemporaryDirectory(dir=self.home / "tmp") as folder:
+            errors = Path(folder) / "errors"
+            shell = ["sh", "-c", f"{{ {cmd}\n}} 2>{shlex.quote(str(errors))}"]
+            code, output = self._execute(
+                ["env", "-i", "-C", str(self.home), *self.variables, *shell], timeout
+            )
+            said = b""
+            with contextlib.suppress(FileNotFoundError):
+                said = errors.read_bytes()
+        if code is None:
+            raise BenchError("time is up")
+        texts = [each.decode(errors="replace").splitlines() for each in (output, said)]
+        return texts[0], texts[1], code if code >= 0 else 128 - code
+
+    def _execute(self, argv: list[str], timeout: float | None) -> tuple[int | None, bytes]:
+        """Return exit code, or None where time was up, and output of a program."""
+        result = run_program(argv, (), timeout or COMMAND_LIMIT_S, _MAX_OUTPUT_BYTES)
+        return result.exit_code, result.output
+
+    @Driver.check_active  # type: ignore[untyped-decorator]
+    def get_status(self) -> int:
+        """Return 1: it is always there."""
+        return 1
+
+    @Driver.check_active  # type: ignore[untyped-decorator]
+    def put(self, filename: str, remotepath: str) -> None:
+        """Copy a file to the device."""
+        shutil.copy(filename, self.home / remotepath)
+
+    @Driver.check_active  # type: ignore[untyped-decorator]
+    def get(self, filename: str, destination: str) -> None:
+        """Copy a file from the device."""
+        shutil.copy(self.home / filename, destination)

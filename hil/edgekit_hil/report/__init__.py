@@ -1,0 +1,1 @@
+"""Evidence as a page with plots; it changes and measures nothing."""

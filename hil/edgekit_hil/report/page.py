@@ -1,0 +1,104 @@
+"""The page of one file of evidence: one HTML file that loads nothing."""
+
+import html
+from collections.abc import Iterable
+from typing import Final
+
+from edgekit_hil.evidence.evidence_file import Evidence
+from edgekit_hil.report.plots import draw_curve, draw_predictions
+
+_STYLE: Final = """
+:root { color-scheme: light dark; --text: #1b2230; --soft: #545e70; --line: #d9dde3; --page: #fff;
+  --blue: #0b62a8; --red: #b23a00; --green: #00714f; }
+@media (prefers-color-scheme: dark) { :root { --text: #e8ebf1; --soft: #a6b0c0; --line: #343c4a;
+  --page: #12151b; --blue: #6db9f2; --red: #ff9a66; --green: #4fcf9f; } }
+body { font: 14px/1.45 system-ui, sans-serif; color: var(--text); background: var(--page);
+  max-width: 1040px; margin: 0 auto; padding: 16px; }
+h1 { font-size: 24px; margin: 0; } h2 { font-size: 17px; margin: 28px 0 8px; }
+p { margin: 4px 0; color: var(--soft); }
+table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: 4px 8px 4px 0;
+  border-bottom: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere; }
+.number { text-align: right; white-space: nowrap; } .failed { color: var(--red); font-weight: 600; }
+.passed { color: var(--green); } .plots { display: grid; gap: 16px;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); }
+figure { margin: 0; } figcaption { color: var(--soft); } svg { width: 100%; height: auto; }
+svg text { font-size: 11px; fill: var(--soft); } .middle { text-anchor: middle; } .end { text-anchor: end; }
+.label { font-weight: 600; } .axis, .grid, .equal { fill: none; stroke: var(--line); }
+.axis { stroke: var(--soft); } .equal { stroke-dasharray: 4 4; stroke: var(--soft); }
+.line { fill: none; stroke: var(--blue); stroke-width: 2; } circle { fill: var(--blue); }
+"""
+
+
+def make_page(evidence: Evidence) -> str:
+    """Return the page."""
+    device = evidence.device
+    dirty = " with uncommitted changes" if evidence.is_dirty else ""
+    source = f"commit {evidence.commit[:9]}{dirty}" if evidence.commit else "a release"
+    engines = ", ".join(f"{name} {version}" for name, version in device.engines.items()) or "no engine"
+    title = f"{evidence.bench}: {evidence.target}"
+    facts = (
+        f"<b>{evidence.kind}</b>; {evidence.date[:16].replace('T', ' ')} UTC; {source}",
+        _escape(f"{device.model}, {device.memory_bytes / 1e9:.1f} GB; {device.os}, kernel {device.kernel}"),
+        _escape(f"Python {device.python}, edgekit {device.runtime}, {engines}"),
+    )
+    counts = ", ".join(f"{evidence.count(each)} {each}" for each in ("passed", "failed", "skipped"))
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{_escape(title)}</title><style>{_STYLE}</style>"
+        f"<h1>{_escape(title)}</h1>{''.join(f'<p>{fact}</p>' for fact in facts)}"
+        f"<h2>Plots</h2>{_plots(evidence)}<h2>Figures</h2>{_figures(evidence)}"
+        f"<h2>Tests: {counts}</h2>{_tests(evidence)}</html>\n"
+    )
+
+
+def _plots(evidence: Evidence) -> str:
+    by_unit: dict[str, list[int]] = {}
+    for index, figure in enumerate(evidence.figures):
+        if (figure.value or 0) > 0 and (figure.predicted or 0) > 0:
+            by_unit.setdefault(figure.unit, []).append(index)
+    drawn = [draw_predictions([evidence.figures[index] for index in each]) for each in by_unit.values()]
+    drawn += [draw_curve(curve) for curve in evidence.curves]
+    return (
+        f'<div class="plots">{"".join(drawn)}</div>' if drawn else "<p>This run measured nothing to plot.</p>"
+    )
+
+
+def _figures(evidence: Evidence) -> str:
+    rows = (
+        (
+            figure.name,
+            "none" if figure.value is None else f"{figure.value:.4g} {figure.unit}",
+            "" if figure.predicted is None else f"{figure.predicted:.4g} {figure.unit}",
+            "" if figure.error is None else f"{figure.error:+.0%}",
+            figure.method,
+        )
+        for figure in evidence.figures
+    )
+    return _table(("figure", "measured", "predicted", "error", "method"), rows)
+
+
+def _tests(evidence: Evidence) -> str:
+    rows = (
+        (each.outcome, each.proves or each.test, each.reason, f"{each.seconds:.1f} s", each.test)
+        for each in evidence.tests
+    )
+    return _table(("outcome", "what it proves", "reason", "time", "test"), rows)
+
+
+def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    head = "".join(f"<th>{title}" for title in titles)
+    body = "".join(
+        "<tr>"
+        + "".join(f'<td class="{_escape(cell) if cell in _OUTCOMES else ""}">{_escape(cell)}' for cell in row)
+        for row in rows
+    )
+    return f"<table><tr>{head}{body}</table>"
+
+
+_OUTCOMES: Final = ("passed", "failed", "skipped")
+
+
+def _escape(text: str) -> str:
+    return html.escape(text, quote=True)

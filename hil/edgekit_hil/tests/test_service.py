@@ -1,0 +1,155 @@
+"""The service on the device: an update under load, power cuts in an update, and a longer run."""
+
+import contextlib
+import json
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from edgekit_hil.benches.device import Device
+from edgekit_hil.benches.opening import Bench
+from edgekit_hil.tests.conftest import Recorder
+from edgekit_hil.tests.models import PackageMaker
+from edgekit_hil.tests.programs import read_program
+from edgekit_hil.tests.test_install import list_engines
+from edgekit_runtime.errors import BenchError
+
+_MODEL: Final = "mnist5k_dscnn"
+_VERSIONS: Final = ("1.0.0", "1.0.1")
+_READY_LIMIT_S: Final = 60
+_CUTS: Final = 5
+_MOST_GROWTH_BYTES: Final = 16 << 20
+
+
+class ServedDevice:
+    """A device with version 1.0.0 installed, and 1.0.1 beside it as a file.
+
+    Attributes:
+        device: it.
+        old, new: paths of the packages there.
+    """
+
+    def __init__(self, bench: Bench, device: Device, packages: PackageMaker) -> None:
+        self.device = device
+        engine, target = list_engines(bench)[0], bench.file.settings.target
+        made = [packages.make(_MODEL, target, engine, version) for version in _VERSIONS]
+        self.old, self.new = (device.put(path, f"{index}.edgepkg") for index, path in enumerate(made))
+        device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
+        device.edgekit("install", self.old)
+
+    @contextlib.contextmanager
+    def serve(self) -> Iterator[int]:
+        """Run the service; returns its process id."""
+        pid = self.device.start(f"{self.device.python} -m edgekit_runtime.cli serve --port 0", "serve.log")
+        deadline = time.monotonic() + _READY_LIMIT_S
+        code = f"from edgekit_runtime import Client; print(Client().ready({_MODEL!r}))"
+        while self.device.try_run(f'{self.device.python} -c "{code}"').output != "True":
+            if time.monotonic() > deadline:
+                raise BenchError(f"the service is not ready: {self.device.run('tail -5 serve.log')}")
+        yield pid
+        self.device.stop(pid)
+
+    @contextlib.contextmanager
+    def load(self) -> Iterator[dict[str, Any]]:
+        """Send requests during the block; what came of them is in the mapping after it."""
+        result: dict[str, Any] = {}
+        device = self.device
+        device.run(f"cat >load.py <<'END_OF_PROGRAM'\n{read_program('load')}END_OF_PROGRAM")
+        pid = device.start(f"{device.python} load.py {_MODEL} stop {self.old} {self.new}", "load.json")
+        time.sleep(2)
+        yield result
+        device.run("touch stop")
+        device.wait(pid)
+        text = device.run("cat load.json")
+        try:
+            result.update(json.loads(text.splitlines()[-1]))
+        except (ValueError, IndexError) as cause:
+            raise BenchError(f"the load ended early: {text[-500:]}") from cause
+
+    def read_opened(self) -> str | None:
+        """Return the version that is opened next."""
+        (model,) = self.device.edgekit("status")["models"]
+        opens: str | None = model["opens"]
+        return opens
+
+
+@pytest.fixture
+def served(bench: Bench, device: Device, packages: PackageMaker) -> ServedDevice:
+    """Return the device with a version installed."""
+    return ServedDevice(bench, device, packages)
+
+
+def test_swap_under_load_loses_no_request(served: ServedDevice, bench: Bench, evidence: Recorder) -> None:
+    """While requests come without a pause, an update and a rollback answer each of them right."""
+    with served.serve(), served.load() as result:
+        if bench.meter is not None:
+            bench.meter.start()
+        updated = served.device.edgekit("install", served.new)
+        back = served.device.edgekit("rollback", _MODEL)
+        if bench.meter is not None:
+            evidence.curve("power over an update and a rollback", ("s", "W"), bench.meter.stop())
+
+    assert updated["switched"]
+    assert served.read_opened() == _VERSIONS[0], back
+    assert result["errors"] == []
+    assert len(result["seconds"]) > 10
+    method = f"all of {len(result['seconds'])} requests over the Unix socket during an update and a rollback"
+    evidence("longest answer during a swap", 1e3 * max(result["seconds"]), "ms", method)
+
+
+def test_power_cut_in_an_update_leaves_a_version_that_works(
+    served: ServedDevice, bench: Bench, evidence: Recorder
+) -> None:
+    """After a power cut at a random moment of an update, one version opens and computes right."""
+    if bench.power is None:
+        pytest.skip(f"bench '{bench.file.settings.name}' has no power switch")
+    device, moments = served.device, random.Random(15)  # noqa: S311
+    device.run("cp -r state state.before && sync")
+    begun_s = time.monotonic()
+    device.edgekit("install", served.new)
+    whole_s = time.monotonic() - begun_s
+    opened = []
+    for _ in range(_CUTS):
+        device.run("rm -rf state && cp -r state.before state && sync")
+        device.start(f"{device.python} -m edgekit_runtime.cli install {served.new}", "install.log")
+        time.sleep(moments.uniform(0, whole_s))
+        bench.cut_power()
+        opened.append(served.read_opened())
+        engine = list_engines(bench)[0]
+        remote = served.old if opened[-1] == _VERSIONS[0] else served.new
+        checks = json.loads(device.run_python(read_program("selftest"), remote, engine))
+        assert opened[-1] in _VERSIONS
+        assert all(passed for _, passed, *_ in checks)
+    device.edgekit("install", served.new)
+    assert served.read_opened() == _VERSIONS[1]
+    evidence("power cuts in an update", _CUTS, "cuts", f"{bench.power_label}, at random moments")
+    evidence("of them, the new version opened", opened.count(_VERSIONS[1]), "cuts", "edgekit-device status")
+
+
+def test_soak_answers_every_request_and_memory_stays(
+    served: ServedDevice, evidence: Recorder, request: pytest.FixtureRequest
+) -> None:
+    """Under steady load every answer is right, and the service's memory does not grow."""
+    soak_s = request.config.getoption("--soak-seconds")
+    with served.serve() as pid, served.load() as result:
+        before = _read_rss(served.device, pid)
+        served.device.run(f"sleep {soak_s}", soak_s + 60)
+        after = _read_rss(served.device, pid)
+
+    times_ms = [1e3 * each for each in result["seconds"]]
+    method = f"{len(times_ms)} requests in turn over {soak_s} s"
+    evidence("median answer in the soak", statistics.median(times_ms), "ms", method)
+    evidence("99th percentile in the soak", statistics.quantiles(times_ms, n=100)[-1], "ms", method)
+    evidence(
+        "growth of memory in the soak", (after - before) / 1e6, "MB", f"VmRSS of the service over {soak_s} s"
+    )
+    assert result["errors"] == []
+    assert after - before <= _MOST_GROWTH_BYTES
+
+
+def _read_rss(device: Device, pid: int) -> int:
+    return int(device.run(f"grep VmRSS /proc/{pid}/status").split()[1]) << 10

@@ -1,0 +1,76 @@
+"""The page of a run: what was seen, escaped, and loading nothing."""
+
+import dataclasses
+from html.parser import HTMLParser
+
+import pytest
+from tests.hil.evidence_parts import EVIDENCE
+
+from edgekit_hil.evidence.evidence_file import Curve, Evidence, Figure
+from edgekit_hil.report.page import make_page
+from edgekit_hil.report.plots import draw_curve, draw_predictions
+
+
+class Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def read(evidence: Evidence) -> Reader:
+    reader = Reader()
+    reader.feed(make_page(evidence))
+    return reader
+
+
+def test_page_shows_kind_source_figures_and_tests() -> None:
+    reader = read(EVIDENCE)
+    text = " ".join(reader.texts)
+
+    for shown in (
+        "real",
+        "commit aaaaaaaaa",
+        "Pi 5",
+        "onnxruntime 1.24.4",
+        "1.5 ms",
+        "median of 50",
+        "it works",
+    ):
+        assert shown in text
+    assert reader.links == []
+
+
+def test_foreign_text_is_no_markup() -> None:
+    facts = dataclasses.replace(EVIDENCE.device, model="<script>alert(1)</script>")
+    figure = Figure("<b>", 1.0, "<i>", "</table><img>", "t", 2.0)
+    curve = Curve("<svg>", "<x>", "<y>", (0.0, 1.0), (1.0, 2.0), "t")
+
+    reader = read(dataclasses.replace(EVIDENCE, device=facts, figures=(figure,), curves=(curve,)))
+
+    assert not {"script", "img", "i", "x", "y"} & set(reader.tags)
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [((0.0,), (0.0,)), ((1.0, 1.0), (5.0, 5.0)), ((0.0, 1e-9), (1e9, 0.0)), ((0.0, 1.0), (-1.0, 2.0))],
+)
+def test_curve_of_any_values_is_drawn_within_its_frame(x: tuple[float, ...], y: tuple[float, ...]) -> None:
+    drawn = draw_curve(Curve("c", "s", "W", x, y, "t"))
+
+    assert "nan" not in drawn and "inf" not in drawn
+
+
+def test_prediction_that_holds_lies_on_the_line() -> None:
+    drawn = draw_predictions([Figure("a", 2.0, "ms", "", "t", 2.0)])
+
+    x, y = (float(drawn.split(f'c{axis}="')[1].split('"')[0]) for axis in "xy")
+    assert (x - 58) / (470 - 58) == pytest.approx((214 - y) / (214 - 12), abs=0.01)

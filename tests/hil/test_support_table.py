@@ -1,0 +1,81 @@
+"""The README's table of devices: made from committed evidence, and nothing beyond it."""
+
+import dataclasses
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.hil.evidence_parts import EVIDENCE
+
+from edgekit_hil.evidence.evidence_file import Evidence, list_committed, read_folders
+from edgekit_toolkit.targets.loader import list_targets
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = importlib.util.spec_from_file_location("support_table", ROOT / "scripts" / "support_table.py")
+assert SPEC is not None and SPEC.loader is not None
+support_table = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(support_table)
+
+
+def row(target: str, *evidence: Evidence) -> str:
+    table = support_table.make_table(list_targets([]), evidence)
+    (line,) = [line for line in table.splitlines() if line.startswith(f"| `{target}`")]
+    return line
+
+
+def test_readme_is_what_the_committed_evidence_says() -> None:
+    command = [sys.executable, ROOT / "scripts" / "support_table.py", "--check"]
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_committed_evidence_names_its_target_and_its_file() -> None:
+    known = {target.name for target in list_targets([])}
+
+    for evidence in read_folders([list_committed()]):
+        assert evidence.target in known
+        assert (list_committed() / evidence.file_name).is_file()
+        assert evidence.commit
+
+
+def test_target_without_evidence_has_no_run() -> None:
+    assert row("rpi4").count("no run yet") == 2
+
+
+def test_real_run_stands_in_its_own_column() -> None:
+    line = row("rpi5", EVIDENCE)
+
+    assert (
+        "[desk](hil/evidence/rpi5-desk-2026-11-23T100000.json): 1 tests passed, 1 skipped; 2026-11-23" in line
+    )
+    assert line.endswith("| no run yet |")
+
+
+@pytest.mark.parametrize("kind", ["emulated", "simulated"])
+def test_run_that_is_not_real_never_stands_in_the_column_of_real_ones(kind: str) -> None:
+    line = row("rpi5", dataclasses.replace(EVIDENCE, kind=kind))  # type: ignore[arg-type]
+
+    assert "| **no run yet** | [desk]" in line
+    assert f": {kind}, 1 tests passed" in line
+
+
+def test_failures_and_uncommitted_changes_are_shown() -> None:
+    failed = dataclasses.replace(EVIDENCE.tests[0], outcome="failed")
+    line = row("rpi5", dataclasses.replace(EVIDENCE, is_dirty=True, tests=(*EVIDENCE.tests, failed)))
+
+    assert "**1 failed**" in line
+    assert "commit aaaaaaaaa with uncommitted changes" in line
+
+
+def test_newest_run_of_each_bench_counts() -> None:
+    newer = dataclasses.replace(EVIDENCE, date="2026-12-01T10:00:00+00:00")
+    other = dataclasses.replace(EVIDENCE, bench="shelf")
+
+    line = row("rpi5", EVIDENCE, newer, other)
+
+    assert "2026-12-01" in line
+    assert line.count("tests passed") == 2
