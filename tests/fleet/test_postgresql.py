@@ -10,7 +10,7 @@ from sqlalchemy import String, cast, func, select, text
 from edgekit_fleet.access import tokens, users
 from edgekit_fleet.api.repeats import KeyedRequest, begin_request
 from edgekit_fleet.broker.mosquitto import list_brokers
-from edgekit_fleet.operations import records, saved_queries, webhooks
+from edgekit_fleet.operations import records, saved, webhooks
 from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.repository import open_repository
 from edgekit_fleet.simulation.filled_store import fill_store
@@ -108,7 +108,8 @@ def full(tmp_path):
         )
     begin_request(store, KeyedRequest("token:ci", "k", "0" * 64), 5.0)
     webhooks.add_webhook(store, "chat", "https://chat.example/", [], actor="ann")
-    saved_queries.save(store, "mine", "class=rpi5", "ann")
+    saved.save_query(store, "mine", "class=rpi5", "ann")
+    saved.save_window(store, "night", "01:00-04:00", "ann")
     store.close()
     return folder
 

@@ -104,7 +104,7 @@ def find_obstacle(
         return Obstacle("pinned", f"the model is pinned to {view.pinned} by hand; unpin it")
     if view.version and is_older(wanted.version, view.version) and not wanted.is_return:
         return Obstacle("older", f"version {wanted.version} is older than {view.version}, which is here")
-    if wanted.window is not None and _WINDOW.fullmatch(wanted.window) is None:
+    if wanted.window is not None and not is_window(wanted.window):
         return Obstacle("window", f"window {wanted.window[:20]!r} is not of the form 01:00-04:00")
     needed_bytes = wanted.size_bytes - done_bytes + wanted.size_bytes + SPARE_BYTES
     if wanted.sha256 not in conditions.downloaded and needed_bytes > conditions.free_bytes:
@@ -126,6 +126,11 @@ def _find_shortage(wanted: DesiredModel, conditions: DeviceConditions, done_byte
     if smallest > left:
         return Obstacle("budget", f"{smallest} bytes are to come, {left} are left of this month's budget")
     return None
+
+
+def is_window(text: str) -> bool:
+    """Return whether a text is a local time of day from and to, as `01:00-04:00`."""
+    return _WINDOW.fullmatch(text) is not None
 
 
 def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle | None:

@@ -131,6 +131,7 @@ def make_routes(console: Console) -> list[BaseRoute]:
         Route("/settings/codes", page(settings_pages.show_codes)),
         Route("/settings/codes", page(settings_pages.make_codes, "device"), methods=["POST"]),
         Route("/settings/fleet", page(settings_pages.show_fleet_settings)),
+        Route("/settings/windows", page(settings_pages.change_window, "rollout"), methods=["POST"]),
         Route("/login", page(login_pages.show_login, None)),
         Route("/login", page(login_pages.log_in, None), methods=["POST"]),
         Route("/logout", page(login_pages.log_out, None), methods=["POST"]),

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgekit_fleet.console.shell import Console, local_address, with_query
-from edgekit_fleet.operations import devices, saved_queries
+from edgekit_fleet.operations import devices, saved
 from edgekit_fleet.operations.device_search import ATTENTION, Search, Special, count_devices, find_devices
 from edgekit_fleet.operations.rollouts import find_tag_effects
 from edgekit_fleet.store.attributes import list_models
@@ -82,7 +82,7 @@ def show_devices(console: Console, request: Request) -> Response:
         page = find_devices(
             session, search, by_name=by_name, after=query.get("after", ""), limit=_PAGE, counts=counts
         )
-        saved = saved_queries.list_queries(session)
+        filters = saved.list_queries(session)
     by_status = {
         status: counts.get((status, True), 0) + counts.get((status, False), 0) for status in ATTENTION
     }
@@ -101,7 +101,7 @@ def show_devices(console: Console, request: Request) -> Response:
         total=total,
         all_devices=sum(by_status.values()),
         by_name=by_name,
-        saved=saved,
+        saved=filters,
         link=lambda **changes: with_query(request, **{"after": "", **changes}),
         list_models=list_models,
     )
@@ -132,7 +132,7 @@ def save_query(console: Console, request: Request) -> Response:
     """Keep a filter under a name, for all users."""
     form = request.state.form
     name, selector = form.get("name", "").strip(), form.get("selector", "").strip()
-    saved_queries.save(console.store, name, selector, request.state.principal.name)
+    saved.save_query(console.store, name, selector, request.state.principal.name)
     return console.redirect(request, local_address(form.get("next", "/devices")), f"Saved as '{name}'.")
 
 

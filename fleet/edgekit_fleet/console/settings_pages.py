@@ -11,7 +11,7 @@ from edgekit_fleet.access import tokens, users
 from edgekit_fleet.access.principal import SCOPES, SCOPES_OF_ROLE
 from edgekit_fleet.console.shell import Console, local_address
 from edgekit_fleet.identity.authority import Authority
-from edgekit_fleet.operations import devices, saved_queries
+from edgekit_fleet.operations import devices, saved
 from edgekit_fleet.store.tables import CodeRow, DeviceRow
 from edgekit_runtime.errors import FleetError
 from edgekit_runtime.system.paths import find_keys_folder
@@ -122,7 +122,7 @@ def make_codes(console: Console, request: Request) -> Response:
 def show_fleet_settings(console: Console, request: Request) -> Response:
     """Show addresses, keys and saved filters."""
     with console.store.snapshot() as session:
-        saved = saved_queries.list_queries(session)
+        filters, windows = saved.list_queries(session), saved.list_windows(session)
     keys = [path.name.removesuffix(PUBLIC_KEY_SUFFIX) for path in list_keys(find_keys_folder())]
     return console.render(
         request,
@@ -130,14 +130,26 @@ def show_fleet_settings(console: Console, request: Request) -> Response:
         settings=console.settings,
         store=console.store.name,
         keys=keys,
-        saved=saved,
+        saved=filters,
+        windows=windows,
     )
 
 
 def remove_query(console: Console, request: Request) -> Response:
     """Forget a saved filter."""
     form = request.state.form
-    saved_queries.remove(console.store, form.get("name", ""), request.state.principal.name)
+    saved.remove_query(console.store, form.get("name", ""), request.state.principal.name)
     return console.redirect(
         request, local_address(form.get("next", "/settings/fleet")), "The filter is forgotten."
     )
+
+
+def change_window(console: Console, request: Request) -> Response:
+    """Keep a window under a name, or forget one."""
+    form, actor = request.state.form, request.state.principal.name
+    name = form.get("name", "").strip()
+    if form.get("action") == "remove":
+        saved.remove_window(console.store, name, actor)
+        return console.redirect(request, "/settings/fleet", "The window is forgotten.")
+    saved.save_window(console.store, name, form.get("window", "").strip(), actor)
+    return console.redirect(request, "/settings/fleet", f"Plans offer the window '{name}' now.")

@@ -10,7 +10,6 @@ from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.operations.names import check_name
-from edgekit_fleet.rollouts.gates import GateLimits
 from edgekit_fleet.rollouts.preview import PackageView, Planned, Refused, preview
 from edgekit_fleet.rollouts.progress import Order, Ordered, RolloutSettings, Started
 from edgekit_fleet.rollouts.replay import Difference, replay
@@ -20,6 +19,7 @@ from edgekit_fleet.rollouts.views import list_attributes, read_before, read_devi
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, freeze_cohort, plan_waves
 from edgekit_fleet.store.database import Store, insert_many
 from edgekit_fleet.store.tables import DeviceRow, MemberRow, RolloutRow
+from edgekit_runtime.agent.conditions import is_window
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import FleetError, NotFoundError
 
@@ -97,23 +97,21 @@ def plan_rollout(store: Store, request: RolloutRequest) -> RolloutPlan:
     """Return what a rollout would do; changes nothing.
 
     Raises:
-        FleetError: no such release, a malformed selector or waves.
+        FleetError: no such release, a malformed selector or waves, or an option is wrong.
     """
     selector = parse_selector(request.selector)
     with store.snapshot() as session:
         packages = read_packages(session, request.release)
         devices = read_devices(session, selector, frozenset(one.model for one in packages))
     planned, refused = preview(devices, packages)
-    count = len(planned)
-    minimum = request.minimum or default_minimum(count)
-    waves = plan_waves(request.waves, max(count, 1), minimum)
+    settings = _make_settings(request, packages, max(len(planned), 1))
     return RolloutPlan(
         release=request.release,
         selector=request.selector,
         planned=planned,
         refused=refused,
-        waves=waves,
-        min_agreement=_find_limits(packages).get("min_agreement", GateLimits().min_agreement),
+        waves=settings.waves,
+        min_agreement=settings.limits.min_agreement,
     )
 
 
@@ -188,6 +186,8 @@ def _make_settings(request: RolloutRequest, packages: Sequence[PackageView], dev
     waves = plan_waves(request.waves, devices, minimum)
     limits = {**_find_limits(packages), **request.options.get("limits", {})}
     plain = {"waves": list(waves), "minimum": minimum, **request.options, "limits": limits}
+    if plain.get("window") and not is_window(plain["window"]):
+        raise FleetError(f"window {str(plain['window'])[:40]!r} is not of the form 01:00-04:00")
     if plain.get("window"):  # a device may answer a day later and is not offline
         plain.setdefault("patience_s", 93_600.0)
         plain.setdefault("step_timeout_s", 259_200.0)

@@ -562,3 +562,20 @@ class SavedQueryRow(Table):
     selector: Mapped[str]
     created_at: Mapped[float]
     created_by: Mapped[str]
+
+
+class SavedWindowRow(Table):
+    """A window in which devices may switch, under a name, for all users.
+
+    Attributes:
+        name: of the window.
+        window: see `RolloutSettings`.
+        created_at, created_by: when, and by whom.
+    """
+
+    __tablename__ = "saved_windows"
+
+    name: Mapped[str] = mapped_column(NAME, primary_key=True)
+    window: Mapped[str] = mapped_column(String(16))
+    created_at: Mapped[float]
+    created_by: Mapped[str]

@@ -76,6 +76,17 @@ def test_saved_filter_is_offered_to_all(client, served):
     assert "cameras" not in client.get("/devices").text
 
 
+def test_saved_window_is_offered_by_plans_and_may_be_forgotten(client, served):
+    answer = client.post("/settings/windows", name="night", window="01:00-04:00")
+    assert "Plans offer the window" in client.follow(answer).text
+    offered = '<option value="01:00-04:00">night</option>'
+    assert offered in client.get("/rollouts/new").text
+    assert client.post("/settings/windows", name="all day", window="0-24").status == 422
+    assert log_in(served, "vera").post("/settings/windows", name="x", window="01:00-02:00").status == 403
+    client.post("/settings/windows", name="night", action="remove")
+    assert offered not in client.get("/rollouts/new").text
+
+
 def test_device_shows_why_and_marks_what_differs(client, served):
     device = pick(served, status="diverged")
     page = client.get(f"/devices/{device.name}")

@@ -127,6 +127,7 @@ def test_plan_says_who_gets_what_and_starts_it_once(client, served):
         ({"minimum": "some"}, "is no number"),
         ({"soak_min": "a"}, "is no number"),
         ({"release": "none"}, "no release"),
+        ({"window": "at-night"}, "not of the form 01:00-04:00"),
     ],
 )
 def test_plan_that_cannot_be_keeps_the_form_and_says_why(change, said, client):

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from edgekit_fleet.console.rollouts.background import Background, Found
 from edgekit_fleet.console.rollouts.queries import Reason
 from edgekit_fleet.console.shell import Console
+from edgekit_fleet.operations import saved
 from edgekit_fleet.operations.rollouts import RolloutRequest, plan_rollout, start_rollout
 from edgekit_fleet.rollouts.gates import GateLimits
 from edgekit_fleet.rollouts.preview import Planned, Refused
@@ -127,6 +128,7 @@ class PlanPages:
                 .order_by(ReleaseRow.created_at.desc())
                 .limit(_RELEASES)
             ).all()
+            windows = saved.list_windows(session)
             made = session.scalar(
                 select(func.count()).select_from(RolloutRow).where(RolloutRow.release == fields["release"])
             )
@@ -147,6 +149,7 @@ class PlanPages:
             releases=releases,
             release_choices=[("", "choose one"), *((one, one) for one in releases)],
             has_options=any(fields[one] != FIELDS[one] for one in _OPTIONS),
+            windows=windows,
             problem=problem,
             plan=found.result if found.is_current else None,
             is_current=found.is_current,
