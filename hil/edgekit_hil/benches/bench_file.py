@@ -31,6 +31,7 @@ class BenchSettings:
         python: command that starts, on the device, a Python in which the runtime is installed.
         slowdown: how many times slower than its target an emulated device is made; predictions of latency are
             multiplied by it.
+        has_time: whether durations on the device mean anything; under an instruction emulator they do not.
     """
 
     name: str
@@ -39,6 +40,7 @@ class BenchSettings:
     architecture: str
     python: str = "python3"
     slowdown: float = 1.0
+    has_time: bool = True
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.replace("-", "").replace("_", "").isalnum():

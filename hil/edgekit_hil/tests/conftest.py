@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import pytest
 
@@ -14,6 +15,8 @@ from edgekit_hil.evidence.evidence_file import Curve, Figure
 from edgekit_hil.tests.models import PackageMaker
 from edgekit_hil.tests.plugin import BENCH_KEY, RunRecord
 from edgekit_runtime.errors import BenchError
+
+_OF_TIME: Final = ("s", "ms", "mJ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,9 @@ class Recorder:
     def __call__(
         self, name: str, value: float | None, unit: str, method: str = "", predicted: float | None = None
     ) -> None:
-        """Record a figure, see `Figure`."""
+        """Record a figure, see `Figure`; one of time only where time means anything."""
+        if unit in _OF_TIME and not self.bench.file.settings.has_time:
+            return
         self.record.add_figure(self.bench, Figure(name, value, unit, method, self.test, predicted))
 
     def curve(self, name: str, labels: tuple[str, str], points: Sequence[tuple[float, float]]) -> None:
@@ -38,6 +43,8 @@ class Recorder:
             labels: of x and y.
             points: (x, y) each.
         """
+        if not self.bench.file.settings.has_time:
+            return
         x, y = zip(*points, strict=True)
         self.record.add_curve(self.bench, Curve(name, *labels, x, y, self.test))
 
