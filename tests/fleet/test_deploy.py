@@ -1,6 +1,7 @@
 """The image, the Compose file and the manifests in deploy/: what they would start is started here."""
 
 import fnmatch
+import http.client
 import json
 import os
 import shlex
@@ -182,6 +183,42 @@ def test_broker_reads_its_folder_alone(tmp_path: Path) -> None:
     assert {path.parent for path in paths} == {folder.broker}
     kept = authority.folder / "authority.pem"
     assert kept.read_bytes() not in [path.read_bytes() for path in folder.broker.iterdir()]
+
+
+def test_user_without_a_name_starts_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_none(_number: int) -> None:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("pwd.getpwuid", find_none)
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    settings, folder = FleetSettings(), FleetFolder(tmp_path / "fleet")
+    assert write_configuration(folder, settings, open_authority(folder, settings)).exists()
+
+
+def test_image_is_built_and_its_manager_starts(tmp_path: Path) -> None:
+    if os.environ.get("EDGEKIT_IMAGE") != "1":
+        pytest.skip("set EDGEKIT_IMAGE=1: builds the image (4 minutes, 3 GB)")
+    if os.geteuid() or not all(map(shutil.which, ("buildah", "mmdebstrap"))):
+        pytest.skip("needs root, and: apt install buildah mmdebstrap")
+    subprocess.run([ROOT / "scripts" / "build-image", tmp_path], check=True)
+    own = ["buildah", "--root", str(tmp_path / "storage"), "--runroot", str(tmp_path / "run")]
+    own += ["--storage-driver", "vfs"]
+    name = subprocess.check_output([*own, "from", "--pull-never", "localhost/edgekit"], text=True).strip()
+    run = [*own, "run", "--isolation", "chroot", name, "--"]
+    assert subprocess.check_output([*run, "id", "-u"], text=True).strip() == "10001"
+    assert "edgekit-device" in subprocess.check_output([*run, "edgekit-device", "--version"], text=True)
+    ports = {option: str(free_port()) for option in ("--broker-port", "--web-port", "--console-port")}
+    command = [*run, "timeout", "-s", "INT", "15", "edgekit", "fleet", "up", "--json"]
+    fleet = subprocess.Popen([*command, *sum(ports.items(), ())], stdout=subprocess.PIPE, text=True)
+    assert fleet.stdout is not None
+    with fleet:
+        facts = json.loads(fleet.stdout.readline())
+        assert facts["folder"] == "/fleet"
+        connection = http.client.HTTPConnection("127.0.0.1", int(ports["--console-port"]), timeout=10)
+        connection.request("GET", "/login")
+        assert connection.getresponse().status == 200
+        connection.close()
 
 
 def test_manifests_are_those_that_kubernetes_and_hadolint_accept() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.fleet.fleet_device import free_port
+from tests.waiting import wait_for
 
 from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
 from edgekit_fleet.identity.authority import MANAGER, Authority
@@ -197,8 +198,12 @@ def test_client_that_takes_no_data_is_dropped(site, monkeypatch):
     assert came_bytes < size_bytes / 2
 
 
+begun = []  # addresses of requests
+
+
 async def answer(scope, receive, send):
     """An application that reads the body, and answers."""
+    begun.append(scope["client"])
     while (await receive()).get("more_body"):
         pass
     address = scope["client"][0].encode()
@@ -210,6 +215,7 @@ async def answer(scope, receive, send):
 def small(monkeypatch):
     """A server of 20 connections."""
     monkeypatch.setattr(web_server, "_MAX_CONNECTIONS", 20)
+    begun.clear()
     with web_server.WebServer(answer, "127.0.0.1", 0, None, option="--port") as server:
         yield server
 
@@ -241,9 +247,9 @@ def test_idle_connections_of_one_address_keep_nobody_out(small, address):
 
 def test_requests_of_one_address_that_do_not_end_keep_no_other_address_out(small):
     with contextlib.ExitStack() as stack:
-        for _ in range(20):
+        for _ in range(19):
             connect_from(stack, "127.0.0.1", small, UNFINISHED)
-        time.sleep(0.2)
+        wait_for(lambda: len(begun) == 19)
         assert status_of(connect_from(stack, "127.0.0.1", small)) == 503
         assert status_of(connect_from(stack, "127.0.0.2", small)) == 200
 
@@ -251,7 +257,7 @@ def test_requests_of_one_address_that_do_not_end_keep_no_other_address_out(small
 def test_requests_of_many_addresses_are_not_ended_for_another_one(small):
     with contextlib.ExitStack() as stack:
         held = [connect_from(stack, f"127.0.1.{number}", small, UNFINISHED) for number in range(1, 20)]
-        time.sleep(0.2)
+        wait_for(lambda: len(begun) == 19)
         assert status_of(connect_from(stack, "127.0.0.2", small)) == 503
         assert {status_of(each, b"2345") for each in held} == {200}
 

@@ -6,7 +6,6 @@ of another one over. A device may write its own documents and read what is meant
 """
 
 import contextlib
-import getpass
 import logging
 import os
 import resource
@@ -42,7 +41,8 @@ _log = logging.getLogger(__name__)
 _CONFIGURATION: Final = """\
 # Written by `edgekit fleet up` at each start; changes are lost.
 per_listener_settings false
-user {user}
+# Where root starts it; else it stays who it is.
+user root
 listener {port} {host}
 cafile {authority}
 certfile {certificate}
@@ -81,7 +81,6 @@ def write_configuration(folder: FleetFolder, settings: FleetSettings, authority:
     pair = authority.pair("server")
     certificate, key, issuer = (_copy(each, folder.broker) for each in (*pair, authority.certificate_path))
     text = _CONFIGURATION.format(
-        user=getpass.getuser(),
         port=settings.broker_port,
         host=settings.host,
         authority=issuer.absolute(),

@@ -2,6 +2,8 @@
 
 import io
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from tests.fleet.api.conftest import Api
 from tests.runtime.conftest import PackageMaker
 from tests.runtime.conftest import maker as maker  # a fixture
 from tests.runtime.slot_cases import write_keys
+from tests.waiting import wait_for
 
 from edgekit_fleet.store.tables import RolloutRow
 from edgekit_runtime.dataclass_json import to_plain
@@ -85,6 +88,41 @@ def test_job_releases_rolls_out_waits_and_rolls_back(
     assert "a: aborted" in shell.capsys.readouterr().out
     actions = {each["action"]: each["actor"] for each in shell.here("audit", "--limit", "20")}
     assert actions["device.tag"] == actions["release.make"] == "token:tests"
+
+
+@pytest.mark.parametrize(("state", "goes_back"), [("succeeded", False), ("paused", True)])
+def test_job_of_the_docs_with_curl_works_as_written(
+    api: Api,
+    maker: PackageMaker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+    goes_back: bool,
+):
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    text = (Path(__file__).parents[3] / "docs/reference/fleet-api.md").read_text()
+    script = text.partition("With curl:")[2].partition("```sh\n")[2].partition("```")[0]
+    script = script.replace("https://fleet.example:8444", api.url).replace("--cacert authority.crt", "")
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    monkeypatch.setenv("EDGEKIT_FLEET_TOKEN", api.token)
+    write_keys(tmp_path / "keys")
+    maker.write(tmp_path / "detector-1.5.0-rpi5.edgepkg", name="detector", version="1.5.0", target="rpi5")
+    (tmp_path / "job").write_text(script)
+    job = subprocess.Popen(["bash", "-e", "job"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+
+    def has_begun() -> bool:
+        with api.store.transaction() as session:
+            row = session.get(RolloutRow, "a")
+            if row is not None:
+                row.state = state
+            return row is not None or job.poll() is not None
+
+    with job:
+        wait_for(has_begun, "the rollout")
+        printed = job.communicate(timeout=60)[0]
+    assert job.returncode == 0, printed
+    assert ("ordered the way back" in api.get("/rollouts/a").json["because"]) == goes_back
 
 
 def test_users_and_tokens_are_made_from_afar(shell: Shell, monkeypatch: pytest.MonkeyPatch):
