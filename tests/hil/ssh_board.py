@@ -30,6 +30,7 @@ class SshBoard:
         key: of the user.
         home: of the user.
         python: starts a Python with the runtime.
+        server_pid: process id of the server.
     """
 
     folder: Path
@@ -37,6 +38,7 @@ class SshBoard:
     key: Path
     home: Path
     python: Path
+    server_pid: int
 
     def write_bench(self, path: Path, *, address: str = "127.0.0.1", **settings: str) -> Path:
         """Write an environment file that leads here."""
@@ -85,7 +87,7 @@ def run_ssh_board(folder: Path) -> Iterator[SshBoard]:
         server = subprocess.Popen([SSHD, "-D", "-e", "-f", config], stdout=log, stderr=log)
         try:
             _wait_for(port, folder / "sshd.log")
-            yield SshBoard(folder, port, folder / "user_key", home, python)
+            yield SshBoard(folder, port, folder / "user_key", home, python, server.pid)
         finally:
             server.terminate()
             server.wait()

@@ -104,6 +104,15 @@ def test_bench_that_was_left_broken_stays_so_until_a_person_says_otherwise(tmp_p
     hold(bench)
 
 
+def test_bench_that_is_made_anew_does_not_stay_broken(tmp_path: Path) -> None:
+    lock = BenchLock.of(read_bench(write_bench(tmp_path / "a.yaml", resources={})))
+    with lock.hold(keeps_state=False):
+        lock.mark_broken("no answer")
+
+    with lock.hold(keeps_state=False):
+        assert lock.read_reason() is None
+
+
 def test_run_that_was_killed_leaves_a_real_bench_broken(tmp_path: Path) -> None:
     path = write_bench(tmp_path / "a.yaml")
     code = """

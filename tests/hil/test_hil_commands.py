@@ -9,13 +9,14 @@ from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 import pytest
+from tests.hil.evidence_parts import EVIDENCE
 from tests.hil.ssh_board import SshBoard, run_ssh_board
 from yaml import safe_load
 
 from edgekit_hil.benches.bench_file import read_bench
 from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.bench_writer import SshBench
-from edgekit_hil.evidence.evidence_file import read_evidence
+from edgekit_hil.evidence.evidence_file import read_evidence, write_evidence
 from edgekit_runtime.errors import BenchError
 from edgekit_toolkit.cli import main
 
@@ -163,3 +164,22 @@ def test_evidence_of_a_run_is_json_of_one_format(board: SshBoard, folder: Path) 
     content = json.loads(path.read_text())
     assert content["format"] == 1
     assert content["tests"][0]["reason"] == "the device of bench 'stand-in' has no tensorrt"
+
+
+def test_targets_show_what_was_seen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_evidence(EVIDENCE, folder / "home" / "hil" / "evidence")
+
+    assert main(["targets", "rpi5"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert main(["targets", "rpi5", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+
+    assert "real: bench desk, Pi 5" in shown
+    assert "commit aaaaaaaaa" in shown
+    assert "1.5 ms" in shown
+    assert [each["bench"] for each in document["evidence"] if each["kind"] == "real"] == ["desk"]
+
+
+def test_target_without_evidence_says_that_it_is_modelled(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["targets", "rpi-zero-2w"]) == 0
+    assert "No run on a bench yet: latency and energy are modelled" in capsys.readouterr().out

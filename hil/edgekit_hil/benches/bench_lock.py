@@ -75,8 +75,8 @@ class BenchLock:
         """Hold the bench for one run.
 
         Args:
-            keeps_state: whether the device remembers an earlier run, so that one which was cut short leaves
-                the bench broken.
+            keeps_state: whether the device remembers an earlier run. If so, a run that was cut short leaves
+                the bench broken; if not, each run makes the device anew, and nothing stays broken.
 
         Raises:
             BenchError: another run holds it, or it is broken.
@@ -93,6 +93,8 @@ class BenchLock:
             file.truncate(0)
             file.write(json.dumps({"pid": os.getpid(), "since": _now()}))
             file.flush()
+            if not keeps_state:
+                self.broken_file.unlink(missing_ok=True)
             if self._begun_file.exists():
                 begun = self._begun_file.read_text(encoding="utf-8").strip()
                 self.mark_broken(f"the run that began at {begun} was cut short")

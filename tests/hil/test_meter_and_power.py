@@ -1,0 +1,110 @@
+"""Meter and power switch of a bench: a fake tree of the kernel, and commands in place of a switch."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.hil.ssh_board import SshBoard, run_ssh_board
+from tests.runtime.power_tree import Tree
+from yaml import safe_dump, safe_load
+
+from edgekit_hil.benches.bench_file import read_bench
+from edgekit_hil.benches.bench_lock import BenchLock
+from edgekit_hil.benches.opening import Bench, open_bench
+from edgekit_runtime.errors import BenchUnavailableError
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshBoard]:
+    with run_ssh_board(tmp_path_factory.mktemp("board")) as board:
+        yield board
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+
+
+@contextlib.contextmanager
+def opened(board: SshBoard, path: Path, drivers: dict[str, Any]) -> Iterator[Bench]:
+    document = safe_load(board.write_bench(path).read_text())
+    main = document["targets"]["main"]
+    main["drivers"] = {**main["drivers"], **drivers}
+    if "ExternalPowerDriver" not in drivers:
+        document["imports"] = ["edgekit_hil.drivers.sensors"]
+    path.write_text(safe_dump(document))
+    with open_bench(read_bench(path)) as bench:
+        yield bench
+
+
+def test_meter_gives_the_watts_of_the_boards_input(board: SshBoard, tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "sys")
+    tree.rail(1, "VDD_IN", 5000, 2000)
+    tree.rail(2, "VDD_CPU_GPU_CV", 5000, 300)
+    drivers = {"SensorsDriver": {"python": str(board.python), "sysfs": str(tmp_path / "sys")}}
+    with opened(board, tmp_path / "bench.yaml", drivers) as bench:
+        bench.meter.start()
+        time.sleep(4)
+        readings = bench.meter.stop()
+
+        assert "ina3221/VDD_IN" in bench.meter_text
+    assert [watts for _, watts in readings] == [10.0] * len(readings)
+    assert [second for second, _ in readings] == [float(index + 1) for index in range(len(readings))]
+    assert len(readings) >= 1
+
+
+def test_device_without_a_meter_says_what_is_missing(board: SshBoard, tmp_path: Path) -> None:
+    Tree(tmp_path / "sys").zone(0, "cpu-thermal", 50_000)
+    drivers = {"SensorsDriver": {"python": str(board.python), "sysfs": str(tmp_path / "sys")}}
+    with opened(board, tmp_path / "bench.yaml", drivers) as bench:
+        assert bench.meter is None
+        assert "the device's sensors measure no power" in bench.meter_text
+
+
+def test_after_a_power_cut_the_same_device_answers_again(board: SshBoard, tmp_path: Path) -> None:
+    """The switch kills what the device runs for us, as far as a stand-in can."""
+    marks = tmp_path / "marks"
+    off = f"pkill -9 -P {board.server_pid}; echo off >>{marks}"
+    power = {"cmd_off": f"sh -c '{off}'", "cmd_on": f"sh -c 'echo on >>{marks}'", "delay": 0.1}
+    with opened(board, tmp_path / "bench.yaml", {"ExternalPowerDriver": power}) as bench:
+        device = bench.open_folder("cut")
+        device.run("echo kept >kept")
+
+        bench.cut_power()
+
+        assert device.run("cat kept") == "kept"
+        assert marks.read_text().split() == ["off", "on"]
+        assert bench.power_label == "ExternalPowerDriver"
+        device.close()
+
+
+def test_device_that_stays_away_after_a_power_cut_breaks_the_bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgekit_hil.benches.opening._BOOT_LIMIT_S", 1)
+    with run_ssh_board(tmp_path / "own") as board:
+        power = {"cmd_off": f"kill -9 {board.server_pid}", "cmd_on": "true", "delay": 0.1}
+        with opened(board, tmp_path / "bench.yaml", {"ExternalPowerDriver": power}) as bench:
+            with pytest.raises(Exception, match="no answer for 1 s after the power came back"):
+                bench.cut_power()
+            bench.lock.mark_broken("no answer")
+
+        assert "no answer" in (BenchLock.of(bench.file).read_reason() or "")
+
+
+def test_switch_that_does_not_work_is_refused_with_the_reason(board: SshBoard, tmp_path: Path) -> None:
+    path = board.write_bench(tmp_path / "bench.yaml")
+    document = safe_load(path.read_text())
+    main = document["targets"]["main"]
+    main["resources"]["NetworkPowerPort"] = {"model": "teapot", "host": "10.0.0.1", "index": "0"}
+    main["drivers"]["NetworkPowerDriver"] = {}
+    path.write_text(safe_dump(document))
+
+    with (
+        pytest.raises(BenchUnavailableError, match="its power switch does not work"),
+        open_bench(read_bench(path)),
+    ):
+        pass
