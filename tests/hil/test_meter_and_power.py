@@ -14,7 +14,7 @@ from yaml import safe_dump, safe_load
 from edgekit_hil.benches.bench_file import read_bench
 from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.opening import Bench, open_bench
-from edgekit_runtime.errors import BenchUnavailableError
+from edgekit_runtime.errors import BenchError, BenchUnavailableError
 
 
 @pytest.fixture(scope="module")
@@ -95,16 +95,36 @@ def test_device_that_stays_away_after_a_power_cut_breaks_the_bench(
         assert "no answer" in (BenchLock.of(bench.file).read_reason() or "")
 
 
-def test_switch_that_does_not_work_is_refused_with_the_reason(board: SshBoard, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("resource", "driver", "error", "message"),
+    [
+        (
+            {"USBPowerPort": {"match": {"sys_name": "99-99:1.0"}, "index": 1}},
+            "USBPowerDriver",
+            BenchUnavailableError,
+            "its power switch does not work: Not all resources are available",
+        ),
+        (
+            {"NetworkPowerPort": {"model": "teapot", "host": "10.0.0.1", "index": "0"}},
+            "NetworkPowerDriver",
+            BenchError,
+            "labgrid refuses it: No module named 'labgrid.driver.power.teapot'",
+        ),
+    ],
+)
+def test_switch_that_does_not_work_is_refused_with_the_reason(
+    board: SshBoard,
+    tmp_path: Path,
+    resource: dict[str, Any],
+    driver: str,
+    error: type[Exception],
+    message: str,
+) -> None:
     path = board.write_bench(tmp_path / "bench.yaml")
     document = safe_load(path.read_text())
-    main = document["targets"]["main"]
-    main["resources"]["NetworkPowerPort"] = {"model": "teapot", "host": "10.0.0.1", "index": "0"}
-    main["drivers"]["NetworkPowerDriver"] = {}
+    document["targets"]["main"]["resources"].update(resource)
+    document["targets"]["main"]["drivers"][driver] = {}
     path.write_text(safe_dump(document))
 
-    with (
-        pytest.raises(BenchUnavailableError, match="its power switch does not work"),
-        open_bench(read_bench(path)),
-    ):
+    with pytest.raises(error, match=message), open_bench(read_bench(path)):
         pass

@@ -5,6 +5,7 @@ Only the memory decides a test: a timing of a busy bench proves nothing, and is 
 
 import json
 import statistics
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -15,16 +16,25 @@ from edgekit_hil.tests.conftest import Recorder
 from edgekit_hil.tests.models import MODEL_NAMES, PackageMaker
 from edgekit_hil.tests.programs import read_program
 from edgekit_hil.tests.test_install import list_engines
+from edgekit_runtime.package.archive import read_unverified_manifest
 
 _MEASURE_S: Final = 5
 _POWER_S: Final = 30
 _MODEL: Final = "mnist5k_dscnn"
-_MOST_MEMORY_ERROR: Final = 0.5  # of the estimate; the goal of 0.1 stands in docs/benchmarks.md
+_MOST_MEMORY_ERROR: Final = 0.25  # of the measured peak; the goal is 0.1
 
 
-def measure(device: Device, package: str, seconds: float) -> dict[str, Any]:
-    """Return what `programs/measure.py` prints."""
-    found = device.run_python(read_program("measure"), package, str(seconds), limit_s=60 + 4 * seconds)
+def measure(device: Device, package: Path, seconds: float) -> dict[str, Any]:
+    """Return what `programs/measure.py` prints for one row of inputs."""
+    manifest = read_unverified_manifest(package).manifest  # we have made it
+    free = {spec.name for spec in manifest.inputs if isinstance(spec.shape[0], str)}
+    inputs = {
+        each.name: (each.dtype, [1, *each.shape[1:]] if each.name in free else list(each.shape))
+        for each in manifest.golden.inputs
+    }
+    remote = device.put(package, "model.edgepkg")
+    arguments = (remote, str(seconds), json.dumps(inputs))
+    found = device.run_python(read_program("measure"), *arguments, limit_s=60 + 4 * seconds)
     result: dict[str, Any] = json.loads(found)
     return result
 
@@ -39,16 +49,19 @@ def test_memory_is_near_the_estimate_and_latency_is_recorded(
     package = packages.make(model, settings.target, engine)
     device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
 
-    found = measure(device, device.put(package, "model.edgepkg"), _MEASURE_S)
+    found = measure(device, package, _MEASURE_S)
 
     times_ms = sorted(1e3 * each for each in found["seconds"])
     latency = packages.read_promise(package, "latency_ms")
     memory = packages.read_promise(package, "memory_bytes")
     predicted_ms = None if latency.value is None else latency.value * settings.slowdown
-    method = f"median of {len(times_ms)} inferences, {engine}; prediction {latency.label}"
+    # A quota takes the processor away for parts of a period, which most short inferences never see.
+    kind = "median" if settings.slowdown == 1 else "mean"
+    latency_ms = statistics.median(times_ms) if kind == "median" else statistics.fmean(times_ms)
+    method = f"{kind} of {len(times_ms)} inferences, {engine}; prediction {latency.label}"
     if settings.slowdown != 1:
         method += f", times {settings.slowdown:g} for this bench"
-    evidence(f"latency of {model}", statistics.median(times_ms), "ms", method, predicted_ms)
+    evidence(f"latency of {model}", latency_ms, "ms", method, predicted_ms)
     shares = [index / 100 for index in range(1, 100)]
     points = [(times_ms[int(share * len(times_ms))], share) for share in shares]
     evidence.curve(f"latency of {model}", ("ms", "share of inferences below"), points)
@@ -67,13 +80,12 @@ def test_energy_of_an_inference_is_recorded(
     engine = list_engines(bench)[0]
     package = packages.make(_MODEL, bench.file.settings.target, engine)
     device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
-    remote = device.put(package, "model.edgepkg")
     bench.meter.start()
     device.run(f"sleep {_POWER_S}", 2 * _POWER_S)
     idle = bench.meter.stop()
 
     bench.meter.start()
-    found = measure(device, remote, _POWER_S)
+    found = measure(device, package, _POWER_S)
     busy = bench.meter.stop()
 
     idle_w = statistics.median(watts for _, watts in idle)
