@@ -52,7 +52,7 @@ def main() -> None:
     found = []
     for share in args.share:
         machine = Machine.parse(f"local@{share:.0%}")
-        graphs = [RunnableGraph(model.SerializeToString(), {"threads": 1}) for model in everything.values()]
+        graphs = [RunnableGraph(model.SerializeToString()) for model in everything.values()]
         measured = time_batches(machine, graphs, seconds=50)
         there = dict(zip(everything, measured.timings, strict=True))
         fitted = fit_ratios([here[name] for name in networks], [there[name].seconds for name in networks])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tests.toolkit.command_run import invoker
 
-from edgekit_runtime.errors import CutError, TargetError
+from edgekit_runtime.errors import CutError, OutputError, TargetError
 from edgekit_toolkit.commands.profile import command
 from edgekit_toolkit.evaluation.judge import model_on_target
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
@@ -43,6 +43,20 @@ def test_a_machine_or_target_that_does_not_exist_is_refused_before_anything_is_m
     with pytest.raises(TargetError, match="no target 'rpi9'"):
         invoke("--on", "local", "--target", "rpi9")
     assert not home.exists()
+
+
+def test_a_target_of_another_engine_is_refused_before_anything_is_measured(home: Path) -> None:
+    with pytest.raises(TargetError, match="prefers onnxruntime, got tensorrt"):
+        invoke("--on", "local", "--target", "jetson")
+    assert not home.exists()
+
+
+def test_an_existing_target_is_replaced_only_by_force(tmp_path: Path) -> None:
+    path = tmp_path / "board.toml"
+    path.write_text("mine")
+    with pytest.raises(OutputError, match="--force"):
+        invoke("--on", "local", "--target", "rpi5", "--output", path)
+    assert path.read_text() == "mine"
 
 
 def test_a_name_that_is_no_name_of_a_target_is_refused_before_anything_is_measured(home: Path) -> None:

@@ -132,6 +132,15 @@ def test_a_profile_of_another_host_or_engine_is_not_used() -> None:
     assert predict(make_profiled(find_cpu(), "onnxruntime 0.1")) == expected
 
 
+def test_a_target_that_prefers_another_engine_has_no_use_for_a_profile() -> None:
+    jetson = load_target("jetson-orin-nano")
+    profiled = make_profiled(find_cpu(), engine_name())
+    target = dataclasses.replace(
+        jetson, transfer=profiled.transfer, sources=(*jetson.sources, profiled.sources[-1])
+    )
+    assert predict(target) == predict(jetson)
+
+
 def test_another_power_mode_drops_the_profile() -> None:
     target = load_target("jetson-orin-nano")
     profiled = dataclasses.replace(

@@ -37,9 +37,10 @@ _SOURCE: Final = "profile"
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Write the target file here.  [default: your targets]"
 )
+@click.option("--force", is_flag=True, help="Replace an existing target file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    on: str, *, base: str, name: str | None, seconds: float, output: Path | None, as_json: bool
+    on: str, *, base: str, name: str | None, seconds: float, output: Path | None, force: bool, as_json: bool
 ) -> None:
     """Measure MACHINE and write a target with which `edgekit package` predicts latency on it.
 
@@ -55,14 +56,17 @@ def command(
     from edgekit_runtime.dataclass_json import to_plain
     from edgekit_runtime.system.processor_speed import SpeedGate
     from edgekit_toolkit.commands.progress import ProgressBar
-    from edgekit_toolkit.console import open_console
+    from edgekit_toolkit.console import open_console, print_line
     from edgekit_toolkit.costs.device_transfer import fit_ratios
     from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+    from edgekit_toolkit.measurement.host_run import engine_name
     from edgekit_toolkit.targets.loader import find_user_targets, load_target
     from edgekit_toolkit.targets.writer import write_target
 
     machine, target = Machine.parse(on), load_target(base, [find_user_targets()])
     target = replace(target, name=name or f"{target.name}-profiled", aliases=(), transfer=None)
+    path = output or find_user_targets() / f"{target.name}.toml"
+    _check(target, path, is_forced=force)
     networks = make_calibration_networks()
     with ProgressBar(open_console(stderr=True)) as progress:
         work_s = SpeedGate().usual_s
@@ -71,7 +75,6 @@ def command(
         graphs = [RunnableGraph(network.SerializeToString()) for network in networks.values()]
         measured = time_batches(machine, graphs, seconds=seconds)
     fitted = fit_ratios(list(here.values()), [each.seconds for each in measured.timings])
-    path = output or find_user_targets() / f"{target.name}.toml"
     write_target(path, _add_transfer(target, measured.machine, fitted, work_s=work_s, label=machine.label))
     if as_json:
         document = {
@@ -88,7 +91,26 @@ def command(
         }
         click.echo(json.dumps(document, indent=2))
     else:
-        _show(open_console(), target.name, path, fitted, dict(zip(networks, fitted.errors, strict=True)))
+        console = open_console()
+        _show(console, target.name, path, fitted, dict(zip(networks, fitted.errors, strict=True)))
+        if measured.machine.engine != engine_name():
+            there = f"the device runs {measured.machine.engine}, this machine {engine_name()}"
+            print_line(
+                console, ("Note:", "yellow"), f"{there}; kernels of two releases may differ.", indent=0
+            )
+
+
+def _check(target: Target, path: Path, *, is_forced: bool) -> None:
+    """Raise an error before anything is measured that could not be used."""
+    from edgekit_runtime.errors import OutputError, TargetError
+
+    if target.backend.default != "ort":
+        raise TargetError(
+            f"{target.name}: expected a target that prefers onnxruntime, got {target.backend.default}, whose"
+            " latency is modelled by coefficients; measure packages on the device: edgekit-device tournament"
+        )
+    if path.exists() and not is_forced:
+        raise OutputError(f"{path} exists; give another --name, or --force to replace it")
 
 
 def _run_here(
@@ -118,7 +140,7 @@ def _add_transfer(
     host = describe_machine()
 
     def figure(value: float, unit: str) -> Figure:
-        return Figure(value, unit, "measured", _SOURCE)
+        return Figure(value, unit, "measured" if label == "measured" else "estimated", _SOURCE)
 
     source = Source(
         _SOURCE,

@@ -44,8 +44,9 @@ def model_on_target(model: Model, target: Target, dims: Mapping[str, int], feeds
     """Return latency and energy of one inference on the target, modelled.
 
     By the profile of the target where it has one that was made on this machine, else by the roofline.
+    Profiles are of onnxruntime.
     """
-    transfer = target.transfer
+    transfer = target.transfer if target.backend.default == "ort" else None
     if transfer is not None and isinstance(model, OnnxModel) and find_foreign_profile(transfer) is None:
         run = measure_host_run(model.proto, feeds, work_s=transfer.work.value)
         latency_s = predict_latency_s(run, {kind: one.value for kind, one in transfer.ratios.items()})

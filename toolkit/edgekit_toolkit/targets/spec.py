@@ -237,7 +237,7 @@ class Transfer:
 
     Attributes:
         host: processor of the host.
-        engine: name and release of the engine on both.
+        engine: name and release of the engine on the host; the source states that of the device.
         work: processor time of the fixed work of `edgekit_runtime.system.processor_speed` on the host, which
             tells how fast its processor was.
         ratios: time on the device over time on the host, for each kind of kernel.
