@@ -31,6 +31,7 @@ PAGES = {
     "revoke": "/devices/{diverged}/revoke",
     "releases": "/releases",
     "release": "/releases/2026-11-16.1",
+    "upload": "/releases/new",
     "rollouts": "/rollouts",
     "rollout": "/rollouts/{stopped}",
     "abort": "/rollouts/{open}/abort",
