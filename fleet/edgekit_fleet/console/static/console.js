@@ -12,7 +12,9 @@ function show(state, text) {
 if (box) {
   box.addEventListener("htmx:sse:after:connection", () => show("live", "Live"));
   box.addEventListener("htmx:sse:error", () => show("lost", "Reconnecting"));
-  box.addEventListener("htmx:sse:close", () => show("lost", "Not live: reload the page"));
+  // The last two: the first connection failed, and htmx tries it only once.
+  for (const end of ["htmx:sse:close", "htmx:error", "htmx:response:error"])
+    box.addEventListener(end, () => show("lost", "Not live: reload the page"));
 }
 
 // A form with files: it is told before the upload if they are too large, and is sent once.
