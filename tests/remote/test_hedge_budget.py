@@ -22,7 +22,7 @@ from edgekit_runtime.sessions.session import Session, open_session
 from edgekit_runtime.tensors import Array
 
 LOCAL = OffloadPlan("local", PlanCosts(0.2))
-RUN_S = 0.5  # more than the two runs of LOCAL that are free
+RUN_S = 1.0  # more than the four runs of LOCAL that are free
 
 
 class SlowLocal:

@@ -165,7 +165,7 @@ def test_one_reply_in_ten_is_hedged_where_the_prediction_is_wrong(usual_s: float
     assert 0.02 * 800 <= late <= 0.15 * 800
 
 
-def test_hedges_take_their_share_and_two_local_runs_at_most() -> None:
+def test_hedges_take_their_share_and_four_local_runs_at_most() -> None:
     hedges, requests_s, hedged_s = HedgePolicy(0.1, LOCAL_S), 0.0, 0.0
     for _ in range(2000):  # on a link so bad that each request would be hedged
         own_s = LOCAL_S if hedges.is_in_debt else 0.03
@@ -174,12 +174,12 @@ def test_hedges_take_their_share_and_two_local_runs_at_most() -> None:
         if hedges.may_hedge(LOCAL_S):
             hedges.spend(LOCAL_S)
             hedged_s += LOCAL_S
-    assert 0.09 * requests_s < hedged_s <= 0.1 * requests_s + 2 * LOCAL_S
+    assert 0.09 * requests_s < hedged_s <= 0.1 * requests_s + 4 * LOCAL_S
 
 
 def test_no_server_is_used_in_debt_until_local_runs_have_paid_it() -> None:
     hedges = HedgePolicy(0.1, LOCAL_S)
-    hedges.spend(3 * LOCAL_S)
+    hedges.spend(5 * LOCAL_S)
     runs = 0
     while hedges.is_in_debt:
         hedges.earn(LOCAL_S, LOCAL_S)
@@ -205,7 +205,7 @@ def test_credit_of_a_moment_of_load_is_lost_with_it() -> None:
     hedges.earn(100 * LOCAL_S, 100 * LOCAL_S)
     for _ in range(1000):
         hedges.earn(LOCAL_S, LOCAL_S)
-    assert not hedges.may_hedge(2.1 * LOCAL_S)
+    assert not hedges.may_hedge(4.1 * LOCAL_S)
 
 
 def hedge_at(wait: ReplyWait, sent: Callable[[float], float | None]) -> float:

@@ -27,7 +27,7 @@ class OffloadOptions:
         prefer: `latency` or `energy`; None for what the package was planned for.
         deadline_s: latency that is good enough, where energy or capacity counts.
         hedge_share: time that local runs beside replies that are late, but come, may take, as a share of what
-            requests take of this device; two local runs are free.
+            requests take of this device; four local runs are free.
         timeout_s: limit of one request where the model cannot run here, or a plan was asked for.
         probe_bytes_per_hour: what probes of the link may take of it, for a metered one; None for no limit but
             that of their schedule.
