@@ -29,6 +29,7 @@ _MOST_UPLOAD: Final = 64 << 10
 _BITS: Final = 8
 _ROUND_TRIP_AGE_S: Final = 10.0
 _LEAST_ROUND_TRIP_AGE_S: Final = 1.0
+_LONGER: Final = 1.1  # times the round trip that is known
 _SMALL_BYTES: Final = 4_000  # of requests: they make no other packet wait
 _CLOSE_S: Final = 0.2  # for a probe to end
 _TICK_S: Final = 0.25
@@ -161,9 +162,12 @@ class ServerProber:
         self._round_trip_s = time.monotonic()
         is_beside = was_busy or state.sent_bytes - before > _SMALL_BYTES
         with state.lock:
-            estimate = state.estimate
-            if estimate.rtt_s is not None:  # TCP's average may have seen large bodies before
-                rtt_s = min(rtt_s, max(estimate.rtt_s, small_s - estimate.overhead_s))
+            estimate, known_s = state.estimate, state.estimate.rtt_s
+            if known_s is not None:
+                # TCP's average follows slowly, and may have seen large bodies; a busy device is late itself.
+                waited_s = small_s - estimate.overhead_s
+                is_longer = min(rtt_s, waited_s) > known_s * _LONGER
+                rtt_s = waited_s if is_longer else min(rtt_s, known_s)
             estimate.note_round_trip(rtt_s, is_beside=is_beside)
             if not state.running or small_s - rtt_s < estimate.overhead_s:
                 estimate.overhead_s = small_s - rtt_s
