@@ -21,8 +21,8 @@ from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import Session, open_session
 from edgekit_runtime.tensors import Array
 
-LOCAL = OffloadPlan("local", PlanCosts(0.2))
-RUN_S = 1.0  # more than the four runs of LOCAL that are free
+LOCAL = OffloadPlan("local", PlanCosts(0.1))
+RUN_S = 0.5  # more than the four runs of LOCAL that are free
 
 
 class SlowLocal:
