@@ -13,6 +13,6 @@ def command() -> None:
     rows = []
     for bench in list_shipped():
         settings = bench.settings
-        state = BenchLock.of(bench).describe() or "ready"
+        state = BenchLock.of(bench).describe() or "free"
         rows.append((settings.name, settings.kind, settings.target, state))
     print_section(open_console(), "Benches", rows)
