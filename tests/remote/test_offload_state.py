@@ -1,17 +1,20 @@
 """What a session learns about the speed of both machines from its requests."""
 
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
+from tests.remote.offload_parts import wait_until
 
 from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.link_estimate import Exchange
 from edgekit_runtime.remote.offload_options import OffloadOptions
-from edgekit_runtime.remote.offload_server import Reply, ServerTimes
+from edgekit_runtime.remote.offload_server import OffloadServer, Reply, ServerTimes
 from edgekit_runtime.remote.session.offload_state import OffloadState, scale_plan
+from edgekit_runtime.remote.session.server_prober import ServerProber
 from edgekit_runtime.remote.session.tail_way import TailWay
 
 LOCAL = OffloadPlan("local", PlanCosts(0.101, request_s=0.001))
@@ -74,3 +77,26 @@ def test_several_rows_are_compared_with_the_costs_of_so_many() -> None:
     state.note_reply(four, reply(0.012), is_late=False)
     assert state.device_slowdown == pytest.approx(1.0)
     assert state.conditions(0.0).server_slowdown == pytest.approx(1.0)
+
+
+def test_longer_round_trip_is_measured_once_the_bandwidth_seems_to_fall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path))
+    state = make_state()
+    state.estimate.note_round_trip(0.02)
+    state.estimate.overhead_s = 0.004
+    for at in (1.0, 2.0):
+        state.estimate.note(at, Exchange(100_000, 0, 0.064, 0.0, 1e9))  # 20 Mbit/s
+    # TCP's average has not reached the new round trip of 60 ms yet.
+    server = SimpleNamespace(measure_round_trip=lambda _: (0.036, 0.064))
+    prober = ServerProber(state, cast(OffloadServer, server), "m", has_rows=False)
+    try:
+        for at in (3.0, 4.0):
+            state.estimate.note(at, Exchange(1_000, 500, 0.065, 0.0, 1e9))
+        wait_until(lambda: not state.estimate.is_suspect, "the round trip is not measured")
+    finally:
+        prober.stop()
+        prober.close()
+    assert state.estimate.rtt_s == pytest.approx(0.06)
+    assert state.estimate.up_bits_per_s == pytest.approx(20e6, rel=1e-3)
