@@ -503,6 +503,18 @@ def test_frozen_cohort_does_not_follow_tags_and_a_dynamic_one_does(store: Store)
     assert len(fleet.wanted()) == 11 and "d000" in fleet.wanted()
 
 
+def test_rollout_whose_selector_is_no_longer_allowed_keeps_its_cohort(store: Store) -> None:
+    add_devices(store, 20)
+    add_release(store)
+    request = RolloutRequest(release="r", selector="site=lyon", options={"is_dynamic": True})
+    fleet = Fleet(store, rollouts.start_rollout(store, request, "anna"))
+    with store.transaction() as session:
+        session.get(RolloutRow, fleet.name).selector = "not battery=low"
+    assert rollouts.find_tag_effects(store, "d000", {"site": "lyon"}) == []
+    assert fleet.run(succeed) == "succeeded"
+    assert len(fleet.wanted()) == 10
+
+
 def test_latency_is_compared_with_devices_that_still_run_the_old_version(store: Store) -> None:
     """All devices are twice as slow in the new hour: the release is not the reason."""
     add_devices(store, 100)

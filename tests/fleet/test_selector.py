@@ -64,6 +64,10 @@ def test_selector_means_the_right_devices(text: str, is_meant: bool) -> None:
         ("a" * 3000, "at most 2000"),
         ("class in (" + "a," * 100 + "a)", "at most 100 patterns"),
         (" or ".join(["x=*b"] * 101), "at most 100 patterns"),
+        ("free_bytes=1*", "'free_bytes' changes with nearly every report"),
+        ("site=lyon and not battery=low*", "'battery' changes with nearly every report"),
+        ("clock!=x", "'clock' changes with nearly every report"),
+        ("boot in (a, b)", "'boot' changes with nearly every report"),
     ],
 )
 def test_malformed_selector_is_refused_with_the_place(text: str, expected: str) -> None:

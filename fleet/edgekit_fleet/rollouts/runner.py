@@ -49,6 +49,7 @@ from edgekit_fleet.store.tables import (
 )
 from edgekit_runtime.agent.documents import ENDED, DeltaOffer, DesiredModel, ModelFigures
 from edgekit_runtime.dataclass_json import from_plain, to_plain
+from edgekit_runtime.errors import FleetError
 from edgekit_runtime.statistics.confidence_sequences import share_is_above
 
 OPEN_STATES: Final = ("running", "paused", "returning")
@@ -449,7 +450,11 @@ def _join(session: Session, row: RolloutRow, known: _Known) -> list[Entry]:
     """Add devices that match the selector only now; returns what is to be logged."""
     members = known.progress.members
     models = frozenset(model for _, model in known.packages)
-    found = read_devices(session, parse_selector(row.selector), models)
+    try:
+        selector = parse_selector(row.selector)
+    except FleetError:  # an older version accepted it: the cohort stays as it is
+        return []
+    found = read_devices(session, selector, models)
     new = {view.name: view for view in found if view.name not in members}
     planned, _ = preview(new.values(), read_packages(session, row.release))
     classes = {one.device: one.target for one in planned}

@@ -8,9 +8,10 @@
     not A, A and B, A or B    `not` binds closest, `or` loosest; brackets group
 
 A tag hides a fact of the same name: tags are the operator's, facts are what a device states. Facts that
-change with nearly every report (`battery`, `boot`, `clock`, `free_bytes`) are not seen. `class=jetson` also
-means `jetson-orin-nano`: a class is meant by its first words too. What a device does not have equals
-nothing, so `site!=lyon` is true of a device without a site.
+change with nearly every report (`battery`, `boot`, `clock`, `free_bytes`) are not kept for searches: a
+selector that names one is refused, also where a tag has that name. `class=jetson` also means
+`jetson-orin-nano`: a class is meant by its first words too. What a device does not have equals nothing, so
+`site!=lyon` is true of a device without a site.
 """
 
 import re
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
 
+from edgekit_fleet.store.attributes import CHANGING
 from edgekit_runtime.errors import FleetError
 
 _MAX_CHARS: Final = 2000
@@ -134,13 +136,18 @@ def parse_selector(text: str) -> Selector:
     """Return the selector that a text states.
 
     Raises:
-        FleetError: the text is malformed; the message shows where.
+        FleetError: the text is malformed; the message shows where. Or it names a fact that is not kept.
     """
     if len(text) > _MAX_CHARS:
         raise FleetError(f"selector: has {len(text)} characters, at most {_MAX_CHARS} are allowed")
     parser = _Parser(text)
     test = parser.read_any(0)
     parser.expect_end()
+    for name in sorted(parser.names & CHANGING):
+        raise FleetError(
+            f"selector {text!r}: '{name}' changes with nearly every report and is not kept for searches; name"
+            " another fact, or a tag with another name"
+        )
     return Selector(text, frozenset(parser.names), test)
 
 

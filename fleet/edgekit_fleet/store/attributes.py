@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.store.database import insert_many
 from edgekit_fleet.store.tables import AttributeRow, DeviceRow
 
-_CHANGING: Final = frozenset(("battery", "boot", "clock", "free_bytes"))  # with nearly every report
+CHANGING: Final = frozenset(("battery", "boot", "clock", "free_bytes"))
+"""Facts that change with nearly every report: nobody can search for them."""
 MODEL: Final = "model:"
 """Before the name of a model; the value is the version that runs."""
 _BATCH: Final = 500  # devices; a statement may have 999 parameters
@@ -27,7 +28,7 @@ def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str
         facts: of its last report.
         models: model -> version that runs.
     """
-    stable = {name: value for name, value in facts.items() if name not in _CHANGING}
+    stable = {name: value for name, value in facts.items() if name not in CHANGING}
     return {**stable, **{f"{MODEL}{model}": version for model, version in models.items()}}
 
 
