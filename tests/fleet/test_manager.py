@@ -8,17 +8,19 @@ import time
 from dataclasses import replace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gmqtt.mqtt.handler import MQTTConnectError
 from sqlalchemy import select, update
 from tests.fleet.fleet_device import eventually, make_csr, post
 
 from edgekit_fleet.manager import inbox
 from edgekit_fleet.operations import devices
+from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.shards import LEASE_S, Shards
 from edgekit_fleet.store.tables import AuditRow, DesiredRow, ManagerRow, WantedModelRow
 from edgekit_runtime.agent.documents import DesiredModel, Event, Hello
-from edgekit_runtime.agent.signing import seal
+from edgekit_runtime.agent.signing import key_id, seal
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import OutputError, UnavailableError
 
@@ -139,6 +141,45 @@ def test_device_that_states_too_many_events_is_named_in_the_audit_log(fleet):
         await device.disconnect()
 
     asyncio.run(run())
+
+
+def test_alarm_of_events_counts_the_dropped_and_hides_no_other_alarm(tmp_path):
+    key = Ed25519PrivateKey.generate()
+    shards = Shards.of_all()
+    index = inbox.DeviceIndex(shards)
+    index.devices["d1"] = inbox.KnownDevice(
+        name="d1",
+        keys={key_id(key.public_key()): key.public_key()},
+        is_revoked=False,
+        sequence=0,
+        hello_sequence=0,
+        event_sequence=0,
+        is_online=True,
+        desired_held=0,
+        desired_sent=0,
+        last_seen_at=0.0,
+    )
+    taken = inbox.Inbox(index, shards)
+
+    def state(numbers, now):
+        for number in numbers:
+            event = Event(device="d1", sequence=number, kind="a", text=f"number {number}", at=0.0)
+            taken.put("ek/v1/d/d1/event", seal(event, "event", key))
+        taken.take(now)
+
+    state(range(1, 12), 1000.0)
+    state(range(12, 16), 1001.0)
+    taken.put("ek/v1/d/d1/event", b"forged")
+    taken.put("ek/v1/d/d1/event", b"forged again")
+    taken.take(1002.0)
+    taken.take(1061.0)
+    with contextlib.closing(open_store(sqlite_url(tmp_path / "fleet.db"))) as store:
+        with store.transaction() as session:
+            taken.write(session, 1061.0)
+        with store.snapshot() as session:
+            rows = session.scalars(select(AuditRow).where(AuditRow.action.startswith("alarm.")))
+            found = [(row.action, row.detail.get("dropped")) for row in rows]
+    assert found == [("alarm.events", 1), ("alarm.forged", None), ("alarm.events", 4)]
 
 
 def test_late_last_will_of_an_old_connection_is_ignored(fleet):

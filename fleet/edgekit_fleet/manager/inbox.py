@@ -73,9 +73,10 @@ class KnownDevice:
     will_sha256: str = ""
     sent_at: float = 0.0
     asked_at: float = 0.0
-    alarmed_at: float = float("-inf")
+    alarmed_at: dict[str, float] = field(default_factory=dict)  # action -> when it was last alarmed
     taken: dict[str, int] = field(default_factory=dict)  # kind -> hash of the last envelope
     events: list[float] = field(default_factory=list)
+    dropped: int = 0  # events that no alarm has counted yet
     attributes_hash: int = 0
 
     def lacks_report(self, now: float) -> bool:
@@ -168,6 +169,7 @@ class Inbox:
         self._reports: dict[str, Reported] = {}
         self._entries: list[audit.AuditEntry] = []
         self._attribute_hashes: dict[str, int] = {}
+        self._flooding: dict[str, KnownDevice] = {}  # those with `dropped` events
 
     def put(self, topic: str, payload: bytes) -> None:
         """Keep a message for `take`, or for `take_over` if it is for another manager."""
@@ -215,6 +217,7 @@ class Inbox:
                 self.accepted += 1
             else:
                 self.refused[refusal] += 1
+        self._alarm_dropped(now)
         return hellos
 
     def count_pending(self) -> int:
@@ -343,18 +346,28 @@ class Inbox:
                 )
             else:
                 self.refused["flood"] += 1
-                text = f"states more than {_EVENTS_A_MINUTE} events a minute: the rest is dropped"
-                self._alarm(device, "alarm.events", text, now)
+                device.dropped += 1
+                self._flooding[device.name] = device
         return True
 
-    def _alarm(self, device: KnownDevice, action: str, text: str, now: float) -> None:
-        if now - device.alarmed_at < _ALARM_S:
-            return
-        device.alarmed_at = now
-        _log.warning("%s", text)
-        self._entries.append(
-            audit.AuditEntry(action=action, subject=device.name, detail={"text": text[:500]})
-        )
+    def _alarm_dropped(self, now: float) -> None:
+        """Count dropped events in the audit log: soon after the first one, then once a minute."""
+        for name, device in list(self._flooding.items()):
+            count = device.dropped
+            text = f"stated more than {_EVENTS_A_MINUTE} events a minute: {count} dropped"
+            if self._alarm(device, "alarm.events", text, now, dropped=count):
+                device.dropped = 0
+                del self._flooding[name]
+
+    def _alarm(self, device: KnownDevice, action: str, text: str, now: float, **counts: int) -> bool:
+        """Write an alarm; returns whether it was: not twice a minute for the same device and action."""
+        if now - device.alarmed_at.get(action, float("-inf")) < _ALARM_S:
+            return False
+        device.alarmed_at[action] = now
+        _log.warning("%s: %s", device.name, text)
+        detail = {"text": text[:500], **counts}
+        self._entries.append(audit.AuditEntry(action=action, subject=device.name, detail=detail))
+        return True
 
 
 def _device_of(topic: str) -> str:
