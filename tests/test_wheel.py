@@ -116,6 +116,10 @@ def test_wheel_holds_every_file_of_its_packages_and_nothing_else(
         for path in (ROOT / folder / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    if distribution == "edgekit-host":
+        files = ("device.txt", "device-litert.txt")
+        there |= {f"edgekit_hil/provisioning/requirements/{name}" for name in files}
+        there |= {f"edgekit_hil/evidence/seen/{path.name}" for path in (ROOT / "hil" / "evidence").iterdir()}
     assert packed == there
     assert sum(name.endswith("/py.typed") for name in packed) == len(PACKAGES[distribution])
 

@@ -194,3 +194,9 @@ class BenchError(EdgekitError):
 
 class BenchUnavailableError(BenchError):
     """A bench cannot be had here and now: no root, an unreachable device, another architecture."""
+
+
+class ProvisioningError(EdgekitError):
+    """A device cannot be set up: unknown host key, no rights, another architecture, too little disk."""
+
+    exit_code = 21

@@ -192,7 +192,7 @@ def test_completion_script_as_json_is_the_same_script(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in cli.commands if name not in ("fleet", "hil", "keys", "offload")]
+    "name", [name for name in cli.commands if name not in ("device", "fleet", "hil", "keys", "offload")]
 )
 def test_every_command_offers_json(name: str) -> None:
     assert "--json" in CliRunner().invoke(cli, [name, "--help"]).stdout

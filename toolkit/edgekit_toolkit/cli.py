@@ -33,6 +33,7 @@ COMMANDS = {
     "run": "Run a verified package on its golden inputs or on yours.",
     "offload": "Split a model between device and server.",
     "fleet": "Manage devices and what they run.",
+    "device": "Install edgekit on a device over ssh.",
     "hil": "Run the tests on a bench with a device, and keep the evidence.",
     "keys": "Make and list the keys that sign packages.",
     "completion": "Print the completion script of a shell.",

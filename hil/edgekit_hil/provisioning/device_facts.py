@@ -1,0 +1,146 @@
+"""What a device is, as far as an installation depends on it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from edgekit_runtime.errors import ProvisioningError
+
+MACHINES: Final = ("aarch64", "x86_64")
+"""For which all packages have wheels."""
+
+_OLDEST, _NEWEST = (3, 10), (3, 13)
+_TEXTS: Final = (
+    *("machine", "system", "model", "libc", "rights", "release", "previous"),
+    *("service", "agent", "device", "models"),
+)
+_KIB: Final = 1024
+_PRIVATE: Final = tuple(f"/{name}/" for name in ("home", "root"))  # the service cannot read there
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePython:
+    """A Python of the device.
+
+    Attributes:
+        path: where it is.
+        version: such as `3.11.2`.
+        implementation: such as `CPython`.
+        has_tensorrt: whether it can import TensorRT, which comes with JetPack.
+    """
+
+    path: str
+    version: str
+    implementation: str
+    has_tensorrt: bool
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the packages have wheels for it, and the user of the service may run it."""
+        if self.path.startswith(_PRIVATE):
+            return False
+        numbers = tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
+        return self.implementation == "CPython" and _OLDEST <= numbers <= _NEWEST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What the device said.
+
+    Attributes:
+        machine: such as `aarch64`.
+        system: such as `Debian GNU/Linux 12 (bookworm)`.
+        model: of the board, or empty.
+        libc: such as `glibc 2.36`, or empty.
+        pythons: the default one first.
+        free_bytes: where it is installed.
+        has_systemd: whether systemd runs.
+        rights: `root`, `sudo` (without a password) or `none`.
+        release, previous: what is installed, or empty.
+        service, agent: states of the units, or empty.
+        device: its name in a fleet, or empty.
+        keys: names of the keys that it trusts.
+        models: what `edgekit-device status --json` prints, or empty.
+    """
+
+    machine: str
+    system: str
+    model: str
+    libc: str
+    pythons: tuple[DevicePython, ...]
+    free_bytes: int
+    has_systemd: bool
+    rights: str
+    release: str
+    previous: str
+    service: str
+    agent: str
+    device: str
+    keys: tuple[str, ...]
+    models: str
+
+    @classmethod
+    def parse(cls, lines: Sequence[str]) -> "HostFacts":
+        """Read lines of `NAME=VALUE`.
+
+        Raises:
+            ProvisioningError: they are not those of a device.
+        """
+        pairs = [line.partition("=")[::2] for line in lines if "=" in line]
+        one = dict(pairs)
+        pythons = {}
+        for words in [value.split() for name, value in pairs if name == "python"]:
+            if len(words) == 4:
+                path, version, implementation, has_tensorrt = words
+                pythons[path] = DevicePython(path, version, implementation, has_tensorrt == "1")
+        if "machine" not in one or not one.get("free_kb", "").isdecimal():
+            raise ProvisioningError(f"the device does not describe itself: {' '.join(lines)[:200]!r}")
+        return cls(
+            **{name: one.get(name, "") for name in _TEXTS},
+            pythons=tuple(pythons.values()),
+            free_bytes=int(one["free_kb"]) * _KIB,
+            has_systemd=one.get("systemd") == "1",
+            keys=tuple(value for name, value in pairs if name == "key"),
+        )
+
+    @property
+    def glibc(self) -> tuple[int, int]:
+        """Version of the C library.
+
+        Raises:
+            ProvisioningError: it is another library, for which no package has wheels.
+        """
+        found = re.fullmatch(r"glibc (\d+)\.(\d+)", self.libc)
+        if found is None:
+            raise ProvisioningError(
+                f"the device has the C library {self.libc or 'unknown'!r}, expected glibc"
+            )
+        return int(found[1]), int(found[2])
+
+    def choose_python(self) -> DevicePython:
+        """Return the Python to install for, after a check of what else an installation needs.
+
+        Raises:
+            ProvisioningError: the device cannot run edgekit, or gives no rights.
+        """
+        if self.machine not in MACHINES:
+            raise ProvisioningError(
+                f"the device is a {self.machine}, expected one of {', '.join(MACHINES)}; for a Raspberry Pi"
+                " install the 64-bit system"
+            )
+        if self.rights == "none":
+            raise ProvisioningError(
+                "the user of the device may not use sudo without a password; log in as root, or allow it"
+            )
+        found = next((python for python in self.pythons if python.is_supported), None)
+        if found is None:
+            names = (
+                ", ".join(f"{one.implementation} {one.version} ({one.path})" for one in self.pythons)
+                or "none"
+            )
+            raise ProvisioningError(
+                "the device has no Python 3.10 to 3.13 with the module venv outside of /root and /home,"
+                f" found: {names}"
+            )
+        return found

@@ -1,0 +1,147 @@
+"""Installs, shows and removes edgekit on a device over ssh."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgekit_hil.provisioning.device_facts import HostFacts
+from edgekit_hil.provisioning.ssh_host import SshHost
+from edgekit_hil.provisioning.wheelhouse import MODULES, Engine, Wheelhouse
+from edgekit_runtime.errors import ProvisioningError
+from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
+
+_PROBE_LIMIT_S: Final = 60.0
+_UPLOAD_LIMIT_S: Final = 1800.0
+_INSTALL_LIMIT_S: Final = 1800.0  # of a slow card
+_STAGE: Final = "/opt/edgekit"
+_RECEIVE: Final = (
+    f"mkdir -p {_STAGE} && flock -n {_STAGE}/lock"
+    f" sh -c 'rm -rf {_STAGE}/stage && mkdir -m 700 {_STAGE}/stage && tar -xf - -C {_STAGE}/stage'"
+)
+_MB: Final = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be on a device.
+
+    Attributes:
+        engine: that it gets.
+        keys: public keys that it is to trust, `NAME.pub.pem`.
+        target: that its packages must have, or empty for any.
+        code: with which it joins a fleet, or empty.
+    """
+
+    engine: Engine = "ort"
+    keys: Sequence[Path] = ()
+    target: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What became of an installation.
+
+    Attributes:
+        facts: of the device before.
+        release: that runs now.
+        changed: what was changed, in order; empty if everything was there.
+        notes: what a person should know.
+    """
+
+    facts: HostFacts
+    release: str
+    changed: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def probe(host: SshHost) -> HostFacts:
+    """Return what a device is and has.
+
+    Raises:
+        TransportError: it cannot be reached.
+        ProvisioningError: it does not accept us, or is no device.
+    """
+    facts = HostFacts.parse(_run(host, "none", "status", limit_s=_PROBE_LIMIT_S))
+    if facts.rights == "sudo":  # what only root may read
+        facts = HostFacts.parse(_run(host, "sudo", "status", limit_s=_PROBE_LIMIT_S))
+    return facts
+
+
+def install(host: SshHost, wanted: Wanted, show: Callable[[str], None]) -> Installed:
+    """Bring a device to what is wanted; what is there already stays.
+
+    Args:
+        host: the device.
+        wanted: see above.
+        show: takes what is done now.
+
+    Raises:
+        TransportError: the device cannot be reached.
+        ProvisioningError: it cannot be set up; what ran before runs still.
+        OutputError: the host cannot keep the packages.
+    """
+    show("looking at the device")
+    facts = probe(host)
+    python = facts.choose_python()
+    house = Wheelhouse.plan(facts, python, wanted.engine)
+    missing_keys = {key.name.removesuffix(PUBLIC_KEY_SUFFIX) for key in wanted.keys} - {*facts.keys}
+    if facts.release != house.release or missing_keys:
+        show("fetching packages for it")
+        house.download()
+        needed = house.measure()
+        if facts.free_bytes < needed:
+            raise ProvisioningError(
+                f"the device has {facts.free_bytes / _MB:.0f} MB free, expected {needed / _MB:.0f} MB; free"
+                " some space and run this again"
+            )
+        show("copying")
+        receive = _RECEIVE if facts.rights == "root" else f"sudo -n sh -c {shlex.quote(_RECEIVE)}"
+        host.run(receive, house.pack(wanted.keys), _UPLOAD_LIMIT_S)
+    show("installing")
+    arguments = [house.release, python.path, MODULES[wanted.engine], str(int(python.has_tensorrt))]
+    lines = _run(
+        host,
+        facts.rights,
+        "install_release",
+        *arguments,
+        wanted.target,
+        wanted.code,
+        limit_s=_INSTALL_LIMIT_S,
+    )
+    return Installed(facts, house.release, _pick(lines, "changed"), _pick(lines, "note"))
+
+
+def uninstall(host: SshHost, *, purge: bool) -> tuple[str, ...]:
+    """Remove edgekit from a device; returns what was removed.
+
+    Args:
+        host: the device.
+        purge: whether to remove models, keys and membership in a fleet too.
+
+    Raises:
+        TransportError: the device cannot be reached.
+        ProvisioningError: it cannot be done.
+    """
+    facts = probe(host)
+    if facts.rights == "none":
+        raise ProvisioningError("the user of the device may not use sudo without a password")
+    lines = _run(host, facts.rights, "uninstall", str(int(purge)), limit_s=_PROBE_LIMIT_S)
+    return _pick(lines, "changed")
+
+
+def _run(host: SshHost, rights: str, *call: str, limit_s: float) -> list[str]:
+    """Call a function of the script on the device; no list of processes there shows the arguments."""
+    shell = "sudo -n sh" if rights == "sudo" else "sh"
+    return host.run(shell, [f"{read_script()}\n{shlex.join(call)} </dev/null\n".encode()], limit_s)
+
+
+def read_script() -> str:
+    """Return the functions that run on the device."""
+    return (Path(__file__).parent / "on_device.sh").read_text()
+
+
+def _pick(lines: Sequence[str], name: str) -> tuple[str, ...]:
+    return tuple(line.removeprefix(f"{name}=") for line in lines if line.startswith(f"{name}="))

@@ -1,0 +1,237 @@
+# Runs on the device: this text and one call of its functions are the standard input of `sh`. It needs no more
+# than a POSIX shell, tar, and flock and runuser of util-linux. It prints `NAME=VALUE` for what it found and
+# `changed=WHAT` for each thing it changed; a failure is one line on standard error.
+#
+#   /opt/edgekit/releases/ID    an environment; ID/complete is written last
+#   /opt/edgekit/current        link to the one that runs
+#   /opt/edgekit/previous       link to the one before
+#   /opt/edgekit/started        ID of the release with which the services were started as everything is now
+set -eu
+umask 022
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin # not what a user has set up for the login
+prefix=/opt/edgekit config=/etc/edgekit state=/var/lib/edgekit units=/etc/systemd/system
+as_edgekit="runuser -u edgekit -- env EDGEKIT_HOME=$config EDGEKIT_STATE=$state"
+
+fail() {
+    echo "$1" >&2
+    exit 1
+}
+
+changed() { echo "changed=$1"; }
+
+must_restart() { rm -f "$prefix/started"; } # also if this is interrupted before it restarts anything
+
+has_systemd() { [ -d /run/systemd/system ]; }
+
+lock() {
+    mkdir -p "$prefix"
+    exec 9>"$prefix/lock"
+    flock -n 9 || fail "another installation is running on this device; wait for it"
+}
+
+find_release() { # LINK
+    target=$(readlink "$prefix/$1" 2>/dev/null) && [ -e "$prefix/$target/complete" ] && echo "${target##*/}"
+    return 0
+}
+
+probe() {
+    echo "machine=$(uname -m)"
+    echo "system=$(. /etc/os-release 2>/dev/null && echo "${PRETTY_NAME-}")"
+    if [ -r /proc/device-tree/model ]; then echo "model=$(tr -d '\0' </proc/device-tree/model)"; fi
+    echo "libc=$(getconf GNU_LIBC_VERSION 2>/dev/null || true)"
+    for name in python3 python3.13 python3.12 python3.11 python3.10; do
+        found=$("$name" -c '
+import importlib.util, platform, sys, venv
+has_tensorrt = importlib.util.find_spec("tensorrt") is not None
+print(sys.executable, platform.python_version(), platform.python_implementation(), int(has_tensorrt))
+' 2>/dev/null) || continue
+        echo "python=$found"
+    done
+    folder=$prefix
+    while [ ! -d "$folder" ]; do folder=$(dirname "$folder"); done
+    echo "free_kb=$(df -Pk "$folder" | awk 'NR == 2 { print $4 }')"
+    has_systemd && echo "systemd=1" || echo "systemd=0"
+    if [ "$(id -u)" = 0 ]; then
+        echo "rights=root"
+    elif sudo -n true 2>/dev/null; then
+        echo "rights=sudo"
+    else
+        echo "rights=none"
+    fi
+    echo "release=$(find_release current)"
+    echo "previous=$(find_release previous)"
+    if has_systemd; then
+        echo "service=$(systemctl is-active edgekit 2>/dev/null || true)"
+        echo "agent=$(systemctl is-active edgekit-agent 2>/dev/null || true)"
+    fi
+}
+
+make_release() { # ID PYTHON ENGINE SYSTEM-PACKAGES
+    release=$prefix/releases/$1
+    [ ! -e "$release/complete" ] || return 0
+    [ -d "$prefix/stage/wheels" ] || fail "the packages are not on the device; run the command again"
+    rm -rf "$release"
+    mkdir -p "$prefix/releases"
+    options=--without-pip
+    [ "$4" = 0 ] || options="$options --system-site-packages"
+    "$2" -m venv $options "$release"
+    "$release/bin/python" "$prefix/stage/pip.zip/pip" install --quiet --disable-pip-version-check \
+        --no-warn-script-location --ignore-installed --no-deps --no-index --find-links "$prefix/stage/wheels" \
+        --require-hashes -r "$prefix/stage/requirements.txt" || fail "pip could not install the packages"
+    "$release/bin/python" -c "import $3" || fail "the engine cannot be imported on this device: $3"
+    "$release/bin/edgekit-device" --version >/dev/null || fail "edgekit-device does not start on this device"
+    : >"$release/complete"
+    sync "$release/complete"
+    changed "release $1"
+}
+
+make_user() {
+    if ! id edgekit >/dev/null 2>&1; then
+        useradd --system --user-group --no-create-home --home-dir "$state" --shell /usr/sbin/nologin edgekit
+        changed "user edgekit"
+    fi
+    for group in video render; do # of the devices of a GPU
+        if getent group "$group" >/dev/null; then usermod -aG "$group" edgekit; fi
+    done
+    install -d -m 755 "$config"
+    install -d -m 755 -o edgekit -g edgekit "$config/keys"
+    install -d -m 700 -o edgekit -g edgekit "$config/fleet"
+    install -d -m 750 -o edgekit -g edgekit "$state"
+}
+
+trust_keys() {
+    for key in "$prefix"/stage/keys/*.pub.pem; do
+        [ -e "$key" ] || continue
+        name=${key##*/}
+        if cmp -s "$key" "$config/keys/$name"; then continue; fi
+        [ ! -e "$config/keys/$name" ] ||
+            fail "key ${name%.pub.pem} is another one on the device: $config/keys/$name"
+        install -m 644 -o edgekit -g edgekit "$key" "$config/keys/.$name.new"
+        mv "$config/keys/.$name.new" "$config/keys/$name"
+        changed "key ${name%.pub.pem}"
+    done
+}
+
+write_units() { # ID TARGET
+    mkdir -p "$units"
+    for pair in edgekit:serve edgekit-agent:agent; do
+        name=${pair%:*}.service
+        "$prefix/releases/$1/bin/edgekit-device" "${pair#*:}" --print-unit |
+            sed "s|$prefix/releases/$1/|$prefix/current/|" >"$prefix/$name"
+        if [ -n "$2" ]; then sed -i "s|^\[Service\]\$|&\nEnvironment=EDGEKIT_TARGET=$2|" "$prefix/$name"; fi
+        if cmp -s "$prefix/$name" "$units/$name"; then
+            rm "$prefix/$name"
+        else
+            must_restart
+            mv "$prefix/$name" "$units/$name"
+            changed "$name"
+        fi
+    done
+}
+
+point() { # LINK ID
+    ln -sfn "releases/$2" "$prefix/$1.new"
+    mv -T "$prefix/$1.new" "$prefix/$1"
+}
+
+start_services() { # ID; whether the service has started, and the agent where the device is in a fleet
+    systemctl daemon-reload && systemctl enable --quiet edgekit && systemctl restart edgekit || return
+    if [ -e "$config/fleet/enrolment.json" ]; then
+        systemctl enable --quiet edgekit-agent && systemctl restart edgekit-agent || return
+    fi
+    echo "$1" >"$prefix/started"
+}
+
+is_running() { # ID
+    [ "$(cat "$prefix/started" 2>/dev/null)" = "$1" ] && systemctl is-active --quiet edgekit || return
+    [ ! -e "$config/fleet/enrolment.json" ] || systemctl is-active --quiet edgekit-agent
+}
+
+activate() { # ID
+    before=$(find_release current)
+    if [ "$before" != "$1" ]; then
+        must_restart
+        if [ -n "$before" ]; then point previous "$before"; fi
+        point current "$1"
+        changed "current release"
+    fi
+    if ! has_systemd; then
+        echo "note=systemd does not run here: nothing was started"
+        return
+    fi
+    if is_running "$1"; then return; fi
+    if start_services "$1"; then
+        changed "services started"
+        return
+    fi
+    reason=$(journalctl -u edgekit -n 3 -o cat 2>/dev/null | tr '\n' ' ' || true)
+    before=$(find_release previous)
+    [ -n "$before" ] && [ "$before" != "$1" ] || fail "the service does not start: $reason"
+    must_restart
+    point current "$before"
+    rm -rf "$prefix/releases/$1" "$prefix/previous"
+    start_services "$before" || fail "the service of $1 does not start, nor does that of $before: $reason"
+    fail "the service of release $1 does not start ($reason); $before runs again"
+}
+
+enrol() { # CODE TARGET
+    if [ -e "$config/fleet/enrolment.json" ]; then
+        echo "note=this device is in a fleet already; the code was not used"
+        return
+    fi
+    $as_edgekit EDGEKIT_TARGET="$2" "$prefix/current/bin/edgekit-device" enroll --code "$1" >/dev/null
+    must_restart
+    changed "enrolment"
+}
+
+remove_old() {
+    current=$(find_release current) previous=$(find_release previous)
+    for folder in "$prefix"/releases/*; do
+        case ${folder##*/} in "$current" | "$previous") ;; *) rm -rf "$folder" ;; esac
+    done
+    rm -rf "$prefix/stage"
+}
+
+install_release() { # ID PYTHON ENGINE SYSTEM-PACKAGES TARGET CODE
+    lock
+    make_release "$1" "$2" "$3" "$4"
+    make_user
+    trust_keys
+    write_units "$1" "$5"
+    activate "$1"
+    if [ -n "$6" ]; then
+        enrol "$6" "$5"
+        if has_systemd && ! is_running "$1"; then start_services "$1" || fail "the agent does not start"; fi
+    fi
+    remove_old
+}
+
+uninstall() { # whether to remove models, keys and membership too: 1 or 0
+    lock
+    if has_systemd; then systemctl disable --quiet --now edgekit-agent edgekit 2>/dev/null || true; fi
+    for path in "$units/edgekit.service" "$units/edgekit-agent.service" "$prefix/current"; do
+        if [ -e "$path" ] || [ -h "$path" ]; then changed "${path##*/} removed"; fi
+    done
+    rm -f "$units/edgekit.service" "$units/edgekit-agent.service"
+    if has_systemd; then systemctl daemon-reload; fi
+    rm -rf "$prefix"
+    [ "$1" = 1 ] || return 0
+    for path in "$config" "$state"; do
+        if [ -e "$path" ]; then changed "$path removed"; fi
+    done
+    rm -rf "$config" "$state" /var/cache/edgekit
+    if id edgekit >/dev/null 2>&1; then userdel edgekit && changed "user edgekit removed"; fi
+}
+
+status() {
+    probe
+    if [ -e "$config/fleet/enrolment.json" ]; then
+        echo "device=$(sed -n 's/.*"device": *"\([^"]*\)".*/\1/p' "$config/fleet/enrolment.json")"
+    fi
+    for key in "$config"/keys/*.pub.pem; do
+        if [ -e "$key" ]; then name=${key##*/} && echo "key=${name%.pub.pem}"; fi
+    done
+    if [ -n "$(find_release current)" ] && [ "$(id -u)" = 0 ]; then
+        echo "models=$($as_edgekit "$prefix/current/bin/edgekit-device" status --json 2>/dev/null | tr -d '\n' || true)"
+    fi
+}

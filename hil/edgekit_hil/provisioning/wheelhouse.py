@@ -1,0 +1,233 @@
+"""All that a device installs, in one folder: pinned wheels for exactly its Python and platform, and our own.
+
+The host downloads the wheels, or has them from an earlier time, and checks their hashes; the device needs no
+network and checks them again. pip itself goes along, because Debian's Python comes without it.
+"""
+
+import base64
+import hashlib
+import io
+import sys
+import tarfile
+import tempfile
+import zipfile  # noqa: TID251  # wheels are archives of pip's, whose hashes pip checks
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from packaging.requirements import Requirement
+
+import edgekit_runtime
+from edgekit_hil.provisioning.device_facts import DevicePython, HostFacts
+from edgekit_runtime import __version__
+from edgekit_runtime.errors import OutputError, ProvisioningError
+from edgekit_runtime.system.child_process import run_program
+from edgekit_runtime.system.paths import find_cache_folder
+
+Engine: TypeAlias = Literal["ort", "litert"]
+
+_FILES: Final = {"ort": "device.txt", "litert": "device-litert.txt"}
+MODULES: Final = {"ort": "onnxruntime", "litert": "ai_edge_litert"}
+"""What a device must be able to import."""
+
+_OLDEST_GLIBC: Final = (2, 17)
+_DOWNLOAD_LIMIT_S: Final = 1800.0
+_MAX_OUTPUT_BYTES: Final = 1 << 16
+_BYTECODE: Final = 1.3  # times the size of the packages: what is installed, with bytecode
+_SPARE_BYTES: Final = 64 << 20
+_LICENSE: Final = "Apache-2.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Wheelhouse:
+    """What a device installs.
+
+    Attributes:
+        release: digest of all of it, by which the device knows whether it has it.
+        requirements: for pip on the device, each with its hash.
+        own_wheel: name and content of our wheel.
+        folder: where the wheels of others are once `download` has returned.
+        tags: arguments of pip that describe the device.
+    """
+
+    release: str
+    requirements: str
+    own_wheel: tuple[str, bytes]
+    folder: Path
+    tags: tuple[str, ...]
+
+    @classmethod
+    def plan(cls, facts: HostFacts, python: DevicePython, engine: Engine) -> "Wheelhouse":
+        """Return what this device needs, without a network.
+
+        Raises:
+            ProvisioningError: its C library has no wheels, or the lists of packages are missing here.
+        """
+        pinned = _select(_read_requirements(_FILES[engine]), facts.machine, python)
+        name, content = make_own_wheel()
+        own = f"edgekit=={__version__} --hash=sha256:{hashlib.sha256(content).hexdigest()}"
+        platforms = [word for each in _list_platforms(facts) for word in ("--platform", each)]
+        numbers = ".".join(python.version.split(".")[:2])
+        tags = ("--implementation", "cp", "--python-version", numbers, *platforms)
+        wheels = hashlib.sha256("\n".join((*pinned, *tags)).encode()).hexdigest()
+        requirements = "\n".join((*pinned, own, ""))
+        identity = f"{requirements}{python.path} {python.version} {python.has_tensorrt} {' '.join(tags)}"
+        release = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        folder = find_cache_folder() / "wheelhouses" / wheels[:16]
+        return cls(release, requirements, (name, content), folder, tags)
+
+    def download(self) -> None:
+        """Fetch the wheels of others, unless they are here.
+
+        Raises:
+            ProvisioningError: pip cannot get one of them.
+            OutputError: they cannot be stored.
+        """
+        if self.folder.is_dir():
+            return
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.folder.parent, prefix=".incomplete-") as temporary:
+                fetched = Path(temporary) / "wheels"
+                self._download_to(fetched)
+                if not self.folder.is_dir():  # another run may have been faster
+                    fetched.rename(self.folder)
+        except OSError as cause:
+            raise OutputError(f"cannot write {self.folder}: {cause.strerror}; set EDGEKIT_CACHE") from cause
+
+    def _download_to(self, folder: Path) -> None:
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.writelines(f"{line}\n" for line in self.requirements.splitlines()[:-1])
+            file.flush()
+            options = ["--no-deps", "--require-hashes", "--only-binary=:all:", "--disable-pip-version-check"]
+            argv = [sys.executable, "-m", "pip", "download", *options, *self.tags]
+            argv += ["--dest", str(folder), "--requirement", file.name]
+            result = run_program(argv, (), _DOWNLOAD_LIMIT_S, _MAX_OUTPUT_BYTES)
+        if result.exit_code:
+            raise ProvisioningError(f"pip cannot download the packages of the device: {result.last_line}")
+
+    def measure(self) -> int:
+        """Return how many bytes the device needs for a moment; after `download`."""
+        wheels = [*self.folder.glob("*.whl")]
+        unpacked = len(self.own_wheel[1])
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                unpacked += sum(member.file_size for member in archive.infolist())
+        return int(unpacked * _BYTECODE) + sum(wheel.stat().st_size for wheel in wheels) + _SPARE_BYTES
+
+    def pack(self, keys: Sequence[Path]) -> Iterator[bytes]:
+        """Yield a tar archive of everything, for the device; after `download`.
+
+        Args:
+            keys: public keys that it is to trust, `NAME.pub.pem`.
+        """
+        with tempfile.TemporaryFile() as file:
+            with tarfile.open(fileobj=file, mode="w") as archive:
+                for wheel in sorted(self.folder.glob("*.whl")):
+                    archive.add(wheel, f"wheels/{wheel.name}")
+                name, content = self.own_wheel
+                _add(archive, f"wheels/{name}", content)
+                _add(archive, "requirements.txt", self.requirements.encode())
+                _add(archive, "pip.zip", _pack_pip())
+                for key in keys:
+                    _add(archive, f"keys/{key.name}", key.read_bytes())
+            file.seek(0)
+            while part := file.read(1 << 20):
+                yield part
+
+
+def make_own_wheel() -> tuple[str, bytes]:
+    """Return name and content of a wheel of the runtime that runs here; equal sources make equal bytes.
+
+    Source: "Binary distribution format", packaging.python.org.
+    """
+    root = Path(edgekit_runtime.__file__).parent
+    paths = sorted(path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    files = {str(path.relative_to(root.parent)): path.read_bytes() for path in paths}
+    about = f"edgekit-{__version__}.dist-info"
+    files[f"{about}/METADATA"] = (
+        f"Metadata-Version: 2.1\nName: edgekit\nVersion: {__version__}\nLicense: {_LICENSE}\n"
+    ).encode()
+    files[f"{about}/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: edgekit\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    files[f"{about}/entry_points.txt"] = b"[console_scripts]\nedgekit-device = edgekit_runtime.cli:main\n"
+    lines = [f"{name},sha256={_hash(content)},{len(content)}" for name, content in files.items()]
+    files[f"{about}/RECORD"] = "\n".join((*lines, f"{about}/RECORD,,", "")).encode()
+    return f"edgekit-{__version__}-py3-none-any.whl", _zip(files)
+
+
+def _hash(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
+def _zip(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)  # its time is 1980
+    return buffer.getvalue()
+
+
+def _pack_pip() -> bytes:
+    """Return the pip of this Python, which Python can run from the archive."""
+    spec = find_spec("pip")
+    if spec is None or spec.origin is None:
+        raise ProvisioningError("this Python has no pip, which the device needs too: python3 -m ensurepip")
+    root = Path(spec.origin).parent
+    paths = [path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    return _zip({str(path.relative_to(root.parent)): path.read_bytes() for path in paths})
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), 0o644
+    archive.addfile(entry, io.BytesIO(content))
+
+
+def _list_platforms(facts: HostFacts) -> list[str]:
+    """Return the tags of platforms whose wheels the device takes, the newest first."""
+    major, minor = facts.glibc
+    if (major, minor) < _OLDEST_GLIBC:
+        raise ProvisioningError(f"the device has {facts.libc}, expected glibc 2.17 or newer")
+    return [f"manylinux_2_{each}_{facts.machine}" for each in range(minor, _OLDEST_GLIBC[1] - 1, -1)] + [
+        f"manylinux2014_{facts.machine}"
+    ]
+
+
+def _read_requirements(name: str) -> str:
+    """Return a list of pinned packages: of this installation, or of the checkout."""
+    here = Path(__file__).parent
+    for folder in (here / "requirements", here.parents[2] / "requirements"):
+        if (folder / name).is_file():
+            return (folder / name).read_text()
+    raise ProvisioningError(f"the list of packages {name} is missing; install edgekit again")
+
+
+def _select(text: str, machine: str, python: DevicePython) -> list[str]:
+    """Return the packages that a device needs, each with its hashes, without conditions.
+
+    pip itself judges conditions for the machine that it runs on.
+    """
+    environment = {
+        "implementation_name": "cpython",
+        "os_name": "posix",
+        "platform_machine": machine,
+        "platform_python_implementation": "CPython",
+        "platform_system": "Linux",
+        "python_full_version": python.version,
+        "python_version": ".".join(python.version.split(".")[:2]),
+        "sys_platform": "linux",
+    }
+    chosen = []
+    for line in text.replace("\\\n", " ").splitlines():
+        words = line.split(" --hash=")
+        if not words[0].strip() or words[0].startswith("#"):
+            continue
+        requirement = Requirement(words[0])
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            hashes = "".join(f" --hash={word.strip()}" for word in words[1:])
+            chosen.append(f"{requirement.name}{requirement.specifier}{hashes}")
+    return chosen

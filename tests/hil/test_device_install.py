@@ -1,0 +1,292 @@
+"""Devices that are set up over a real ssh, without a network of their own."""
+
+import contextlib
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+from tests.fleet.fleet_device import free_port
+from tests.hil.ssh_device import find_obstacle, open_device
+
+from edgekit_fleet.operations import devices
+from edgekit_fleet.operations.running import open_authority
+from edgekit_fleet.releases.repository import TufRepository
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.web.server import serve_devices
+from edgekit_hil.provisioning import install as installing
+from edgekit_hil.provisioning import wheelhouse
+from edgekit_hil.provisioning.install import Wanted, install, probe, uninstall
+from edgekit_hil.provisioning.ssh_host import SshHost
+from edgekit_runtime.errors import ProvisioningError, TransportError
+
+pytestmark = pytest.mark.skipif(find_obstacle() is not None, reason=find_obstacle() or "")
+
+KEY = """-----BEGIN PUBLIC KEY-----
+MCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=
+-----END PUBLIC KEY-----
+"""
+PACK = wheelhouse._zip
+UNITS = ("edgekit.service", "edgekit-agent.service")
+
+
+@pytest.fixture(autouse=True)
+def own_packages(monkeypatch, tmp_path):
+    """Install the runtime alone, with the packages of this environment beside it."""
+    version = subprocess.run(
+        ["/usr/bin/python3", "-c", "import platform; print(platform.python_version())"],
+        check=False,
+        capture_output=True,
+        text=True,
+    ).stdout
+    if version.split(".")[:2] != [str(number) for number in sys.version_info[:2]]:
+        pytest.skip("/usr/bin/python3 is not of the version of this Python, whose packages it would take")
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(wheelhouse, "_read_requirements", lambda name: "")
+    monkeypatch.setattr(
+        wheelhouse.Wheelhouse, "download", lambda self: self.folder.mkdir(parents=True, exist_ok=True)
+    )
+    monkeypatch.setattr(installing, "MODULES", {"ort": "onnxruntime"})
+    change_runtime(monkeypatch, {})
+
+
+@pytest.fixture
+def device(tmp_path):
+    with open_device(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def key(tmp_path):
+    path = tmp_path / "vendor.pub.pem"
+    path.write_text(KEY)
+    return path
+
+
+def set_up(device, **wanted):
+    return install(device.host, Wanted(**wanted), lambda _: None)
+
+
+def change_runtime(monkeypatch, files):
+    """Let the runtime that is installed differ from ours by some files."""
+    packages = sysconfig.get_paths()["purelib"].encode()
+
+    def pack(content):
+        return PACK(
+            {**content, "packages.pth": packages, **{name: data.encode() for name, data in files.items()}}
+        )
+
+    monkeypatch.setattr(wheelhouse, "_zip", pack)
+
+
+def test_device_is_set_up_and_the_second_run_changes_nothing(device, key):
+    first = set_up(device, keys=[key], target="rpi5")
+    assert first.changed == (
+        f"release {first.release}",
+        "user edgekit",
+        "key vendor",
+        "edgekit.service",
+        "edgekit-agent.service",
+        "current release",
+        "services started",
+    )
+    second = set_up(device, keys=[key], target="rpi5")
+    assert (second.changed, second.notes, second.release) == ((), (), first.release)
+    facts = probe(device.host)
+    assert (facts.release, facts.service, facts.agent, facts.keys) == (
+        first.release,
+        "active",
+        "inactive",
+        ("vendor",),
+    )
+    assert device.run("ls /opt/edgekit") == "current\nlock\nreleases\nstarted\n"
+    assert "Environment=EDGEKIT_TARGET=rpi5" in device.run("cat /etc/systemd/system/edgekit.service")
+    assert "ExecStart=/opt/edgekit/current/bin/edgekit-device serve" in device.run(
+        "cat /etc/systemd/system/edgekit.service"
+    )
+    assert device.run("stat -c %U /etc/edgekit/keys /etc/edgekit/fleet").split() == ["edgekit", "edgekit"]
+
+
+def test_units_pass_systemd_analyze(device):
+    set_up(device, target="rpi5")
+    paths = " ".join(f"/etc/systemd/system/{unit}" for unit in UNITS)
+    assert (
+        device.run(f"command -v systemd-analyze >/dev/null || exit 0; systemd-analyze verify {paths} 2>&1")
+        == ""
+    )
+
+
+def test_upgrade_goes_beside_the_old_version(device, monkeypatch):
+    first = set_up(device)
+    change_runtime(monkeypatch, {"edgekit_runtime/added.py": "# 2"})
+    second = set_up(device)
+    assert second.changed == (f"release {second.release}", "current release", "services started")
+    facts = probe(device.host)
+    assert (facts.release, facts.previous) == (second.release, first.release)
+    change_runtime(monkeypatch, {"edgekit_runtime/added.py": "# 3"})
+    third = set_up(device)
+    kept = set(device.run("ls /opt/edgekit/releases").split())
+    assert kept == {second.release, third.release}  # and no older one
+
+
+def test_version_that_fails_its_check_changes_nothing(device, monkeypatch):
+    first = set_up(device)
+    change_runtime(monkeypatch, {"edgekit_runtime/cli.py": "raise SystemExit(7)"})
+    with pytest.raises(ProvisioningError, match="edgekit-device does not start"):
+        set_up(device)
+    assert probe(device.host).release == first.release
+    assert "restart" not in device.run("tail -n 1 /run/systemctl.log")
+
+
+def test_version_that_does_not_start_is_taken_back(device, monkeypatch):
+    first = set_up(device)
+    change_runtime(monkeypatch, {"edgekit_runtime/added.py": "# 2"})
+    facts = probe(device.host)
+    second = wheelhouse.Wheelhouse.plan(facts, facts.choose_python(), "ort").release
+    device.run(f"echo {second} >/run/refused")
+    with pytest.raises(ProvisioningError, match=f"{first.release} runs again"):
+        set_up(device)
+    facts = probe(device.host)
+    assert (facts.release, facts.previous, facts.service) == (first.release, "", "active")
+    assert device.run("cat /opt/edgekit/started").strip() == first.release
+    device.run("rm /run/refused")
+    assert set_up(device).release == second == probe(device.host).release
+
+
+def test_interrupted_installation_is_mended_by_the_next_one(device, key, monkeypatch):
+    set_up(device)
+    real = installing.read_script()
+    begin = real.index("install_release() {")
+    for last in ("lock", "make_release", "make_user", "trust_keys", "write_units", "activate", "remove_old"):
+        device.run("rm -f /etc/edgekit/keys/*")
+        change_runtime(monkeypatch, {"edgekit_runtime/added.py": f"# {last}"})
+        line = next(each for each in real[begin:].splitlines() if each.split()[:1] == [last])
+        cut = real[:begin] + real[begin:].replace(line, f"{line}\n    kill -9 $$", 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(installing, "read_script", lambda script=cut: script)
+            with pytest.raises((ProvisioningError, TransportError)):
+                set_up(device, keys=[key])
+        found = set_up(device, keys=[key])
+        facts = probe(device.host)
+        assert (facts.release, facts.keys, facts.service) == (found.release, ("vendor",), "active")
+        assert device.run("cat /opt/edgekit/started").strip() == found.release
+    assert set_up(device, keys=[key]).changed == ()
+
+
+def test_half_made_release_is_made_again(device):
+    first = set_up(device)
+    device.run(
+        f"rm /opt/edgekit/releases/{first.release}/complete; rm -r /opt/edgekit/releases/{first.release}/lib"
+    )
+    assert f"release {first.release}" in set_up(device).changed
+
+
+def test_device_without_systemd_gets_all_but_a_start(tmp_path):
+    with open_device(tmp_path, has_systemd=False) as device:
+        found = set_up(device)
+        assert found.notes == ("systemd does not run here: nothing was started",)
+        assert set_up(device).changed == ()
+        assert uninstall(device.host, purge=False)
+
+
+def test_device_joins_a_fleet_once(tmp_path):
+    if not all(folder.stat().st_mode & 1 for folder in Path(sysconfig.get_paths()["purelib"]).parents):
+        pytest.skip("the user of the service cannot read the packages of this environment")
+    fleet, settings = FleetFolder(tmp_path / "fleet"), FleetSettings(web_port=free_port())
+    fleet.write_settings(settings)
+    authority = open_authority(fleet, settings)
+    TufRepository(fleet.repository, fleet.repository_keys).create(time.time())
+    with (
+        contextlib.closing(fleet.open_store()) as store,
+        serve_devices(store, fleet, settings, authority),
+        open_device(tmp_path, has_network=True) as device,
+    ):
+        parts = (store, settings, authority)
+        (invitation,) = devices.invite(*parts, ("pi-1",), actor="test", target="x86-64")
+        assert set_up(device).changed[-1] == "services started"
+        assert set_up(device, code=str(invitation.code)).changed == ("enrolment",)
+        facts = probe(device.host)
+        assert (facts.device, facts.agent) == ("pi-1", "active")
+        again = set_up(device, code=str(invitation.code))
+        assert again.changed == ()
+        assert again.notes == ("this device is in a fleet already; the code was not used",)
+
+
+def test_uninstall_keeps_models_and_keys_unless_purged(device, key):
+    set_up(device, keys=[key])
+    assert "current removed" in uninstall(device.host, purge=False)
+    left = device.run(
+        "ls /etc/edgekit/keys; ls -d /opt/edgekit /etc/systemd/system/edgekit* 2>/dev/null; true"
+    )
+    assert left == "vendor.pub.pem\n"
+    assert set_up(device, keys=[key]).changed
+    assert "/etc/edgekit removed" in uninstall(device.host, purge=True)
+    assert device.run("ls -d /etc/edgekit /var/lib/edgekit 2>/dev/null; id edgekit 2>/dev/null; true") == ""
+    assert uninstall(device.host, purge=True) == ()
+
+
+def test_key_that_has_the_name_of_another_is_refused(device, key):
+    set_up(device, keys=[key])
+    device.run("echo other >/etc/edgekit/keys/vendor.pub.pem")
+    (key.parent / "more.pub.pem").write_text(KEY)
+    with pytest.raises(ProvisioningError, match="vendor is another one"):
+        set_up(device, keys=[key, key.parent / "more.pub.pem"])
+
+
+def test_device_with_a_full_disk_is_refused_before_anything_is_copied(device):
+    device.run("mount -t tmpfs -o size=20m tmpfs /opt")
+    with pytest.raises(ProvisioningError, match="21 MB free, expected"):
+        set_up(device)
+    assert device.run("ls /opt") == ""
+
+
+def test_two_installations_at_once_are_refused(device):
+    device.run("mkdir -p /opt/edgekit")
+    holder = [
+        "nsenter",
+        "-t",
+        str(device.pid),
+        "-m",
+        "flock",
+        "/opt/edgekit/lock",
+        "sh",
+        "-c",
+        "echo held; exec sleep 60",
+    ]
+    with subprocess.Popen(holder, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"held\n"
+        try:
+            with pytest.raises(ProvisioningError, match=r"another installation|exit code 1"):
+                set_up(device)
+        finally:
+            process.kill()
+
+
+def test_unknown_host_key_is_never_accepted(device):
+    known = device.folder / "known_hosts"
+    known.write_text("")
+    with pytest.raises(ProvisioningError, match="host key is unknown here, or has changed"):
+        probe(device.host)
+    assert known.read_text() == ""
+
+
+def test_changed_host_key_is_never_accepted(device):
+    (device.folder / "known_hosts").write_text(f"device {(device.folder / 'user_key.pub').read_text()}")
+    with pytest.raises(ProvisioningError, match="host key is unknown here, or has changed"):
+        probe(device.host)
+
+
+def test_refused_login_says_how_to_copy_a_key(device):
+    (device.folder / "sshd_config").write_text(
+        (device.folder / "sshd_config").read_text().replace("user_key.pub", "nobody")
+    )
+    with pytest.raises(ProvisioningError, match="ssh-copy-id"):
+        probe(device.host)
+
+
+def test_unreachable_device_is_a_transport_error(tmp_path):
+    (tmp_path / "empty").write_text("")
+    with pytest.raises(TransportError, match="cannot be reached"):
+        probe(SshHost("127.0.0.1", 1, tmp_path / "empty"))

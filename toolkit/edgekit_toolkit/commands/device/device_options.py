@@ -1,0 +1,43 @@
+"""What all commands of `edgekit device` share: which device it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgekit_runtime.errors import ProvisioningError
+
+if TYPE_CHECKING:
+    from edgekit_hil.provisioning.ssh_host import SshHost
+
+host_option = click.option(
+    "--host",
+    required=True,
+    metavar="[USER@]HOST[:PORT]",
+    help="Device, or its name in ssh's configuration. Its host key must be known, and yours accepted.",
+)
+ssh_config_option = click.option(
+    "--ssh-config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Configuration of ssh.  [default: your own]",
+)
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def parse_host(text: str, ssh_config: Path | None) -> SshHost:
+    """Return where the device is.
+
+    Raises:
+        ConfigError: the text has another form.
+        ProvisioningError: this installation has no such commands.
+    """
+    try:
+        from edgekit_hil.provisioning.ssh_host import SshHost
+    except ImportError as cause:
+        raise ProvisioningError(
+            f"cannot load what sets up devices: {cause}; install edgekit[host]"
+        ) from cause
+    return SshHost.parse(text, ssh_config)
