@@ -67,11 +67,14 @@ class BootedMachineDriver(QEMUDriver):
             super().on_deactivate()
 
     def get_qemu_base_args(self) -> list[str]:
-        """Return the command line of qemu; labgrid adds the console and the monitor."""
+        """Return the command line of qemu; labgrid adds the monitor, and a console that is not the first one.
+
+        The first one goes to a file: qemu stands still while nobody reads from labgrid's.
+        """
         words = [self.qemu_bin, "-machine", self.machine, "-cpu", self.cpu, "-m", self.memory, "-smp", "2"]
         words += ["-accel", "tcg,thread=multi,tb-size=256", "-nographic", "-nodefaults"]
         words += ["-kernel", f"{self._boot}/vmlinuz", "-initrd", f"{self._boot}/initrd"]
-        words += ["-append", recipe.KERNEL_ARGUMENTS]
+        words += ["-append", recipe.KERNEL_ARGUMENTS, "-serial", f"file:{self.folder}/console.log"]
         for name in DISKS:
             disk = f"file={self.folder}/{name}.qcow2,format=qcow2,if=none,id={name},cache=unsafe"
             words += ["-drive", disk, "-device", f"virtio-blk-pci,drive={name}"]

@@ -24,6 +24,7 @@ from edgekit_hil.images.image_cache import Image, replacing
 from edgekit_runtime.errors import BenchError
 
 _CONNECT_S: Final = 600.0  # a boot under load
+_TRY_S: Final = 20.0  # a machine that hangs after it has accepted a connection never answers on that one
 _READY: Final = "ready"
 _MODULES: Final = "usr/lib/python3/dist-packages"
 _PROGRAM: Final = "usr/bin/edgekit-device"
@@ -75,10 +76,29 @@ class BootedMachineStrategy(Strategy):  # type: ignore[misc]  # labgrid has no t
                 self.machine.save(_READY)
         self.status = wanted
 
-    def connect(self) -> None:
-        """Connect to the machine's shell, also after a reboot, and set its clock."""
+    def restore(self, snapshot: str) -> None:
+        """Go on from a snapshot that a test has saved in this activation of the machine."""
         self.target.deactivate(self.ssh)
-        self.target.activate(self.ssh)
+        self.machine.restore(snapshot)
+        self.connect()
+
+    def connect(self) -> None:
+        """Connect to the machine's shell, also after a reboot, and set its clock.
+
+        Raises:
+            BenchError: it does not answer within ten minutes.
+        """
+        self.target.deactivate(self.ssh)
+        deadline = time.monotonic() + _CONNECT_S
+        while True:
+            try:
+                self.target.activate(self.ssh)
+                break
+            except Exception as cause:  # labgrid raises no class of its own
+                if time.monotonic() > deadline:
+                    raise BenchError(
+                        f"the machine does not answer for {_CONNECT_S:.0f} s: {cause}"
+                    ) from cause
         self.ssh.run_check(f"date -s @{time.time():.3f}")  # a snapshot's clock stands where it was made
 
     def _start(self) -> None:
@@ -88,7 +108,7 @@ class BootedMachineStrategy(Strategy):  # type: ignore[misc]  # labgrid has no t
             self.machine.on()
             self.ssh.networkservice.port = self.machine.forward_ssh()
             self.ssh.keyfile = str(self.machine.key)
-            self.ssh.connection_timeout = _CONNECT_S
+            self.ssh.connection_timeout = _TRY_S
 
     def _install_runtime(self) -> None:
         """Copy this checkout's runtime to where the machine's Python finds it."""

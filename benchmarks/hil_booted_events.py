@@ -1,0 +1,73 @@
+"""A device is killed, hangs, runs out of memory or loses its power: does the right version serve then?
+
+    PYTHONPATH=device_runtime:toolkit:hil:. .venv/bin/python -m benchmarks.hil_booted_events [--count N]
+
+On the bench arm64-booted (emulated; make its image first: `./edgekit hil image`). The events of
+`edgekit_hil/tests/booted_machine.py` in turn, each from a snapshot; about 15 to 60 s each on two cores.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from itertools import cycle, islice
+from pathlib import Path
+
+from edgekit_hil.benches.bench_file import find_bench
+from edgekit_hil.benches.opening import open_bench
+from edgekit_hil.tests.booted_machine import EVENTS, FIRST, MODEL, SECOND, Outcome, ServiceMachine, try_event
+from edgekit_hil.tests.models import PackageMaker
+from edgekit_runtime.errors import BenchError
+
+
+def run_events(count: int, seconds: float) -> tuple[list[Outcome], list[str]]:
+    """Return the outcomes of `count` events, and the messages of those after which nothing served."""
+    outcomes, failures = [], []
+    with tempfile.TemporaryDirectory() as folder, open_bench(find_bench("arm64-booted")) as bench:
+        maker = PackageMaker(Path(folder))
+        target = bench.file.settings.target
+        packages = {version: maker.make(MODEL, target, "ort", version) for version in (FIRST, SECOND)}
+        machine = ServiceMachine(bench, packages, maker.public_key)
+        end_s = time.monotonic() + seconds
+        for number, event in enumerate(islice(cycle(EVENTS), count)):
+            if time.monotonic() > end_s:
+                break
+            try:
+                outcomes.append(try_event(machine, event, seed=number))
+                print(f"{number + 1}: {outcomes[-1]}", file=sys.stderr, flush=True)
+            except BenchError as error:
+                failures.append(f"{event}: {error}")
+                print(f"{number + 1}: {failures[-1]}", file=sys.stderr, flush=True)
+    return outcomes, failures
+
+
+def main() -> int:
+    """Print a table; 0 when the right version served after each event."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=200, help="events; default: %(default)s")
+    parser.add_argument(
+        "--seconds", type=float, default=14_400, help="begin none later; default: %(default)s"
+    )
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    outcomes, failures = run_events(arguments.count, arguments.seconds)
+    print("| event | times | right | until it answers, s, at most | until systemd restarts it, s, at most |")
+    print("|---|---|---|---|---|")
+    for event in EVENTS:
+        of_event = [each for each in outcomes if each.event == event]
+        if of_event:
+            right = sum(each.is_right for each in of_event)
+            restarts = [each.restart_s for each in of_event if each.restart_s is not None]
+            restart = f"{max(restarts):.2f}" if restarts else "it was not to end, or booted"
+            longest = max(each.seconds for each in of_event)
+            print(f"| {event} | {len(of_event)} | {right} | {longest:.0f} | {restart} |")
+    print(*failures, sep="\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1))
+    return 1 if failures or not all(each.is_right for each in outcomes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

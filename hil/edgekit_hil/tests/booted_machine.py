@@ -1,0 +1,250 @@
+"""The service under systemd on the booted machine, and the events that a device must survive.
+
+`ServiceMachine` installs the service as docs/reference/service.md says, and keeps that as a snapshot. Each of
+`EVENTS` begins there and does something to the machine; then the right version must serve again.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgekit_hil.benches.opening import Bench
+from edgekit_runtime.errors import BenchError
+
+MODEL: Final = "digits_cnn"
+FIRST, SECOND = "1.0.0", "1.1.0"
+
+_SERVING: Final = "serving"
+_SETTLE_S: Final = 240.0  # a boot and a start of the service, on a machine under load
+_SHORT_WATCHDOG_US: Final = 10_000_000
+_BEFORE_PANIC_S: Final = 3  # for the shell that asked for it
+_INSTALL_S: Final = 12.0  # an installation takes about that long here
+_AS_EDGEKIT: Final = (
+    "runuser -u edgekit -- env EDGEKIT_STATE=/var/lib/edgekit EDGEKIT_HOME=/etc/edgekit"
+    " EDGEKIT_CACHE=/var/cache/edgekit"
+)
+_UNIT: Final = "/etc/systemd/system/edgekit.service"
+_INFER: Final = """
+import json, socket, sys
+values = [0.5] * 64
+body = json.dumps({"inputs": [{"name": sys.argv[2], "datatype": "FP32", "shape": json.loads(sys.argv[3]),
+                               "data": values}]}).encode()
+link = socket.socket(socket.AF_UNIX)
+link.settimeout(30)
+link.connect("/run/edgekit/edgekit.sock")
+head = f"POST /v2/models/{sys.argv[1]}/infer HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\n"
+link.sendall(f"{head}Content-Length: {len(body)}\\r\\n\\r\\n".encode() + body)
+answer = b"".join(iter(lambda: link.recv(65536), b""))
+reply = json.loads(answer.partition(b"\\r\\n\\r\\n")[2])
+print(reply["model_version"], len(reply["outputs"][0]["data"]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an event led to.
+
+    Attributes:
+        event: its name.
+        version: that serves afterwards.
+        expected: those that may serve.
+        restart_s: from the end of the service to the start of its next process, by the machine's clock, or
+            None if it was not to end, or the machine booted.
+        seconds: from the event to the first answer, by this machine's clock.
+    """
+
+    event: str
+    version: str
+    expected: tuple[str, ...]
+    restart_s: float | None
+    seconds: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the right version serves."""
+        return self.version in self.expected
+
+
+class ServiceMachine:
+    """The booted machine with the service of systemd and one installed model."""
+
+    def __init__(self, bench: Bench, packages: Mapping[str, Path], public_key: Path) -> None:
+        """Install the service, and keep that as a snapshot.
+
+        Args:
+            bench: a booted machine.
+            packages: version -> package of the model.
+            public_key: that packages are signed with.
+        """
+        self._strategy = bench.target.get_strategy()
+        self._machine = bench.target.get_driver("BootedMachineDriver")
+        self._ssh = bench.target.get_driver("SSHDriver", activate=False)
+        self._strategy.transition("shell")
+        for version, path in packages.items():
+            self._ssh.put(str(path), f"/root/{version}.edgepkg")
+        self._ssh.put(str(public_key), "/root/bench.pub.pem")
+        self.run("useradd --system --no-create-home edgekit")
+        self.run(f"edgekit-device serve --print-unit >{_UNIT}")
+        self.run("EDGEKIT_HOME=/etc/edgekit edgekit-device keys trust /root/bench.pub.pem")
+        self.run("mkdir /srv/packages && mv /root/*.edgepkg /srv/packages")
+        self.run("systemctl daemon-reload && systemctl enable --now edgekit")
+        self.install(FIRST)
+        self.wait_serving()
+        self.run("sync")
+        self._machine.save(_SERVING)
+
+    def begin(self) -> None:
+        """Restore the machine on which the first version serves."""
+        self._strategy.restore(_SERVING)
+
+    def run(self, command: str, limit_s: float = 120.0) -> str:
+        """Return what a command prints.
+
+        Raises:
+            BenchError: it failed.
+        """
+        output, errors, code = self._ssh.run(command, timeout=limit_s)
+        if code:
+            raise BenchError(f"`{command}` ended with {code}: {' '.join(errors or output)[-800:]}")
+        return "\n".join(output)
+
+    def install(self, version: str) -> None:
+        """Install a version as the service's user, to its end."""
+        self.run(f"{_AS_EDGEKIT} edgekit-device install /srv/packages/{version}.edgepkg")
+
+    def wait_serving(self) -> str:
+        """Return the version that answers an inference, once one does.
+
+        Raises:
+            BenchError: none answered within four minutes.
+        """
+        words = f"python3 -S -c '{_INFER}' {MODEL} image '[1, 1, 8, 8]'"
+        deadline = time.monotonic() + _SETTLE_S
+        while True:
+            output, errors, code = self._ssh.run(words, timeout=60)
+            if code == 0:
+                return str(output[0].split()[0])
+            if time.monotonic() > deadline:
+                state = self.run("systemctl status edgekit --no-pager -n 15 || true")
+                raise BenchError(f"the service does not answer: {' '.join(errors)[-300:]} {state}")
+            time.sleep(0.5)
+
+    def reconnect(self) -> None:
+        """Connect again after a boot."""
+        self._strategy.connect()
+
+    def cut_power(self) -> None:
+        """Cut the power for a moment, and connect when the machine is up again."""
+        self._machine.cycle()
+        self.reconnect()
+
+    def read_times(self) -> dict[str, float]:
+        """Return when the service ended and started, in seconds of the machine's clock, and its process."""
+        names = ("ExecMainStartTimestampMonotonic", "InactiveEnterTimestampMonotonic", "MainPID", "NRestarts")
+        lines = self.run(f"systemctl show edgekit -p {','.join(names)}").splitlines()
+        found = dict(line.split("=", 1) for line in lines)
+        return {name: float(found[name] or 0) / (1e6 if "Timestamp" in name else 1) for name in names}
+
+
+Event = Callable[[ServiceMachine, random.Random], tuple[str, ...]]
+"""Does something to the machine, and returns the versions that may serve afterwards."""
+
+
+def kill(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
+    """Kill the service by SIGKILL."""
+    machine.run("kill -9 $(systemctl show edgekit -p MainPID --value)")
+    return (FIRST,)
+
+
+def hang(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
+    """Stop the service's process, so that it feeds systemd's watchdog no more; wait until it has ended."""
+    pid = machine.run("systemctl show edgekit -p MainPID --value")
+    machine.run(f"kill -STOP {pid}; while [ -e /proc/{pid} ]; do sleep 0.5; done")
+    return (FIRST,)
+
+
+def exhaust_memory(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
+    """Take all memory of the machine in another program, which the kernel must kill, and not the service."""
+    before = machine.read_times()["MainPID"]
+    hog = "python3 -S -c 'held = [bytearray(16 << 20) for _ in range(128)]'"
+    machine.run(f"{hog}; [ $? = 137 ]")
+    after = machine.read_times()["MainPID"]
+    if before != after:
+        raise BenchError("the kernel killed the service in the place of the program that took all memory")
+    return (FIRST,)
+
+
+def limit_memory(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
+    """Let the kernel kill the service for its own use of memory."""
+    pid = machine.run("systemctl show edgekit -p MainPID --value")
+    limit = "echo 8M >/sys/fs/cgroup/system.slice/edgekit.service/memory.max"
+    machine.run(
+        "systemctl set-property --runtime edgekit MemoryMax=8M;"
+        f" while [ -e /proc/{pid} ]; do {limit}; sleep 0.2; done;"
+        " systemctl set-property --runtime edgekit MemoryMax=infinity"
+    )
+    return (FIRST,)
+
+
+def cut_power_in_installation(machine: ServiceMachine, rng: random.Random) -> tuple[str, ...]:
+    """Cut the power at any point of an installation of the second version, or shortly after it."""
+    install = (
+        f"{_AS_EDGEKIT} edgekit-device install /srv/packages/{SECOND}.edgepkg && sync && touch /run/installed"
+    )
+    machine.run(f"systemd-run --quiet --unit=installing sh -c '{install}'")
+    time.sleep(rng.uniform(0, _INSTALL_S))
+    installed = machine.run("test -e /run/installed && echo yes || true") == "yes"
+    machine.cut_power()
+    return (SECOND,) if installed else (FIRST, SECOND)
+
+
+def panic(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
+    """Let the kernel panic; the watchdog of the board must reset the machine."""
+    manager = "org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
+    machine.run(f"busctl set-property {manager} RuntimeWatchdogUSec t {_SHORT_WATCHDOG_US}")
+    boot = machine.run("cat /proc/sys/kernel/random/boot_id; sync")
+    machine.run(f"(sleep {_BEFORE_PANIC_S}; echo c >/proc/sysrq-trigger) >/dev/null 2>&1 &")
+    time.sleep(2 * _BEFORE_PANIC_S)
+    machine.reconnect()
+    if machine.run("cat /proc/sys/kernel/random/boot_id") == boot:
+        raise BenchError("the machine did not boot again")
+    return (FIRST,)
+
+
+EVENTS: Final[Mapping[str, Event]] = {
+    "kill -9": kill,
+    "service hangs": hang,
+    "out of memory: another program": exhaust_memory,
+    "out of memory: the service": limit_memory,
+    "power cut in an installation": cut_power_in_installation,
+    "kernel panic": panic,
+}
+_ENDS_SERVICE: Final = {"kill -9", "service hangs", "out of memory: the service"}
+
+
+def try_event(machine: ServiceMachine, name: str, seed: int) -> Outcome:
+    """Return what one event leads to, from the snapshot on.
+
+    Args:
+        machine: where it happens.
+        name: one of `EVENTS`.
+        seed: of its random choices.
+
+    Raises:
+        BenchError: the service does not serve again in time.
+    """
+    machine.begin()
+    begun_s = time.monotonic()
+    expected = EVENTS[name](machine, random.Random(seed))  # noqa: S311
+    version = machine.wait_serving()
+    seconds = time.monotonic() - begun_s
+    restart_s = None
+    if name in _ENDS_SERVICE:
+        times = machine.read_times()
+        if times["NRestarts"] < 1:
+            raise BenchError(f"systemd has not restarted the service after the event '{name}'")
+        restart_s = times["ExecMainStartTimestampMonotonic"] - times["InactiveEnterTimestampMonotonic"]
+    return Outcome(name, version, expected, restart_s, round(seconds, 1))

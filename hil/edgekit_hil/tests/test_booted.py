@@ -1,0 +1,91 @@
+"""What only a machine that boots can show: systemd, watchdogs, lack of memory, power that fails, links."""
+
+import hashlib
+import http.server
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from edgekit_hil.benches.device import Device
+from edgekit_hil.benches.opening import Bench
+from edgekit_hil.tests.booted_machine import EVENTS, FIRST, MODEL, SECOND, ServiceMachine, try_event
+from edgekit_hil.tests.conftest import Recorder
+from edgekit_hil.tests.models import PackageMaker
+
+_DOWNLOAD_BYTES = 1 << 20
+
+
+def require_booted(bench: Bench) -> None:
+    """Skip the test where the device cannot be restored from a snapshot."""
+    if bench.file.settings.name != "arm64-booted":
+        pytest.skip(f"bench '{bench.file.settings.name}' has no snapshots: bench 'arm64-booted' has")
+
+
+@pytest.fixture(scope="module")
+def machine(bench: Bench, packages: PackageMaker) -> ServiceMachine:
+    """Return the machine on which the service of systemd serves the first version."""
+    require_booted(bench)
+    made = {
+        version: packages.make(MODEL, bench.file.settings.target, "ort", version)
+        for version in (FIRST, SECOND)
+    }
+    return ServiceMachine(bench, made, packages.public_key)
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_right_version_serves_after_event(
+    device: Device, machine: ServiceMachine, evidence: Recorder, event: str
+) -> None:
+    """Under the printed unit of systemd, the service serves the right version again after the event."""
+    assert device.folder  # the bench is in order
+    outcome = try_event(machine, event, seed=1)
+
+    assert outcome.is_right, outcome
+    evidence(
+        f"until the service answers after: {event}", outcome.seconds, "s", "emulated machine, wall clock"
+    )
+    if outcome.restart_s is not None:
+        assert 0.0 < outcome.restart_s < 10.0, outcome  # the unit says 100 ms; the machine is emulated
+        evidence(f"until systemd restarts after: {event}", outcome.restart_s, "s", "systemd's clock")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[int, str]]:
+    """Return the port of a server of this machine with a file `download`, and the file's hash."""
+    content = bytes(range(256)) * (_DOWNLOAD_BYTES // 256)
+    (tmp_path / "download").write_bytes(content)
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1], hashlib.sha256(content).hexdigest()
+        server.shutdown()
+        thread.join()
+
+
+def test_download_is_whole_over_a_link_that_loses_and_reorders_packets(
+    bench: Bench, device: Device, evidence: Recorder, served: tuple[int, str]
+) -> None:
+    """Netem drops and reorders what the machine receives, and a download is whole all the same."""
+    require_booted(bench)
+    port, digest = served
+    device.run("modprobe -a ifb act_mirred cls_matchall sch_ingress sch_netem")
+    device.run("ip link add link0 type ifb && ip link set link0 up")
+    device.run("tc qdisc add dev eth0 handle ffff: ingress")
+    device.run("tc filter add dev eth0 parent ffff: matchall action mirred egress redirect dev link0")
+    device.run("tc qdisc add dev link0 root netem delay 20ms 10ms loss 10% reorder 5%")
+    code = (
+        "import hashlib, sys, urllib.request as u;"
+        " print(hashlib.sha256(u.urlopen(sys.argv[1], timeout=60).read()).hexdigest())"
+    )
+
+    found = device.run_python(code, f"http://10.0.2.2:{port}/download", limit_s=180)
+
+    assert found == digest
+    counted = device.run("tc -s qdisc show dev link0")
+    dropped = int(counted.split("dropped ")[1].split(",")[0])
+    assert dropped > 0, counted
+    evidence("packets dropped in a whole download", dropped, "", "netem on the emulated machine")
