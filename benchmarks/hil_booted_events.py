@@ -9,7 +9,6 @@ On the bench arm64-booted (emulated; make its image first: `./edgekit hil image`
 import argparse
 import json
 import sys
-import tempfile
 import time
 from dataclasses import asdict
 from itertools import cycle, islice
@@ -25,8 +24,8 @@ from edgekit_runtime.errors import BenchError
 def run_events(count: int, seconds: float) -> tuple[list[Outcome], list[str]]:
     """Return the outcomes of `count` events, and the messages of those after which nothing served."""
     outcomes, failures = [], []
-    with tempfile.TemporaryDirectory() as folder, open_bench(find_bench("arm64-booted")) as bench:
-        maker = PackageMaker(Path(folder))
+    with open_bench(find_bench("arm64-booted")) as bench:
+        maker = PackageMaker()
         target = bench.file.settings.target
         packages = {version: maker.make(MODEL, target, "ort", version) for version in (FIRST, SECOND)}
         machine = ServiceMachine(bench, packages, maker.public_key)
