@@ -105,7 +105,7 @@ class Console:
     def upload(self, function: Page, scope: Scope) -> Endpoint:
         """Return the endpoint of an action whose form holds files; `request.state.form` is an `UploadedForm`.
 
-        Who may not do it, or sends the form of another login, can write nothing to the disk.
+        Nothing is written to the disk before the user's scope and the form's CSRF token are checked.
         """
 
         async def answer(request: Request) -> Response:
@@ -184,7 +184,7 @@ class Console:
         return self._guard(request, scope, act)
 
     def _guard(self, request: Request, scope: Scope | None, act: Callable[[], Answer]) -> Answer | Response:
-        """Do something for who may; else, or if that fails, return a page that says so."""
+        """Act if the user holds the scope. Else, or if the action fails, return a page that says why."""
         request.state.seen = ""
         try:
             principal = self.find_principal(request)
@@ -210,7 +210,7 @@ class Console:
 
 @functools.cache
 def _read_templates() -> Environment:
-    """Return the templates, all compiled: that takes 0.1 s of some, which no page shall take."""
+    """Return the templates, all compiled now: some take 0.1 s, which would delay the first page."""
     templates = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,

@@ -1,12 +1,14 @@
 """The pages of rollouts, releases and model health over a filled store, without a browser."""
 
 import re
+import threading
 import time
 
 import pytest
 from tests.fleet.console.rollout_sample import add_rollout, device_name
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, NOW
 
+from edgekit_fleet.console.rollouts.rollout_log import RolloutLog
 from edgekit_fleet.operations.rollouts import find_rollout
 from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
 from edgekit_fleet.store.tables import ReleaseRow
@@ -51,6 +53,17 @@ def test_crashed_devices_are_a_reason_of_their_own(client, served):
     assert (
         "<code>crash-loop</code>: the version crashed again and again" in client.get(f"/rollouts/{NAME}").text
     )
+
+
+def test_page_with_an_older_log_has_a_link_for_browsers_without_scripts(client, served, monkeypatch):
+    add_rollout(served.store, NAME, CLEAN, days=0.01)
+    assert "<noscript>" not in client.get(f"/rollouts/{NAME}").text
+    is_read = threading.Event()
+    monkeypatch.setattr(RolloutLog, "follow", lambda *_: is_read.wait(20))
+    page = client.send("GET", f"/rollouts/{NAME}", None, {}).text
+    is_read.set()
+    link = page.partition("<noscript>")[2].partition("</noscript>")[0]
+    assert f'<a href="/rollouts/{NAME}">Look again</a>' in link
 
 
 def test_page_follows_the_log_as_it_grows(client, served):

@@ -1,6 +1,5 @@
 """Work that takes longer than a page may: a thread does it, and the open page asks for the result again."""
 
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -12,7 +11,6 @@ from typing import Final, Generic, TypeVar
 from edgekit_runtime.errors import RequestError
 
 _WAIT_S: Final = 0.03
-_SWITCH_S: Final = 0.0005
 _KEPT_S: Final = 60.0
 _MOST_TASKS: Final = 8
 
@@ -43,8 +41,6 @@ class Background(Generic[Result]):
     """Does one piece of work after the other; any thread may ask."""
 
     def __init__(self) -> None:
-        # A page waits for the interpreter at each row that it reads: not 5 ms, as is the default.
-        sys.setswitchinterval(_SWITCH_S)
         self._executor = ThreadPoolExecutor(1, "page")
         self._tasks: OrderedDict[Hashable, _Task[Result]] = OrderedDict()
         self._lock = threading.Lock()

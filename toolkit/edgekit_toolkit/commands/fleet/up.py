@@ -8,6 +8,7 @@ import dataclasses
 import gc
 import json
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from edgekit_fleet.admin.listener import AdminListener
     from edgekit_fleet.operations.running import RunningFleet
 
+SWITCH_S = 0.0005
+"""How long a thread holds the interpreter while others wait for it."""
 _OBJECTS_A_COLLECTION = 20_000
 _OF_ONE_MACHINE = {"host", "console_port", "console_certificate", "console_key"}
 
@@ -99,6 +102,9 @@ async def _run(fleet: RunningFleet, people: AdminListener, *, as_json: bool) -> 
     gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS_A_COLLECTION)
+    # Beside a long plan a page waits for the interpreter at each row that it reads: with the 5 ms of Python
+    # it took 250 to 450 ms, 90 without a plan. The manager's turns are on the same interpreter.
+    sys.setswitchinterval(SWITCH_S)
     await fleet.run(stop)
 
 
