@@ -24,7 +24,7 @@ from edgekit_fleet.operations import records, running
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.shards import SHARDS, shard_of
 from edgekit_fleet.store.tables import ManagerRow
-from edgekit_runtime.errors import ConfigError
+from edgekit_runtime.errors import ConfigError, FleetError
 
 
 class Joining(Fleet):
@@ -150,6 +150,26 @@ def test_join_without_a_shared_database_is_refused(tmp_path):
         pass
 
 
+def test_manager_that_joins_in_the_first_ones_folder_leaves_it_as_it_is(shared):
+    folder, settings, _ = shared
+    with Fleet(folder, settings).up(), Joining(folder, replace(settings, console_port=free_port())).up():
+        folder.check_repository()
+        assert folder.read_settings() == settings
+    with Fleet(folder, settings).up():
+        folder.check_repository()
+
+
+def test_copy_for_a_further_manager_starts_with_join_only(shared):
+    folder, settings, _ = shared
+    copy = copy_of(folder)
+    with Joining(copy, settings).up(), pytest.raises(FleetError, match="has joined a fleet"):
+        copy.check_repository()
+    with pytest.raises(ConfigError, match="start it with --join"), running.start(copy, settings):
+        pass
+    with Joining(copy, settings).up():
+        pass
+
+
 def test_backup_of_a_fleet_with_its_own_database_holds_the_folder(two, tmp_path, postgresql):
     """pg_dump is the other half; a further machine gets the folder like this."""
     first, _, end_second = two
@@ -164,9 +184,17 @@ def test_backup_of_a_fleet_with_its_own_database_holds_the_folder(two, tmp_path,
     records.restore(restored, tmp_path / "fleet.backup")
     assert restored.read_settings() == first.settings
     postgresql.sql("CREATE DATABASE restored_fleet")
+    elsewhere = FleetFolder(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="the database holds no fleet"):
+        records.restore(elsewhere, tmp_path / "fleet.backup", postgresql.url("restored_fleet"))
+    assert not elsewhere.path.exists()
+    postgresql.sql("DROP DATABASE restored_fleet")
+    postgresql.sql("CREATE DATABASE restored_fleet")
     postgresql.run("pg_restore", "--no-owner", "-d", "restored_fleet", *url, data=dump)
     names = "SELECT string_agg(name, ',') FROM devices"
     assert postgresql.sql(names, "restored_fleet") == "d1"
+    records.restore(elsewhere, tmp_path / "fleet.backup", postgresql.url("restored_fleet"))
+    assert elsewhere.read_settings().store_url == postgresql.url("restored_fleet")
     postgresql.sql("DROP DATABASE restored_fleet")
 
 

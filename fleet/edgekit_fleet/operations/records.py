@@ -141,7 +141,8 @@ def restore(folder: FleetFolder, path: Path, database: str = "") -> None:
             into it; else it must be there.
 
     Raises:
-        ConfigError: the folder holds a fleet, or the file is no backup; the database holds one already.
+        ConfigError: the folder holds a fleet, or the file is no backup; the database holds a fleet already,
+            or, where the backup has no store, none.
         OutputError: the folder or the database cannot be written.
     """
     if database and not database.startswith(("postgresql://", "postgres://")):
@@ -168,6 +169,15 @@ def _copy_store(path: Path, copy: Path) -> None:
         source.backup(target)
 
 
+def _check_store(database: str) -> None:
+    with contextlib.closing(open_store(database)) as store, store.snapshot() as session:
+        if session.scalar(select(AuditRow.number).limit(1)) is None:
+            raise ConfigError(
+                "the database holds no fleet, and the backup has no store: restore the database first, with"
+                " its own tools"
+            )
+
+
 def _restore(path: Path, archive: tarfile.TarFile, name: str, database: str) -> None:
     """Extract a fleet beside `path`, and give it that name once it is whole."""
     make_folders(path.parent)
@@ -184,6 +194,8 @@ def _restore(path: Path, archive: tarfile.TarFile, name: str, database: str) -> 
                     with store.transaction() as session:
                         session.execute(delete(ManagerRow))  # those that ran when the backup was made
                         audit.record(session, "restore", "fleet.restore", name)
+        elif database:
+            _check_store(database)
         if database:
             made.write_settings(dataclasses.replace(settings, store_url=database))
             for old in made.path.glob(f"{_DATABASE}*"):

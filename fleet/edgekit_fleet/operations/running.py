@@ -78,20 +78,21 @@ def start(
         joins: only a further manager of a fleet that runs already; needs a database and brokers elsewhere.
 
     Raises:
-        ConfigError: the settings are wrong, or mosquitto is missing.
+        ConfigError: the settings are wrong, or mosquitto is missing; or as from `FleetFolder.hold`.
         UnavailableError: another manager is in charge.
         TransportError: a port is taken.
         OutputError: the folder cannot be written.
     """
     _check_settings(settings, joins=joins)
     is_new = not folder.has_settings
-    folder.write_settings(settings)
-    folder.mark_joined(joins)
-    authority = open_authority(folder, settings)
-    repository = None if joins else open_repository(folder)
-    if repository is not None and not repository.exists:
-        repository.create(time.time())
     with contextlib.ExitStack() as parts:
+        is_alone = parts.enter_context(folder.hold(joins=joins))
+        if is_alone or not joins:  # else they are those of the manager that runs here
+            folder.write_settings(settings)
+        authority = open_authority(folder, settings)
+        repository = None if joins else open_repository(folder)
+        if repository is not None and not repository.exists:
+            repository.create(time.time())
         store = folder.open_store()
         parts.callback(store.close)
         with store.transaction() as session:

@@ -1,7 +1,10 @@
 """The folder of a fleet on the manager's machine, and its settings."""
 
+import contextlib
+import fcntl
 import ipaddress
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -9,12 +12,13 @@ from typing import Annotated, Final
 from edgekit_fleet.store.database import Store, open_store, sqlite_url
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
-from edgekit_runtime.errors import ConfigError, FleetError
+from edgekit_runtime.errors import ConfigError, FleetError, OutputError
 from edgekit_runtime.system.atomic_files import make_folders, write_atomically
 from edgekit_runtime.system.paths import find_state_folder
 
 _SETTINGS: Final = "fleet.json"
 _JOINED: Final = "joined"
+_LOCK: Final = "running.lock"
 _PORT: Final = Range(1, 65535)
 
 
@@ -135,13 +139,40 @@ class FleetFolder:
         """Return the folder of the TUF repository, which the web server serves."""
         return self.path / "repository"
 
-    def mark_joined(self, is_joined: bool) -> None:
-        """Note whether this folder is a copy for a further manager."""
+    @contextlib.contextmanager
+    def hold(self, *, joins: bool) -> Iterator[bool]:
+        """Hold the folder while a manager runs in it; yields whether no other one ran in it before.
+
+        A manager that joins and is alone in the folder has a copy. It marks it: no releases are made there.
+
+        Args:
+            joins: whether this is a further manager of a fleet that runs already.
+
+        Raises:
+            ConfigError: the folder is such a copy, and this manager does not join.
+            OutputError: the folder cannot be written.
+        """
+        make_folders(self.path, 0o700)
         marker = self.path / _JOINED
-        if is_joined:
-            marker.touch()
-        else:
-            marker.unlink(missing_ok=True)
+        try:
+            file = (self.path / _LOCK).open("wb")
+        except OSError as cause:
+            raise OutputError(f"cannot write {self.path / _LOCK}: {cause}") from cause
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_alone = True
+            except BlockingIOError:
+                is_alone = False
+            if joins and is_alone:
+                marker.touch()
+            fcntl.flock(file, fcntl.LOCK_SH)
+            if marker.exists() and not joins:
+                raise ConfigError(
+                    f"{self.path} is a copy for a further manager; start it with --join. Only if the machine"
+                    f" where the fleet began never comes back, delete {marker}: releases are then made here"
+                )
+            yield is_alone
 
     def check_repository(self) -> None:
         """Refuse to change the repository of a further manager, which no device sees.

@@ -20,7 +20,8 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
     "--database",
     default="",
     metavar="URL",
-    help="PostgreSQL for the store from now on; a store in FILE is copied into it.  [default: as before]",
+    help="PostgreSQL for the store from now on: a store in FILE is copied into it, else it must hold the"
+    " fleet.  [default: as before]",
 )
 @folder_option
 @as_json_option
