@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from tests.fleet.fleet_device import free_port
 from tests.waiting import wait_for
 
@@ -279,3 +280,13 @@ def test_address_that_a_client_claims_does_not_count(small):
         connection = connect_from(stack, "127.0.0.1", small)
         connection.sendall(GET.replace(b"\r\n\r\n", b"\r\nX-Forwarded-For: 9.9.9.9\r\n\r\n"))
         assert b"address: 127.0.0.1" in connection.recv(1 << 16)
+
+
+def test_revocations_within_a_second_are_dated_in_order_and_not_later_than_now(tmp_path):
+    authority = Authority(tmp_path)
+    dates = []
+    for number in range(5):
+        authority.write_crl([f"{number + 1:x}"])
+        dates.append(x509.load_pem_x509_crl(authority.crl.read_bytes()).last_update_utc)
+    assert dates == sorted(set(dates))
+    assert dates[-1].timestamp() <= time.time()

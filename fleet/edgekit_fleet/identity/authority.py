@@ -196,7 +196,9 @@ class Authority:
         Raises:
             OutputError: the folder cannot be written.
         """
-        now = datetime.fromtimestamp(int(time.time()), timezone.utc)
+        # From before now: lists that are written within a second would else be dated later than now, and a
+        # broker refuses everybody until then.
+        now = datetime.fromtimestamp(int(time.time() - _TOLERATED_S), timezone.utc)
         with contextlib.suppress(OSError, ValueError):  # OpenSSL prefers the newer list, by the second
             last = x509.load_pem_x509_crl(self.crl.read_bytes()).last_update_utc
             now = max(now, last + timedelta(seconds=1))
