@@ -11,8 +11,10 @@ from edgekit_hil.evidence.evidence_file import (
     Checkout,
     Evidence,
     describe_source,
+    find_hil_folder,
     read_evidence,
     read_folders,
+    read_newest,
     write_evidence,
 )
 from edgekit_runtime.errors import BenchError
@@ -32,6 +34,21 @@ def test_folders_are_read_oldest_first(tmp_path: Path) -> None:
     write_evidence(EVIDENCE, tmp_path / "b")
 
     assert read_folders([tmp_path / "a", tmp_path / "b", tmp_path / "none"]) == [EVIDENCE, newer]
+
+
+def test_newest_evidence_leaves_out_what_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    folder = find_hil_folder() / "evidence"
+    mine = dataclasses.replace(EVIDENCE, target="my-board")
+    write_evidence(mine, folder)
+    failed = [dataclasses.replace(each, outcome="failed") for each in EVIDENCE.tests]
+    later = dataclasses.replace(mine, date="2026-11-25T10:00:00+00:00", tests=tuple(failed))
+    write_evidence(later, folder)
+    (folder / "torn.json").write_text("{")
+
+    assert read_newest("my-board") == [mine]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Final
 
 from edgekit_hil.benches.bench_file import BenchFile
 from edgekit_hil.evidence.evidence_file import find_hil_folder
-from edgekit_runtime.errors import BenchError
+from edgekit_runtime.errors import BenchError, BenchUnavailableError
 
 _FOLDER: Final = "benches"
 
@@ -105,7 +105,11 @@ class BenchLock:
                 )
             if keeps_state:
                 self._begun_file.write_text(_now(), encoding="utf-8")
-            yield
+            try:
+                yield
+            except BenchUnavailableError:  # nothing ran on it
+                self._begun_file.unlink(missing_ok=True)
+                raise
             self._begun_file.unlink(missing_ok=True)
 
     @property

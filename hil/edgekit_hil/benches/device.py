@@ -103,7 +103,13 @@ class Device:
 
     def stop(self, pid: int) -> None:
         """End a process by SIGTERM and wait for it; after 10 s by SIGKILL."""
+        if pid in self._started:
+            self._started.remove(pid)
         self.run(f"kill {pid} 2>/dev/null; {_wait_for(pid)}; kill -9 {pid} 2>/dev/null; true")
+
+    def forget_processes(self) -> None:
+        """Forget what `start` has started: after a power cut, others have these process ids."""
+        self._started.clear()
 
     def wait(self, pid: int) -> None:
         """Wait until a process has ended, for 10 s at most."""
@@ -127,7 +133,7 @@ class Device:
 
     def close(self) -> None:
         """End what `start` has started, and remove the folder."""
-        for pid in self._started:
+        for pid in list(self._started):
             self.stop(pid)
         self._own_run(f"rm -rf {shlex.quote(self.folder)}")
 

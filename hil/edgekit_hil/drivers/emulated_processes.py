@@ -23,6 +23,7 @@ from edgekit_runtime.system.child_process import end_with_parent
 _NEW_USER, _NEW_MOUNTS, _NEW_PROCESSES = 0x10000000, 0x00020000, 0x20000000
 _PRIVATE, _RECURSIVE, _BIND, _REMOUNT = 0x40000, 0x4000, 0x1000, 0x20
 _READ_ONLY, _NO_SUID, _NO_DEVICES = 0x1, 0x2, 0x4
+_MOUNT_SETATTR, _NO_FOLDER, _BELOW, _ATTRIBUTE_READ_ONLY = 442, -100, 0x8000, 0x1
 _ALL_USERS: Final = "0 0 4294967295\n"
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS: Final = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
@@ -55,21 +56,37 @@ def _mount(source: str, to: Path, kind: str | None, flags: int = 0, data: str | 
         raise OSError(cause.errno, f"{cause.strerror}: {source} at {to}") from cause
 
 
+def _make_read_only(folder: Path) -> None:
+    """Make a mount and all mounts below it read-only; see mount_setattr(2)."""
+    attributes = (ctypes.c_uint64 * 4)(_ATTRIBUTE_READ_ONLY, 0, 0, 0)
+    _call(
+        "syscall",
+        _MOUNT_SETATTR,
+        _NO_FOLDER,
+        str(folder).encode(),
+        _BELOW,
+        attributes,
+        ctypes.sizeof(attributes),
+    )
+
+
 def _enter_user_namespace() -> None:
     """Enter new namespaces; a child that stays outside gives the users of the system to it."""
-    unshared, mapped = os.pipe(), os.pipe()
+    reading, writing = os.pipe()
     inside = os.getpid()
     outside = os.fork()
     if not outside:
-        os.read(unshared[0], 1)
+        os.close(writing)
+        os.read(reading, 1)
         for name in ("uid_map", "gid_map"):
             Path(f"/proc/{inside}/{name}").write_text(_ALL_USERS)
-        os.write(mapped[1], b"x")
         os._exit(0)
+    os.close(reading)
     _call("unshare", _NEW_USER | _NEW_MOUNTS | _NEW_PROCESSES)
-    os.write(unshared[1], b"x")
-    os.read(mapped[0], 1)
-    os.waitpid(outside, 0)
+    os.write(writing, b"x")
+    os.close(writing)
+    if os.waitpid(outside, 0)[1]:
+        raise PermissionError("the users of the system cannot be mapped into a user namespace; be root")
     os.setgid(0)
     os.setuid(0)
 
@@ -88,6 +105,7 @@ def _mount_root(root: str, upper: str, work: Path, read_only: Sequence[str]) -> 
     merged.mkdir()
     _mount("overlay", merged, "overlay", 0, f"lowerdir={root},upperdir={upper},workdir={work / 'work'}")
     _mount("/sys", merged / "sys", None, _BIND | _RECURSIVE)
+    _make_read_only(merged / "sys")  # its files ask for the user alone, and root here is root outside
     _mount("tmpfs", merged / "tmp", "tmpfs", _NO_SUID | _NO_DEVICES, "mode=1777")
     _mount("tmpfs", merged / "run", "tmpfs", _NO_SUID | _NO_DEVICES, "mode=755")
     for folder in read_only:
@@ -116,15 +134,19 @@ def main() -> None:
     _enter_user_namespace()
     _register(qemu)
     merged = _mount_root(root, upper, Path(work), read_only)
+    reading, writing = os.pipe()
     first = os.fork()
     if first:
-        print(f"ready {first}", flush=True)
+        os.close(writing)
+        if os.read(reading, 1):  # not before: until then its root is that of the machine
+            print(f"ready {first}", flush=True)
         os.waitpid(first, 0)
         return
     _libc.prctl(1, signal.SIGKILL)  # ends with the process above
     _mount("proc", merged / "proc", "proc")
     os.chroot(merged)
     os.chdir("/")
+    os.write(writing, b"x")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody else reaps here
     while True:
         signal.pause()

@@ -1,5 +1,6 @@
 """Evidence: what one run has seen on one bench, as JSON that can be committed."""
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -9,6 +10,7 @@ from typing import Final, Literal
 
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import BenchError
+from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.paths import find_config_folder
 
 FORMAT: Final = 1
@@ -165,19 +167,22 @@ class Checkout:
 
 
 def read_checkout() -> Checkout:
-    """Return the commit that runs; an installed wheel has none."""
+    """Return the commit that runs: none of an installed wheel, `unknown` where git does not say."""
+    if not (_PACKAGE.parents[1] / ".git").exists():
+        return Checkout("", is_dirty=False)
     try:
         commit = _git("rev-parse", "HEAD")
         return Checkout(commit, bool(_git("status", "--porcelain")))
     except (OSError, subprocess.SubprocessError):
-        return Checkout("", is_dirty=False)
+        return Checkout("unknown", is_dirty=True)
 
 
 def write_evidence(evidence: Evidence, folder: Path) -> Path:
     """Write a file of evidence into `folder`, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / evidence.file_name
-    path.write_text(f"{json.dumps(to_plain(evidence), indent=1)}\n", encoding="utf-8")
+    with write_atomically(path) as file:
+        file.write(f"{json.dumps(to_plain(evidence), indent=1)}\n".encode())
     return path
 
 
@@ -214,9 +219,16 @@ def find_hil_folder() -> Path:
 
 
 def read_newest(target: str) -> list[Evidence]:
-    """Return the newest evidence of a target for each of its benches, of this source and of this user."""
-    seen = read_folders([list_committed(), find_hil_folder() / "evidence"])
-    return list({each.bench: each for each in seen if each.target == target}.values())
+    """Return the newest evidence of a target for each of its benches, of this source and of this user.
+
+    Runs in which nothing passed say nothing of a target, and a user's files that cannot be read are left out.
+    """
+    seen = read_folders([list_committed()])
+    for path in (find_hil_folder() / "evidence").glob("*.json"):
+        with contextlib.suppress(BenchError):
+            seen.append(read_evidence(path))
+    seen.sort(key=lambda each: each.date)
+    return list({one.bench: one for one in seen if one.target == target and one.count("passed")}.values())
 
 
 def describe_source(evidence: Evidence, current: Checkout) -> str:

@@ -58,6 +58,7 @@ class RunRecord:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._begun = datetime.datetime.now(datetime.timezone.utc)
+        self._checkout = read_checkout()
         self._benches: dict[str, Bench] = {}
         self._tests: dict[str, list[TestOutcome]] = {}
         self._figures: dict[str, list[Figure]] = {}
@@ -99,7 +100,6 @@ class RunRecord:
         named = self._config.getoption("bench") or ()
         if session.testscollected and len(self._tests) < len(set(named)):
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
-        checkout = read_checkout()
         folder = self._config.getoption("evidence") or find_hil_folder() / "evidence"
         for name, tests in self._tests.items():
             bench = self._benches[name]
@@ -108,8 +108,8 @@ class RunRecord:
                 bench.file.settings.kind,
                 bench.file.settings.target,
                 self._begun.isoformat(timespec="seconds"),
-                checkout.commit,
-                checkout.is_dirty,
+                self._checkout.commit,
+                self._checkout.is_dirty,
                 bench.facts,
                 tuple(tests),
                 tuple(self._figures.get(name, ())),
