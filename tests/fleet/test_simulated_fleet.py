@@ -64,6 +64,18 @@ def test_rollout_reaches_all_devices_over_mqtt_5_and_3_1_1_and_after_a_cut(site)
         assert devices.count(lambda device: device.counts.refused) == 0
 
 
+def test_devices_that_reboot_before_a_version_is_confirmed_confirm_it_later(site):
+    slow = dict.fromkeys(NAMES, replace(FAST, confirm_s=1.0, boot_s=3.0))
+    with site.simulate(behaviours=slow) as devices:
+        devices.wait_until(lambda device: device.is_online, 20)
+        site.roll_out("1.0.0", waves="100%", minimum=50)
+        devices.wait_until(
+            lambda device: "digits" in device.versions and device._models["digits"].served_at, 30
+        )
+        devices.reboot(NAMES[:20])
+        devices.wait_until(lambda device: device.is_online and device.status == "converged", 20)
+
+
 def test_version_that_crashes_stops_early_and_all_are_back_on_the_old_one(site):
     versions = {"2.0.0": VersionBehaviour(crashes=1.0)}
     with site.simulate(versions=versions) as devices:

@@ -179,6 +179,10 @@ class SimulatedDevice:
         """Switch the device on; it connects within this time."""
         self._is_off = False
         self._connect_within(within_s)
+        for model in self._models.values():
+            if model.served_at is not None and model.health == "unproven":  # its service proves it again
+                confirm_s = self.behaviour.confirm_s
+                asyncio.get_running_loop().call_later(confirm_s, self._judge, model, model.manifest_sha256)
         if self.behaviour.reboot_s is not None:
             wait_s = self._draw.expovariate(1 / self.behaviour.reboot_s)
             asyncio.get_running_loop().call_later(wait_s, self.reboot)
