@@ -93,15 +93,16 @@ FOLDERS: Final = ("data", "var/lib/systemd", "var/log", "root/.ssh")
 INIT: Final = """\
 #!/bin/busybox sh
 busybox=/bin/busybox
+disk=/root
 $busybox mount -t devtmpfs none /dev
 $busybox mount -t proc none /proc
 for module in $($busybox cat /modules); do $busybox insmod $module; done
-for try in 1 2 3 4 5; do $busybox mount -t ext4 -o noatime /dev/vda /root && break; $busybox sleep 1; done
+for try in 1 2 3 4 5; do $busybox mount -t ext4 -o noatime /dev/vda $disk && break; $busybox sleep 1; done
 # The kernel's list of modules; only on the first boot, when the image is made.
-[ -e /root/lib/modules/$($busybox uname -r)/modules.dep.bin ] || $busybox chroot /root /sbin/depmod
-$busybox mount --move /dev /root/dev
+[ -e $disk/lib/modules/$($busybox uname -r)/modules.dep.bin ] || $busybox chroot $disk /sbin/depmod
+$busybox mount --move /dev $disk/dev
 $busybox umount /proc
-exec $busybox switch_root /root /sbin/init
+exec $busybox switch_root $disk /sbin/init
 """
 
 

@@ -29,7 +29,7 @@ _READY: Final = "ready"
 _MODULES: Final = "usr/lib/python3/dist-packages"
 _PROGRAM: Final = "usr/bin/edgekit-device"
 _STARTER: Final = b"#!/usr/bin/python3\nimport sys\nfrom edgekit_runtime.cli import main\nsys.exit(main())\n"
-_ARCHIVE: Final = "/root/runtime.tar"
+_ARCHIVE: Final = "/srv/runtime.tar"
 
 
 class Status(enum.Enum):
