@@ -47,6 +47,15 @@ def test_page_allows_no_inline_code_and_no_foreign_host(client):
     assert all("src=" in part for part in answer.text.split("<script")[1:])
 
 
+def test_htmx_begins_after_the_scripts_that_it_needs(client):
+    # Deferred, it began before them where one came late, and the page stayed at "Connecting".
+    scripts = client.get("/").text.partition("</main>")[2].split("<script")[1:]
+    assert [
+        name in script for name, script in zip(("htmx-4", "htmx-sse", "console"), scripts, strict=True)
+    ] == [True] * 3
+    assert not any("defer" in script or "async" in script for script in scripts)
+
+
 def test_assets_of_a_page_are_there_and_kept_for_ever(client):
     page = client.get("/").text
     addresses = [part.partition('"')[0] for part in page.split('"/static/')[1:]]
