@@ -82,6 +82,8 @@ def test_init_asks_nobody_where_nobody_is(capsys: pytest.CaptureFixture[str]) ->
         ("", None, "expected .USER@.HOST"),
         ("a@-oProxyCommand=x", None, "expected .USER@.HOST"),
         ("a@b:0", None, "expected .USER@.HOST"),
+        ("a@fe80::1", None, "expected .USER@.HOST"),
+        ("a@[::1]:2222", None, "expected .USER@.HOST"),
         ("a@b", "shelly_gen2", "expected MODEL:HOST:OUTLET"),
         ("a@b", "teapot:10.0.0.1:1", "knows no model 'teapot'"),
     ],
@@ -154,6 +156,18 @@ def test_benches_lists_those_that_need_no_hardware(capsys: pytest.CaptureFixture
 def test_run_of_no_test_and_of_no_bench_is_refused(folder: Path) -> None:
     assert run_hil("run", "--bench", "none.yaml").returncode == BenchError.exit_code
     assert run_hil("run", "-k", "no_such_test").returncode == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user")
+def test_run_does_not_take_the_bench_of_another_user_by_itself(
+    board: SshBoard, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init(board) == 0
+    os.chown("bench.yaml", 65534, 65534)
+
+    assert main(["hil", "run"]) == BenchError.exit_code
+
+    assert "belongs to another user, and can run code" in capsys.readouterr().err
 
 
 def test_evidence_of_a_run_is_json_of_one_format(board: SshBoard, folder: Path) -> None:

@@ -66,7 +66,9 @@ def test_foreign_text_is_no_markup() -> None:
 def test_curve_of_any_values_is_drawn_within_its_frame(x: tuple[float, ...], y: tuple[float, ...]) -> None:
     drawn = draw_curve(Curve("c", "s", "W", x, y, "t"))
 
-    assert "nan" not in drawn and "inf" not in drawn
+    points = [pair.split(",") for pair in drawn.split('points="')[1].split('"')[0].split()]
+    assert len(points) == len(x)
+    assert all(58 <= float(at_x) <= 470 and 12 <= float(at_y) <= 214 for at_x, at_y in points)
 
 
 def test_prediction_that_holds_lies_on_the_line() -> None:

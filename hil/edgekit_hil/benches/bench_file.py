@@ -32,6 +32,8 @@ class BenchSettings:
         slowdown: how many times slower than its target an emulated device is made; predictions of latency are
             multiplied by it.
         has_time: whether durations on the device mean anything; under an instruction emulator they do not.
+        has_memory: whether the memory of a process on the device is the program's alone; where each program
+            runs inside an emulator of its own, it is the emulator's too.
     """
 
     name: str
@@ -41,6 +43,7 @@ class BenchSettings:
     python: str = "python3"
     slowdown: float = 1.0
     has_time: bool = True
+    has_memory: bool = True
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.replace("-", "").replace("_", "").isalnum():
@@ -54,8 +57,8 @@ class BenchFile:
     Attributes:
         path: of the file.
         settings: its section `edgekit:`.
-        identity: same for all files that lead to the same device.
-        keeps_state: whether the device remembers an earlier run: all that is not made anew for each.
+        identity: address and port of the device, or the bench's name. Files with one identity share a lock.
+        keeps_state: whether the device remembers an earlier run. Emulated devices do not.
     """
 
     path: Path

@@ -75,8 +75,8 @@ class BenchLock:
         """Hold the bench for one run.
 
         Args:
-            keeps_state: whether the device remembers an earlier run. If so, a run that was cut short leaves
-                the bench broken; if not, each run makes the device anew, and nothing stays broken.
+            keeps_state: whether the device remembers an earlier run. If it does, a run that was killed leaves
+                the bench broken.
 
         Raises:
             BenchError: another run holds it, or it is broken.

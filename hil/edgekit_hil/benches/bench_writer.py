@@ -1,4 +1,4 @@
-"""The environment file of a device that is reached by ssh, from what a person knows of it."""
+"""Write the environment file of a device that ssh reaches."""
 
 import getpass
 from collections.abc import Mapping
@@ -38,10 +38,9 @@ class SshBench:
             BenchError: one of them has another form.
         """
         user, _, place = host.rpartition("@")
-        address, colon, port = place.rpartition(":")
-        if not colon:
-            address, port = place, "22"
-        if not address or not port.isdigit() or not 0 < int(port) < 1 << 16 or address.startswith("-"):
+        address, colon, port = place.partition(":")
+        port = port if colon else "22"
+        if not address or not port.isdecimal() or not 0 < int(port) < 1 << 16 or address.startswith("-"):
             raise BenchError(f"host {host!r}: expected [USER@]HOST[:PORT], such as user@jetson.local")
         switch = None if power is None else _read_switch(power)
         return cls(address, int(port), user or getpass.getuser(), switch)

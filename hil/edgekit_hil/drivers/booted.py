@@ -13,7 +13,7 @@ from labgrid.factory import target_factory
 
 from edgekit_hil.images import recipe
 from edgekit_hil.images.image_cache import Image, find_image
-from edgekit_hil.images.programs import require, run_program
+from edgekit_hil.images.programs import require, run_checked
 from edgekit_runtime.errors import BenchError
 
 SNAPSHOT: Final = "booted"
@@ -57,7 +57,7 @@ class BootedMachineDriver(QEMUDriver):
                     shutil.copy(image.snapshot / f"{name}.qcow2", self.folder)
                 else:
                     create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw"]
-                    run_program([*create, "-b", image.boot / f"{name}.raw", self.folder / f"{name}.qcow2"])
+                    run_checked([*create, "-b", image.boot / f"{name}.raw", self.folder / f"{name}.qcow2"])
             super().on_activate()
             self._open = undo.pop_all()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edgekit_hil.images.programs import run_program
+from edgekit_hil.images.programs import run_checked
 from edgekit_runtime.errors import BenchError
 
 _INSTALLED: Final = re.compile(r"Inst (\S+) \((\S+) .*\[(\S+)\]\)")
@@ -31,7 +31,7 @@ class DebianArchive:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / "status").touch()
         columns = "$(ORIGIN)|deb $(REPO_URI) $(RELEASE) $(COMPONENT)"
-        found = run_program(["apt-get", "indextargets", "--format", columns, "Created-By: Packages"])
+        found = run_checked(["apt-get", "indextargets", "--format", columns, "Created-By: Packages"])
         lines = [line.split("|", 1) for line in found.splitlines()]
         sources = sorted({source for origin, source in lines if origin == "Debian"})
         if not sources:
@@ -71,6 +71,6 @@ class DebianArchive:
             "Acquire::Languages": "none",
             "Debug::NoLocking": "true",
         }
-        return run_program(
+        return run_checked(
             ["apt-get", "-qq", *(f"--option={name}={value}" for name, value in options.items()), *arguments]
         )

@@ -21,7 +21,7 @@ from typing import Final
 from edgekit_hil.images import recipe
 from edgekit_hil.images.debian_archive import DebianArchive
 from edgekit_hil.images.initial_disk import KernelModules, write_initrd
-from edgekit_hil.images.programs import require, run_program
+from edgekit_hil.images.programs import require, run_checked
 from edgekit_hil.images.root_folder import compile_modules, find_python, install_wheels, make_root, unpack
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
 from edgekit_runtime.system.paths import find_cache_folder
@@ -138,7 +138,7 @@ def _make_boot(image: Image, archive: DebianArchive, show: Show) -> None:
         boot_modules = modules.close_over(recipe.BOOT_MODULES)
         write_initrd(boot / "initrd", image.root / "usr/bin/busybox", boot_modules)
         show("writing the disk")
-        run_program(["cp", "--archive", image.root, root])
+        run_checked(["cp", "--archive", image.root, root])
         modules.install(modules.close_over((*recipe.BOOT_MODULES, *recipe.TEST_MODULES)), root)
         _make_keys(boot, root)
         _make_disk(boot / "root.raw", recipe.DISK_BYTES, root)
@@ -148,7 +148,7 @@ def _make_boot(image: Image, archive: DebianArchive, show: Show) -> None:
 def _make_keys(boot: Path, root: Path) -> None:
     """Make the key of the machine, and one that may log in as root."""
     for path in (root / "etc/ssh/ssh_host_ed25519_key", boot / "id_ed25519"):
-        run_program(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "edgekit", "-f", path])
+        run_checked(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "edgekit", "-f", path])
     shutil.copy(boot / "id_ed25519.pub", root / "root/.ssh/authorized_keys")
 
 
@@ -156,7 +156,7 @@ def _make_disk(path: Path, size_bytes: int, root: Path | None) -> None:
     with path.open("wb") as file:
         file.truncate(size_bytes)
     content = ["-d", str(root)] if root else []
-    run_program(["mke2fs", "-q", "-t", "ext4", "-E", "lazy_itable_init=1", *content, str(path)])
+    run_checked(["mke2fs", "-q", "-t", "ext4", "-E", "lazy_itable_init=1", *content, str(path)])
 
 
 def _folder() -> Path:

@@ -1,12 +1,14 @@
 """Programs of this machine that make an image."""
 
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
+from edgekit_runtime.system.child_process import describe_end, run_program
+
+_MAX_OUTPUT_BYTES: Final = 64 << 20
 
 # program -> the package of Debian that it is in
 _PACKAGES: Final[Mapping[str, str]] = {
@@ -34,17 +36,17 @@ def require(*programs: str) -> None:
         raise BenchUnavailableError(f"{', '.join(missing)} is missing: apt-get install {' '.join(packages)}")
 
 
-def run_program(command: Sequence[str | Path], limit_s: float = 900.0) -> str:
+def run_checked(command: Sequence[str | Path], limit_s: float = 900.0) -> str:
     """Return what a program prints.
 
     Raises:
         BenchError: it failed, or did not end within `limit_s`.
     """
-    try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=limit_s)
-    except subprocess.TimeoutExpired as cause:
-        raise BenchError(f"{command[0]} did not end within {limit_s:g} s") from cause
-    if done.returncode:
-        said = done.stderr.strip()[-500:] or "no message"
-        raise BenchError(f"{' '.join(map(str, command[:3]))} ended with {done.returncode}: {said}")
-    return done.stdout
+    words = [str(word) for word in command]
+    result = run_program(words, (), limit_s, _MAX_OUTPUT_BYTES)
+    if result.exit_code is None:
+        raise BenchError(f"{words[0]} did not end within {limit_s:g} s")
+    if result.exit_code:
+        said = result.last_line or "no message"
+        raise BenchError(f"{' '.join(words[:3])} ended {describe_end(result.exit_code)}: {said}")
+    return result.output.decode(errors="replace")

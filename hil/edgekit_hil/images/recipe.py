@@ -1,4 +1,4 @@
-"""What is in an image. The hash of this module's text is the hash of the recipe."""
+"""What is in an image."""
 
 import hashlib
 from pathlib import Path
@@ -107,8 +107,10 @@ exec $busybox switch_root $disk /sbin/init
 
 
 def hash_recipe(*found: str) -> str:
-    """Return 16 hexadecimal digits of this recipe and of what was found for it, such as versions."""
-    digest = hashlib.sha256(Path(__file__).read_bytes())
+    """Return 16 hexadecimal digits of this folder's modules and of what was found, such as versions."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
     for text in found:
         digest.update(b"\0" + text.encode())
     return digest.hexdigest()[:16]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_hil.images import recipe
-from edgekit_hil.images.programs import run_program
+from edgekit_hil.images.programs import run_checked
 from edgekit_runtime.errors import BenchError
 
 _MERGED: Final = ("bin", "sbin", "lib")
@@ -97,4 +97,4 @@ def install_wheels(requirements: Sequence[str], python: str, folder: Path) -> No
     pip += ["--root-user-action=ignore", "--only-binary=:all:", "--no-compile", "--python-version", python]
     pip += ["--target", str(folder)]
     pip += [word for name in _PLATFORMS for word in ("--platform", f"{name}_aarch64")]
-    run_program([*pip, *requirements])
+    run_checked([*pip, *requirements])

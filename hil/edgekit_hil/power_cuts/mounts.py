@@ -15,7 +15,7 @@ from typing import Final
 
 from edgekit_runtime.errors import OutputError
 
-_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # mounted anew, for this process alone
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # a new mount that only this process sees
 _PROGRAMS: Final = {"qemu-storage-daemon": "qemu-utils", "mke2fs": "e2fsprogs"}
 _CAP_SYS_ADMIN: Final = 21
 _CLONE_NEWNS: Final = 0x20000

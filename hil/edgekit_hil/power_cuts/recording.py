@@ -111,7 +111,7 @@ class Recording:
             return cls(document["size_bytes"], gzip.decompress((folder / "log.gz").read_bytes()), marks)
         except (OSError, EOFError, ValueError, KeyError, ConfigError) as cause:
             raise DataError(
-                f"{folder}: holds no whole recording ({cause}); remove it to record anew"
+                f"{folder}: holds no whole recording ({cause}); remove the folder and record again"
             ) from cause
 
 

@@ -18,15 +18,17 @@ _MOST_POINTS: Final = 600
 
 
 def draw_curve(curve: Curve) -> str:
-    """Return a line through the points of a curve; its y axis begins at 0."""
+    """Return a line through the points of a curve; its y axis reaches to 0."""
     step = max(1, len(curve.x) // _MOST_POINTS)
     points = list(zip(curve.x, curve.y, strict=True))[::step]
     low, high = min(curve.x), max(curve.x)
-    top = max(*curve.y, 0.0) or 1.0
+    bottom = min(*curve.y, 0.0)
+    top = max(*curve.y, 0.0)
+    top = top if top > bottom else bottom + 1
     place_x = _scale(low, high if high > low else low + 1, _LEFT, _RIGHT)
-    place_y = _scale(0.0, top, _BOTTOM, _TOP)
+    place_y = _scale(bottom, top, _BOTTOM, _TOP)
     line = " ".join(f"{place_x(x):.1f},{place_y(y):.1f}" for x, y in points)
-    axes = _axes((low, max(high, low)), (0.0, top), (curve.x_label, curve.y_label), (place_x, place_y))
+    axes = _axes((low, max(high, low)), (bottom, top), (curve.x_label, curve.y_label), (place_x, place_y))
     return _svg(f'{axes}<polyline class="line" points="{line}"/>', curve.name)
 
 

@@ -55,6 +55,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         named = metafunc.config.getoption("bench", None)
         files = [find_bench(each) for each in named] if named else list_shipped()
         ids = [file.settings.name for file in files]
+        if len(set(ids)) < len(ids):  # evidence is by name
+            raise pytest.UsageError(f"benches of one name: {', '.join(sorted(ids))}; give each its own")
         metafunc.parametrize("bench", files, ids=ids, indirect=True, scope="session")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.package.archive import write_package
+from edgekit_runtime.remote.measure import find_cpu
 from edgekit_runtime.system.atomic_files import hash_file
 from edgekit_toolkit.measurement.arithmetic import arithmetic_facts
 from edgekit_toolkit.packaging.assemble import Assembled
@@ -138,28 +139,13 @@ def publish(
 
 def host_facts() -> dict[str, Any]:
     """What the figures of this machine depend on."""
-    cpu = next(
-        (
-            line.partition(":")[2].strip()
-            for line in _read("/proc/cpuinfo").splitlines()
-            if line.startswith(("model name", "Model"))
-        ),
-        platform.processor() or platform.machine(),
-    )
     return {
-        "cpu": cpu,
+        "cpu": find_cpu(),
         **arithmetic_facts(),
         "cores": os.cpu_count() or 1,
         "os": platform.platform(),
         "python": platform.python_version(),
     }
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def now() -> str:

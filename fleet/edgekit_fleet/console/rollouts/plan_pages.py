@@ -72,9 +72,9 @@ class PlanView:
     """A plan as the page shows it.
 
     Attributes:
-        devices: number of those that get packages.
+        devices: how many devices get packages.
         some: names of a few of them.
-        others: number of those that get nothing.
+        others: how many matching devices get nothing.
         classes: what they get.
         refused: why the others get nothing.
         bytes: to download in all.

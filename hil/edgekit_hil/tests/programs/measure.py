@@ -8,6 +8,7 @@ for such a process, which verifies in another one.
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,11 @@ def main() -> None:
     inputs: dict[str, tuple[str, list[int]]] = json.loads(sys.argv[3])
     numbers = np.random.default_rng(0)
     feeds = {name: numbers.random(shape).astype(dtype) for name, (dtype, shape) in inputs.items()}
+    until_s = time.monotonic() + float(sys.argv[2])
     limits = LatencyLimits(max_rounds=20_000, time_limit_s=float(sys.argv[2]), precision=0.0)
     latency = measure_latency({"model": lambda: session.run(feeds)}, limits)["model"]
+    while time.monotonic() < until_s:  # a meter reads meanwhile; more times would take memory
+        session.run(feeds)
     (peak_kib,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
     print(json.dumps({"seconds": latency.seconds, "peak_bytes": int(peak_kib) << 10}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -41,6 +42,11 @@ def command(
     from edgekit_hil.benches.bench_file import find_bench
 
     named = benches or ((str(_OWN_FILE),) if _OWN_FILE.exists() else ())
+    if not benches and named and _OWN_FILE.stat().st_uid != os.geteuid():
+        # labgrid runs the Python files that an environment file imports.
+        raise BenchError(
+            f"{_OWN_FILE} belongs to another user, and can run code; --bench {_OWN_FILE} takes it"
+        )
     for each in named:
         find_bench(each)  # a malformed file is refused before anything begins
     folder = Path(edgekit_hil.__file__).parent / "tests"
