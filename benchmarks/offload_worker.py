@@ -5,6 +5,7 @@ Runs inside the emulated device and obeys `ProductBench`.
 
 import telemetry_off  # noqa: F401
 
+import random
 import ssl
 import time
 from dataclasses import replace
@@ -23,13 +24,14 @@ from edgekit_runtime.remote.session.offload_state import OffloadState
 from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import Session, open_session
 from edgekit_runtime.system.paths import find_keys_folder
-from edgekit_runtime.system.processor_speed import SpeedGate
+from edgekit_runtime.system.processor_speed import SpeedGate, begin_anywhere
 from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
 
 PROBE_LIMIT_S = 15.0
 LINK_S = 4.0  # of measuring the link
 PROVE_S = 5.0
+SHARE = 0.5  # of a processor, at most: the device gets slices of one
 TOLERANCE = 0.1  # of the greatest value of an output: what 8 bits may change; another row differs by more
 
 
@@ -88,7 +90,7 @@ class Application:
         self.sessions: dict[str, Session] = {}
         self.rows: list[dict[str, Array]] = []
         self.expected: list[dict[str, Array]] = []
-        self.number = 0
+        self.number, self.draws = 0, random.Random(0)  # noqa: S311  # of moments
 
     def load(self, packages: dict[str, str], local: str, rows: str) -> dict[str, list[str]]:
         """Open sessions, and compute what is right; return which are ready to use the server."""
@@ -234,6 +236,7 @@ class Application:
         if isinstance(session, RemoteSession):
             decision = session.decision()
             plan, predicted_s, before = decision.plan.name, decision.predicted_s, replace(session.counts)
+        begin_anywhere(self.draws, SHARE)
         at_s, cpu_s = time.monotonic(), time.process_time()
         self.send_clock.seconds = 0.0
         self.local_clock.reset()

@@ -1,5 +1,6 @@
 """Profiles of models: measured on this machine, joined for the planner."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,3 +188,21 @@ def test_all_parts_count_at_one_speed_that_the_processor_has() -> None:
     assert first.usual_s == second.usual_s
     assert first.usual_s is not None
     assert first.usual_s > 1e-6
+
+
+def test_a_process_with_slices_begins_anywhere_in_one_and_any_other_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads = iter(np.arange(0, 1, 1e-5))
+    monkeypatch.setattr(processor_speed.time, "thread_time", lambda: next(reads))
+    draws, same, works = random.Random(1), random.Random(1), []
+
+    for _ in range(20):
+        began_s = next(reads)
+        processor_speed.begin_anywhere(draws, 0.2)
+        works.append(next(reads) - began_s)
+    began_s = next(reads)
+    processor_speed.begin_anywhere(draws, 1.0)
+
+    assert next(reads) - began_s == pytest.approx(1e-5)
+    assert works == pytest.approx([same.uniform(0, 0.5e-3) for _ in range(20)], abs=4e-5)

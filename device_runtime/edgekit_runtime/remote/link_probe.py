@@ -23,6 +23,7 @@ import datetime
 import fcntl
 import hashlib
 import ipaddress
+import random
 import socket
 import ssl
 import statistics
@@ -59,7 +60,7 @@ from edgekit_runtime.remote.latency_model import LinkState
 from edgekit_runtime.remote.offload_options import OffloadOptions
 from edgekit_runtime.remote.offload_server import NO_MODEL
 from edgekit_runtime.remote.session.remote_session import RemoteSession
-from edgekit_runtime.system.processor_speed import MOST_WAITING, SpeedGate
+from edgekit_runtime.system.processor_speed import MOST_WAITING, SpeedGate, begin_anywhere
 from edgekit_runtime.tensors import Array, TensorSpec
 
 _BITS: Final = 8
@@ -354,7 +355,7 @@ def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: floa
     fixed_s: list[float] = []
     spent_s: list[float] = []
     local_s: list[float] = []
-    usual_s = 0.0
+    usual_s, draws = 0.0, random.Random(0)  # noqa: S311  # of moments
     with tempfile.TemporaryDirectory(prefix="edgekit-request-") as folder:
         certificate = _write_certificate(Path(folder))
         with _Responder(certificate, pause_s) as responder, _Asker(responder, certificate) as asker:
@@ -364,9 +365,10 @@ def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: floa
             while len(fixed_s) < _LEAST_REQUESTS or (usual_s < seconds and time.monotonic() < until_s):
                 began_s = time.monotonic()
                 time.sleep(pause_s)
+                begin_anywhere(draws, share)
                 took = asker.ask(_LEAST_BYTES)
                 time.sleep(pause_s)
-                took_s = asker.run_locally()
+                took_s = asker.run_locally() / share
                 if not gate.check() and time.monotonic() < until_s:
                     continue
                 fixed_s.append(took.elapsed_s - took.responder_s / share)
@@ -451,11 +453,11 @@ class _Asker:
         self._local.close()
 
     def run_locally(self) -> float:
-        """Return how long a run takes that computes nothing."""
+        """Return the processor time of a run that computes nothing."""
         inputs = {"x": np.zeros(_LEAST_BYTES, np.uint8)}
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         self._local.run(inputs)
-        return time.perf_counter() - began_s
+        return time.thread_time() - began_s
 
     def ask(self, size_bytes: int) -> _Took:
         inputs = {"x": np.zeros(size_bytes, np.uint8)}

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import platform
+import random
 import statistics
 import tempfile
 import time
@@ -30,7 +31,7 @@ from edgekit_runtime.remote.cut_table import Compression
 from edgekit_runtime.remote.link_probe import RequestCost, average_middle, measure_request
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings, with_weights
-from edgekit_runtime.system.processor_speed import MOST_WAITING, SpeedGate, time_fixed_work
+from edgekit_runtime.system.processor_speed import MOST_WAITING, SpeedGate, begin_anywhere, time_fixed_work
 from edgekit_runtime.tensors import DTYPES, Array
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
         runs = [_open_half(graph, blobs, Path(folder), number) for number, graph in enumerate(job.graphs)]
         if job.kind == "batch":
             return Measured(facts, _time_batches(runs, gate.usual_s, job.seconds))
-        clocks, has_waits = [_Clock(run, gate) for run in runs], _has_waits(facts, job)
+        clocks, has_waits = [_Clock(run, gate, job.quota) for run in runs], _has_waits(facts, job)
         orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds * MOST_WAITING
         for run in runs * _WARMUP_ROUNDS:
             run()
@@ -375,7 +376,7 @@ def _profile(
         most = max(_MIN_ROUNDS, min(_MAX_ROUNDS, _MAX_PROFILED_NODES // nodes))
     for _ in range(_WARMUP_ROUNDS):
         plain()
-    clock, until_s = _Clock(plain, gate), time.monotonic() + job.seconds * MOST_WAITING
+    clock, until_s = _Clock(plain, gate, job.quota), time.monotonic() + job.seconds * MOST_WAITING
     while _lacks_rounds([clock], job.seconds, until_s):
         clock.time()
         if session is not None and clock.rounds <= most:
@@ -590,8 +591,9 @@ class _Clock:
         spent_s: of the runs at the usual speed, with their pauses.
     """
 
-    def __init__(self, run: Callable[[], object], gate: SpeedGate) -> None:
+    def __init__(self, run: Callable[[], object], gate: SpeedGate, quota: float | None) -> None:
         self.run, self._gate = run, gate
+        self._draws, self._share = random.Random(0), quota or 1.0  # noqa: S311  # of moments
         self.seconds: list[float] = []
         self.others: list[tuple[float, float]] = []
         self.spent_s = 0.0
@@ -599,6 +601,7 @@ class _Clock:
     def time(self) -> None:
         """Run once, after a pause."""
         time.sleep(PAUSE_S)
+        begin_anywhere(self._draws, self._share)
         begin = time.perf_counter()
         self.run()
         took_s = time.perf_counter() - begin

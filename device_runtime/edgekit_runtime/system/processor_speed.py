@@ -5,6 +5,7 @@ twice as long for seconds at a time.
 """
 
 import math
+import random
 import time
 from typing import Final
 
@@ -14,6 +15,7 @@ MOST_WAITING: Final = 3
 _STEPS: Final = 5_000  # of the fixed work: 0.1 to 0.25 ms
 _TIMES: Final = 3  # that it is done: the first time the caches are in use by others, more so after a reply
 _PAUSE_S: Final = 0.02
+_MOST_WORK_S: Final = 0.5e-3  # whole slices of a quota that is spread evenly: they take 0.05 ms and more
 _TOLERANCE: Final = 0.25  # a core that is shared does this work half as fast; caches cost up to a fifth
 
 
@@ -61,3 +63,20 @@ def time_fixed_work() -> float:
             total += number
         least_s = min(least_s, time.thread_time() - begin_s)
     return least_s
+
+
+def begin_anywhere(draws: random.Random, share: float) -> None:
+    """Begin what follows at any moment of a slice, where a process gets a share of a processor in slices.
+
+    A process that slept wakes as its slice begins. Work of less than a slice would then never wait, and seem
+    as fast as without the quota.
+
+    Args:
+        draws: of the moments.
+        share: of a processor; nothing happens at 1.
+    """
+    if share >= 1:
+        return
+    until_s = time.thread_time() + draws.uniform(0, _MOST_WORK_S)
+    while time.thread_time() < until_s:
+        pass
