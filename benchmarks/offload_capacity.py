@@ -9,7 +9,7 @@ The server is our service behind TLS on one processor; the devices are connectio
 one. Each sends requests at random times (Poisson) at a fixed rate, whether the server keeps up or not. Heads
 ran before; their time on the device, as measured, and the link, as modelled, are added to each latency, which
 only shifts the arrivals. The largest number of devices whose p99 keeps the limit is found by bisection, and
-stands beside the one that the plan simulated.
+stands beside the one that the plan modelled.
 
 The case `stay_local` has no such search: devices that obey the load in the replies, beside others that do
 not, at multiples of what the server carries. All figures are emulated.
@@ -174,7 +174,7 @@ class Server:
             if guess == low:
                 break
         return {
-            "way": self._way.name, "server_ms": costs.server_s * 1e3, "simulated": self._way.devices,
+            "way": self._way.name, "server_ms": costs.server_s * 1e3, "modelled": self._way.devices,
             "devices": low, "added_ms": fixed_s(self._way) * 1e3, "trials": trials,
         }  # fmt: skip
 
@@ -244,13 +244,13 @@ def show(found: Mapping[str, Any]) -> None:
         rows.append(
             [
                 row["role"], row["way"], row["server_ms"], last["cpu_ms"], row["added_ms"],
-                str(row["simulated"]), str(row["devices"]), last["p50_ms"], last["p99_ms"],
+                str(row["modelled"]), str(row["devices"]), last["p50_ms"], last["p99_ms"],
                 len(row["trials"]),
             ]
         )  # fmt: skip
     print_table(
         ["devices run", "way", "server as planned, ms", "its processor time, ms", "device and link, ms",
-         "devices, simulated", "devices, measured", "p50, ms", "p99, ms", "trials"],
+         "devices, modelled", "devices, measured", "p50, ms", "p99, ms", "trials"],
         rows,
     )  # fmt: skip
     if found["ratio"] is not None:

@@ -11,24 +11,23 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tests.offload.onnx_models import model_of
 
-from edgekit_offload.planning import capacity, planner
-from edgekit_offload.planning.capacity import MAX_DEVICES, devices_per_server, served_s
+from edgekit_offload.planning import planner
 from edgekit_offload.planning.codings import measure_codings
 from edgekit_offload.planning.costs import CodedTensors, PowerModel
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.leakage import MAX_DB
-from edgekit_offload.planning.planner import PlanInputs, plan
+from edgekit_offload.planning.planner import PlanInputs, Realised, plan
 from edgekit_offload.planning.realise import MOST_INT8_LOSS, MeasuredCuts, leakage_of
 from edgekit_offload.planning.result import PlanningResult, Refusal, SentTensor
 from edgekit_offload.profiling.machine import Machine
 from edgekit_offload.profiling.model_profile import KernelTime, ModelProfile, digest_model
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.cut_table import PlanCosts
-from edgekit_runtime.remote.latency_model import LinkState
+from edgekit_runtime.remote.choose import choose
+from edgekit_runtime.remote.cut_table import Objective, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.latency_model import Conditions, LinkState
 from edgekit_runtime.remote.link_probe import RequestCost
 from edgekit_runtime.remote.measure import MachineFacts
-from edgekit_toolkit.commands.offload import serve
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 GRID = Grid((0.1, 1.0, 10.0, 100.0), (5.0, 20.0))
@@ -242,7 +241,7 @@ def test_energy_prefers_to_send_where_the_radio_is_cheap() -> None:
     content = narrowing_model(16, 64)
     made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
     cheap = plan(replace(made, objective="energy", power=PowerModel(5.0, 0.1)))
-    dear = plan(replace(made, objective="energy", power=PowerModel(0.1, 50.0, 1e-3)))
+    dear = plan(replace(made, objective="energy", power=PowerModel(0.1, 50.0)))
     assert cheap.unit == "mJ"
     assert best_at(cheap, 10.0) != "local"
     assert best_at(dear, 10.0) == "local"
@@ -250,31 +249,67 @@ def test_energy_prefers_to_send_where_the_radio_is_cheap() -> None:
         plan(replace(made, objective="energy"))
 
 
-def test_capacity_plans_carry_a_number_of_devices() -> None:
+def test_plan_for_capacity_is_the_one_of_which_a_server_carries_most_devices() -> None:
     content = narrowing_model(16, 64)
     made = inputs_of(content, [0.005, 0.1, 0.1], [0.01, 0.02, 0.02], noise(16, 64))
     result = plan(replace(made, objective="capacity", latency_limit_s=0.15))
-    served = {way.name: way.devices_per_server for way in result.ways if way.kind != "local"}
-    assert all(count is not None for count in served.values())
-    assert plan(replace(made, objective="throughput")).objective == "throughput"
+    served = {way.name: way.devices_per_server for way in result.ways if way.devices_per_server is not None}
+    assert len(served) == len(result.ways) - 1  # all but `local`, which is too slow
+    middle = result.best(10.0, 5.0).name
+    assert served[middle] == max(served.values())
+    assert 5 < served[middle] < 1 / 0.02
+    assert not any("e+" in one for one in result.sentences)
+    assert result.table.latency_limit_s == 0.15
 
 
-def test_devices_per_server_fall_as_the_server_takes_longer() -> None:
-    few = devices_per_server(0.02, 0.05, limit_s=0.15, requests_per_s=1.0)
-    many = devices_per_server(0.01, 0.05, limit_s=0.15, requests_per_s=1.0)
-    assert 20 < few < 50 < many < 100  # below the saturated server, 1 / server_s
-    assert devices_per_server(0.0, 0.05, limit_s=0.15, requests_per_s=1.0) == MAX_DEVICES
-    assert devices_per_server(0.2, 0.0, limit_s=0.15, requests_per_s=1.0) == 0
+def test_devices_are_counted_before_server_time_where_the_limit_is_tight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    content = narrowing_model(16, 64)
+    made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
+    lean, quick = PlanCosts(0.094, 0.0005, 100.0, 100.0), PlanCosts(0.04, 0.0008, 100.0, 100.0)
+
+    def realise(uploads: Any, cuts: Any) -> dict[str, Realised | Refusal]:
+        """One way that takes least of the server with no time to wait, one that takes a little more."""
+        names = [one.plan.name for one in (*uploads, *cuts)]
+        found: dict[str, Realised | Refusal] = {one: Refusal(one, "no.") for one in names[2:]}
+        for name, costs in zip(names, (lean, quick), strict=False):
+            found[name] = Realised(OffloadPlan(name, costs, tail="t"), "measured")
+        return found
+
+    result = plan(replace(made, objective="capacity", latency_limit_s=0.1, realise=realise))
+    counts = {way.plan.costs.server_s: way.devices_per_server for way in result.ways if way.kind != "local"}
+    assert counts[0.0005] < 0.3 * counts[0.0008]
+    assert counts[0.0008] == pytest.approx(1090, rel=0.05)  # of 1,250 that saturate the server
+    assert result.best(10.0, 5.0).plan.costs.server_s == 0.0008
+    link = Conditions(LinkState(10e6, 10e6, 0.005))
+    assert choose(result.table, link).plan.costs.server_s == 0.0008
 
 
-def test_devices_are_fewer_where_requests_are_larger_and_where_few_may_wait() -> None:
-    small, large = (PlanCosts(0.0, 0.002, size) for size in (1e3, 200e3))
-    counts = [
-        devices_per_server(served_s(one), 0.05, limit_s=10.0, requests_per_s=2.0) for one in (small, large)
-    ]
-    assert counts[1] < 0.7 * counts[0]
-    assert counts[0] < 245  # of 250 that saturate it: though each may take 10 s, more than 16 never wait
-    assert capacity.MAX_WAITING == serve.MAX_WAITING
+def test_device_chooses_what_the_plan_for_an_objective_chose() -> None:
+    content = narrowing_model(16, 64)
+    made = inputs_of(content, [0.005, 0.1, 0.1], [0.01, 0.02, 0.02], noise(16, 64))
+    power = PowerModel(0.5, 1.0)
+    objectives: tuple[Objective, ...] = ("latency", "energy", "throughput", "capacity")
+    chosen: set[tuple[Objective, str]] = set()
+    for objective in objectives:
+        result = plan(replace(made, objective=objective, power=power, latency_limit_s=0.15))
+        for mbit_s in GRID.bandwidths_mbit_s:
+            row, column = GRID.rtts_ms.index(20.0), GRID.bandwidths_mbit_s.index(mbit_s)
+            least = min(way.score[row][column] for way in result.ways)
+            found = choose(result.table, Conditions(LinkState(mbit_s * 1e6, mbit_s * 1e6, 0.02)))
+            own = next(way for way in result.ways if way.name == found.plan.name)
+            assert own.score[row][column] <= least * 1.011, (objective, mbit_s)
+            chosen.add((objective, found.plan.name))
+    assert len({name for _, name in chosen}) > 2
+
+
+def test_energy_of_the_device_is_in_the_table() -> None:
+    content = narrowing_model(16, 64)
+    made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
+    table = plan(replace(made, objective="energy", power=PowerModel(4.0, 0.7))).table
+    assert table.radio_w == 0.7
+    assert [one.costs.device_j for one in table.plans] == [4.0 * one.costs.device_s for one in table.plans]
 
 
 def test_model_that_cannot_be_split_gets_whole_model_ways_and_the_reason() -> None:

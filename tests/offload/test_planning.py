@@ -24,7 +24,7 @@ from edgekit_offload.planning.result import WinRange
 from edgekit_offload.planning.sweep import Goal, find_cuts, place_on_tiers
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.cut_table import OffloadPlan
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.remote.latency_model import Conditions, LinkState, energy_j, predict_s, slowest_stage_s
 
 GRID = Grid((1.0, 3.0, 10.0, 30.0, 100.0), (5.0, 20.0))
 WARM = 1e9  # bytes of the window: without TCP's slow start, which is not linear
@@ -60,6 +60,13 @@ def seconds_of(costs: GraphCosts, tiers: tuple[int, ...], coding: str, condition
     where = None if not any(tiers) else "tail"
     name = "local" if where is None else "cut"
     return predict_s(OffloadPlan(name, costs.plan_costs(tiers, coding), tail=where), conditions)
+
+
+def stage_of(costs: GraphCosts, tiers: tuple[int, ...], coding: str, conditions: Conditions) -> float:
+    """What the runtime takes for the slowest stage of a placement."""
+    where = None if not any(tiers) else "tail"
+    name = "local" if where is None else "cut"
+    return slowest_stage_s(OffloadPlan(name, costs.plan_costs(tiers, coding), tail=where), conditions)
 
 
 def test_cuts_of_the_sweep_are_those_of_an_exhaustive_search_over_placements_and_codings() -> None:
@@ -147,11 +154,11 @@ def test_memory_limit_is_kept_and_costs_what_an_exhaustive_search_finds() -> Non
 
 def test_energy_counts_the_radio_while_the_server_computes() -> None:
     costs = chain([(1.0, 2.0)], [1e3, 4.0])
-    power = PowerModel(compute_w=4.0, radio_w=1.0, joules_per_byte=1e-6)
-    plan = OffloadPlan("all", costs.plan_costs((1,), "raw"), tail="tail")
+    power = PowerModel(compute_w=4.0, radio_w=1.0)
+    plan = OffloadPlan("all", replace(costs.plan_costs((1,), "raw"), device_j=0.0), tail="tail")
     table = energy_costs(costs, "raw", link(10.0), power)
     total = float(table.of(costs.graph, np.array([[1]], np.int8))[0])
-    assert total == pytest.approx(power.energy_j(plan, link(10.0)), rel=1e-9)
+    assert total == pytest.approx(energy_j(plan, link(10.0), 1.0), rel=1e-9)
     assert total > 2.0  # 2 s of waiting at 1 W
 
 
@@ -165,6 +172,10 @@ def test_throughput_is_that_of_the_slowest_stage() -> None:
             every = np.array(list(costs.graph.placements(2)), np.int8)
             stages = pipeline_stages(costs, coding, link(10.0))
             best = min(best, float(np.max([one.of(costs.graph, every) for one in stages], axis=0).min()))
+            for tiers, total in zip(
+                every, np.max([one.of(costs.graph, every) for one in stages], axis=0), strict=True
+            ):
+                assert total == pytest.approx(stage_of(costs, tuple(tiers), coding, link(10.0)), rel=1e-9)
         local = float(costs.seconds[:, 0].sum())
         assert min(local, *(cut.certificate.cost for cut in cuts)) == pytest.approx(best, rel=1e-6)
 

@@ -2,24 +2,32 @@
 
 import dataclasses
 import json
+import math
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgekit_runtime.cli import main
 from edgekit_runtime.remote.choose import Preference, choose
-from edgekit_runtime.remote.cut_table import CutTable, Objective, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.cut_table import CutTable, Escalation, Objective, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.latency_model import (
+    MAX_WAITING,
     Conditions,
     LinkState,
     as_sent,
     predict_s,
+    reserved_server_s,
     send_plain,
+    served_s,
+    utilisation,
     wire_bytes,
 )
 from edgekit_runtime.remote.link_estimate import Exchange, LinkEstimate
 from edgekit_runtime.remote.offload_options import read_offload_options
 from edgekit_runtime.remote.probe_schedule import CircuitBreaker
+from edgekit_toolkit.commands.offload import serve
 
 LOCAL = OffloadPlan("local", PlanCosts(0.055))
 RAW = OffloadPlan("raw", PlanCosts(0.0, 0.002, 150_000, 100), tail="raw")
@@ -224,8 +232,8 @@ def test_objective_decides_among_plans_that_are_fast_enough(
         dataclasses.replace(plan, costs=dataclasses.replace(plan.costs, device_j=energy))
         for plan, energy in ((LOCAL, joules), (RAW, 0.5), (CUT, 0.1))
     ]
-    preference = Preference(objective, deadline_s=0.2)
-    assert choose(CutTable(tuple(plans)), link(200), None, preference).plan.name == expected
+    table = CutTable(tuple(plans), latency_limit_s=0.2, radio_w=1.0)
+    assert choose(table, link(200), None, Preference(objective)).plan.name == expected
 
 
 def test_plan_that_is_too_late_loses_whatever_it_saves() -> None:
@@ -233,8 +241,61 @@ def test_plan_that_is_too_late_loses_whatever_it_saves() -> None:
         dataclasses.replace(plan, costs=dataclasses.replace(plan.costs, device_j=energy))
         for plan, energy in ((LOCAL, 0.0), (RAW, 1.0))
     ]
-    assert choose(CutTable(tuple(plans)), link(200), None, Preference("energy", 0.02)).plan.name == "raw"
-    assert choose(CutTable(tuple(plans)), link(200), None, Preference("energy", 0.1)).plan.name == "local"
+    table = CutTable(tuple(plans), "energy", latency_limit_s=0.1, radio_w=1.0)
+    assert choose(table, link(200), None).plan.name == "local"
+    assert choose(table, link(200), None, Preference("energy", 0.02)).plan.name == "raw"
+    strict = dataclasses.replace(table, latency_limit_s=0.02)
+    assert choose(strict, link(200), None).plan.name == "raw"
+    assert choose(strict, link(200), None, Preference("energy", 0.1)).plan.name == "local"
+
+
+def test_energy_that_is_unknown_leaves_the_choice_to_latency() -> None:
+    assert choose(TABLE, link(200), None, Preference("energy")).plan.name == "raw"
+
+
+@pytest.mark.parametrize(
+    ("fields", "missing"),
+    [
+        ({"objective": "capacity"}, "latency_limit_s"),
+        ({"objective": "energy"}, "radio_w"),
+        ({"objective": "energy", "radio_w": 1.0}, "device_j"),
+    ],
+)
+def test_table_without_what_its_objective_needs_is_refused(fields: dict[str, Any], missing: str) -> None:
+    with pytest.raises(ValueError, match=missing):
+        CutTable((LOCAL, RAW), **fields)
+
+
+def test_modelled_load_of_a_server_is_that_of_a_simulation() -> None:
+    rng = random.Random(0)
+    gaps = [rng.expovariate(1.0) for _ in range(40_000)]
+    for slack in (0.5, 1.0, 1.5, 1.9, 2.1, 4.0, 16.0):
+        low, high = 0.0, 1.0
+        for _ in range(9):
+            middle = (low + high) / 2
+            wait, waits = 0.0, []
+            for gap in gaps:  # D. V. Lindley, "The theory of queues with a single server", 1952
+                wait = max(0.0, wait + 1 - gap / max(middle, 1e-9))
+                waits.append(wait)
+            waits.sort()
+            low, high = (middle, high) if waits[int(0.99 * len(waits))] <= slack else (low, middle)
+        # 40,000 requests, of which 400 decide, tell loads apart to some percent.
+        assert utilisation(slack) == pytest.approx(low, rel=0.06)
+
+
+def test_cascade_that_asks_rarely_lets_a_server_carry_more_devices() -> None:
+    escalated = dataclasses.replace(CUT, name="cascade", head="h", escalation=Escalation("y", 0.1, 0.1))
+    every, tenth = (reserved_server_s(one, link(200), 0.2) for one in (CUT, escalated))
+    assert 0 < tenth < every / 10  # and of those that ask, a tenth may be late
+    assert reserved_server_s(escalated, link(200), 0.02) == math.inf  # one that asks takes longer
+    rare = dataclasses.replace(escalated, escalation=Escalation("y", 0.1, 0.005))
+    assert reserved_server_s(rare, link(200), 0.021) == pytest.approx(0.005 * served_s(CUT.costs))
+
+
+def test_server_that_refuses_waiting_calls_carries_no_more_than_they_allow() -> None:
+    kept_s = reserved_server_s(RAW, link(200), 10.0)
+    assert 0.85 * kept_s < served_s(RAW.costs) < 0.95 * kept_s  # not 1: more than 16 never wait
+    assert MAX_WAITING == serve.MAX_WAITING
 
 
 def test_plan_that_was_asked_for_runs_only_where_it_can() -> None:

@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from edgekit_runtime.remote.cut_table import CutTable, Objective, OffloadPlan
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s, transfer_s
+from edgekit_runtime.remote.latency_model import (
+    Conditions,
+    energy_j,
+    predict_s,
+    reserved_server_s,
+    slowest_stage_s,
+)
 
 HYSTERESIS: Final = 0.10  # a plan must be better than the current one by this share, at first
 LOADED: Final = 0.95  # load of a server from which on devices stay local
 _PATIENCE: Final = 4  # decisions after which half of the hysteresis is left
 _LEAST_GAIN: Final = 1e-4  # of a switch, as a share: below it is rounding
-_TOLERANCE: Final = 1.05  # of latency, within which energy or capacity decides
-_TOLERANCE_S: Final = 2e-3
 _MBIT: Final = 1e6
 _MS: Final = 1e3
 
@@ -27,15 +31,12 @@ class Preference:
 
     Attributes:
         objective: as in a cut table.
-        deadline_s: latency that is good enough, where energy or capacity counts; None for that of the
-            fastest plan, with a tolerance of 5 % or 2 ms.
-        radio_w: power of the device's radio while it sends or receives, above idle.
+        deadline_s: latency that is good enough, where energy or capacity counts; None for that of the table.
         plan: name of the plan to run wherever it can be used, or None to choose.
     """
 
     objective: Objective = "latency"
     deadline_s: float | None = None
-    radio_w: float = 1.0
     plan: str | None = None
 
 
@@ -129,8 +130,7 @@ def choose(
     seconds = {plan.name: predict_s(plan, conditions) for plan in plans}
     if forced is not None and plans[0].name == forced:
         return PlanChoice(plans[0], seconds[forced], conditions, cause=cause, is_forced=True)
-    limit_s = _limit(seconds, preference)
-    costs = {plan.name: _cost(plan, conditions, seconds[plan.name], limit_s, preference) for plan in plans}
+    costs = {plan.name: _cost(plan, conditions, seconds[plan.name], table, preference) for plan in plans}
     best = min(plans, key=lambda plan: costs[plan.name])
     chosen, challenges = best, 0
     if current is not None and best.name != current.plan.name and current.plan.name in costs:
@@ -159,45 +159,19 @@ def _find_other(
     return min(others, key=lambda plan: seconds[plan.name]) if others else None
 
 
-def _limit(seconds: dict[str, float], preference: Preference) -> float:
-    """Return the latency up to which something else than latency decides."""
-    least_s = min(seconds.values())
-    enough_s = max(least_s * _TOLERANCE, least_s + _TOLERANCE_S)
-    return max(enough_s, preference.deadline_s or 0.0)
-
-
 def _cost(
-    plan: OffloadPlan, conditions: Conditions, seconds: float, limit_s: float, preference: Preference
+    plan: OffloadPlan, conditions: Conditions, seconds: float, table: CutTable, preference: Preference
 ) -> tuple[float, float]:
     """Return a cost: 1 for what is too late (which then counts as latency), then what is to be least."""
     objective = preference.objective
-    if objective == "latency" or not math.isfinite(seconds):
-        return (0.0, seconds)
+    limit_s = table.latency_limit_s if preference.deadline_s is None else preference.deadline_s
     if objective == "throughput":
-        return (0.0, _slowest_stage_s(plan, conditions))
-    if seconds > limit_s:
-        return (1.0, seconds)
-    if objective == "capacity":
-        share = plan.escalation.share if plan.escalation is not None else 1.0
-        return (0.0, plan.costs.server_s * share + seconds * 1e-6)  # latency breaks ties
-    if plan.costs.device_j is None:
+        return (0.0, slowest_stage_s(plan, conditions))
+    if objective == "latency" or (objective == "energy" and table.radio_w is None):
         return (0.0, seconds)
-    return (0.0, plan.costs.device_j + preference.radio_w * _link_s(plan, conditions.link))
-
-
-def _slowest_stage_s(plan: OffloadPlan, conditions: Conditions) -> float:
-    costs = plan.costs
-    return max(
-        costs.device_s * conditions.device_slowdown,
-        costs.server_s * conditions.server_slowdown,
-        _link_s(plan, conditions.link),
-    )
-
-
-def _link_s(plan: OffloadPlan, link: LinkState | None) -> float:
-    if plan.tail is None:
-        return 0.0
-    if link is None or min(link.up_bits_per_s, link.down_bits_per_s) <= 0:
-        return math.inf
-    up_s = transfer_s(plan.costs.upload_bytes, link.up_bits_per_s, link.rtt_s, link.window_bytes)
-    return up_s + transfer_s(plan.costs.download_bytes, link.down_bits_per_s, link.rtt_s, link.window_bytes)
+    limit_s = math.inf if limit_s is None else limit_s
+    if objective == "capacity":
+        cost = reserved_server_s(plan, conditions, limit_s) + seconds * 1e-6  # latency breaks ties
+    else:
+        cost = energy_j(plan, conditions, table.radio_w or 0.0)
+    return (1.0, seconds) if seconds > limit_s or not math.isfinite(cost) else (0.0, cost)

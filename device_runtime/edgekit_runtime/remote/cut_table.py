@@ -37,7 +37,7 @@ class PlanCosts:
         upload_bytes, download_bytes: what request and response take of the link, with heads, TLS and the
             headers of packets (`wire_bytes`); the mean of the samples.
         request_s: of the time on the device, what a request takes beside kernels and coding.
-        device_j: energy of the device while it computes, above idle; None where nothing measured it.
+        device_j: energy of the device in `device_s`, above idle; None if unknown.
         is_measured: whether the plan was run as it is; otherwise its times are sums over kernels.
         plain_bytes: the request without compression; None where it is not compressed, or unknown.
         compress_s, decompress_s: what compression takes of `device_s` and of `server_s`.
@@ -120,16 +120,21 @@ class CutTable:
         plans: at least one, the names differ.
         objective: what the plans were chosen for.
         device, server: machines that the costs were measured on, such as `Cortex-A76, 4 cores`.
+        latency_limit_s: what 99 % of requests may take, for capacity; what a request may take, for energy.
+        radio_w: power of the device's radio, above idle, from the request until the reply is there; then
+            every plan has `device_j`.
         version: of this format.
 
     Raises:
-        ValueError: there are no plans, too many, or two of one name.
+        ValueError: there are no plans, too many, or two of one name; the objective lacks what it needs.
     """
 
     plans: tuple[OffloadPlan, ...]
     objective: Objective = "latency"
     device: str = ""
     server: str = ""
+    latency_limit_s: _Seconds | None = None
+    radio_w: Annotated[float, Range(0, 1000)] | None = None
     version: Annotated[int, Range(1, 1)] = 1
 
     def __post_init__(self) -> None:
@@ -139,6 +144,12 @@ class CutTable:
             raise ValueError(f"holds {len(names)} plans, expected 1 to {MAX_PLANS}")
         if len(set(names)) != len(names):
             raise ValueError(f"two plans have the same name: {', '.join(names)}")
+        if self.objective == "capacity" and self.latency_limit_s is None:
+            raise ValueError("the objective capacity needs latency_limit_s")
+        if self.objective == "energy" and self.radio_w is None:
+            raise ValueError("the objective energy needs radio_w")
+        if self.radio_w is not None and any(plan.costs.device_j is None for plan in self.plans):
+            raise ValueError("with radio_w, every plan needs device_j")
 
     @property
     def local(self) -> OffloadPlan | None:

@@ -20,8 +20,8 @@ from edgekit_runtime.errors import CutError
 from edgekit_runtime.protocol.infer_request import InferRequest, RequestedOutput
 from edgekit_runtime.protocol.infer_response import encode_response
 from edgekit_runtime.protocol.json_tensors import finish
-from edgekit_runtime.remote.cut_table import Compression, OffloadPlan, PlanCosts
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s, wire_bytes
+from edgekit_runtime.remote.cut_table import Compression, PlanCosts
+from edgekit_runtime.remote.latency_model import Conditions, LinkState, wire_bytes
 from edgekit_runtime.remote.offload_server import make_tail_request
 from edgekit_runtime.tensors import Array
 
@@ -141,21 +141,10 @@ class PowerModel:
     Attributes:
         compute_w: while it computes.
         radio_w: while it sends, waits for a reply or receives.
-        joules_per_byte: of the radio, beyond that.
     """
 
     compute_w: float
     radio_w: float
-    joules_per_byte: float = 0.0
-
-    def energy_j(self, plan: OffloadPlan, conditions: Conditions) -> float:
-        """Return the energy of the device for one request."""
-        total_s = predict_s(plan, conditions)
-        compute_s = plan.costs.device_s * conditions.device_slowdown
-        sent_bytes = plan.costs.upload_bytes + plan.costs.download_bytes
-        share = plan.escalation.share if plan.escalation is not None else 1.0
-        radio_j = (total_s - compute_s) * self.radio_w + share * sent_bytes * self.joules_per_byte
-        return compute_s * self.compute_w + radio_j
 
 
 def latency_costs(
@@ -198,8 +187,8 @@ def energy_costs(
     compute = costs.seconds[:, :2] * np.array(
         [power.compute_w * conditions.device_slowdown, power.radio_w * conditions.server_slowdown]
     )
-    up_j = power.radio_w * BITS / link.up_bits_per_s + power.joules_per_byte
-    down_j = power.radio_w * BITS / link.down_bits_per_s + power.joules_per_byte
+    up_j = power.radio_w * BITS / link.up_bits_per_s
+    down_j = power.radio_w * BITS / link.down_bits_per_s
     upload = (
         (coded.sent_bytes + TENSOR_BYTES) * up_j
         + coded.encode_s * conditions.device_slowdown * power.compute_w
@@ -221,17 +210,21 @@ def server_costs(costs: GraphCosts, coding: str, kept: NDArray[np.bool_] | None 
 def pipeline_stages(
     costs: GraphCosts, coding: str, conditions: Conditions, kept: NDArray[np.bool_] | None = None
 ) -> tuple[Costs, Costs, Costs]:
-    """Return seconds of device, link and server for one request; requests overlap, so round trips do too."""
+    """Return seconds of device, link (both ways) and server for one request.
+
+    Requests overlap, so round trips do too.
+    """
     link, coded = _usable(conditions), costs.codings[coding]
     seconds = costs.seconds[:, :2] * [conditions.device_slowdown, conditions.server_slowdown]
     device, nothing, server = seconds.copy(), np.zeros_like(seconds), seconds.copy()
     device[:, 1] = server[:, 0] = 0.0
     free, none = np.zeros((len(costs.raw_bytes), 1)), np.zeros(1)
     send = (coded.sent_bytes + TENSOR_BYTES) * BITS / link.up_bits_per_s
-    heads = np.array([MESSAGE_BYTES * BITS / link.up_bits_per_s])
+    reply = ((costs.raw_bytes + TENSOR_BYTES) * BITS / link.down_bits_per_s)[:, np.newaxis]
+    heads = np.array([MESSAGE_BYTES * BITS * (1 / link.up_bits_per_s + 1 / link.down_bits_per_s)])
     return (
         Costs(device, _forbid(coded.encode_s * conditions.device_slowdown, kept), free, none),
-        Costs(nothing, _forbid(send, kept), free, heads),
+        Costs(nothing, _forbid(send, kept), reply, heads),
         Costs(server, _forbid(coded.decode_s * conditions.server_slowdown, kept), free, none),
     )
 

@@ -7,6 +7,7 @@ from edgekit_offload.planning.result import PlannedMachine, Way, WinRange
 from edgekit_runtime.remote.cut_table import LOCAL
 
 _WORTH: Final = 1.02  # below, a gain is not worth a sentence
+_LIMIT_BROKEN: Final = 1e6  # a gain that no real scores have
 _NAMED: Final = 3  # tensors that a sentence names
 
 
@@ -65,7 +66,12 @@ def explain_plan(
             ),
             key=lambda found: found[0],
         )  # fmt: skip
-        if gain >= _WORTH:
+        if gain >= _LIMIT_BROKEN:
+            where = f"{bandwidth:g} Mbit/s and {rtt:g} ms"
+            sentences.append(
+                f"'{way.name}' pays at {describe_ranges(way.wins)}: '{rival}' breaks the limit at {where}."
+            )
+        elif gain >= _WORTH:
             sentences.append(
                 f"'{way.name}' pays at {describe_ranges(way.wins)}: up to {gain:.3g} times better than"
                 f" '{rival}' (at {bandwidth:g} Mbit/s and {rtt:g} ms, in {unit})."

@@ -11,7 +11,6 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_offload.planning.capacity import devices_per_server, served_s
 from edgekit_offload.planning.cascade import NAME, CascadeInputs, plan_cascade, refuse_cascade
 from edgekit_offload.planning.codings import AnswerChange, Feeds, measure_codings, open_model, run_seconds
 from edgekit_offload.planning.costs import (
@@ -51,14 +50,22 @@ from edgekit_offload.profiling.model_profile import WHOLE_MODEL_ONLY, ModelProfi
 from edgekit_offload.profiling.planning_graph import PlanningGraph, join_profiles
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.cut_table import LOCAL, CutTable, Objective, OffloadPlan, PlanCosts
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
+from edgekit_runtime.remote.latency_model import (
+    Conditions,
+    LinkState,
+    energy_j,
+    predict_s,
+    reserved_server_s,
+    slowest_stage_s,
+)
 
 MAX_CUTS: Final = 8
 MAX_FIRST_CUTS: Final = 2  # of placements on three tiers
 MAX_SAMPLES: Final = 16  # on which the sizes of all tensors are measured
+MAX_DEVICES: Final = 100_000  # of a server: more are not counted
 NEVER: Final = 1e15  # a score that stands for infinity in JSON
 _UNITS: Final[dict[Objective, str]] = {
-    "latency": "ms", "energy": "mJ", "throughput": "ms a request", "capacity": "server ms a request",
+    "latency": "ms", "energy": "mJ", "throughput": "ms a request", "capacity": "server ms kept a request",
 }  # fmt: skip
 _LOADS: Final = ((1.0, 1.0), (1.0, 4.0), (4.0, 1.0))  # device, server: at which cuts are sought
 _LARGE_SPREAD: Final = 0.1  # of a profile, from which on it is warned of
@@ -122,8 +129,8 @@ class PlanInputs:
         grid: bandwidths and round trips.
         feeds: samples, one request each.
         objective: what is minimised.
-        power: of the device; for energy.
-        latency_limit_s: of 99 % of requests; for capacity.
+        power: of the device, for energy; the table carries it for devices that prefer energy.
+        latency_limit_s: of 99 % of requests, for capacity; of a request as predicted, for energy.
         requests_per_s: of one device; for capacity.
         memory_bytes: limit of weights and activations on the device.
         weights_bytes: limit of the weights alone.
@@ -200,6 +207,7 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     tiers = _tiers(inputs, costs)
     if graph is not None and costs is not None:
         base = [one.plan for one in ([local] if local else [])] + [one.plan for one in uploads]
+        base = [_add_energy(one, inputs.power) for one in base]
         cuts = _first_cuts(inputs, graph, costs, tiers)
         first = {one.found.tiers: one.found.coding for one in cuts}
         others = _candidates(inputs, graph, costs, base, refusals, progress)
@@ -220,6 +228,8 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     if inputs.leakage_db is not None:
         progress("attacking what is sent", None, None)
     drafts = _limit_leakage(inputs, drafts, refusals)
+    for draft in drafts:
+        draft.plan = _add_energy(draft.plan, inputs.power)
     if not drafts:
         raise CutError("no way is left that keeps the limits: " + " ".join(one.reason for one in refusals))
     return _compare(inputs, drafts, refusals, tiers, kernels=0 if costs is None else len(costs.seconds))
@@ -331,7 +341,7 @@ def _candidates(
     limits = () if inputs.memory_bytes is None else memory_limits(two, inputs.memory_bytes)
     if inputs.weights_bytes is not None:
         limits += (weight_limit(two, inputs.weights_bytes),)
-    goal = Goal(inputs.objective, inputs.power, limits, _latency_limit_s(inputs))
+    goal = Goal(inputs.objective, inputs.power, limits, inputs.latency_limit_s)
     settings = tuple(
         replace(link, device_slowdown=device, server_slowdown=server)
         for device, server in _LOADS
@@ -352,6 +362,7 @@ def _candidates(
     if not candidates:
         return []
     conditions = inputs.grid.conditions()
+    candidates = [replace(one, plan=_add_energy(one.plan, inputs.power)) for one in candidates]
     scores = score_all([one.plan for one in candidates], conditions, _score(inputs))
     best = score_all(base, conditions, _score(inputs)).min(axis=0, initial=np.inf)
     chosen = list(choose_few(scores, best, MAX_CUTS - len(costs.codings)))
@@ -525,37 +536,28 @@ def _limit_leakage(inputs: PlanInputs, drafts: list[_Draft], refusals: list[Refu
     return kept
 
 
-def _latency_limit_s(inputs: PlanInputs) -> float | None:
-    return inputs.latency_limit_s if inputs.objective == "capacity" else None
-
-
 def _score(inputs: PlanInputs) -> Score:
-    """Return what the objective minimises, in the unit of `_UNITS`."""
-    power, limit_s = inputs.power, _latency_limit_s(inputs)
-
-    def latency(plan: OffloadPlan, conditions: Conditions) -> float:
-        return predict_s(plan, conditions) * 1e3
+    """Return what the objective minimises, in the unit of `_UNITS`; infinity over the limit on latency."""
+    radio_w = 0.0 if inputs.power is None else inputs.power.radio_w
+    limit_s = np.inf if inputs.latency_limit_s is None else inputs.latency_limit_s
 
     def energy(plan: OffloadPlan, conditions: Conditions) -> float:
-        return power.energy_j(plan, conditions) * 1e3 if power is not None else np.inf
+        return energy_j(plan, conditions, radio_w) if predict_s(plan, conditions) <= limit_s else np.inf
 
-    def throughput(plan: OffloadPlan, conditions: Conditions) -> float:
-        """The slowest of device, link and server; round trips overlap."""
-        costs, link = plan.costs, conditions.link
-        stages = [costs.device_s * conditions.device_slowdown, costs.server_s * conditions.server_slowdown]
-        if plan.tail is not None and link is not None:
-            stages.append(costs.upload_bytes * 8 / link.up_bits_per_s)
-        return max(stages) * 1e3
+    seconds: dict[Objective, Score] = {
+        "latency": predict_s,
+        "energy": energy,
+        "throughput": slowest_stage_s,
+        "capacity": lambda plan, conditions: reserved_server_s(plan, conditions, limit_s),
+    }
+    score = seconds[inputs.objective]
+    return lambda plan, conditions: score(plan, conditions) * 1e3
 
-    def capacity(plan: OffloadPlan, conditions: Conditions) -> float:
-        share = plan.escalation.share if plan.escalation else 1.0
-        if limit_s is not None and predict_s(plan, conditions) > limit_s:
-            return np.inf
-        return plan.costs.server_s * conditions.server_slowdown * share * 1e3
 
-    return {"latency": latency, "energy": energy, "throughput": throughput, "capacity": capacity}[
-        inputs.objective
-    ]
+def _add_energy(plan: OffloadPlan, power: PowerModel | None) -> OffloadPlan:
+    """Return a plan with the energy of the device, modelled from its power."""
+    joules = None if power is None else power.compute_w * plan.costs.device_s
+    return replace(plan, costs=replace(plan.costs, device_j=joules))
 
 
 def _compare(
@@ -592,6 +594,8 @@ def _compare(
         inputs.objective,
         inputs.device.description,
         inputs.peer.description,
+        inputs.latency_limit_s if inputs.objective in ("capacity", "energy") else None,
+        None if inputs.power is None else inputs.power.radio_w,
     )
     unit = _UNITS[inputs.objective]
     return PlanningResult(
@@ -616,17 +620,13 @@ def _rows(values: NDArray[np.float64], grid: Grid) -> tuple[tuple[float, ...], .
 
 
 def _capacity(inputs: PlanInputs, draft: _Draft) -> int | None:
-    limit_s = _latency_limit_s(inputs)
-    if limit_s is None:
-        return None
-    if draft.kind == "local":
-        return None  # it loads no server
+    """Return how many devices a server carries at the middle of the bandwidths."""
+    if inputs.objective != "capacity" or inputs.latency_limit_s is None or draft.kind == "local":
+        return None  # a device that runs all itself loads no server
     links = inputs.grid.links()
     middle = Conditions(links[len(inputs.grid.bandwidths_mbit_s) // 2])
-    rest_s = predict_s(draft.plan, middle) - draft.plan.costs.server_s
-    return devices_per_server(
-        served_s(draft.plan.costs), rest_s, limit_s=limit_s, requests_per_s=inputs.requests_per_s
-    )
+    kept_s = reserved_server_s(draft.plan, middle, inputs.latency_limit_s) * inputs.requests_per_s
+    return int(min(MAX_DEVICES, 1 / max(kept_s, 1e-12)))
 
 
 def _tiers(inputs: PlanInputs, costs: GraphCosts | None) -> tuple[TierPlan, ...]:

@@ -101,12 +101,12 @@ class Way:
         sent: what crosses the link.
         latency_ms: [RTTs][bandwidths] of one request on unloaded machines.
         score: [RTTs][bandwidths] of what the objective minimises: ms, mJ, ms a request of the pipeline, or
-            server ms a request (infinite values are 1e15: the latency limit does not hold).
+            server ms kept a request (infinite values are 1e15: the latency limit does not hold).
         wins: where it is the best one; empty where it never is.
         in_table: whether it is in the cut table; it may be best under load alone.
         kernels_on_device: of how many the head consists; for a cut.
         device_bytes: weights and activations on the device, modelled; None if unknown.
-        devices_per_server: how many devices a server carries at the latency limit, simulated; capacity only.
+        devices_per_server: how many devices a server carries at the latency limit, modelled; capacity only.
         certificate: of a cut.
         explanation: one sentence.
         expected_loss: share of the answers that its coding is expected to make wrong, by the probabilities

@@ -37,10 +37,10 @@ _ENDINGS: Final = (".json", ".html")
 )  # fmt: skip
 @click.option(
     "--objective", type=click.Choice(["latency", "energy", "throughput", "capacity"]), default="latency",
-    show_default=True, help="What is minimised; capacity: time of the server within --latency-limit.",
+    show_default=True, help="What is best; capacity: the most devices for a server within --latency-limit.",
 )  # fmt: skip
 @click.option("--latency-limit", type=click.FloatRange(min=0, min_open=True), metavar="MS",
-              help="Of 99 % of requests, for --objective capacity.")  # fmt: skip
+              help="Of 99 % of requests, for --objective capacity; of one, for energy.")  # fmt: skip
 @click.option("--requests-per-s", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True,
               help="Of each device, for --objective capacity.")  # fmt: skip
 @click.option(
