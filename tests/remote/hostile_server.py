@@ -76,6 +76,12 @@ class HostileServer:
             raise ValueError("closed")
         return found
 
+    def hang_up(self) -> None:
+        """End all connections; new ones are accepted."""
+        while self._clients:
+            with contextlib.suppress(OSError):
+                self._clients.pop().shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self.over.set()
         self._listener.close()

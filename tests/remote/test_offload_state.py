@@ -13,6 +13,7 @@ from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.link_estimate import Exchange
 from edgekit_runtime.remote.offload_options import OffloadOptions
 from edgekit_runtime.remote.offload_server import OffloadServer, Reply, ServerTimes
+from edgekit_runtime.remote.session import offload_state
 from edgekit_runtime.remote.session.offload_state import OffloadState, scale_plan
 from edgekit_runtime.remote.session.server_prober import ServerProber
 from edgekit_runtime.remote.session.tail_way import TailWay
@@ -27,9 +28,9 @@ CUT = OffloadPlan(
 )
 
 
-def make_state(cut: OffloadPlan = CUT) -> OffloadState:
+def make_state(cut: OffloadPlan = CUT, local: OffloadPlan = LOCAL) -> OffloadState:
     way = cast(TailWay, SimpleNamespace(plan=cut, is_proved=True, retry_s=0.0))
-    state = OffloadState(CutTable((LOCAL, cut)), {cut.name: way}, OffloadOptions("http://127.0.0.1:1"))
+    state = OffloadState(CutTable((local, cut)), {cut.name: way}, OffloadOptions("http://127.0.0.1:1"))
     state.breaker.succeed()
     return state
 
@@ -100,3 +101,43 @@ def test_longer_round_trip_is_measured_once_the_bandwidth_seems_to_fall(
         prober.close()
     assert state.estimate.rtt_s == pytest.approx(0.06)
     assert state.estimate.up_bits_per_s == pytest.approx(20e6, rel=1e-3)
+
+
+def test_choice_made_with_the_window_of_a_busy_link_does_not_outlive_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(offload_state, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    raw = OffloadPlan("raw", PlanCosts(0.0, 0.015, 150_000.0, 100.0), tail="raw")
+    state = make_state(raw, OffloadPlan("local", PlanCosts(0.2)))
+    state.estimate.note_round_trip(0.06)
+    state.estimate.note(now[0], Exchange(150_000, 0, 0.12, 0.0, 1e6))  # 20 Mbit/s
+    assert state.decision().plan.name == "raw"
+    now[0] += 5
+    assert state.preview().plan.name == "local"  # the first window of TCP takes four round trips more
+    assert state.decision().plan.name == "local"
+
+
+def test_looking_at_the_choice_does_not_make_it() -> None:
+    state = make_state()
+    state.breaker.fail(0.0, "it failed", 0.0)
+    state.decision()
+    state.breaker.succeed()
+    state.estimate.note_round_trip(0.001)
+    state.estimate.note(1.0, Exchange(100_000, 0, 0.01, 0.0, 1e9))
+    state.reconsider()
+    switches = list(state.switches)
+    for _ in range(20):
+        assert state.preview().plan.name == "cut3"
+    assert list(state.switches) == switches
+
+
+def test_choice_counts_the_time_to_connect_where_no_connection_is_open() -> None:
+    state = make_state()
+    state.estimate.note_round_trip(0.001)
+    state.estimate.note(1.0, Exchange(100_000, 0, 0.01, 0.0, 1e9))
+    assert state.decision().plan.name == "cut3"
+    state.connect_s = 0.5  # the server closed the idle connection
+    assert state.decision().plan.name == "local"
+    state.connect_s = 0.0
+    assert state.decision().plan.name == "cut3"

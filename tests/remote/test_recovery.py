@@ -13,6 +13,7 @@ from tests.remote.offload_parts import LOCAL, RAW, X, Y, offloading, set_server,
 from tests.runtime.conftest import PackageMaker
 
 from edgekit_offload.emulation.testbed import Testbed
+from edgekit_runtime.client.link import Link
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.cut_table import CutTable
@@ -105,6 +106,23 @@ def test_link_of_zero_costs_no_answer_and_is_used_again_when_it_carries(
             assert session.decision().plan.name == "local"
             testbed.set_link(up_mbit_s=100, down_mbit_s=100, rtt_ms=1)
             wait_until(lambda: session.decision().plan.name == "raw", "the server is not used again")
+
+
+def test_request_without_local_plan_waits_no_longer_than_its_limit(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, RAW)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}", timeout_s=0.2)
+    goes_on = threading.Event()
+    with offloading(maker, path) as session:
+        np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+        monkeypatch.setattr(Link, "connect", lambda *_: goes_on.wait(60))  # a name that nobody resolves
+        server.hang_up()
+        with pytest.raises(BackendError, match=r"no answer of .* within 0\.2 s"):
+            session.run({"x": X})
+        assert not goes_on.is_set()
+        goes_on.set()
 
 
 def make_slow_model() -> bytes:

@@ -254,3 +254,8 @@ def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:
         message_bytes += _SEAL_BYTES * math.ceil(message_bytes / _RECORD_BYTES)
     segments = math.ceil(message_bytes / _SEGMENT_BYTES)
     return (message_bytes + _PACKET_BYTES * segments) * _SEGMENT_BYTES / (_SEGMENT_BYTES + _PACKET_BYTES)
+
+
+def payload_bytes(sealed_bytes: int) -> int:
+    """Return how much of a message is in so many bytes of TLS."""
+    return sealed_bytes - _SEAL_BYTES * math.ceil(sealed_bytes / (_RECORD_BYTES + _SEAL_BYTES))

@@ -64,12 +64,11 @@ class LinkEstimate:
         is_claimed: whether it rose by a probe, and no request has measured it since.
         rtt_s: the round trip of the network; None before the first sample.
         overhead_s: what a small exchange takes beyond the round trip of the network: both machines' work.
-        updated_s: time of the last sample.
     """
 
     __slots__ = (
         *("_before_fall", "_downs", "_pending", "_rates", "_used_s", "_window"),
-        *("is_bound", "is_claimed", "overhead_s", "rtt_s", "up_bits_per_s", "updated_s"),
+        *("is_bound", "is_claimed", "overhead_s", "rtt_s", "up_bits_per_s"),
     )
 
     def __init__(self) -> None:
@@ -82,7 +81,6 @@ class LinkEstimate:
         self.is_bound, self.is_claimed, self.overhead_s = False, False, 0.0
         self.up_bits_per_s: float | None = None
         self.rtt_s: float | None = None
-        self.updated_s = float("-inf")
 
     @property
     def down_bits_per_s(self) -> float | None:
@@ -100,7 +98,7 @@ class LinkEstimate:
             return
         before, self._before_fall = self._before_fall, None
         if before is not None and self.rtt_s is not None and rtt_s > self.rtt_s * (1 + _LEAST_ROUND):
-            self._replace(self.updated_s, before[0])
+            self._replace(before[0])
             self.is_bound = before[1]
         self.rtt_s = rtt_s
 
@@ -116,7 +114,7 @@ class LinkEstimate:
             exchange = replace(exchange, elapsed_s=min(exchange.elapsed_s, exchange.acked_s))
         self._note_exchange(now_s, exchange)
         if self._pending is not None and self._pending > (self.up_bits_per_s or 0.0):
-            self._replace(now_s, (self._pending,))
+            self._replace((self._pending,))
         if before is not None and (self.up_bits_per_s or 0.0) > before * _RISE:
             self.is_claimed = True
 
@@ -134,7 +132,7 @@ class LinkEstimate:
         size_bytes = exchange.upload_bytes + exchange.download_bytes
         least_s = max(_LEAST_S, _LEAST_ROUND * rtt_s)
         if transfer < least_s:
-            self._note_least(now_s, size_bytes * _BITS / least_s)
+            self._note_least(size_bytes * _BITS / least_s)
             return
         bits_per_s = _solve(
             transfer,
@@ -142,17 +140,17 @@ class LinkEstimate:
             exchange.window_bytes or _FIRST_WINDOW_BYTES,
             (exchange.upload_bytes, exchange.download_bytes),
         )
-        self._note_rate(now_s, bits_per_s, is_small=size_bytes < _SMALL_BYTES)
+        self._note_rate(bits_per_s, is_small=size_bytes < _SMALL_BYTES)
 
-    def note_cut_off(self, now_s: float, exchange: Exchange) -> None:
+    def note_cut_off(self, exchange: Exchange) -> None:
         """Take a request that was given up while it was sent; its `upload_bytes` have arrived."""
         self.is_claimed = False
         moving_s = max(exchange.elapsed_s - (self.rtt_s or 0.0), exchange.elapsed_s / 2, 1e-6)
         bits_per_s = max(exchange.upload_bytes * _BITS / moving_s, _LEAST_BITS_PER_S)
         if self.up_bits_per_s is None or bits_per_s < self.up_bits_per_s:
-            self._replace(now_s, (bits_per_s,))
+            self._replace((bits_per_s,))
         else:
-            self._note_rate(now_s, bits_per_s, is_small=False)
+            self._note_rate(bits_per_s, is_small=False)
 
     def state(self, now_s: float) -> LinkState | None:
         """Return the link as it seems to be, or None before it was measured."""
@@ -160,17 +158,19 @@ class LinkEstimate:
         if rate is None or rtt_s is None:
             return None
         down = self.down_bits_per_s or rate
-        if self._window is not None and now_s - self._used_s < _IDLE_S:
+        if self._window is not None and self.is_warm(now_s):
             return LinkState(rate, down, rtt_s, max(self._window, _FIRST_WINDOW_BYTES))
         return LinkState(rate, down, rtt_s)
 
-    def _note_least(self, now_s: float, bits_per_s: float) -> None:
+    def is_warm(self, now_s: float) -> bool:
+        """Return whether the link was used so recently that TCP has kept its window."""
+        return now_s - self._used_s < _IDLE_S
+
+    def _note_least(self, bits_per_s: float) -> None:
         """Take that the bandwidth is at least this."""
         if self.up_bits_per_s is None or bits_per_s > self.up_bits_per_s:
-            self._replace(now_s, (bits_per_s,))
+            self._replace((bits_per_s,))
             self.is_bound = True
-        else:
-            self.updated_s = now_s
 
     def _note_download(self, exchange: Exchange, rtt_s: float) -> None:
         if exchange.rest_s < max(_LEAST_S, _LEAST_ROUND * rtt_s):
@@ -181,30 +181,30 @@ class LinkEstimate:
             self._downs.clear()  # one long reply says enough
         self._downs.append(bits_per_s)
 
-    def _note_rate(self, now_s: float, bits_per_s: float, *, is_small: bool) -> None:
+    def _note_rate(self, bits_per_s: float, *, is_small: bool) -> None:
         estimate = self.up_bits_per_s
         falls = estimate is not None and bits_per_s < estimate * _DROP
         if falls and self._before_fall is None:
             self._before_fall = tuple(self._rates), self.is_bound
         if estimate is None or (falls and not is_small):
-            self._replace(now_s, (bits_per_s,))
+            self._replace((bits_per_s,))
             return
         if falls or bits_per_s > estimate * _RISE:
             pending = self._pending
             if pending is None or not 1 / _AGREE < bits_per_s / pending < _AGREE:
-                self._pending, self.updated_s = bits_per_s, now_s
+                self._pending = bits_per_s
                 return
-            self._replace(now_s, (pending, bits_per_s))
+            self._replace((pending, bits_per_s))
             return
         self._pending, self.is_bound = None, False
         self._rates.append(bits_per_s)
-        self.up_bits_per_s, self.updated_s = statistics.harmonic_mean(self._rates), now_s
+        self.up_bits_per_s = statistics.harmonic_mean(self._rates)
 
-    def _replace(self, now_s: float, rates: tuple[float, ...]) -> None:
+    def _replace(self, rates: tuple[float, ...]) -> None:
         self._pending, self.is_bound = None, False
         self._rates.clear()
         self._rates.extend(rates)
-        self.up_bits_per_s, self.updated_s = statistics.harmonic_mean(rates), now_s
+        self.up_bits_per_s = statistics.harmonic_mean(rates)
 
 
 def _solve(moving_s: float, rtt_s: float, window_bytes: float, sizes_bytes: tuple[float, ...]) -> float:

@@ -27,7 +27,7 @@ from edgekit_runtime.errors import EdgekitError, RequestError, TransportError
 from edgekit_runtime.protocol.infer_request import InferRequest, InferTensor, encode_request
 from edgekit_runtime.protocol.rest import HEADER_LENGTH, model_path
 from edgekit_runtime.remote.cut_table import Compression
-from edgekit_runtime.remote.latency_model import wire_bytes
+from edgekit_runtime.remote.latency_model import payload_bytes, wire_bytes
 from edgekit_runtime.remote.link_estimate import Exchange
 from edgekit_runtime.tensors import Array, TensorSpec
 
@@ -142,11 +142,12 @@ class WarmConnection:
 
     Attributes:
         link: the connection.
+        connect_s: how long it took to connect, with TLS; 0 before that.
     """
 
     def __init__(self, address: Address) -> None:
         """Start the thread; it connects with the first request."""
-        self.link = Link(address, _MAX_REPLY_BYTES)
+        self.link, self.connect_s = Link(address, _MAX_REPLY_BYTES), 0.0
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="edgekit-offload", daemon=True)
         self._thread.start()
@@ -154,6 +155,22 @@ class WarmConnection:
     def do(self, work: Callable[[], None] | None) -> None:
         """Run `work`, which raises nothing, on the thread; None ends the thread."""
         self._work.put(work)
+
+    def connect(self, timeout_s: float) -> None:
+        """Connect unless it is connected.
+
+        Raises:
+            TransportError: the server cannot be reached.
+        """
+        if not self.check_open():
+            began_s = time.monotonic()
+            self.link.connect(timeout_s)
+            self.connect_s = time.monotonic() - began_s
+
+    def check_open(self) -> bool:
+        """Return whether it is connected; what the server closed, or sent unasked, is closed here."""
+        self.link.drop_leftovers()
+        return self.link.connection > 0
 
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
@@ -168,44 +185,48 @@ class Pending:
     Attributes:
         done: set once there is a reply.
         reply: the reply, or None until then.
+        is_connected: whether it has a connection to be sent on.
     """
 
     __slots__ = (
-        *("_acked", "_busy_us", "_connection", "_is_over", "_lock", "_request", "_sent_bytes"),
-        *("done", "is_aborted", "reply"),
+        *("_base", "_connection", "_is_over", "_lock", "_request", "_sent_bytes"),
+        *("done", "is_aborted", "is_connected", "reply"),
     )
 
     def __init__(self, connection: WarmConnection, request: TailRequest) -> None:
         self._connection, self._request = connection, request
         self.done = threading.Event()
         self.reply: Reply | None = None
-        self.is_aborted = self._is_over = False
+        self.is_aborted = self.is_connected = self._is_over = False
         self._lock = threading.Lock()
-        self._acked = _read_counter(connection.link, _ACKED_AT) or 0
-        self._busy_us = _read_counter(connection.link, _BUSY_AT)
+        self._base: tuple[int, int] | None = None  # bytes and microseconds of the connection before it
         self._sent_bytes: int | None = None  # when it was aborted
 
     @property
     def sent_bytes(self) -> int | None:
-        """How much of the request the server's machine has acknowledged; None where that is not known."""
+        """How much of the request the server's machine has acknowledged; None where that is not known yet."""
         if self._sent_bytes is not None:
             return self._sent_bytes
-        acked = _read_counter(self._connection.link, _ACKED_AT)
-        return None if acked is None else max(0, acked - self._acked)
+        base, link = self._base, self._connection.link
+        acked = None if base is None else _read_counter(link, _ACKED_AT)
+        if base is None or acked is None:
+            return None
+        size_bytes = max(0, acked - base[0])
+        return payload_bytes(size_bytes) if link.address.is_tls else size_bytes
 
     @property
     def is_sent(self) -> bool:
         """Whether all of the request has arrived there, as far as is known."""
         sent = self.sent_bytes
-        return sent is None or sent >= self._request.size_bytes
+        return self.is_connected and (sent is None or sent >= self._request.size_bytes)
 
     @property
     def acked_s(self) -> float | None:
-        """How long some of it was not acknowledged; None on a new connection, or without TCP."""
+        """How long some of it was not acknowledged; None where that is not known."""
         busy_us = _read_counter(self._connection.link, _BUSY_AT)
-        if not self._acked or busy_us is None or self._busy_us is None or busy_us <= self._busy_us:
+        if self._base is None or busy_us is None or busy_us <= self._base[1]:
             return None
-        return (busy_us - self._busy_us) * 1e-6
+        return (busy_us - self._base[1]) * 1e-6
 
     def abort(self) -> None:
         """End it, and its reply will be an error; nothing once it has one: the connection serves another."""
@@ -216,11 +237,26 @@ class Pending:
 
     def run(self, timeout_s: float) -> Reply:
         """Return the reply; on the thread of the connection, once."""
-        self._connection.link.drop_leftovers()
         reply = _exchange(self._connection.link, self._request, timeout_s, self)
         with self._lock:
             self._is_over = True
         return reply
+
+    def connect(self, timeout_s: float) -> None:
+        """Connect if need be, so that what follows is of this request alone.
+
+        Raises:
+            TransportError: the server cannot be reached, or the request was aborted meanwhile.
+        """
+        link = self._connection.link
+        self.is_connected, self._base = False, None
+        self._connection.connect(timeout_s)
+        acked, busy_us = _read_counter(link, _ACKED_AT), _read_counter(link, _BUSY_AT)
+        with self._lock:
+            if self.is_aborted:
+                raise TransportError(f"{link.address}: the request was ended before it was sent")
+            self._base = None if acked is None or busy_us is None else (acked, busy_us)
+            self.is_connected = True
 
 
 class OffloadServer:
@@ -235,6 +271,7 @@ class OffloadServer:
         self._taken: set[WarmConnection] = set()
         self._lock = threading.Lock()
         self._is_open = True
+        self._connect_s = 0.0
 
     def __str__(self) -> str:
         return str(self._address)
@@ -263,6 +300,11 @@ class OffloadServer:
         connection.do(work)
         return pending
 
+    def find_connect_s(self) -> float:
+        """Return how long the next request will take to connect, as the last did; 0 where one is open."""
+        with self._lock:
+            return 0.0 if self._idle and self._idle[-1].check_open() else self._connect_s
+
     def forget_slow_link(self) -> bool:
         """Close idle connections that keep the small window of a link that was slow; return whether any did.
 
@@ -286,8 +328,8 @@ class OffloadServer:
         try:
             head = make_request_head("GET", _LIVE, self.fields)
             link, seconds = connection.link, []
-            link.drop_leftovers()
-            for _ in range(3):  # the first may have to connect
+            for _ in range(3):
+                connection.connect(timeout_s)
                 began_s = time.monotonic()
                 found = link.ask((head,), len(head), timeout_s)
                 seconds.append(time.monotonic() - began_s - _read_delay(link))
@@ -324,6 +366,7 @@ class OffloadServer:
     def _put(self, connection: WarmConnection) -> None:
         with self._lock:
             self._taken.discard(connection)
+            self._connect_s = connection.connect_s or self._connect_s
             if self._is_open:
                 self._idle.append(connection)
                 return
@@ -341,6 +384,8 @@ def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pendi
     try:
         found = None
         for _ in range(2):  # the server may have closed an idle connection
+            pending.connect(timeout_s)
+            began_s = time.monotonic()
             found = link.ask(request.parts, request.size_bytes, timeout_s)
             if found is not None or pending.is_aborted:
                 break
@@ -357,7 +402,7 @@ def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pendi
             window = _read_window(link)
             outputs = check_reply(found[0], found[1], request)
     except EdgekitError as cause:
-        elapsed_s, error = elapsed_s or time.monotonic() - began_s, cause
+        elapsed_s, error = elapsed_s or (time.monotonic() - began_s) * pending.is_connected, cause
         sent = pending.sent_bytes
     except Exception as cause:  # of parsing what a hostile server sends
         elapsed_s = elapsed_s or time.monotonic() - began_s

@@ -48,7 +48,7 @@ class OffloadStatus:
         up_bits_per_s, down_bits_per_s, rtt_s: the link, None before it was measured.
         device: note where the costs were measured on another machine, else empty.
         counts: how requests were answered.
-        switches: the last changes of the plan: seconds ago in the process's clock, plan, reason.
+        switches: the last changes of the plan, the oldest first: plan and reason.
     """
 
     model: str

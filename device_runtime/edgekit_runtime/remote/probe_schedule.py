@@ -3,9 +3,9 @@
 A server is probed after a fault, and while requests do not measure the link. A probe runs on a thread of its
 own, so a request never waits for one. Pure: clock and chance are arguments.
 
-Source: Nygard, "Release It!", 2nd edition, section 5.2; back-off with full jitter as in Brooker, "Exponential
-Backoff And Jitter", AWS Architecture Blog, 2015; hedged requests as in Dean and Barroso, "The Tail at Scale",
-CACM 56(2), 2013.
+Source: Nygard, "Release It!", 2nd edition, section 5.2; back-off with equal jitter as in Brooker,
+"Exponential Backoff And Jitter", AWS Architecture Blog, 2015; hedged requests as in Dean and Barroso, "The
+Tail at Scale", CACM 56(2), 2013.
 """
 
 from typing import Final
@@ -56,11 +56,6 @@ class CircuitBreaker:
     def may_probe(self, now_s: float) -> bool:
         """Return whether it is time for a probe."""
         return not self.is_closed and now_s >= self._retry_s
-
-    @property
-    def retry_s(self) -> float:
-        """When the next probe may be sent."""
-        return self._retry_s
 
     def succeed(self) -> None:
         """Close: the server answered rightly."""

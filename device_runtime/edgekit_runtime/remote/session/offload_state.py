@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.remote.choose import HYSTERESIS, PlanChoice, Preference, choose
@@ -34,6 +34,8 @@ _IN_DEBT: Final = "local runs beside late replies have used up their share of th
 _MOST_CAUSE: Final = 300  # characters of what a server says
 _SWITCHES: Final = 8
 
+_Moment: TypeAlias = tuple[int, bool, float]  # epoch, whether the link is warm, time to connect
+
 
 class OffloadState:
     """What is known, and what to run next.
@@ -50,6 +52,7 @@ class OffloadState:
         schedule: when to probe.
         hedges: how long to wait for a reply.
         load: share of what the server can do, as it said last.
+        connect_s: how long the next request takes to connect; 0 with a connection that is open.
         switches: the last changes of the plan, in words.
         has_local_failed: the last local run did.
     """
@@ -68,7 +71,7 @@ class OffloadState:
         self.estimate, self.breaker = LinkEstimate(), CircuitBreaker()
         self.schedule = ProbeSchedule(time.monotonic(), options.probe_bytes_per_hour)
         self.hedges = HedgePolicy(options.hedge_share, table.local.costs.device_s if table.local else 0.0)
-        self.load, self._wait_s = 0.0, 0.0
+        self.load, self._wait_s, self.connect_s = 0.0, 0.0, 0.0
         self.switches: deque[str] = deque(maxlen=_SWITCHES)
         self.has_local_failed = False
         self._preference = Preference(
@@ -77,7 +80,7 @@ class OffloadState:
         self._tables = {1: table}
         self._device: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         self._compute: deque[tuple[float, float]] = deque(maxlen=_RECENT)
-        self._decisions: dict[int, tuple[int, PlanChoice]] = {}
+        self._decisions: dict[int, tuple[_Moment, PlanChoice]] = {}
         self._epoch = self._since = 0
         self._answered = ""  # the plan with which the server last answered
         self._chance = random.Random()  # noqa: S311  # spreads devices over time; guards nothing
@@ -106,31 +109,44 @@ class OffloadState:
     def decision(self, rows: int = 1) -> PlanChoice:
         """Return what the next request of so many rows runs, and why."""
         known = self._decisions.get(rows)
-        return known[1] if known is not None and known[0] == self._epoch else self._decide(rows)
+        return known[1] if known is not None and known[0] == self._moment() else self._decide(rows)
+
+    def preview(self) -> PlanChoice:
+        """Return what the next request would run, and why; to look at it changes no later choice."""
+        with self.lock:
+            known = self._decisions.get(1)
+            return known[1] if known is not None and known[0] == self._moment() else self._choose(1)
+
+    def _moment(self) -> _Moment:
+        """Return what a choice rests on: it is made again once that differs."""
+        return self._epoch, self.estimate.is_warm(time.monotonic()), self.connect_s
+
+    def _choose(self, rows: int) -> PlanChoice:
+        known = self._decisions.get(rows)
+        usable = {
+            name
+            for name, way in self.ways.items()
+            if way.is_proved and (rows == 1 or not way.plan.media)  # a file holds one row
+        }
+        is_in_debt = self.hedges.is_in_debt and not self.has_local_failed
+        decision = choose(
+            self._table(rows),
+            self.conditions(time.monotonic()),
+            None if known is None else known[1],
+            self._preference,
+            usable=usable,
+            server_load=self.load,
+            cause=self.breaker.cause or (_IN_DEBT if is_in_debt else ""),
+        )
+        return dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
 
     def _decide(self, rows: int) -> PlanChoice:
         with self.lock:
-            epoch, now_s = self._epoch, time.monotonic()
-            known = self._decisions.get(rows)
-            usable = {
-                name
-                for name, way in self.ways.items()
-                if way.is_proved and (rows == 1 or not way.plan.media)  # a file holds one row
-            }
-            is_in_debt = self.hedges.is_in_debt and not self.has_local_failed
-            decision = choose(
-                self._table(rows),
-                self.conditions(now_s),
-                None if known is None else known[1],
-                self._preference,
-                usable=usable,
-                server_load=self.load,
-                cause=self.breaker.cause or (_IN_DEBT if is_in_debt else ""),
-            )
-            decision = dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
+            moment, now_s = self._moment(), time.monotonic()
+            known, decision = self._decisions.get(rows), self._choose(rows)
             if len(self._decisions) > _MOST_TABLES:
                 self._decisions.clear()
-            self._decisions[rows] = (epoch, decision)
+            self._decisions[rows] = (moment, decision)
             if known is None or known[1].plan.name != decision.plan.name:
                 if known is not None and known[1].plan.name == self._answered:
                     self.schedule.restart(now_s)
@@ -160,7 +176,8 @@ class OffloadState:
     def conditions(self, now_s: float) -> Conditions:
         """Return what plans are judged by now; under `lock`."""
         link = self.estimate.state(now_s) if self.breaker.is_closed else None
-        return Conditions(link, self.device_slowdown, _ratio(self._compute), self._wait_s)
+        wait_s = self._wait_s + self.connect_s
+        return Conditions(link, self.device_slowdown, _ratio(self._compute), wait_s)
 
     @property
     def device_slowdown(self) -> float:
@@ -268,7 +285,8 @@ class OffloadState:
             return
         if reply.is_cut_off and is_late:
             with self.lock:
-                self.estimate.note_cut_off(now_s, reply.exchange)
+                if reply.exchange.elapsed_s > 0:  # it was connected
+                    self.estimate.note_cut_off(reply.exchange)
                 if is_moving(reply):
                     way.is_proved = True
                     self.breaker.succeed()

@@ -112,7 +112,7 @@ class RemoteSession:
         if not self._is_open:
             raise BackendError("backend 'offload': the session is closed")
         state, rows = self.state, self._count_rows(inputs)
-        decision = state.decision(rows)
+        decision = self.decision(rows)
         state.running += 1
         try:
             if decision.plan.tail is None:
@@ -128,6 +128,7 @@ class RemoteSession:
 
     def decision(self, rows: int = 1) -> PlanChoice:
         """Return what the next request of so many rows runs, and why."""
+        self.state.connect_s = self._server.find_connect_s()
         return self.state.decision(rows)
 
     def wait_for_probe(self, timeout_s: float) -> bool:
@@ -241,7 +242,10 @@ class RemoteSession:
         timeout_s = self._options.timeout_s
         if self.local is None or decision.is_forced:
             pending = self._server.send(request, timeout_s, finish)
-            is_there = pending.done.wait(None if self.local is None else timeout_s)
+            is_there = pending.done.wait(timeout_s)
+            if self.local is None and not is_there:
+                pending.abort()
+                raise BackendError(f"backend 'offload': no answer of {self._server} within {timeout_s:g} s")
         else:
             patience_s = max(1.0, 4 * (expected_s + local_s))  # only a hedge ends it sooner
             pending = self._server.send(request, patience_s, finish)
@@ -285,7 +289,7 @@ class RemoteSession:
                         pending.abort()  # the rest would only be in the way of the next request
                 return outputs
         except BackendError:
-            pending.done.wait()
+            pending.done.wait(self._options.timeout_s)
             if not _has_outputs(pending):
                 raise
         return self._take(pending, plan)

@@ -234,7 +234,7 @@ class ServerProber:
         return reply.exchange.elapsed_s
 
     def _write_status(self) -> None:
-        state, decision = self._state, self._state.decision()
+        state, decision = self._state, self._state.preview()
         with state.lock:
             link = state.estimate
             up, down, rtt_s = link.up_bits_per_s, link.down_bits_per_s, link.rtt_s
