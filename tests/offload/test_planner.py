@@ -446,3 +446,15 @@ def test_cut_whose_8_bits_lose_accuracy_is_not_offered(amplitude: float, is_offe
         assert offered[0].expected_loss <= MOST_INT8_LOSS
     else:
         assert "8 bits" in refused[0]
+
+
+@pytest.mark.parametrize(("step", "what"), [(0.125, ""), (0.0, "not exact: rounded to steps of")])
+def test_series_that_is_rounded_is_named_so(step: float, what: str) -> None:
+    content = model_of([("Abs", ["x"], ["y"])], {"x": (1, 3, 64)}, ["y"])
+    series = np.random.default_rng(6).normal(size=(20, 1, 3, 64)).cumsum(3)
+    values = np.rint(series / step) * step if step else series
+    feeds = [{"x": one.astype(np.float32)} for one in values]
+    result = plan(inputs_of(content, [1.0], [0.001], feeds))
+    (way,) = (one for one in result.ways if one.name == "delta")
+    assert way.sent[0].rounding.startswith(what)
+    assert bool(way.sent[0].rounding) == ("not exact" in way.explanation) == bool(what)

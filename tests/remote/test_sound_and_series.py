@@ -130,3 +130,21 @@ def test_series_goes_as_differences_and_keeps_the_answers(tmp_path: Path) -> Non
     # Values off a grid are rounded to a 30,000th of their range.
     np.testing.assert_array_equal(found.argmax(1), expected.argmax(1))
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.ptp(expected))
+
+
+def test_series_with_a_spike_beyond_the_samples_is_answered_rightly(tmp_path: Path) -> None:
+    """Codes of a series reach little beyond the samples, and clip the rest."""
+    pytest.importorskip("zstandard", reason="zstandard is not installed")
+    model = model_of([("Identity", ["x"], ["y"])], {"x": ["N", 2, 32]}, ["y"])
+    samples = np.random.default_rng(1).uniform(-1, 1, (40, 2, 32)).astype(np.float32)
+    package = write_package(tmp_path, model, "delta", Coding("delta", {"x": find_series(samples)}))
+    usual, spiked, broken = samples[:1], samples[:1].copy(), samples[:1].copy()
+    spiked[0, 1, 7], broken[0, 0, 0] = 10.0, np.nan
+    home = tmp_path / "device"
+    home.mkdir()
+    with offloading(tmp_path, package, "delta", home) as session:
+        for x in (spiked, broken):
+            np.testing.assert_array_equal(session.run({"x": x})["y"], x)
+        assert session.counts.remote == 0
+        np.testing.assert_allclose(session.run({"x": usual})["y"], usual, atol=1e-4)
+        assert session.counts.remote == 1  # the plan itself is not to blame

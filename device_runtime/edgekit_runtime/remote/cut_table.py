@@ -25,6 +25,7 @@ Objective: TypeAlias = Literal["latency", "energy", "throughput", "capacity"]
 _Bytes: TypeAlias = Annotated[float, Range(0, 1 << 40)]
 _Seconds: TypeAlias = Annotated[float, Range(0, 3600)]
 _Joules: TypeAlias = Annotated[float, Range(0, 10**6)]
+_Value: TypeAlias = Annotated[float, Range(-1e39, 1e39)]  # of a float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,35 @@ class Escalation:
 
 
 @dataclass(frozen=True, slots=True)
+class InputCodes:
+    """What a head codes of an input: integers at equal steps, with one range for each channel or for all.
+
+    Values beyond that range would be clipped, so a request with such values goes another way.
+
+    Attributes:
+        lowest, highest: values of the first and the last code.
+        step: distance of the values of two codes.
+        axis: of the channels.
+        is_grid: whether values must lie on those steps, as those of all samples did; otherwise they are
+            rounded.
+
+    Raises:
+        ValueError: there are no channels, their numbers differ, or a step is 0.
+    """
+
+    lowest: tuple[_Value, ...]
+    highest: tuple[_Value, ...]
+    step: tuple[_Value, ...]
+    axis: Annotated[int, Range(0, 64)] = 0
+    is_grid: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that each channel has all three."""
+        if not len(self.lowest) == len(self.highest) == len(self.step) > 0 or min(self.step) <= 0:
+            raise ValueError("codes need a range and a step above 0 for each channel")
+
+
+@dataclass(frozen=True, slots=True)
 class OffloadPlan:
     """One way to run the model.
 
@@ -84,6 +114,7 @@ class OffloadPlan:
         media: tensor that is sent -> codec and quality, such as `jpeg:90`. The tail takes its bytes.
         compression: of the request's body, where it pays at the moment (`latency_model.as_sent`).
         escalation: of a cascade; then `head` answers by itself where it is sure.
+        codes: input of the model -> the values of it that the head can code; of others, all values.
         accuracy_change: against the whole model, as a share of the evaluation samples; None if unknown.
         leakage_db: lower bound of what an attacker recovers of the input from what is sent, as PSNR; None if
             unknown, or nothing is sent.
@@ -101,6 +132,7 @@ class OffloadPlan:
     escalation: Escalation | None = None
     accuracy_change: Annotated[float, Range(-1, 1)] | None = None
     leakage_db: Annotated[float, Range(-1000, 1000)] | None = None
+    codes: Mapping[str, InputCodes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that this can be run."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from edgekit_offload.partition.coding import Lattice
 
-SOUND: Final = Lattice(np.array([2.0**-15]), np.array([0.0]), -32768, 32767)
-"""16-bit samples of sound in -1..1."""
+SOUND: Final = Lattice(np.array([2.0**-15]), np.array([0.0]), -32768, 32767, is_grid=False, is_exact=False)
+"""16-bit samples of sound in -1..1, to which others are rounded."""
 _TOLERANCE: Final = 0.02  # of a step: what the roundings of a preprocessing in float32 leave
 _MAX_DIVISOR: Final = 8  # codes that samples show may all be multiples of a few steps apart
 _BYTE: Final = 255
@@ -47,7 +47,8 @@ def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
 def find_series(samples: NDArray[np.float32]) -> Lattice:
     """Return 16-bit codes for a series; `is_exact` says whether they restore all samples to the last bit.
 
-    Values that lie on no grid are rounded to a 30,000th of their range.
+    Values that lie on no grid are rounded to a 30,000th of their range. Codes reach beyond the samples: 4.6 %
+    of the range on each side, or more where a grid has few steps.
 
     Args:
         samples: float32 [samples, ...].
@@ -56,20 +57,23 @@ def find_series(samples: NDArray[np.float32]) -> Lattice:
     time_axis = 1 + int(np.argmin([_roughness(samples, axis) for axis in range(1, samples.ndim)]))
     # Differences must fit 16 bits, so the codes have 15.
     grid = _find_grid(values, _INT16 - 1)
+    is_grid = grid is not None
     if grid is None:
         low, high = float(values[0]), float(values[-1])
         step = max((high - low) / 30_000, 1e-30)
         grid = (step, low, 30_000)
     step, low, count = grid
     slack = (_INT16 - 1 - count) // 2
-    lattice = Lattice(
-        np.array([step]), np.array([low]), -slack, count + slack, time_axis=time_axis, is_exact=False
-    )
     codes = np.floor((values - np.float32(low)) / np.float32(step) + np.float32(0.5))
     restored = codes.astype(np.float32) * np.float32(step) + np.float32(low)
-    is_exact = bool(np.array_equal(restored, values))
     return Lattice(
-        lattice.step, lattice.offset, lattice.lowest, lattice.highest, time_axis=time_axis, is_exact=is_exact
+        np.array([step]),
+        np.array([low]),
+        -slack,
+        count + slack,
+        time_axis=time_axis,
+        is_grid=is_grid,
+        is_exact=bool(np.array_equal(restored, values)),
     )
 
 

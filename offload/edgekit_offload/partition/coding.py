@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit_runtime.errors import CutError
+from edgekit_runtime.remote.cut_table import InputCodes
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 CodingKind: TypeAlias = Literal["raw", "int8", "int4", "uint8", "delta", "pixels", "samples"]
@@ -52,6 +53,7 @@ class Lattice:
         table: float32 [channels or 1, codes]: the value of each code to the last bit, from `lowest` on; None
             where there are more than 256, then the line above is rounded to float32.
         time_axis: axis along which neighbours differ least.
+        is_grid: whether the samples lay on these steps; otherwise they were rounded.
         is_exact: whether coding restored every sample to the last bit.
     """
 
@@ -62,7 +64,20 @@ class Lattice:
     axis: int = 0
     table: NDArray[np.float32] | None = None
     time_axis: int = 1
+    is_grid: bool = True
     is_exact: bool = True
+
+    @property
+    def codes(self) -> InputCodes:
+        """What a device checks of values before it codes them."""
+        lowest, highest = (self.offset + self.step * code for code in (self.lowest, self.highest))
+        return InputCodes(
+            tuple(lowest.tolist()),
+            tuple(highest.tolist()),
+            tuple(self.step.tolist()),
+            self.axis,
+            self.is_grid,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +325,10 @@ def _unpack(nodes: Nodes, packed: str, count: int) -> str:
 
 
 def _by_lattice(spec: TensorSpec, coding: Coding, lattice: Lattice, opset: int) -> CodedTensor:
-    """Codes of data that were integers before a preprocessing; values beyond their range are clipped."""
+    """Codes of data that were integers before a preprocessing.
+
+    Values beyond their range are clipped, so the device sends no such input this way (`Lattice.codes`).
+    """
     sizes = [size for size in spec.shape[1:] if isinstance(size, int)]
     if len(sizes) + 1 != len(spec.shape):
         raise CutError(f"coding '{coding.kind}': tensor {spec.name!r} has shape {list(spec.shape)}")

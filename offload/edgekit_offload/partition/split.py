@@ -6,7 +6,7 @@ It does not decide where to cut (`planning`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper
 from edgekit_offload.partition.coding import RAW, CodedTensor, Coding, Nodes, code_tensor, describe
 from edgekit_offload.partition.source_model import BATCH, WHOLE_ONLY, SourceModel
 from edgekit_runtime.errors import CutError
+from edgekit_runtime.remote.cut_table import InputCodes
 from edgekit_runtime.tensors import TensorSpec
 
 WEIGHTS_PATH: Final = "model.onnx"  # what the toolkit calls the model in a package
@@ -49,12 +50,14 @@ class SplitModels:
         tail: what the server runs.
         sent: what crosses the link: the tail's inputs.
         coded: names of the model's tensors that cross, before coding.
+        codes: those of them of which the head can code some values only -> these.
     """
 
     head: Part | None
     tail: Part
     sent: tuple[TensorSpec, ...]
     coded: tuple[str, ...]
+    codes: Mapping[str, InputCodes] = field(default_factory=dict)
 
 
 def split_model(
@@ -108,7 +111,8 @@ def split_model(
         before=[one.decode for one in coded.values() if one is not None],
         renamed={name: one.restored for name, one in coded.items() if one is not None},
     )
-    return SplitModels(head, tail, sent, tuple(crossing))
+    codes = {name: coding.lattices[name].codes for name in crossing if name in coding.lattices}
+    return SplitModels(head, tail, sent, tuple(crossing), codes)
 
 
 def whole_upload(

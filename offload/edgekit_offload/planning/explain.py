@@ -17,7 +17,10 @@ def explain_way(way: Way, kernels: int) -> str:
     if way.kind == "local":
         text = f"Runs everything on the device in {_ms(costs.device_s)}"
     else:
-        names = [f"'{one.name}' as {one.coding}" for one in way.sent[:_NAMED]]
+        names = [
+            f"'{one.name}' as {one.coding}{one.rounding and f' ({one.rounding})'}"
+            for one in way.sent[:_NAMED]
+        ]
         names += [f"{len(way.sent) - _NAMED} more"] * (len(way.sent) > _NAMED)
         where = {
             "upload": "Sends the input",

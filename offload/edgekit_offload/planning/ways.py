@@ -77,12 +77,14 @@ class _CodedInput:
         name: of the input; `sent` is the name of its codes.
         coding: what a head does for it.
         codes: of each sample.
+        rounding: see `SentTensor`.
     """
 
     name: str
     sent: str
     coding: Coding
     codes: Sequence[Array]
+    rounding: str = ""
 
 
 def find_uploads(
@@ -156,7 +158,9 @@ class _Inputs:
                     encode_s = decode_s = median_s(lambda: compressed_bytes(coded.codes[0]))
                     saved_bytes = coded.codes[0].nbytes - size
             sizes = [
-                SentTensor(one.name, name, one.raw_bytes, size) if one.name == coded.name else one
+                SentTensor(one.name, name, one.raw_bytes, size, coded.rounding)
+                if one.name == coded.name
+                else one
                 for one in sizes
             ]
         whole, stem = self._whole, name.replace(":", "")
@@ -232,14 +236,24 @@ def _find_series(name: str, feeds: Sequence[Feeds]) -> list[tuple[str, _CodedInp
             for one in codes
         ]
         coding = Coding("delta", {name: lattice})
+        codes = [one.astype(np.int16) for one in changes]
         found.append(
-            ("delta", _CodedInput(name, f"{name}.codes", coding, [one.astype(np.int16) for one in changes]))
+            ("delta", _CodedInput(name, f"{name}.codes", coding, codes, _describe_rounding(lattice)))
         )
     is_sound = first.size == first.shape[-1] >= _LEAST_AUDIO_SAMPLES
     if is_sound and max(float(np.abs(one[name]).max()) for one in feeds) <= 1:
         codes = [_code(one[name].reshape(1, -1), SOUND, np.int16) for one in feeds]
         found.append((OPUS, _CodedInput(name, f"{name}.samples", Coding("samples", {name: SOUND}), codes)))
     return found
+
+
+def _describe_rounding(lattice: Lattice) -> str:
+    """Return what codes do to the samples, in words; empty where nothing."""
+    if lattice.is_exact:
+        return ""
+    if lattice.is_grid:
+        return "not exact in the last bits of float32"
+    return f"not exact: rounded to steps of {lattice.step[0]:.2g}"
 
 
 def _stack(feeds: Sequence[Feeds], name: str) -> NDArray[np.float32]:

@@ -98,7 +98,7 @@ def attach_plans(
             golden = dict.fromkeys(artifacts, "golden")
             roles |= {**golden, submodel.backend.artifact: "submodel"}
     described = {one.path: one for one in describe_artifacts(contents, roles)}
-    contents[CUT_TABLE_NAME] = _table_bytes(table, plain.name, submodels, described)
+    contents[CUT_TABLE_NAME] = _table_bytes(_with_codes(table, splits), plain.name, submodels, described)
     roles[CUT_TABLE_NAME] = CUT_TABLE_ROLE
     manifest = replace(
         plain,
@@ -311,6 +311,13 @@ def _code_atol(output: GoldenOutput, outputs: Mapping[str, NDArray[Any]], *, int
 
 def _path(data: bytes) -> str:
     return f"{_FOLDER}/golden/{hashlib.sha256(data).hexdigest()[:16]}.bin"
+
+
+def _with_codes(table: CutTable, splits: Mapping[str, SplitModels]) -> CutTable:
+    """Return the table with the values of the inputs that each head can code."""
+    codes = {f"{name}.tail": split.codes for name, split in splits.items()}
+    plans = tuple(replace(plan, codes=codes.get(plan.tail or "", {})) for plan in table.plans)
+    return replace(table, plans=plans)
 
 
 def _table_bytes(

@@ -9,7 +9,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import RequestError
@@ -121,8 +121,10 @@ class OffloadState:
         """Return what a choice rests on: it is made again once that differs."""
         return self._epoch, self.estimate.is_warm(time.monotonic()), self.connect_s
 
-    def _choose(self, rows: int) -> PlanChoice:
-        known = self._decisions.get(rows)
+    def _choose(self, rows: int, only: CutTable | None = None) -> PlanChoice:
+        """Return the choice of this moment; with `only`, for one request that has other plans than usual."""
+        known = self._decisions.get(rows) if only is None else None
+        asked = self._preference
         usable = {
             name
             for name, way in self.ways.items()
@@ -130,15 +132,25 @@ class OffloadState:
         }
         is_in_debt = self.hedges.is_in_debt and not self.has_local_failed
         decision = choose(
-            self._table(rows),
+            self._table(rows) if only is None else only,
             self.conditions(time.monotonic()),
             None if known is None else known[1],
-            self._preference,
+            asked if only is None else dataclasses.replace(asked, plan=None),
             usable=usable,
             server_load=self.load,
             cause=self.breaker.cause or (_IN_DEBT if is_in_debt else ""),
         )
         return dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
+
+    def decision_among(self, names: Collection[str], rows: int) -> PlanChoice | None:
+        """Return what a request runs for which of the plans with a server only some are fit.
+
+        It is None where no plan is, so the device cannot run the model by itself either.
+        """
+        with self.lock:
+            table = self._table(rows)
+            plans = tuple(plan for plan in table.plans if plan.tail is None or plan.name in names)
+            return self._choose(rows, dataclasses.replace(table, plans=plans)) if plans else None
 
     def _decide(self, rows: int) -> PlanChoice:
         with self.lock:

@@ -112,7 +112,7 @@ class RemoteSession:
         if not self._is_open:
             raise BackendError("backend 'offload': the session is closed")
         state, rows = self.state, self._count_rows(inputs)
-        decision = self.decision(rows)
+        decision = self._choose_for(inputs, rows)
         state.running += 1
         try:
             if decision.plan.tail is None:
@@ -156,6 +156,27 @@ class RemoteSession:
             self.local.close()
         self._package.close()
 
+    def _choose_for(self, inputs: Mapping[str, Array], rows: int) -> PlanChoice:
+        """Return what these inputs run: another plan than usual, where its head would change them.
+
+        Raises:
+            DataError: they do not fit the model, or no plan of this package can carry them.
+        """
+        decision = self.decision(rows)
+        if decision.plan.tail is None:
+            return decision
+        self._check_inputs(inputs)
+        if self.state.ways[decision.plan.name].carries(inputs):
+            return decision
+        names = [name for name, way in self.state.ways.items() if way.carries(inputs)]
+        other = self.state.decision_among(names, rows)
+        if other is None:
+            raise DataError(
+                f"plan '{decision.plan.name}' cannot carry these inputs: they are beyond the values of its"
+                " samples, and no other plan of the package runs on this device; plan it with more samples"
+            )
+        return other
+
     def _count_rows(self, inputs: Mapping[str, Array]) -> int:
         """Return how many rows a request has; 1 where that is no matter, or the inputs are wrong."""
         first = next(iter(inputs.values()), None) if self._has_rows else None
@@ -179,7 +200,6 @@ class RemoteSession:
         return outputs
 
     def _run_split(self, decision: PlanChoice, inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
-        self._check_inputs(inputs)
         way, began_s = self.state.ways[decision.plan.name], time.monotonic()
         try:
             made = way.run_head(inputs)

@@ -3,17 +3,21 @@
 import math
 import threading
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
 from edgekit_runtime.errors import BackendError, CutError, DataError
 from edgekit_runtime.package.archive import OpenedPackage
-from edgekit_runtime.remote.cut_table import Compression, OffloadPlan
+from edgekit_runtime.remote.cut_table import Compression, InputCodes, OffloadPlan
 from edgekit_runtime.remote.offload_server import TailRequest, make_tail_request
 from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
 from edgekit_runtime.sessions.session import Session, open_choice
 from edgekit_runtime.tensors import Array, TensorSpec
+
+_GRID_VALUES: Final = 4096  # of a channel that are held against the grid; the range is checked for all
+_GRID_TOLERANCE: Final = 0.05  # of a step: what the roundings of a preprocessing in float32 leave
 
 
 class TailWay:
@@ -44,6 +48,10 @@ class TailWay:
         self._shown = shown
         self._codecs = {name: MediaCodec.parse(codec) for name, codec in plan.media.items()}
         self._check_outputs()
+
+    def carries(self, inputs: Mapping[str, Array]) -> bool:
+        """Return whether the head can code these inputs of the model: others it would change."""
+        return all(_fits(inputs[name], codes) for name, codes in self.plan.codes.items())
 
     def open_head(self) -> Session | None:
         """Return the head, loaded; None where the inputs are sent as they are."""
@@ -135,6 +143,27 @@ class TailWay:
             needed.add(plan.escalation.output)
         if missing := sorted(needed - made):
             raise CutError(f"plan '{plan.name}' does not give {', '.join(missing)}; plan the model again")
+
+
+def _fits(array: Array, codes: InputCodes) -> bool:
+    """Return whether values lie within the range of their codes, and on the grid where samples did.
+
+    The grid is checked for some values of each channel, spread over it, which takes a tenth of the time: a
+    value between two codes is off by half a step at most, and an input that is no such data is off in most.
+    """
+    channels = [array] if len(codes.step) == 1 else list(np.moveaxis(array, codes.axis, 0))
+    if len(channels) != len(codes.step) or not array.size:
+        return not array.size
+    for values, low, high, step in zip(channels, codes.lowest, codes.highest, codes.step, strict=True):
+        beyond = step * (0.5 if codes.is_grid else 1.0)  # what rounding may do to a value anyway
+        if not (float(values.min()) >= low - beyond and float(values.max()) <= high + beyond):  # or NaN
+            return False
+        if codes.is_grid:
+            some = values.reshape(-1)[:: max(1, values.size // _GRID_VALUES) | 1]  # odd: of all columns
+            places = (some.astype(np.float64) - low) / step
+            if float(np.abs(places - np.rint(places)).max()) > _GRID_TOLERANCE:
+                return False
+    return True
 
 
 def _encode(codec: MediaCodec, array: Array) -> Array:

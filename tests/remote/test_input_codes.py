@@ -1,0 +1,113 @@
+"""Inputs that the codes of a plan cannot carry go another way: photographs that are none, and spikes."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.remote.offload_parts import set_server, wait_until
+from tests.remote.planned_package import Array, make_model, make_pictures, serving, write_planned
+
+from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
+from edgekit_offload.partition.coding import Lattice
+from edgekit_runtime.errors import DataError
+from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.remote.cut_table import OffloadPlan, PlanCosts
+from edgekit_runtime.remote.session.remote_session import RemoteSession
+from edgekit_runtime.remote.session.tail_way import TailWay
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.session import open_session
+from edgekit_runtime.trust.trust_store import TrustStore
+
+PICTURES = make_pictures(4, seed=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("codes")
+    write_planned(made)
+    write_planned(made, is_whole=False)
+    return made
+
+
+@contextlib.contextmanager
+def offloading(folder: Path, kind: str, plan: str, home: Path) -> Iterator[RemoteSession]:
+    """Open a session that runs one plan where it can, once the server has proved that and another."""
+    (package,) = (folder / kind).glob("*.edgepkg")
+    with serving(home, folder, "--tails", package) as server, pytest.MonkeyPatch.context() as patch:
+        set_server(home, patch, server, plan=plan)
+        session = open_session(package, trust=TrustStore.from_folder(folder / "keys"))
+        assert isinstance(session, RemoteSession)
+        try:
+            wait_until(lambda: session.decision().plan.name == plan, f"{plan} is not used")
+            yield session
+        finally:
+            session.close()
+
+
+def off_the_grid(image: Array) -> Array:
+    """Return a picture whose values lie between the codes of 8 bits, as resizing leaves them."""
+    return (image + np.roll(image, 1, axis=-1) * np.float32(0.5)) / np.float32(1.5)
+
+
+@pytest.mark.parametrize("plan", ["uint8", "jpeg"])
+def test_picture_that_is_none_of_8_bits_is_not_rounded(folder: Path, tmp_path: Path, plan: str) -> None:
+    image = PICTURES[:1]
+    whole = OrtSession(make_model(), OrtOptions(threads=1))
+    with offloading(folder, "planned", plan, tmp_path) as session:
+        session.run({"image": image})
+        assert session.counts.remote == 1
+        for other in (off_the_grid(image), image + 2, image * np.float32("nan")):
+            found, expected = (one.run({"image": other})["logits"] for one in (session, whole))
+            np.testing.assert_array_equal(found, expected)
+        assert session.counts.remote == 1
+
+
+def test_device_that_cannot_run_the_model_sends_such_a_picture_by_another_plan(
+    folder: Path, tmp_path: Path
+) -> None:
+    other = off_the_grid(PICTURES[:1])
+    expected = OrtSession(make_model(), OrtOptions(threads=1)).run({"image": other})["logits"]
+    with offloading(folder, "split-only", "uint8", tmp_path) as session:
+        found = session.run({"image": other})["logits"]
+        np.testing.assert_allclose(
+            found, expected, rtol=0, atol=0.02 * np.ptp(expected)
+        )  # by 8 bits at worst
+        for way in session.state.ways.values():
+            way.carries = lambda _: False  # type: ignore[method-assign]
+        with pytest.raises(DataError, match="no other plan"):
+            session.run({"image": other})
+
+
+def carries(folder: Path, lattice: Lattice, x: Array) -> bool:
+    """Return whether a plan of the device with these codes takes an input."""
+    (path,) = (folder / "planned").glob("*.edgepkg")
+    with read_package(path, TrustStore.from_folder(folder / "keys")) as package:
+        plan = OffloadPlan("raw", PlanCosts(0.0), tail="pictures", codes={"image": lattice.codes})
+        return TailWay(plan, package, 1).carries({"image": x})
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_every_picture_behind_the_same_preprocessing_is_taken(folder: Path, *, channels_first: bool) -> None:
+    pixels = np.random.default_rng(4).integers(0, 256, (24, 20, 24, 3)).astype(np.float32)
+    mean, std = (np.float32(one) for one in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    x = (pixels / np.float32(255) - mean) / std
+    x = np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if channels_first else x
+    lattice = find_bytes(x[:1])
+    assert lattice is not None
+    assert all(carries(folder, lattice, one[None]) for one in x)
+    for wrong in (x[:1] + np.float32(0.004), x[:1] * np.float32(1.2), x[:1] - 3):
+        assert not carries(folder, lattice, wrong)
+
+
+def test_sound_is_rounded_and_series_are_where_their_samples_were(folder: Path) -> None:
+    generator = np.random.default_rng(5)
+    sound = generator.uniform(-1, 1, (1, 4000)).astype(np.float32)
+    sound[0, 0] = 1.0  # a step beyond the codes
+    assert carries(folder, SOUND, sound)
+    assert not carries(folder, SOUND, sound * np.float32(1.01))
+    steps = generator.integers(-9, 10, (5, 3, 64)).cumsum(2).astype(np.float32)
+    lattice = find_series(steps)
+    assert carries(folder, lattice, steps + 40)
+    assert not carries(folder, lattice, steps + np.float32(0.3))
