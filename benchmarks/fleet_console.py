@@ -38,11 +38,13 @@ from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store, update_many
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import DeviceRow
+from edgekit_toolkit.commands.fleet.up import prepare_interpreter
 
 SELECTORS = {
     "a tag": "site=lyon",
     "a class and not a tag": "class=jetson and not beta",
     "a version": "model:detector=1.4.0",
+    "the version of most": "model:detector=1.5.0",
     "part of a name": "01234",
     "nothing": "site=nowhere",
 }
@@ -257,6 +259,7 @@ def main() -> int:
         store.close()
         print(f"{arguments.devices} devices in the store after {time.monotonic() - begin_s:.0f} s")
         served = Served(folder)
+        prepare_interpreter()
         try:
             print(f"{'page':34} {'p50 ms':>8} {'p95 ms':>8} {'kB':>8}")
             result["live at rest"] = measure_live(served, cookie, arguments.repeats)

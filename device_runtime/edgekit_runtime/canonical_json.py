@@ -14,6 +14,9 @@ from edgekit_runtime.errors import EdgekitError, ManifestError
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 
+# Made once: `json.dumps` would make one at each call, which takes as long as a small document.
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
 
 def encode_json(value: JsonValue) -> bytes:
     """Return the canonical bytes of `value`.
@@ -23,8 +26,7 @@ def encode_json(value: JsonValue) -> bytes:
         TypeError: a value is not of a JSON type.
         RecursionError: the value is nested deeper than the interpreter allows.
     """
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8")
+    return _encode(value).encode("utf-8")
 
 
 def decode_json(data: bytes, where: str, error: type[EdgekitError]) -> dict[str, Any]:

@@ -92,12 +92,12 @@ def from_plain(
     prefix = f"{where}: " if where else ""
     if not isinstance(plain, dict):
         raise error(f"{prefix}expected a table, got {type(plain).__name__}")
-    hints = _read_hints(kind)  # type: ignore[arg-type]  # classes can be hashed
+    shapes = _read_shapes(kind)  # type: ignore[arg-type]  # classes can be hashed
     values = {}
     for name, value in plain.items():
-        if name not in hints:
-            raise error(f"{prefix}unknown setting '{name}', known are {', '.join(sorted(hints))}")
-        values[name] = _read_value(hints[name], value, (where, name), error)
+        if name not in shapes:
+            raise error(f"{prefix}unknown setting '{name}', known are {', '.join(sorted(shapes))}")
+        values[name] = _read_value(shapes[name], value, (where, name), error)
     for name in _list_fields(kind)[1]:  # type: ignore[arg-type]
         if name not in values:
             raise error(f"{prefix}'{name}' is missing")
@@ -113,22 +113,16 @@ def keep_known(kind: type[Any], plain: object) -> object:
     """Return JSON without fields that the dataclass `kind` lacks, at any depth: a newer one wrote them."""
     if not isinstance(plain, dict):
         return plain
-    hints = _read_hints(kind)  # type: ignore[arg-type]
-    return {name: _keep_known_in(hints[name], value) for name, value in plain.items() if name in hints}
+    shapes = _read_shapes(kind)  # type: ignore[arg-type]
+    return {name: _keep_known_in(shapes[name], value) for name, value in plain.items() if name in shapes}
 
 
-def _keep_known_in(hint: Any, value: Any) -> Any:
-    shape = _read_shape(hint)
+def _keep_known_in(shape: "_Shape", value: Any) -> Any:
     if shape.form == "record":
         return keep_known(shape.kind, value)
     if shape.form == "list" and isinstance(value, list):
-        return [_keep_known_in(shape.kind, each) for each in value]
+        return [_keep_known_in(shape.members[0], each) for each in value]
     return value
-
-
-@functools.cache
-def _read_hints(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
 
 
 @functools.cache
@@ -148,14 +142,14 @@ class _Shape:
         form: `any` JSON value, a dataclass (`record`), a `mapping` of one kind, a list of `fixed` length, a
             `list` of what is not a plain value, or a plain `value` or list of them.
         kind: the dataclass, or the type of each value.
-        members: types of a list of fixed length.
+        members: of a list of fixed length; one for all of another list or a mapping.
         is_optional: whether None is accepted.
         is_list, allowed, choices: see `_find_fault`.
     """
 
     form: Literal["any", "record", "mapping", "fixed", "list", "value"]
     kind: Any = None
-    members: tuple[Any, ...] = ()
+    members: tuple["_Shape", ...] = ()
     is_optional: bool = False
     is_list: bool = False
     allowed: Range | None = None
@@ -163,9 +157,15 @@ class _Shape:
 
 
 @functools.cache
-def _read_shape(hint: Any) -> _Shape:
-    """Return what an annotation says; there are as many as annotations in the source."""
-    allowed, is_optional = None, False
+def _read_shapes(kind: type[Any]) -> dict[str, _Shape]:
+    """Return what the annotation of each field says; to hash an annotation takes longer than a check."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: _read_shape(hint, range_of_unit(name)) for name, hint in hints.items()}
+
+
+def _read_shape(hint: Any, allowed: Range | None = None) -> _Shape:
+    """Return what an annotation says; `allowed` is for numbers where it says nothing of them."""
+    is_optional = False
     if get_origin(hint) is Annotated:
         hint, allowed = get_args(hint)
     if get_origin(hint) in (Union, types.UnionType):
@@ -178,33 +178,34 @@ def _read_shape(hint: Any) -> _Shape:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _Shape("record", hint, is_optional=is_optional)
     if get_origin(hint) is Mapping:
-        return _Shape("mapping", inner[1], is_optional=is_optional)
+        return _Shape("mapping", members=(_read_shape(inner[1]),), is_optional=is_optional)
     is_list = get_origin(hint) is tuple
     if is_list and inner[-1] is not Ellipsis:
-        return _Shape("fixed", members=inner, is_optional=is_optional)
+        return _Shape("fixed", members=tuple(map(_read_shape, inner)), is_optional=is_optional)
     kind, choices = (inner[0] if is_list else hint), ()
     if get_origin(kind) is Literal:
         kind, choices = str, get_args(kind)
     if (kind, is_list) not in _TYPE_NAMES:
-        return _Shape("list" if is_list else "any", kind, is_optional=is_optional)
+        if not is_list:
+            return _Shape("any", is_optional=is_optional)
+        return _Shape("list", members=(_read_shape(kind),), is_optional=is_optional)
     return _Shape("value", kind, (), is_optional, is_list, allowed, choices)
 
 
-def _read_value(hint: Any, value: Any, place: tuple[str, str], error: type[EdgekitError]) -> Any:
-    shape = _read_shape(hint)
+def _read_value(shape: _Shape, value: Any, place: tuple[str, str], error: type[EdgekitError]) -> Any:
     if shape.form == "any" or (value is None and shape.is_optional):
         return value
     if shape.form == "value":
         return _read_plain(shape, value, place, error)
     where, name = place
     path = f"{where}.{name}" if where else name
-    kind = shape.kind
     if shape.form == "record":
-        return value if isinstance(value, kind) else from_plain(kind, value, path, error)
+        return value if isinstance(value, shape.kind) else from_plain(shape.kind, value, path, error)
     if shape.form == "mapping":
         if not isinstance(value, dict):
             raise error(f"{path}: expected a table, got {type(value).__name__}")
-        return {key: _read_value(kind, each, (path, key), error) for key, each in value.items()}
+        (member,) = shape.members
+        return {key: _read_value(member, each, (path, key), error) for key, each in value.items()}
     if shape.form == "fixed":
         if not isinstance(value, list) or len(value) != len(shape.members):
             raise error(f"{path}: expected a list of {len(shape.members)} values")
@@ -213,15 +214,21 @@ def _read_value(hint: Any, value: Any, place: tuple[str, str], error: type[Edgek
         )
     if not isinstance(value, list):
         raise error(f"{path}: expected a list, got {type(value).__name__}")
+    (member,) = shape.members
     return tuple(
-        _read_value(kind, each, (where, f"{name}[{number}]"), error) for number, each in enumerate(value)
+        _read_value(member, each, (where, f"{name}[{number}]"), error) for number, each in enumerate(value)
     )
 
 
 def _read_plain(shape: _Shape, value: Any, place: tuple[str, str], error: type[EdgekitError]) -> Any:
     where, name = place
-    if type(value) is str is shape.kind and not (shape.is_list or shape.choices) and "\0" not in value:
-        return value  # most values of documents
+    if type(value) is shape.kind and not shape.is_list:  # most values of documents
+        if shape.kind is str:
+            fits = value in shape.choices if shape.choices else "\0" not in value
+        else:
+            fits = shape.kind is bool or value in (shape.allowed or range_of_unit(name))
+        if fits:
+            return value
     allowed = shape.allowed or range_of_unit(name)
     expected = _find_fault(value, shape.kind, shape.is_list, allowed, shape.choices)
     if expected is not None:

@@ -51,7 +51,7 @@ def post(address, authority, path, body):
     """Return status and content of the answer of the fleet's web server."""
     context = ssl.create_default_context(cadata=authority)
     host, _, port = address.rpartition(":")
-    connection = http.client.HTTPSConnection(host, int(port), context=context, timeout=10)
+    connection = http.client.HTTPSConnection(host.strip("[]"), int(port), context=context, timeout=10)
     try:
         data = body if isinstance(body, bytes) else encode_json(body)
         connection.request(
@@ -104,7 +104,8 @@ class FleetDevice:
         ready = asyncio.Event()
         self.client.on_subscribe = lambda *_: ready.set()
         host, _, port = self.enrolment.brokers[0].rpartition(":")
-        await asyncio.wait_for(self.client.connect(host, int(port), ssl=self.context(), version=MQTTv311), 10)
+        connecting = self.client.connect(host.strip("[]"), int(port), ssl=self.context(), version=MQTTv311)
+        await asyncio.wait_for(connecting, 10)
         self.client.subscribe(topic(self.name, "desired"), qos=1)
         await asyncio.wait_for(ready.wait(), 10)
         held = held if held is not None else (self.desired[-1].version if self.desired else 0)

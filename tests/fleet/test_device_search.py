@@ -85,7 +85,7 @@ def test_store_finds_what_a_selector_means(store, by_name):
             found = [row.name for row in find_all(session, Search(selector=text), by_name=by_name)]
             assert set(found) == expected, text
             assert len(found) == len(expected), text
-            assert {view.name for view in read_devices(session, selector, frozenset())} == expected, text
+            assert {view.name for view in read_devices(session, selector, ())} == expected, text
             counts = count_devices(session, Search(selector=text))
             assert sum(counts.values()) == len(expected), text
             again = find_all(session, Search(selector=text), by_name=by_name, counts=counts)

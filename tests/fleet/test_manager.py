@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -11,18 +12,20 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gmqtt.mqtt.handler import MQTTConnectError
 from sqlalchemy import select, update
-from tests.fleet.fleet_device import eventually, make_csr, post
+from tests.fleet.conftest import Fleet
+from tests.fleet.fleet_device import eventually, free_port, make_csr, post
 
 from edgekit_fleet.manager import inbox
-from edgekit_fleet.operations import devices
+from edgekit_fleet.operations import devices, running
 from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.due import mark_due
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.shards import LEASE_S, Shards
 from edgekit_fleet.store.tables import AuditRow, DesiredRow, ManagerRow, WantedModelRow
 from edgekit_runtime.agent.documents import DesiredModel, Event, Hello
 from edgekit_runtime.agent.signing import key_id, seal
 from edgekit_runtime.dataclass_json import to_plain
-from edgekit_runtime.errors import OutputError, UnavailableError
+from edgekit_runtime.errors import ConfigError, OutputError, UnavailableError
 
 
 def want(fleet, device, version):
@@ -76,6 +79,42 @@ def test_enrolled_device_gets_its_document_and_its_report_is_kept(fleet, promise
         await eventually(lambda: not fleet.detail("d1").summary.is_online)
 
     asyncio.run(run())
+
+
+def test_fleet_on_an_ipv6_address_serves_its_devices(tmp_path, mosquitto):
+    settings = FleetSettings(host="::1", names=("::1",), broker_port=free_port(), web_port=free_port())
+    with Fleet(FleetFolder(tmp_path / "fleet"), settings).up() as fleet:
+
+        async def run():
+            device = fleet.device("d1").enrol()
+            assert device.enrolment.brokers == (f"[::1]:{settings.broker_port}",)
+            await device.connect()
+            await eventually(lambda: device.desired)
+            await device.disconnect()
+
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"names": ("[::1]",)}, "name '[::1]': expected a DNS name or an address, without port or brackets"),
+        ({"names": ("fleet.example:8443",)}, "name 'fleet.example:8443': expected"),
+        ({"host": "[::1]"}, "host is '[::1]', expected an address such as 0.0.0.0 or ::1"),
+    ],
+)
+def test_address_that_no_device_could_use_is_refused(settings, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        FleetSettings(**settings)
+
+
+def test_fleet_whose_devices_would_be_sent_elsewhere_is_refused(tmp_path):
+    settings = FleetSettings(host="::1")
+    with (
+        pytest.raises(ConfigError, match="name this machine with --name"),
+        running.start(FleetFolder(tmp_path), settings),
+    ):
+        pass
 
 
 def test_device_that_was_offline_gets_the_newest_document_at_hello(fleet):

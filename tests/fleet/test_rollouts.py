@@ -449,7 +449,7 @@ def test_faulty_and_revoked_are_the_same_in_lists_and_selectors(store: Store, be
         found = devices.list_devices(store, parse_selector(f"status={status}").matches)
         assert [one.name for one in found] == [name]
     with store.transaction() as session:
-        views = read_devices(session, parse_selector("status=faulty and model:digits=2"), frozenset())
+        views = read_devices(session, parse_selector("status=faulty and model:digits=2"), ())
         assert [view.name for view in views] == ["d000"]
         attributes = {row.name: row.value for row in session.query(AttributeRow).filter_by(device="d000")}
     assert attributes == {"model:digits": "2", "site": "nice"}

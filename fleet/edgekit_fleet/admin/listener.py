@@ -17,7 +17,7 @@ from edgekit_fleet.console.shell import Console
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.operations.webhooks import WebhookSender
 from edgekit_fleet.store.database import Store
-from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings, bracket
 from edgekit_fleet.web.server import WebServer
 
 
@@ -36,7 +36,7 @@ class AdminListener:
 
 @contextlib.contextmanager
 def serve_people(
-    store: Store, folder: FleetFolder, settings: FleetSettings, authority: Authority
+    store: Store, folder: FleetFolder, settings: FleetSettings, authority: Authority, name: str
 ) -> Iterator[AdminListener]:
     """Serve console and HTTP interface, and send webhooks, until the block ends.
 
@@ -45,6 +45,7 @@ def serve_people(
         folder: of the fleet.
         settings: of the fleet.
         authority: whose certificate is shown where the settings name none.
+        name: DNS name or address under which people reach this machine.
 
     Raises:
         TransportError: the port is taken or may not be used.
@@ -59,11 +60,15 @@ def serve_people(
     console = Console(store, folder, settings, code)
     app = join_apps(make_api(Fleet(folder, store)), make_app(console))
     sender = WebhookSender(store)
-    with WebServer(app, settings.host, settings.console_port, pair, option="--console-port"):
+    url = f"{'http' if pair is None else 'https'}://{bracket(name)}:{settings.console_port}"
+    with (
+        console.closing,
+        WebServer(app, settings.host, settings.console_port, pair, option="--console-port"),
+    ):
         sender.start()
         try:
             with store.snapshot() as session:
-                link = "" if has_users(session) else f"{settings.console_url}/first?code={code.secret}"
-            yield AdminListener(settings.console_url, link)
+                link = "" if has_users(session) else f"{url}/first?code={code.secret}"
+            yield AdminListener(url, link)
         finally:
             sender.close()

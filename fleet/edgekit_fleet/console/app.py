@@ -98,7 +98,8 @@ def make_routes(console: Console) -> list[BaseRoute]:
             events, media_type="text/event-stream", headers={"cache-control": "no-store"}
         )
 
-    page, audit, rollouts, plans = console.page, AuditPages(), RolloutPages(), PlanPages()
+    page, audit = console.page, AuditPages()
+    rollouts, plans = RolloutPages(console.closing), PlanPages(console.closing)
     return [
         Route("/", page(fleet_page.show_fleet)),
         Route("/devices", page(device_pages.show_devices)),

@@ -206,7 +206,7 @@ def _describe_entry(row: AuditRow) -> Happening:
     if row.action == "device.event":
         return Happening(row.at, "event", str(detail.get("kind", "event")), str(detail.get("text", "")))
     if row.action.startswith("alarm."):
-        return Happening(row.at, "forged", f"alarm: {kind}", str(detail.get("text", "")))
+        return Happening(row.at, "alarm", f"alarm: {kind}", str(detail.get("text", "")))
     said = {
         "invite": "got a code",
         "enrol": "enrolled",

@@ -12,6 +12,7 @@ import secrets
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
@@ -67,6 +68,7 @@ class Console:
         desk: where users log in.
         first_admin: the code of the link that makes the first user.
         watcher: of changes in the store.
+        closing: what ends with the console: close it after the web server.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Console:
         self.desk = LoginDesk(store, time.time)
         self.first_admin = first_admin or FirstAdminCode()
         self.watcher = Watcher(store)
+        self.closing = ExitStack()
         self._templates = _read_templates()
 
     def page(self, function: Page, scope: Scope | None = "read") -> Endpoint:

@@ -89,8 +89,7 @@ def write_bundle(
     """
     now, chosen, refused = time.time(), {}, []
     with store.transaction() as session:
-        models = frozenset(one.model for one in read_packages(session, release))
-        views = read_devices(session, parse_selector(selector), models)
+        views = read_devices(session, parse_selector(selector), read_packages(session, release))
         rows = {row.device: row for row in session.scalars(select(DesiredRow))}
         for view in views:
             row = rows.get(view.name)

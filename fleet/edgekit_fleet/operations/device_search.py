@@ -108,21 +108,26 @@ def count_devices(session: Session, search: Search) -> dict[tuple[str, bool], in
     """
     statement = (
         select(DeviceRow.status, DeviceRow.is_online, func.count())
-        .where(make_condition(session, search))
+        .where(make_condition(session, search, counts=True))
         .group_by(DeviceRow.status, DeviceRow.is_online)
     )
     return {(status, bool(is_online)): count for status, is_online, count in session.execute(statement)}
 
 
-def make_condition(session: Session, search: Search) -> ColumnElement[bool]:
+def make_condition(session: Session, search: Search, *, counts: bool = False) -> ColumnElement[bool]:
     """Return the condition that a device matches, for a statement on `DeviceRow`; leaves `status` out.
+
+    Args:
+        session: of the store.
+        search: which.
+        counts: see `compile_selector`.
 
     Raises:
         FleetError: the selector is malformed.
     """
     parts: list[ColumnElement[bool]] = []
     if search.selector.strip():
-        parts.append(compile_selector(session, parse_selector(search.selector)))
+        parts.append(compile_selector(session, parse_selector(search.selector), counts=counts))
     now = time.time()
     if search.special == "silent":
         parts += [DeviceRow.is_online.is_(False), DeviceRow.last_seen_at < now - SILENT_S]

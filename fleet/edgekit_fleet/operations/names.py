@@ -5,6 +5,7 @@ from typing import Final
 
 from edgekit_runtime.errors import FleetError
 
+_PAGE: Final = "new"  # /releases/new and /rollouts/new are forms of the console
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -18,6 +19,8 @@ def check_name(what: str, name: str) -> None:
     Raises:
         FleetError: it cannot.
     """
+    if name == _PAGE:
+        raise FleetError(f"{what} name '{name}' is an address of the console; choose another name")
     if _NAME.fullmatch(name) is None:
         raise FleetError(
             f"{what} name {name[:80]!r}, expected 1 to 100 of A-Z, a-z, 0-9, '.', '_' and '-', the first"

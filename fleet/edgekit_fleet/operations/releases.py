@@ -85,51 +85,51 @@ def make_release(
     if name:
         check_name("release", name)
     repository, now = open_repository(folder), time.time()
-    manifests: list[tuple[Path, Manifest]] = []
-    for path in paths:
-        with read_package(path, trust) as package:
-            manifests.append((path, package.manifest))
-    _check(manifests)
+    manifests = _read_manifests(paths, trust)
     with store.snapshot() as session:
         if name and session.get(ReleaseRow, name) is not None:
             raise FleetError(f"release '{name}' exists; choose another name")
         wanted = [
             (path, manifest, find_bases(session, folder.repository, manifest)) for path, manifest in manifests
         ]
-    targets = [
-        NewTarget(
-            device_class=manifest.target,
-            name=manifest.file_name,
-            source=path,
-            custom={"manifest_sha256": manifest.sha256, **_list_needs(manifest)},
-        )
-        for path, manifest in manifests
-    ]
     # Offered first, recorded then: what is offered and not recorded is wanted of no device.
-    published = repository.publish(targets, now)
+    published = repository.publish([_make_target(path, manifest) for path, manifest in manifests], now)
     deltas = publish_deltas(repository, wanted, now)
-    packages = []
-    for (_, manifest), target in zip(manifests, published, strict=True):
-        needs = _list_needs(manifest)
-        agreement = find_agreement(manifest.figures) if min_agreement is None else min_agreement
-        if agreement is not None:
-            needs["min_agreement"] = agreement
-        if (score := _find_score(manifest.figures)) is not None:
-            needs["score"] = score
-        offers = deltas.get(manifest.sha256, ())
-        packages.append(_make_row(manifest, target, needs=needs, deltas=offers))
+    rows = [
+        _make_row(manifest, target, deltas.get(manifest.sha256, ()), min_agreement)
+        for (_, manifest), target in zip(manifests, published, strict=True)
+    ]
     with store.transaction() as session:
         name = name or _choose_name(session, now)
-        row = ReleaseRow(name=name, created_at=now, created_by=actor, note=note)
-        row.approved_at, row.approved_by = now, actor
-        session.add(row)
+        release = ReleaseRow(name=name, created_at=now, created_by=actor, note=note)
+        release.approved_at, release.approved_by = now, actor
+        session.add(release)
         session.flush()
-        for offered in packages:
-            offered.release = name
-        session.add_all(packages)
+        for row in rows:
+            row.release = name
+        session.add_all(rows)
         digests = {manifest.file_name: manifest.sha256 for _, manifest in manifests}
         audit.record(session, actor, "release.make", name, note=note, packages=digests)
     return find_release(store, name)
+
+
+def _read_manifests(paths: Sequence[Path], trust: Verifier) -> list[tuple[Path, Manifest]]:
+    """Return the manifests of packages, which are whole, trusted, and one a model and class."""
+    manifests = []
+    for path in paths:
+        with read_package(path, trust) as package:
+            manifests.append((path, package.manifest))
+    _check(manifests)
+    return manifests
+
+
+def _make_target(path: Path, manifest: Manifest) -> NewTarget:
+    return NewTarget(
+        device_class=manifest.target,
+        name=manifest.file_name,
+        source=path,
+        custom={"manifest_sha256": manifest.sha256, **_list_needs(manifest)},
+    )
 
 
 def _choose_name(session: Session, now: float) -> str:
@@ -155,10 +155,15 @@ def _check(manifests: Sequence[tuple[Path, Manifest]]) -> None:
 def _make_row(
     manifest: Manifest,
     target: PublishedTarget,
-    *,
-    needs: dict[str, Any],
     deltas: Sequence[DeltaOffer],
+    min_agreement: float | None,
 ) -> ReleasePackageRow:
+    needs = _list_needs(manifest)
+    agreement = find_agreement(manifest.figures) if min_agreement is None else min_agreement
+    if agreement is not None:
+        needs["min_agreement"] = agreement
+    if (score := _find_score(manifest.figures)) is not None:
+        needs["score"] = score
     return ReleasePackageRow(
         model=manifest.name,
         target=manifest.target,

@@ -15,7 +15,13 @@ from edgekit_fleet.rollouts.progress import Order, Ordered, RolloutSettings, Sta
 from edgekit_fleet.rollouts.replay import Difference, replay
 from edgekit_fleet.rollouts.runner import OPEN_STATES, log_entries, read_entries
 from edgekit_fleet.rollouts.selector import parse_selector
-from edgekit_fleet.rollouts.views import list_attributes, read_before, read_devices, read_packages
+from edgekit_fleet.rollouts.views import (
+    list_attributes,
+    read_before,
+    read_devices,
+    read_groups,
+    read_packages,
+)
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, freeze_cohort, plan_waves
 from edgekit_fleet.store.database import Store, insert_many
 from edgekit_fleet.store.tables import DeviceRow, MemberRow, RolloutRow
@@ -47,6 +53,26 @@ class RolloutPlan:
     def bytes(self) -> int:
         """Return what all devices together download."""
         return sum(one.bytes for one in self.planned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSummary:
+    """What a rollout would do, without an object for each device.
+
+    Attributes:
+        planned: (what one device gets, names of all that get the same).
+        refused: (why one gets nothing, names of all for whom the same holds).
+        devices: number of those that get packages.
+        waves, min_agreement: see `RolloutPlan`.
+        minimum: devices of the first step.
+    """
+
+    planned: tuple[tuple[Planned, Sequence[str]], ...]
+    refused: tuple[tuple[Refused, Sequence[str]], ...]
+    devices: int
+    waves: tuple[int, ...]
+    minimum: int
+    min_agreement: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +125,9 @@ def plan_rollout(store: Store, request: RolloutRequest) -> RolloutPlan:
     Raises:
         FleetError: no such release, a malformed selector or waves, or an option is wrong.
     """
-    selector = parse_selector(request.selector)
     with store.snapshot() as session:
         packages = read_packages(session, request.release)
-        devices = read_devices(session, selector, frozenset(one.model for one in packages))
+        devices = read_devices(session, parse_selector(request.selector), packages)
     planned, refused = preview(devices, packages)
     settings = _make_settings(request, packages, max(len(planned), 1))
     return RolloutPlan(
@@ -111,6 +136,29 @@ def plan_rollout(store: Store, request: RolloutRequest) -> RolloutPlan:
         planned=planned,
         refused=refused,
         waves=settings.waves,
+        min_agreement=settings.limits.min_agreement,
+    )
+
+
+def sum_plan(store: Store, request: RolloutRequest) -> PlanSummary:
+    """Return what a rollout would do to groups of devices that are alike; changes nothing.
+
+    Raises:
+        FleetError: as `plan_rollout`.
+    """
+    with store.snapshot() as session:
+        packages = read_packages(session, request.release)
+        groups = read_groups(session, parse_selector(request.selector), packages)
+    names = {group.name: some for group, some in groups}
+    planned, refused = preview((group for group, _ in groups), packages)
+    devices = sum(len(names[one.device]) for one in planned)
+    settings = _make_settings(request, packages, max(devices, 1))
+    return PlanSummary(
+        planned=tuple((one, names[one.device]) for one in planned),
+        refused=tuple((one, names[one.device]) for one in refused),
+        devices=devices,
+        waves=settings.waves,
+        minimum=settings.minimum,
         min_agreement=settings.limits.min_agreement,
     )
 
@@ -126,7 +174,7 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
     with store.transaction() as session:
         packages = read_packages(session, request.release)
         models = frozenset(one.model for one in packages)
-        devices = {view.name: view for view in read_devices(session, selector, models)}
+        devices = {view.name: view for view in read_devices(session, selector, packages)}
         planned, refused = preview(devices.values(), packages)
         if not planned:
             first = {one.code: one for one in reversed(refused)}

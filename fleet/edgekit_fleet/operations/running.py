@@ -20,7 +20,7 @@ from edgekit_fleet.store.shards import Shards, check_free
 from edgekit_fleet.web.server import serve_devices
 from edgekit_runtime.errors import ConfigError
 
-_LOCAL_NAMES = ("127.0.0.1", "localhost")
+_LOCAL_NAMES = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +126,10 @@ def start(
 
 
 def _check_settings(settings: FleetSettings, *, joins: bool) -> None:
-    if not settings.is_local and settings.names == ("127.0.0.1",):
+    if settings.host != "127.0.0.1" and settings.names == ("127.0.0.1",):
         raise ConfigError(
-            f"{settings.host} is reachable from elsewhere, but devices would be sent to 127.0.0.1; name this"
-            " machine with --name"
+            f"the fleet listens on {settings.host}, but devices would be sent to 127.0.0.1; name this machine"
+            " with --name"
         )
     if joins and not (settings.store_url and settings.brokers):
         raise ConfigError(

@@ -65,7 +65,7 @@ class DeviceView:
     Attributes:
         name: of the device.
         situation: see `Situation`.
-        free_bytes: as it reported them, or None.
+        free_bytes: as it reported them, or None where they are not known or surely enough.
     """
 
     name: str

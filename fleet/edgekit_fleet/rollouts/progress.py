@@ -5,7 +5,7 @@ progress, and `replay` can decide everything once more.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from edgekit_fleet.rollouts.gates import Fault, GateLimits, Measure, Sample
@@ -280,17 +280,19 @@ def _apply_answer(progress: Progress, entry: Answered, at: float) -> None:
     if member is None or member.state in ("pending", "returned"):
         return
     sample = member.sample or Sample(device_class=member.device_class)
+    is_failed, fault, measures = sample.is_failed, sample.fault, sample.measures
     if entry.outcome is not None and member.state == "started":
         member.state, member.code, member.answered_at = entry.outcome, entry.code, at
         # The first attempt is the sample: a release that needs three attempts everywhere is no good release.
-        if sample.is_failed is None and entry.outcome in ("succeeded", "failed"):
-            sample = replace(sample, is_failed=entry.outcome == "failed")
+        if is_failed is None and entry.outcome in ("succeeded", "failed"):
+            is_failed = entry.outcome == "failed"
     if entry.fault:
-        sample = replace(sample, fault=entry.fault, is_failed=sample.is_failed or False)
-    if entry.measures and not sample.measures:
-        measures: dict[Measure, float] = {name: entry.measures[name] for name in _measures_of(entry)}
-        sample = replace(sample, measures=measures)
-    member.sample = sample
+        fault, is_failed = entry.fault, is_failed or False
+    if entry.measures and not measures:
+        measures = {name: entry.measures[name] for name in _measures_of(entry)}
+    member.sample = Sample(
+        device_class=member.device_class, is_failed=is_failed, fault=fault, measures=measures
+    )
 
 
 def _measures_of(entry: Answered) -> list[Measure]:

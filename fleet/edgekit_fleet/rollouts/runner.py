@@ -454,9 +454,10 @@ def _join(session: Session, row: RolloutRow, known: _Known) -> list[Entry]:
         selector = parse_selector(row.selector)
     except FleetError:  # an older version accepted it: the cohort stays as it is
         return []
-    found = read_devices(session, selector, models)
+    packages = read_packages(session, row.release)
+    found = read_devices(session, selector, packages)
     new = {view.name: view for view in found if view.name not in members}
-    planned, _ = preview(new.values(), read_packages(session, row.release))
+    planned, _ = preview(new.values(), packages)
     classes = {one.device: one.target for one in planned}
     devices = join_cohort(row.name, (), classes)
     if not devices:

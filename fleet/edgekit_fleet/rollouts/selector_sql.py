@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Final
 
-from sqlalchemy import ColumnElement, and_, false, not_, or_, select, true
+from sqlalchemy import ColumnElement, UnaryExpression, and_, false, not_, or_, select, true
 from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.sql.operators import custom_op
 
 from edgekit_fleet.rollouts.selector import (
     Either,
@@ -23,19 +24,31 @@ from edgekit_fleet.rollouts.selector import (
 )
 from edgekit_fleet.store.tables import AttributeRow, DeviceRow
 
+# As the documentation of SQLite's query planner has it.
+_WITHOUT_INDEX: Final["custom_op[str]"] = custom_op("+")
 _SET: Final = re.compile(r"\[(!?)(\]?[^\]]*)\]")
 
 
-def compile_selector(session: Session, selector: Selector) -> ColumnElement[bool]:
-    """Return the condition that a device matches, for a statement on `DeviceRow`."""
-    return _Compiler(session.get_bind().dialect.name).compile(selector.test)
+def compile_selector(session: Session, selector: Selector, *, counts: bool = False) -> ColumnElement[bool]:
+    """Return the condition that a device matches, for a statement on `DeviceRow`.
+
+    Args:
+        session: of the store.
+        selector: of the devices.
+        counts: whether the statement only counts: then SQLite does not look each of 80,000 matching devices
+            up by name, but goes through the index that it counts by.
+    """
+    return _Compiler(session.get_bind().dialect.name, counts).compile(selector.test)
 
 
 class _Compiler:
     """Turns the tree of a selector into a condition."""
 
-    def __init__(self, dialect: str) -> None:
+    def __init__(self, dialect: str, counts: bool) -> None:
         self._has_glob = dialect == "sqlite"
+        self._device: ColumnElement[str] = DeviceRow.__table__.c.name
+        if counts and dialect == "sqlite":
+            self._device = UnaryExpression(self._device, operator=_WITHOUT_INDEX)
 
     def compile(self, test: Test) -> ColumnElement[bool]:
         """Return the condition that a device matches."""
@@ -65,7 +78,7 @@ class _Compiler:
         named = select(AttributeRow.device).where(AttributeRow.name == name)
         if patterns != ("*",):
             named = named.where(self._match(AttributeRow.value, patterns))
-        return DeviceRow.name.in_(named)
+        return self._device.in_(named)
 
     def _match(self, column: InstrumentedAttribute[str], patterns: tuple[str, ...]) -> ColumnElement[bool]:
         plain = [pattern for pattern in patterns if not set(pattern) & set("*?[")]

@@ -1,6 +1,7 @@
 """Opens the store, and brings its tables to the newest form."""
 
 import functools
+import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -186,24 +187,25 @@ class _Compiled:
         columns = list(names) if isinstance(statement, Insert) else None
         compiled = statement.compile(dialect=dialect, column_keys=columns)
         self._text = compiled.string
-        self._order = compiled.positiontup
-        self._convert = {
-            name.removeprefix(_PREFIX): convert
-            for name, bind in compiled.binds.items()
-            if (convert := bind.type.dialect_impl(dialect).bind_processor(dialect)) is not None
-        }
-        self._names = {name: name.removeprefix(_PREFIX) for name in compiled.binds}
+        self._is_positional = compiled.positiontup is not None
+        self._names = list(compiled.positiontup or compiled.binds)
+        self._columns = [  # with what converts their values
+            (
+                name.removeprefix(_PREFIX),
+                compiled.binds[name].type.dialect_impl(dialect).bind_processor(dialect),
+            )
+            for name in self._names
+        ]
 
     def execute(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         parameters: list[Any] = []
         for row in rows:
-            values = dict(row)
-            for name, convert in self._convert.items():
-                values[name] = convert(values[name])
-            if self._order is None:
-                parameters.append({name: values[column] for name, column in self._names.items()})
-            else:
-                parameters.append(tuple([values[self._names[name]] for name in self._order]))
+            values = [
+                row[column] if convert is None else convert(row[column]) for column, convert in self._columns
+            ]
+            parameters.append(
+                tuple(values) if self._is_positional else dict(zip(self._names, values, strict=True))
+            )
         connection.exec_driver_sql(self._text, parameters)
 
 
@@ -255,8 +257,9 @@ def open_store(url: str) -> Store:
         is_remote = parsed.get_backend_name() == "postgresql"
         engine = create_engine(
             parsed,
-            json_serializer=_write_json,
+            json_serializer=json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode,
             pool_pre_ping=is_remote,  # the server may have been restarted
+            pool_use_lifo=True,  # the connection used last has most in its cache
             connect_args={**_POSTGRESQL} if is_remote else {},
             **({"max_overflow": _MOST_CONNECTIONS} if is_remote else {}),
         )
@@ -301,12 +304,6 @@ def _parse(url: str) -> URL:
 def _hide_password(url: URL) -> str:
     """Return a URL for messages; libpq also takes a password from the query."""
     return url.difference_update_query(("password", "sslpassword")).render_as_string()
-
-
-def _write_json(value: Any) -> str:
-    import json
-
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _prepare_sqlite(engine: Engine) -> None:

@@ -63,10 +63,13 @@ class FleetSettings:
             raise ConfigError(
                 "names is empty, expected the name or address under which devices find the fleet"
             )
-        try:
-            ipaddress.ip_address(self.host)
-        except ValueError as cause:
-            raise ConfigError(f"host is {self.host!r}, expected an address such as 0.0.0.0") from cause
+        for name in self.names:
+            if "[" in name or "/" in name or (":" in name and not _is_address(name)):
+                raise ConfigError(
+                    f"name {name!r}: expected a DNS name or an address, without port or brackets"
+                )
+        if not _is_address(self.host):
+            raise ConfigError(f"host is {self.host!r}, expected an address such as 0.0.0.0 or ::1")
         if self.artifacts_url and not self.artifacts_url.startswith("https://"):
             raise ConfigError(f"artifacts URL is {self.artifacts_url!r}, expected https://...")
         if self.artifacts_storage and not self.artifacts_url:
@@ -83,15 +86,9 @@ class FleetSettings:
         return self.host in ("127.0.0.1", "::1")
 
     @property
-    def console_url(self) -> str:
-        """Return the address of console and HTTP interface."""
-        scheme = "http" if self.is_local and not self.console_certificate else "https"
-        return f"{scheme}://{_bracket(self.names[0])}:{self.console_port}"
-
-    @property
     def broker_addresses(self) -> tuple[str, ...]:
         """Return `HOST:PORT` of each broker, as devices see it."""
-        return self.brokers or (f"{_bracket(self.names[0])}:{self.broker_port}",)
+        return self.brokers or (f"{bracket(self.names[0])}:{self.broker_port}",)
 
     @property
     def artifacts(self) -> str:
@@ -101,7 +98,7 @@ class FleetSettings:
     @property
     def web_address(self) -> str:
         """Return `HOST:PORT` of the web server, as devices see it."""
-        return f"{_bracket(self.names[0])}:{self.web_port}"
+        return f"{bracket(self.names[0])}:{self.web_port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,5 +258,14 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _bracket(name: str) -> str:
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def bracket(name: str) -> str:
+    """Return a name or address as it stands before `:PORT`."""
     return f"[{name}]" if ":" in name else name

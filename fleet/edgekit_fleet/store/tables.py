@@ -89,7 +89,7 @@ class DeviceRow(Table):
 
     name: Mapped[str] = mapped_column(NAME, primary_key=True)
     shard: Mapped[int] = mapped_column(SmallInteger, default=_find_shard)
-    target: Mapped[str] = mapped_column(NAME, index=True)
+    target: Mapped[str] = mapped_column(NAME)
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     public_key: Mapped[bytes]
     certificate_serial: Mapped[str] = mapped_column(String(64))

@@ -99,6 +99,7 @@ class Served:
 
     def close(self) -> None:
         self._server.close()
+        self.console.closing.close()
         self.store.close()
 
 

@@ -3,15 +3,19 @@
 import re
 import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 from tests.fleet.console.rollout_sample import add_rollout, device_name
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, NOW
 
+from edgekit_fleet.console.rollouts.background import Background
 from edgekit_fleet.console.rollouts.rollout_log import RolloutLog
+from edgekit_fleet.operations.names import check_name
 from edgekit_fleet.operations.rollouts import find_rollout
 from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
 from edgekit_fleet.store.tables import ReleaseRow
+from edgekit_runtime.errors import FleetError
 
 NAME = "2026-11-22-r1"
 RELEASE = "2026-11-16.1"
@@ -191,3 +195,19 @@ def test_model_health_draws_versions_of_each_class(client):
     assert "1.5.0" in said
     assert "1.4.0" in said
     assert client.get("/health?model=none").status == 200
+
+
+def test_work_that_waits_is_forgotten_when_the_console_ends():
+    closing, goes_on, done = ExitStack(), threading.Event(), []
+    background = Background(closing)
+    background.find("first", lambda: goes_on.wait(10) and done.append("first"))
+    background.find("second", lambda: done.append("second"))
+    threading.Timer(0.1, goes_on.set).start()
+    closing.close()
+    assert done == ["first"]
+
+
+@pytest.mark.parametrize("what", ["release", "rollout"])
+def test_name_of_a_form_is_refused(what):
+    with pytest.raises(FleetError, match="'new' is an address of the console"):
+        check_name(what, "new")

@@ -5,6 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -40,8 +41,10 @@ class _Task(Generic[Result]):
 class Background(Generic[Result]):
     """Does one piece of work after the other; any thread may ask."""
 
-    def __init__(self) -> None:
+    def __init__(self, closing: ExitStack) -> None:
+        """Make it; with `closing` it ends what runs, and forgets what waits."""
         self._executor = ThreadPoolExecutor(1, "page")
+        closing.callback(self._executor.shutdown, cancel_futures=True)
         self._tasks: OrderedDict[Hashable, _Task[Result]] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -1,6 +1,7 @@
 """The pages of rollouts: the list, one of them, its devices; and the orders that a person gives."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Final, cast
 from urllib.parse import quote
 
@@ -29,8 +30,8 @@ _ORDERS: Final[Mapping[str, str]] = {
 class RolloutPages:
     """The pages of rollouts; they share what they have read of the logs."""
 
-    def __init__(self) -> None:
-        self._logs = RolloutLogs()
+    def __init__(self, closing: ExitStack) -> None:
+        self._logs = RolloutLogs(closing)
 
     def show_all(self, console: Console, request: Request) -> Response:
         """Return the list of rollouts, the newest first."""

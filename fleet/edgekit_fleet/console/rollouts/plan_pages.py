@@ -1,6 +1,8 @@
 """The page that plans a rollout: who would get it, who would not and why; then the start of it."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -13,11 +15,11 @@ from edgekit_fleet.console.rollouts.background import Background, Found
 from edgekit_fleet.console.rollouts.queries import Reason
 from edgekit_fleet.console.shell import Console
 from edgekit_fleet.operations import saved
-from edgekit_fleet.operations.rollouts import RolloutRequest, plan_rollout, start_rollout
+from edgekit_fleet.operations.rollouts import RolloutRequest, start_rollout, sum_plan
 from edgekit_fleet.rollouts.gates import GateLimits
 from edgekit_fleet.rollouts.preview import Planned, Refused
 from edgekit_fleet.rollouts.progress import RolloutSettings
-from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum
+from edgekit_fleet.rollouts.waves import DEFAULT_WAVES
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.tables import ReleaseRow, RolloutRow
 from edgekit_runtime.errors import EdgekitError, FleetError
@@ -99,8 +101,8 @@ class PlanView:
 class PlanPages:
     """The page of plans; a plan for 100,000 devices takes 2 s, in which the page is there already."""
 
-    def __init__(self) -> None:
-        self._plans: Background[PlanView] = Background()
+    def __init__(self, closing: ExitStack) -> None:
+        self._plans: Background[PlanView] = Background(closing)
 
     def show(self, console: Console, request: Request) -> Response:
         """Return the form, and below it what the rollout would do."""
@@ -161,18 +163,17 @@ class PlanPages:
 
 
 def _make_view(store: Store, request: RolloutRequest) -> PlanView:
-    plan = plan_rollout(store, request)
-    count = len(plan.planned)
+    plan = sum_plan(store, request)
     return PlanView(
-        devices=count,
-        some=[one.device for one in plan.planned[:_SHOWN]],
-        others=len(plan.refused),
+        devices=plan.devices,
+        some=_first(names for _, names in plan.planned),
+        others=sum(len(names) for _, names in plan.refused),
         classes=_sum_classes(plan.planned),
         refused=_group_refused(plan.refused),
-        bytes=plan.bytes,
-        minutes=max((one.minutes for one in plan.planned), default=0.0),
+        bytes=sum(one.bytes * len(names) for one, names in plan.planned),
+        minutes=max((one.minutes for one, _ in plan.planned), default=0.0),
         waves=plan.waves,
-        minimum=min(request.minimum or default_minimum(count), count),
+        minimum=min(plan.minimum, plan.devices),
         min_agreement=plan.min_agreement,
     )
 
@@ -208,35 +209,41 @@ def _read_number(fields: Mapping[str, str], name: str) -> float | None:
         raise FleetError(f"{name.replace('_', ' ')}: {text[:40]!r} is no number") from cause
 
 
-def _sum_classes(planned: Sequence[Planned]) -> list[ClassPlan]:
-    of_class: dict[str, list[Planned]] = {}
-    for one in planned:
-        of_class.setdefault(one.target, []).append(one)
+def _sum_classes(planned: Sequence[tuple[Planned, Sequence[str]]]) -> list[ClassPlan]:
+    of_class: dict[str, list[tuple[Planned, int]]] = {}
+    for one, names in planned:
+        of_class.setdefault(one.target, []).append((one, len(names)))
     found = []
     for target, some in sorted(of_class.items()):
         notes: dict[str, int] = {}
-        for one in some:
+        for one, count in some:
             if one.note:
-                notes[one.note] = notes.get(one.note, 0) + 1
-        packages = {f"{package.model} {package.version}" for one in some for package in one.packages}
+                notes[one.note] = notes.get(one.note, 0) + count
+        packages = {f"{package.model} {package.version}" for one, _ in some for package in one.packages}
         found.append(
             ClassPlan(
                 target=target,
-                devices=len(some),
+                devices=sum(count for _, count in some),
                 packages=tuple(sorted(packages)),
-                bytes=sum(one.bytes for one in some),
-                minutes=max(one.minutes for one in some),
+                bytes=sum(one.bytes * count for one, count in some),
+                minutes=max(one.minutes for one, _ in some),
                 notes=notes,
             )
         )
     return found
 
 
-def _group_refused(refused: Sequence[Refused]) -> list[Reason]:
-    of_code: dict[str, list[Refused]] = {}
-    for one in refused:
-        of_code.setdefault(one.code, []).append(one)
-    return [
-        Reason("", code, some[0].reason, len(some), [one.device for one in some[:_SHOWN]])
-        for code, some in sorted(of_code.items(), key=lambda each: -len(each[1]))
+def _group_refused(refused: Sequence[tuple[Refused, Sequence[str]]]) -> list[Reason]:
+    of_code: dict[str, list[tuple[Refused, Sequence[str]]]] = {}
+    for one, names in refused:
+        of_code.setdefault(one.code, []).append((one, names))
+    reasons = [
+        Reason("", code, some[0][0].reason, sum(len(names) for _, names in some), _first(n for _, n in some))
+        for code, some in of_code.items()
     ]
+    return sorted(reasons, key=lambda reason: -reason.count)
+
+
+def _first(groups: Iterable[Sequence[str]]) -> list[str]:
+    """Return the first few names of groups, each of which is sorted."""
+    return sorted(itertools.chain.from_iterable(names[:_SHOWN] for names in groups))[:_SHOWN]

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -160,9 +161,9 @@ class RolloutLog:
 class RolloutLogs:
     """The logs of the rollouts that pages showed last. The log of 10,000 devices takes most of a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, closing: ExitStack) -> None:
         self._logs: OrderedDict[str, RolloutLog] = OrderedDict()
-        self._background: Background[LogView] = Background()
+        self._background: Background[LogView] = Background(closing)
 
     def find(self, store: Store, rollout: str) -> Found[LogView]:
         """Return what is known of a log, which is being read if that is not all.
