@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from securesystemslib.signer import CryptoSigner
 
 from edgekit_offload.emulation.testbed import Testbed
+from edgekit_offload.export.service_config import service_config
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
@@ -30,7 +31,6 @@ from edgekit_runtime.sessions.media import MediaSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.session import Session
 from edgekit_toolkit.commands.offload.demo_package import write_certificate
-from edgekit_toolkit.commands.offload.serve import MAX_BATCH, MAX_WAITING
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 if TYPE_CHECKING:
@@ -143,15 +143,16 @@ class OffloadBench(EmulatedBench):
     def serve(self) -> Any:
         """Start the service as `edgekit offload serve` does, wait until it is ready, return its process."""
         config = self.folder / "service.toml"
-        config.write_text(
-            f'[listen]\nunix_socket = ""\nhost = "{self.testbed.server_host}"\nport = {PORT}\n'
-            f'tls_certificate = "{self.folder}/server.pem"\ntls_key = "{self.folder}/server.key"\n'
-            f'token_file = "{self.folder}/token"\n[http]\nserver_timing = true\nmax_tls_connections = 1024\n'
-            + "".join(
-                f'[models."{path.stem}".scheduling]\nmax_batch = {MAX_BATCH}\nmax_waiting = {MAX_WAITING}\n'
-                for path in self._packages
-            )
-        )
+        listen = {
+            "unix_socket": "",
+            "host": self.testbed.server_host,
+            "port": PORT,
+            "tls_certificate": f"{self.folder}/server.pem",
+            "tls_key": f"{self.folder}/server.key",
+            "token_file": f"{self.folder}/token",
+        }
+        names = [path.stem for path in self._packages]
+        config.write_text(service_config(names, listen, devices=1024))
         packages = [word for path in self._packages for word in ("--package", str(path))]
         return self.start_server(
             [

@@ -147,11 +147,12 @@ def process(
         child.wait()
 
 
-def wait_ready(child: "subprocess.Popen[bytes]", port: int, log: Path, limit_s: float = 60) -> None:
-    """Return when the server on a port is ready."""
+def wait_ready(child: "subprocess.Popen[bytes]", place: int | Path, log: Path, limit_s: float = 60) -> None:
+    """Return when the server on a port or a Unix socket is ready."""
+    address = str(place) if isinstance(place, Path) else f"127.0.0.1:{place}"
     end = time.monotonic() + limit_s
     while time.monotonic() < end and child.poll() is None:
-        with contextlib.suppress(EdgekitError), Client(f"127.0.0.1:{port}", timeout_s=2) as client:
+        with contextlib.suppress(EdgekitError), Client(address, timeout_s=2) as client:
             if client.ready():
                 return
         time.sleep(0.1)

@@ -28,14 +28,16 @@ from tests.offload.export_parts import (
     run,
     wait_ready,
 )
-from tests.service.serve_parts import environment
+from tests.service.serve_parts import TOKEN, environment, write_certificate
 
 from edgekit_offload.export.haproxy import write_haproxy
 from edgekit_offload.export.kubernetes import object_name
 from edgekit_offload.export.tails import Tail
 from edgekit_offload.export.triton import configuration, write_repository
 from edgekit_runtime.client import Client
+from edgekit_runtime.client.link import Address
 from edgekit_runtime.errors import CutError, EdgekitError
+from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.commands.offload import command as offload
 
@@ -292,6 +294,49 @@ def test_manifests_are_those_that_kubernetes_knows(package: Exported, tmp_path: 
         argv = [found / "bin/kubernetes-validate", "--strict", path]
         result = subprocess.run(argv, check=False, capture_output=True, text=True)
         assert result.returncode == 0, f"{item['kind']}: {result.stdout}{result.stderr}"
+
+
+def test_replica_of_kubernetes_states_times_and_load_as_offload_serve_does(
+    package: Exported, tmp_path: Path
+) -> None:
+    """The exported container's command and configuration, with paths and port of this machine."""
+    folder, port = export(package, tmp_path / "kserve", "kserve"), free_port()
+    config_map, deployment = json.loads((folder / "kubernetes.json").read_text())["items"][:2]
+    text = config_map["data"]["service.toml"]
+    certificate, key = write_certificate(tmp_path)
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    here = {
+        "/run/edgekit/edgekit.sock": tmp_path / "socket",
+        "/etc/edgekit/tls/tls.crt": certificate,
+        "/etc/edgekit/tls/tls.key": key,
+        "/etc/edgekit/token/token": tmp_path / "token",
+        "0.0.0.0": "127.0.0.1",  # noqa: S104  # of the pod
+        "8000": port,
+    }
+    for there, where in here.items():
+        assert text.count(there) == 1
+        text = text.replace(there, str(where))
+    (tmp_path / "service.toml").write_text(text)
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    mounted = {"/packages": folder, "/keys": package.path.parent / "keys"}
+    mounted["/etc/edgekit/config/service.toml"] = tmp_path / "service.toml"
+    arguments = [str(mounted.get(word, word)) for word in container["args"]]
+    argv = [sys.executable, "-m", "edgekit_runtime.cli", *container["command"][1:], *arguments]
+    with process(argv, tmp_path / "log", environment(tmp_path)) as child:
+        wait_ready(child, tmp_path / "socket", tmp_path / "log")
+        server = OffloadServer(Address.parse(f"https://127.0.0.1:{port}", str(certificate)), TOKEN)
+        expected = (TensorSpec("logits", "float32", (8, 10)),)
+        request = make_tail_request(package.tail, package.sent, expected, "identity", server.fields)
+        replies = [server.send(request, 30, lambda *_: None) for _ in range(2)]
+        for pending in replies:
+            assert pending.done.wait(30)
+            assert pending.reply is not None
+            assert pending.reply.outputs is not None, pending.reply.error
+            np.testing.assert_allclose(pending.reply.outputs["logits"], package.expected["logits"], **CLOSE)
+            assert None not in (pending.reply.times.queue_s, pending.reply.times.compute_s)
+            assert pending.reply.times.load is not None
+        server.close()
 
 
 def test_manifests_of_kserve_have_the_fields_that_it_needs(package: Exported, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from edgekit_runtime.cli import main
 from edgekit_runtime.remote.choose import Preference, choose
 from edgekit_runtime.remote.cut_table import CutTable, Escalation, Objective, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.latency_model import (
-    MAX_WAITING,
     Conditions,
     LinkState,
     as_sent,
@@ -27,7 +26,6 @@ from edgekit_runtime.remote.latency_model import (
 from edgekit_runtime.remote.link_estimate import Exchange, LinkEstimate
 from edgekit_runtime.remote.offload_options import read_offload_options
 from edgekit_runtime.remote.probe_schedule import CircuitBreaker
-from edgekit_toolkit.commands.offload import serve
 
 LOCAL = OffloadPlan("local", PlanCosts(0.055))
 RAW = OffloadPlan("raw", PlanCosts(0.0, 0.002, 150_000, 100), tail="raw")
@@ -293,7 +291,6 @@ def test_cascade_that_asks_rarely_lets_a_server_carry_more_devices() -> None:
 def test_server_that_refuses_waiting_calls_carries_no_more_than_they_allow() -> None:
     kept_s = reserved_server_s(RAW, link(200), 10.0)
     assert 0.85 * kept_s < served_s(RAW.costs) < 0.95 * kept_s  # not 1: more than 16 never wait
-    assert MAX_WAITING == serve.MAX_WAITING
 
 
 def test_plan_that_was_asked_for_runs_only_where_it_can() -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from edgekit_runtime.remote.cut_table import OffloadPlan, PlanCosts
 
-MAX_WAITING: Final = 16  # calls; `edgekit offload serve` refuses further ones
+MAX_WAITING: Final = 16  # calls; `edgekit offload serve` and exported replicas refuse further ones
 LATE: Final = 0.01  # share of requests that may miss a limit on latency: it is one of the 99th percentile
 _BITS: Final = 8
 # TLS and two more copies of each byte that the service receives, measured: 11 to 191 kB, EPYC, one core.

@@ -7,13 +7,15 @@ Source: Kubernetes API reference, apps/v1, v1, autoscaling/v2 and policy/v1; KSe
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from edgekit_offload.export.service_config import service_config
 from edgekit_offload.export.tails import Tail
 from edgekit_offload.export.triton import TritonBackend, write_repository
 from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.system.atomic_files import write_atomically
 
 _PORT: Final = 8000
@@ -22,15 +24,15 @@ _SOCKET: Final = "/run/edgekit/edgekit.sock"
 _READY: Final = (  # over the Unix socket, which needs no token
     "from edgekit_runtime.client import Client; raise SystemExit(not Client('" + _SOCKET + "').ready())"
 )
-_SERVICE_TOML: Final = f"""\
-[listen]
-unix_socket = "{_SOCKET}"
-host = "0.0.0.0"
-port = {_PORT}
-tls_certificate = "/etc/edgekit/tls/tls.crt"
-tls_key = "/etc/edgekit/tls/tls.key"
-token_file = "/etc/edgekit/token/token"
-"""
+_LISTEN: Final = {
+    "unix_socket": _SOCKET,
+    "host": "0.0.0.0",  # noqa: S104  # of the pod
+    "port": _PORT,
+    "tls_certificate": "/etc/edgekit/tls/tls.crt",
+    "tls_key": "/etc/edgekit/tls/tls.key",
+    "token_file": "/etc/edgekit/token/token",
+}
+_DEVICES: Final = 1024  # of a replica: 256 MiB at most, a quarter of its limit
 _CONTAINERFILE: Final = """\
 # `edgekit` is the image of deploy/Containerfile.
 FROM edgekit
@@ -62,7 +64,7 @@ def write_manifests(
     with write_atomically(folder / package.manifest.file_name) as file:
         package.copy_to(file)
     _write(folder / "Containerfile", container)
-    _write(folder / "kubernetes.json", _as_list(kubernetes_objects(name, package.manifest.version)))
+    _write(folder / "kubernetes.json", _as_list(kubernetes_objects(name, package.manifest, tails)))
     _write(folder / "kserve.json", _as_list(kserve_objects(name)))
 
 
@@ -72,14 +74,18 @@ def object_name(model: str) -> str:
     return plain if plain[:1].isalpha() else f"model-{plain}".rstrip("-")
 
 
-def kubernetes_objects(name: str, version: str) -> list[dict[str, Any]]:
+def kubernetes_objects(name: str, package: Manifest, tails: Sequence[Tail]) -> list[dict[str, Any]]:
     """Return Deployment, Service, autoscaler, disruption budget and configuration of our own service."""
+    models = [tail.name for tail in tails]
+    config = service_config(models, _LISTEN, devices=_DEVICES)
+    # Without a cut table the model is served whole.
+    container = _container(name, package.version, "--package" if models == [package.name] else "--tails")
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/component": "offload"}
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}
     cpu = {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 60}}
     return [
-        _object("v1", "ConfigMap", name, labels, {"data": {"service.toml": _SERVICE_TOML}}),
-        _object("apps/v1", "Deployment", name, labels, {"spec": _deployment(name, version, labels)}),
+        _object("v1", "ConfigMap", name, labels, {"data": {"service.toml": config}}),
+        _object("apps/v1", "Deployment", name, labels, {"spec": _deployment(name, container, labels)}),
         _object(
             "v1",
             "Service",
@@ -111,14 +117,15 @@ def kubernetes_objects(name: str, version: str) -> list[dict[str, Any]]:
     ]
 
 
-def _deployment(name: str, version: str, labels: Mapping[str, str]) -> dict[str, Any]:
+def _container(name: str, version: str, option: str) -> dict[str, Any]:
+    """Return the container of a replica; `option` says what it serves of the package."""
     probe = {"exec": {"command": ["python", "-c", _READY]}, "timeoutSeconds": 5, "periodSeconds": 10}
     mounts = {"config": "/etc/edgekit/config", "tls": "/etc/edgekit/tls", "token": "/etc/edgekit/token"}
-    container = {
+    return {
         "name": "offload",
         "image": f"{name}-offload:{version}",
         "command": ["edgekit-device", "serve"],
-        "args": ["--tails", "/packages", "--keys", "/keys", "--config", "/etc/edgekit/config/service.toml"],
+        "args": [option, "/packages", "--keys", "/keys", "--config", "/etc/edgekit/config/service.toml"],
         "ports": [{"name": "https", "containerPort": _PORT}],
         "startupProbe": {**probe, "periodSeconds": 2, "failureThreshold": 60},
         "readinessProbe": probe,
@@ -134,6 +141,9 @@ def _deployment(name: str, version: str, labels: Mapping[str, str]) -> dict[str,
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - in the container, where nobody else writes
         ],
     }
+
+
+def _deployment(name: str, container: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
     return {
         "replicas": 2,
         "selector": {"matchLabels": dict(labels)},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shlex
@@ -15,9 +14,6 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MAX_BATCH: Final = 8
-# Further calls are refused with 503: a device answers by itself sooner than after two full batches.
-MAX_WAITING: Final = 2 * MAX_BATCH
 _MAX_DEVICES: Final = 4096  # 256 KiB each at most
 _MOST_DEVICES: Final = 16_384  # connections of the service
 _DESCRIPTORS: Final = 3  # of one TLS connection
@@ -64,18 +60,15 @@ def command(
     It becomes `edgekit-device serve`, which answers 503 early, so that devices stay local, and states its
     times and load in each response. Another address than 127.0.0.1 needs a certificate and a token.
     """
-    scheduling = {"max_batch": MAX_BATCH, "max_waiting": MAX_WAITING}
-    options: dict[str, Any] = {"scheduling": scheduling}
-    if threads is not None:
-        options["threads"] = threads
+    from edgekit_offload.export.service_config import service_config
+
     listen: dict[str, Any] = {"unix_socket": "", "host": host, "port": port}
     for name, path in (("tls_certificate", tls_cert), ("tls_key", tls_key), ("token_file", token_file)):
         if path is not None:
             listen[name] = str(path.absolute())
     names = _list_tails(packages)
     devices = _count_devices(max_devices)
-    http = {"server_timing": True, "max_tls_connections": devices}
-    text = _write_toml({"listen": listen, "http": http, "models": dict.fromkeys(names, options)})
+    text = service_config(names, listen, devices=devices, threads=threads)
     url = f"{'http' if tls_cert is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
     for name in names:
         click.echo(f"  {name}", err=True)
@@ -142,16 +135,6 @@ def _list_tails(packages: Sequence[Path]) -> list[str]:
             " `edgekit offload plan`"
         )
     return list(dict.fromkeys(names))
-
-
-def _write_toml(tables: dict[str, Any], prefix: str = "") -> str:
-    """Return tables of strings, numbers and further tables as TOML; strings of JSON are strings of TOML."""
-    plain = [f"{name} = {json.dumps(value)}" for name, value in tables.items() if not isinstance(value, dict)]
-    lines = [f"[{prefix[:-1]}]", *plain] if prefix and plain else plain
-    for name, value in tables.items():
-        if isinstance(value, dict):
-            lines.append(_write_toml(value, f"{prefix}{json.dumps(name)}."))
-    return "\n".join(lines)
 
 
 def _become_service(config: str, arguments: Sequence[str]) -> None:
