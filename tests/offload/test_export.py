@@ -2,11 +2,13 @@
 
 import collections
 import contextlib
+import http.client
 import http.server
 import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import sysconfig
@@ -36,7 +38,7 @@ from edgekit_offload.export.tails import Tail
 from edgekit_offload.export.triton import configuration, write_repository
 from edgekit_runtime.client import Client
 from edgekit_runtime.client.link import Address
-from edgekit_runtime.errors import CutError, EdgekitError
+from edgekit_runtime.errors import ConfigError, CutError, EdgekitError
 from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.commands.offload import command as offload
@@ -107,9 +109,15 @@ def test_photographs_need_the_python_backend(tmp_path: Path) -> None:
 def test_replica_that_is_no_address_is_refused(tmp_path: Path) -> None:
     for replica in ("host", "ftp://host:1", "host:99999", "http://host:1/path", "h check:1", "${H}:1"):
         with pytest.raises(CutError, match="replica"):
-            write_haproxy((make_tail(("N", 4)),), tmp_path, (replica,))
+            write_haproxy((make_tail(("N", 4)),), tmp_path, (replica,), insecure=True)
     with pytest.raises(CutError, match="no replicas"):
         write_haproxy((make_tail(("N", 4)),), tmp_path, ())
+
+
+def test_replica_on_another_machine_needs_tls(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="plain HTTP to another machine"):
+        write_haproxy((make_tail(("N", 4)),), tmp_path, ("box:8000",))
+    write_haproxy((make_tail(("N", 4)),), tmp_path, ("https://box:8000",))
 
 
 def test_names_of_kubernetes_objects_are_valid() -> None:
@@ -269,6 +277,53 @@ def test_replicas_that_are_killed_and_ended_lose_no_request(
             for thread in threads:
                 thread.join()
     assert set(counts) == {"right"}, counts
+
+
+@pytest.mark.parametrize(("name", "status"), [("localhost", 200), ("another.example", 503)])
+def test_replica_with_the_certificate_of_another_name_gets_no_request(
+    haproxy: str, package: Exported, tmp_path: Path, name: str, status: int
+) -> None:
+    """Both certificates are of the authority that HAProxy trusts."""
+    certificate, key = write_certificate(tmp_path, name)
+    (tmp_path / "ca.pem").write_bytes(certificate.read_bytes())
+    (tmp_path / "haproxy.pem").write_bytes(certificate.read_bytes() + key.read_bytes())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    class Ready(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ready))
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(server.shutdown)
+        replica = ("--replica", f"https://localhost:{server.server_port}")
+        config, front = export(package, tmp_path, "haproxy", *replica) / "haproxy.cfg", free_port()
+        config.write_text(
+            config.read_text().replace("bind *:8443 ssl crt haproxy.pem", f"bind 127.0.0.1:{front}")
+        )
+        env = {**os.environ, "EDGEKIT_TOKEN": TOKEN}
+        argv = [haproxy, "-C", str(tmp_path), "-f", str(config)]
+        balancer = stack.enter_context(process(argv, tmp_path / "log", env))
+        end = time.monotonic() + 30
+        while balancer.poll() is None and time.monotonic() < end:
+            with contextlib.suppress(ConnectionRefusedError):
+                connection = http.client.HTTPConnection("127.0.0.1", front, timeout=20)
+                connection.request("GET", "/v2/health/ready")
+                assert connection.getresponse().status == status
+                connection.close()
+                return
+            time.sleep(0.05)
+    raise AssertionError((tmp_path / "log").read_text())
 
 
 def test_manifests_are_those_that_kubernetes_knows(package: Exported, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ PROBE = """
 import json, sys
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.remote.link_probe import probe_link
-print(json.dumps(to_plain(probe_link(sys.argv[1], seconds=4.0))))
+print(json.dumps(to_plain(probe_link(sys.argv[1], insecure=True, seconds=4.0))))
 """
 
 

@@ -15,9 +15,11 @@ from tests.service.serve_parts import TOKEN, write_certificate
 from tests.service.service_parts import running_linear
 
 from edgekit_runtime.cli import main
+from edgekit_runtime.client import Client
 from edgekit_runtime.client.link import Address, open_connection
-from edgekit_runtime.errors import TransportError
-from edgekit_runtime.remote.offload_options import OffloadOptions, read_offload_options
+from edgekit_runtime.errors import ConfigError, TransportError
+from edgekit_runtime.remote.link_probe import probe_link
+from edgekit_runtime.remote.offload_options import OffloadOptions, find_options_file, read_offload_options
 from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
 
 
@@ -108,15 +110,57 @@ def test_server_that_drops_connection_requests_leaves_all_local(
             assert "timed out" in session.decision().reason
 
 
-@pytest.mark.parametrize("server", ["http://192.0.2.1:8000", "edge-box:8000", "http://[2001:db8::1]:80"])
+OTHERS = ["http://192.0.2.1:8000", "edge-box:8000", "http://[2001:db8::1]:80"]
+
+
+@pytest.mark.parametrize("server", OTHERS)
 def test_token_does_not_go_to_another_machine_without_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str
 ) -> None:
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
     command = ["offload", "server", server, "--token-file", str(write_token(tmp_path))]
-    assert main(command) != 0
-    assert read_offload_options() is None
+    for more in ([], ["--insecure"]):
+        assert main([*command, *more]) == ConfigError.exit_code
+        assert read_offload_options() is None
+        with pytest.raises(ConfigError, match="the token would go there"):
+            probe_link(server, token=TOKEN, insecure=bool(more))
+        with pytest.raises(ConfigError, match="the token would go there"):
+            Client(server, token=TOKEN, insecure=bool(more))
     assert main(["offload", "server", f"https://{server.removeprefix('http://')}", *command[3:]]) == 0
+
+
+@pytest.mark.parametrize("server", OTHERS)
+def test_data_go_to_another_machine_without_tls_only_where_that_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    assert main(["offload", "server", server]) == ConfigError.exit_code
+    assert read_offload_options() is None
+    for ask in (Client, probe_link):
+        with pytest.raises(ConfigError, match="answer with wrong numbers"):
+            ask(server)
+    assert main(["offload", "server", server, "--insecure"]) == 0
+    kept = read_offload_options()
+    assert kept is not None
+    assert kept.insecure
+    Client(server, insecure=True).close()
+
+
+def test_server_that_was_set_before_this_rule_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    find_options_file().parent.mkdir(parents=True, exist_ok=True)
+    find_options_file().write_text('{"server": "http://192.0.2.1:8000"}')
+    with pytest.raises(ConfigError, match=r"plain HTTP.*run `edgekit-device offload server URL` again"):
+        read_offload_options()
+
+
+def test_empty_file_of_a_token_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    command = ["offload", "server", "https://edge-box:8000", "--token-file", "/dev/null"]
+    assert main(command) == ConfigError.exit_code
+    assert read_offload_options() is None
 
 
 def test_token_goes_over_loopback_without_tls(tmp_path: Path) -> None:

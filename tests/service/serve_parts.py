@@ -127,11 +127,13 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def write_certificate(folder: Path) -> tuple[Path, Path]:
-    """Write a certificate for 127.0.0.1 that signs itself, and its key; return their paths."""
+def write_certificate(folder: Path, host: str = "127.0.0.1") -> tuple[Path, Path]:
+    """Write a certificate for an address or a name that signs itself, and its key; return their paths."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edgekit test")])
     now = datetime.datetime.now(datetime.timezone.utc)
+    is_address = host[0].isdigit()
+    named = x509.IPAddress(ipaddress.ip_address(host)) if is_address else x509.DNSName(host)
     built = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -140,9 +142,7 @@ def write_certificate(folder: Path) -> tuple[Path, Path]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
+        .add_extension(x509.SubjectAlternativeName([named]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )

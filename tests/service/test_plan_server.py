@@ -10,7 +10,7 @@ from tests.service.serve_parts import served
 
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.dataclass_json import from_plain
-from edgekit_runtime.errors import CutError, TransportError
+from edgekit_runtime.errors import ConfigError, CutError, TransportError
 from edgekit_toolkit.cli import cli
 
 
@@ -36,3 +36,33 @@ def test_server_of_a_url_is_modelled_and_its_link_is_in_the_table(maker: Package
     assert 123.0 in result.rtts_ms
     with pytest.raises(TransportError):
         run_plan(other, url, folder / "plans")
+
+
+@pytest.mark.parametrize("words", [(), ("--token-file", "token")])
+@pytest.mark.parametrize("command", ["plan", "profile"])
+def test_plain_http_to_another_machine_is_refused_before_anything_is_measured(
+    maker: PackageMaker, folder: Path, command: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    Path("linear.onnx").write_bytes(maker.artifacts["model.onnx"])
+    Path("token").write_text("abcdefgh" * 4)
+    # A machine that does not exist shows that the check comes first.
+    machine = ("--device", "local@nothing") if command == "plan" else ("--on", "ssh:machine.invalid")
+    arguments = ["offload", command, "linear.onnx", *machine, "--server", "http://192.0.2.1:8000", *words]
+    with pytest.raises(ConfigError, match="plain HTTP to another machine"):
+        CliRunner().invoke(cli, arguments, catch_exceptions=False, standalone_mode=False)
+
+
+def test_server_that_wants_a_token_is_said_before_anything_is_measured(
+    maker: PackageMaker, folder: Path
+) -> None:
+    model = folder / "linear.onnx"
+    model.write_bytes(maker.artifacts["model.onnx"])
+    (folder / "token").write_text("abcdefgh" * 4)
+    (folder / "token").chmod(0o600)
+    (folder / "service.toml").write_text('[listen]\ntoken_file = "token"\n')
+    with served(folder, "--config", "service.toml") as service:
+        arguments = ["offload", "plan", str(model), "--device", "local@nothing"]
+        arguments += ["--server", f"http://127.0.0.1:{service.tcp_port}"]
+        with pytest.raises(CutError, match="--token-file"):
+            CliRunner().invoke(cli, arguments, catch_exceptions=False, standalone_mode=False)

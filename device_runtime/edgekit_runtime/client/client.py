@@ -43,6 +43,7 @@ class Client:
         token: str | None = None,
         timeout_s: float = 30.0,
         ca_file: str | None = None,
+        insecure: bool = False,
     ) -> None:
         """Make a client; it connects with its first request.
 
@@ -52,15 +53,18 @@ class Client:
             token: token for TCP.
             timeout_s: the default of a request, at most 1e6.
             ca_file: PEM file of the authority that signed the service's certificate.
+            insecure: whether data may go to another machine over plain HTTP, where everybody on the way can
+                read and change them; a token may not.
 
         Raises:
             TransportError: `address` is none of these.
+            ConfigError: it is plain HTTP to another machine, which is not allowed.
             DataError: `token` cannot stand in a header, or `timeout_s` is out of range.
         """
         if address is None:
             address = str(find_socket())
         check_timeout(timeout_s)
-        self._link = Link(Address.parse(address, ca_file))
+        self._link = Link(Address.parse(address, ca_file, has_token=bool(token), insecure=insecure))
         self._timeout_s = timeout_s
         self._fields = "Host: localhost\r\n" + token_line(token)
         self._requests: dict[object, RequestTemplate] = {}

@@ -7,12 +7,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, Final
 
 import numpy as np
 
 from edgekit_runtime.client.responses import Layout, Response, ResponseHead, parse_head
-from edgekit_runtime.errors import TransportError
+from edgekit_runtime.errors import ConfigError, TransportError
 from edgekit_runtime.system.local_sockets import connect_local, limit_time
 from edgekit_runtime.tensors import allocate_aligned
 
@@ -44,11 +45,26 @@ class Address:
     ca_file: str | None = None
 
     @classmethod
-    def parse(cls, text: str, ca_file: str | None = None) -> "Address":
+    def parse(
+        cls,
+        text: str,
+        ca_file: str | None = None,
+        *,
+        has_token: bool = False,
+        insecure: bool = False,
+    ) -> "Address":
         """Return the address in `text`: a path, `host:port`, `http://host:port` or `https://host:port`.
+
+        Args:
+            text: the address.
+            ca_file: PEM file of the authority that signed the service's certificate.
+            has_token: whether a token goes there.
+            insecure: whether data may go to another machine over plain HTTP: everybody on the way can read
+                them, and answer with wrong numbers. A token may not.
 
         Raises:
             TransportError: `text` is none of these.
+            ConfigError: it is plain HTTP to another machine, which is not allowed.
         """
         scheme, has_scheme, rest = text.partition("://")
         if not has_scheme and ("/" in text or ":" not in text):
@@ -58,10 +74,26 @@ class Address:
             raise TransportError(
                 f"address {text!r}: expected the path of a Unix socket, host:port or https://host:port"
             )
-        return cls(None, host.strip("[]"), int(port), scheme == "https", ca_file)
+        address = cls(None, host.strip("[]"), int(port), scheme == "https", ca_file)
+        if not address.is_tls and (has_token or not insecure) and not _is_loopback(address.host):
+            danger, instead = "the token would go there readable for everybody on the way", "no token"
+            if not has_token:
+                danger = "everybody on the way could read what is sent, and answer with wrong numbers"
+                instead = "--insecure (insecure=True in Python) if you accept that"
+            raise ConfigError(
+                f"{text}: plain HTTP to another machine: {danger}; use https://HOST:PORT, or {instead}"
+            )
+        return address
 
     def __str__(self) -> str:
         return self.path if self.path is not None else f"{self.host}:{self.port}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 def _is_port(text: str) -> bool:

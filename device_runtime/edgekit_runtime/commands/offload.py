@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.commands.command import Outcome, seconds
-from edgekit_runtime.errors import ConfigError
 
 _MOST_MEGABYTES: Final = 1e6
 
@@ -26,6 +25,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     server.add_argument("url", metavar="URL", help="such as https://edge-box:8443")
     server.add_argument("--token-file", metavar="FILE", help="file with the token of the server")
     server.add_argument("--ca-file", metavar="FILE", help="PEM file of the authority of its certificate")
+    server.add_argument(
+        "--insecure", action="store_true",
+        help="allow plain HTTP to another machine: everybody on the way can read the application's data, and"
+        " answer with wrong numbers; a token is never sent so",
+    )  # fmt: skip
     server.add_argument("--prefer", choices=("latency", "energy"), help="(default: as the package says)")
     server.add_argument("--deadline", type=seconds, metavar="S", help="latency that is good enough")
     server.add_argument(
@@ -56,18 +60,16 @@ def run_server(arguments: argparse.Namespace) -> Outcome:
     """Store the server."""
     from edgekit_runtime.remote.offload_options import OffloadOptions, write_offload_options
 
-    try:
-        options = OffloadOptions(
-            arguments.url,
-            _absolute(arguments.token_file),
-            _absolute(arguments.ca_file),
-            arguments.prefer,
-            arguments.deadline,
-            probe_bytes_per_hour=arguments.probe_limit,
-            plan=arguments.plan,
-        )
-    except ValueError as cause:
-        raise ConfigError(str(cause)) from cause
+    options = OffloadOptions(
+        arguments.url,
+        _absolute(arguments.token_file),
+        _absolute(arguments.ca_file),
+        arguments.prefer,
+        arguments.deadline,
+        probe_bytes_per_hour=arguments.probe_limit,
+        plan=arguments.plan,
+        insecure=arguments.insecure,
+    )
     options.read_token()
     path = write_offload_options(options)
     document = {"server": options.server, "file": str(path)}

@@ -147,7 +147,12 @@ class LinkProbe:
 
 
 def probe_link(
-    server: str, *, token: str | None = None, ca_file: str | None = None, seconds: float = 5.0
+    server: str,
+    *,
+    token: str | None = None,
+    ca_file: str | None = None,
+    insecure: bool = False,
+    seconds: float = 5.0,
 ) -> LinkProbe:
     """Return what the link to a server gives now.
 
@@ -157,14 +162,16 @@ def probe_link(
         server: `host:port`, `http://host:port` or `https://host:port`.
         token: for servers that want one.
         ca_file: PEM file of the authority that signed the server's certificate.
+        insecure: whether it may be another machine over plain HTTP; with a token it may not.
         seconds: time limit, kept to within one transfer; no reply may take longer either.
 
     Raises:
         TransportError: the server cannot be reached, does not answer in time, refuses the token, or answers
             before it has read a request.
         DataError: the token cannot stand in a header.
+        ConfigError: it is plain HTTP to another machine, which is not allowed.
     """
-    address = Address.parse(server, ca_file)
+    address = Address.parse(server, ca_file, has_token=bool(token), insecure=insecure)
     begin_s = time.monotonic()
     try:
         with _Exchange(address, token, seconds) as exchange:

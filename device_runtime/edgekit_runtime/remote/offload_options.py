@@ -2,13 +2,12 @@
 
 import json
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from edgekit_runtime.client.link import Address
 from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
-from edgekit_runtime.errors import ConfigError, TransportError
+from edgekit_runtime.errors import ConfigError, EdgekitError
 from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.paths import find_config_folder
 
@@ -32,9 +31,11 @@ class OffloadOptions:
         probe_bytes_per_hour: what probes of the link may take of it, for a metered one; None for no limit but
             that of their schedule.
         plan: name of the plan to run wherever the server can, for debugging; None to choose.
+        insecure: whether the application's data may go to another machine over plain HTTP.
 
     Raises:
-        ValueError: the address is none, or a token would go to another machine without TLS.
+        TransportError: the address is none.
+        ConfigError: it is plain HTTP to another machine, which `insecure` does not allow or has a token.
     """
 
     server: str
@@ -46,45 +47,40 @@ class OffloadOptions:
     timeout_s: Annotated[float, Range(0.01, 3600)] = 10.0
     probe_bytes_per_hour: Annotated[float, Range(0, 1e12)] | None = None
     plan: str | None = None
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         """Check the address."""
-        try:
-            address = Address.parse(self.server)
-        except TransportError as cause:
-            raise ValueError(str(cause)) from cause
-        if self.token_file is not None and not (address.is_tls or address.path or _is_loopback(address.host)):
-            raise ValueError(
-                f"server {self.server!r}: the token would go there readable for everyone on the way;"
-                " use https://, or no token"
-            )
+        _ = self.address
 
     @property
     def address(self) -> Address:
         """The address of the server."""
-        return Address.parse(self.server, self.ca_file)
+        has_token = self.token_file is not None
+        return Address.parse(self.server, self.ca_file, has_token=has_token, insecure=self.insecure)
 
     def read_token(self) -> str | None:
         """Return the token.
 
         Raises:
-            ConfigError: its file cannot be read.
+            ConfigError: its file cannot be read, or is empty.
         """
-        if self.token_file is None:
-            return None
-        try:
-            return Path(self.token_file).read_text().strip()
-        except (OSError, UnicodeDecodeError) as cause:
-            raise ConfigError(
-                f"{self.token_file}: the token of the server cannot be read: {cause}"
-            ) from cause
+        return None if self.token_file is None else read_token(Path(self.token_file))
 
 
-def _is_loopback(host: str) -> bool:
+def read_token(path: Path) -> str:
+    """Return the token of a server.
+
+    Raises:
+        ConfigError: the file cannot be read, or is empty.
+    """
     try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:  # a name
-        return False
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as cause:
+        raise ConfigError(f"{path}: the token of the server cannot be read: {cause}") from cause
+    if not token:
+        raise ConfigError(f"{path}: is empty, expected the token of the server; copy its file here")
+    return token
 
 
 def find_options_file() -> Path:
@@ -106,8 +102,8 @@ def read_offload_options() -> OffloadOptions | None:
     except OSError as cause:
         raise ConfigError(f"{path}: cannot be read: {cause}") from cause
     try:
-        return from_plain(OffloadOptions, json.loads(data), str(path), ConfigError)
-    except (ValueError, RecursionError) as cause:
+        return from_plain(OffloadOptions, json.loads(data))
+    except (ValueError, RecursionError, EdgekitError) as cause:
         raise ConfigError(f"{path}: {cause}; run `edgekit-device offload server URL` again") from cause
 
 

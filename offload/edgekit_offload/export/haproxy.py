@@ -10,10 +10,10 @@ Source: HAProxy 2.6 configuration manual, sections "retry-on", "option redispatc
 import re
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from edgekit_offload.export.tails import Tail
-from edgekit_runtime.errors import CutError
+from edgekit_runtime.client.link import Address
+from edgekit_runtime.errors import CutError, TransportError
 from edgekit_runtime.system.atomic_files import write_atomically
 
 _LEAST_BUFFER_BYTES: Final = 64 << 10
@@ -23,6 +23,10 @@ _LARGEST_BUFFER_BYTES: Final = (
 _HEAD_BYTES: Final = 16 << 10
 _ROWS: Final = 4  # of a request that still fits
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:-]+")  # nothing that ends a word of the configuration
+
+# Without a name HAProxy takes any certificate of the authority. It reads names only: an IP address of the
+# certificate counts where it is the common name.
+_TLS: Final = " ssl verify required ca-file ca.pem verifyhost {host}"
 
 _TEMPLATE: Final = """\
 # Written by `edgekit offload export --format haproxy`. Check it: haproxy -c -f haproxy.cfg
@@ -62,7 +66,9 @@ backend replicas
 """
 
 
-def write_haproxy(tails: tuple[Tail, ...], folder: Path, replicas: tuple[str, ...]) -> None:
+def write_haproxy(
+    tails: tuple[Tail, ...], folder: Path, replicas: tuple[str, ...], *, insecure: bool = False
+) -> None:
     """Write `haproxy.cfg`.
 
     Args:
@@ -71,19 +77,21 @@ def write_haproxy(tails: tuple[Tail, ...], folder: Path, replicas: tuple[str, ..
         replicas: `HOST:PORT` or `https://HOST:PORT` of each replica. With https, HAProxy reads the
             replicas' authority from `ca.pem`, its own certificate from `haproxy.pem`, and for its checks the
             token from the variable EDGEKIT_TOKEN.
+        insecure: whether a replica may be another machine over plain HTTP.
 
     Raises:
         CutError: there is no replica, or one is no address.
+        ConfigError: one is plain HTTP on another machine, which is not allowed.
         OutputError: the file cannot be written.
     """
-    addresses = [_parse(replica) for replica in replicas]
+    addresses = [_parse(replica, insecure=insecure) for replica in replicas]
     if not addresses:
         raise CutError("haproxy: no replicas; add --replica HOST:PORT for each `edgekit offload serve`")
-    uses_tls = any(is_tls for _, is_tls in addresses)
+    uses_tls = any(address.is_tls for address in addresses)
     needed = _HEAD_BYTES + _ROWS * max(tail.request_bytes for tail in tails)
     servers = [
-        f"    server replica{number} {address}" + (" ssl verify required ca-file ca.pem" if is_tls else "")
-        for number, (address, is_tls) in enumerate(addresses, 1)
+        f"    server replica{number} {_place(address)}" + (_TLS.format(host=address.host) * address.is_tls)
+        for number, address in enumerate(addresses, 1)
     ]
     text = _TEMPLATE.format(
         buffer_bytes=min(max(needed, _LEAST_BUFFER_BYTES), _LARGEST_BUFFER_BYTES),
@@ -98,16 +106,16 @@ def write_haproxy(tails: tuple[Tail, ...], folder: Path, replicas: tuple[str, ..
         file.write(text.encode())
 
 
-def _parse(replica: str) -> tuple[str, bool]:
-    """Return `HOST:PORT`, and whether the replica speaks TLS."""
-    url = urlsplit(replica if "://" in replica else f"http://{replica}")
+def _parse(replica: str, *, insecure: bool) -> Address:
     try:
-        port = url.port
-    except ValueError:
-        port = None
-    hostname = url.hostname or ""
-    is_address = url.scheme in ("http", "https") and port is not None and not url.path.strip("/")
-    if not is_address or _HOST.fullmatch(hostname) is None:
+        address = Address.parse(replica, insecure=insecure)
+    except TransportError as cause:
+        raise CutError(f"haproxy: replica {replica!r}: {cause}") from cause
+    if address.path is not None or _HOST.fullmatch(address.host) is None:
         raise CutError(f"haproxy: replica {replica!r} is no HOST:PORT and no https://HOST:PORT")
-    host = f"[{hostname}]" if ":" in hostname else hostname
-    return f"{host}:{port}", url.scheme == "https"
+    return address
+
+
+def _place(address: Address) -> str:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"{host}:{address.port}"

@@ -1,5 +1,7 @@
 """`edgekit offload`: split a model between device and server. Each command is one file of this folder."""
 
+import click
+
 from edgekit_toolkit.lazy_commands import OrderedGroup, lazy_commands
 
 # In the order of a first use; the text is what `edgekit offload --help` shows.
@@ -15,4 +17,11 @@ command = OrderedGroup(
     "offload",
     commands=lazy_commands(COMMANDS, __name__),
     help="Split a model between device and server, from measured costs.",
+)
+
+insecure_option = click.option(
+    "--insecure",
+    is_flag=True,
+    help="Allow plain HTTP to another machine: everybody on the way can read what is sent, and answer with"
+    " wrong numbers. A token is never sent so.",
 )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from edgekit_toolkit.commands.offload import insecure_option
+
 
 @click.command("export")
 @click.argument("package", type=click.Path(path_type=Path))
@@ -37,6 +39,7 @@ import click
     metavar="URL",
     help="haproxy: HOST:PORT or https://HOST:PORT of an `edgekit offload serve`; once for each replica.",
 )
+@insecure_option
 @click.option(
     "--keys",
     "keys_folder",
@@ -51,6 +54,7 @@ def command(
     folder: Path,
     backend: str,
     replicas: tuple[str, ...],
+    insecure: bool,
     keys_folder: Path | None,
     as_json: bool,
 ) -> None:
@@ -77,7 +81,7 @@ def command(
         elif form == "kserve":
             write_manifests(opened, tails, folder, chosen)
         else:
-            write_haproxy(tails, folder, replicas)
+            write_haproxy(tails, folder, replicas, insecure=insecure)
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "models": [tail.name for tail in tails]}))
         return

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from edgekit_toolkit.commands.offload import insecure_option
+
 if TYPE_CHECKING:
     from edgekit_offload.planning.result import PlanningResult
 
@@ -25,6 +27,7 @@ _ENDINGS: Final = (".json", ".html")
 )  # fmt: skip
 @click.option("--token-file", type=click.Path(path_type=Path), help="Holds the token of the server at URL.")
 @click.option("--ca-file", metavar="PEM", help="Authority that signed the certificate of the server at URL.")
+@insecure_option
 @click.option(
     "--bandwidth", default="1..100", show_default=True, metavar="MBIT/S",
     help="Range A..B in logarithmic steps, or values such as 2,10,50.",

@@ -21,7 +21,7 @@ from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.latency_model import LinkState
 from edgekit_runtime.tensors import Array
 from edgekit_toolkit.commands.offload.plan_package import TieredCuts
-from edgekit_toolkit.commands.offload.plan_server import is_url, probe_server
+from edgekit_toolkit.commands.offload.plan_server import check_server, is_url, probe_server
 from edgekit_toolkit.commands.offload.source import read_samples, read_whole_model
 from edgekit_toolkit.commands.progress import ProgressBar
 
@@ -81,6 +81,9 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
     name, graph = read_whole_model(model)
     content = graph.content
     grid = Grid(parse_bandwidths(options["bandwidth"]), parse_numbers(options["rtt"], "--rtt"))
+    by_url = is_url(options["server"])
+    if by_url:
+        check_server(name, options)
     power = None
     if options["power"] is not None:
         watts = parse_watts(options["power"])
@@ -112,7 +115,6 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
     elif len(samples) >= _LEAST_ATTACKED:
         leakage_db = leakage_of(content, samples, limit_s=_LEAKAGE_LIMIT_S)
     device = _profile(options["device"], name, graph, options["seconds"], progress)
-    by_url = is_url(options["server"])
     server = _profile("local" if by_url else options["server"], name, graph, options["seconds"], progress)
     if by_url:
         progress.show(f"measuring {options['server']}")

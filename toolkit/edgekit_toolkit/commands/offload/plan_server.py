@@ -4,9 +4,10 @@ It cannot be asked for single kernels. Those of this machine are scaled so that 
 took; a processor of another kind spends its time on other kernels, so such a profile is modelled.
 """
 
+import contextlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -17,9 +18,10 @@ from edgekit_offload.profiling.model_profile import ModelProfile
 from edgekit_runtime.client.client import Client
 from edgekit_runtime.errors import CutError, RequestError
 from edgekit_runtime.remote.link_probe import LinkProbe, probe_link
-from edgekit_runtime.remote.offload_options import OffloadOptions
+from edgekit_runtime.remote.offload_options import read_token
 
 _URL: Final = re.compile(r"https?://.+")
+_NO_ACCESS: Final = (401, 403)
 _WARMUP: Final = 3
 _LEAST_RUNS: Final = 5
 _LEAST_SHARE: Final = 0.05  # of a request that counts as work of the server, however large the link's part
@@ -45,31 +47,40 @@ def is_url(text: str) -> bool:
     return _URL.fullmatch(text) is not None
 
 
+def check_server(name: str, options: Mapping[str, Any]) -> None:
+    """Ask the server for its model, before anything is measured.
+
+    Args:
+        name: of the model.
+        options: `server`, `token_file`, `ca_file`, `insecure`.
+
+    Raises:
+        CutError: the server does not serve this model.
+        TransportError: it cannot be reached.
+        ConfigError: the token cannot be read, or the server is plain HTTP on another machine.
+    """
+    url = options["server"]
+    with Client(url, **_read_access(options)) as client, _explain_refusals(url, name):
+        client.metadata(name)
+
+
 def probe_server(profile: ModelProfile, feeds: Feeds, options: Mapping[str, Any]) -> ProbedServer:
     """Measure a server that serves the whole model under its name.
 
     Args:
         profile: of the model on this machine.
         feeds: one request.
-        options: `server`, `seconds`, `token_file`, `ca_file`.
+        options: `server`, `seconds`, `token_file`, `ca_file`, `insecure`.
 
     Raises:
         CutError: the server does not serve this model.
         TransportError: it cannot be reached.
-        ConfigError: the token cannot be read.
+        ConfigError: the token cannot be read, or the server is plain HTTP on another machine.
     """
-    url, ca_file = options["server"], options["ca_file"]
-    token_file: Path | None = options["token_file"]
-    token = OffloadOptions(url, token_file=None if token_file is None else str(token_file)).read_token()
-    link = probe_link(url, token=token, ca_file=ca_file)
-    with Client(url, token=token, ca_file=ca_file) as client:
-        try:
-            request_s, output_bytes = _time_requests(client, profile.model, feeds, options["seconds"])
-        except RequestError as cause:
-            raise CutError(
-                f"{url}: does not answer for the model '{profile.model}': {cause}; serve the whole model"
-                " there under this name, or pass a profile as --server"
-            ) from cause
+    url, access = options["server"], _read_access(options)
+    link = probe_link(url, **access)
+    with Client(url, **access) as client, _explain_refusals(url, profile.model):
+        request_s, output_bytes = _time_requests(client, profile.model, feeds, options["seconds"])
     state = link.state
     sent_s = 8 * sum(one.nbytes for one in feeds.values()) / state.up_bits_per_s
     link_s = link.rtt_s + sent_s + 8 * output_bytes / state.down_bits_per_s
@@ -85,6 +96,23 @@ def probe_server(profile: ModelProfile, feeds: Feeds, options: Mapping[str, Any]
     )
     scaled = replace(profile, measured_on=url, machine=machine, whole_s=whole_s, kernels=kernels)
     return ProbedServer(scaled, link, note)
+
+
+def _read_access(options: Mapping[str, Any]) -> dict[str, Any]:
+    token_file: Path | None = options["token_file"]
+    token = None if token_file is None else read_token(token_file)
+    return {"token": token, "ca_file": options["ca_file"], "insecure": options["insecure"]}
+
+
+@contextlib.contextmanager
+def _explain_refusals(url: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except RequestError as cause:
+        advice = "serve the whole model there under this name, or pass a profile as --server"
+        if cause.status in _NO_ACCESS:
+            advice = "give its token by --token-file"
+        raise CutError(f"{url}: does not answer for the model '{name}': {cause}; {advice}") from cause
 
 
 def _time_requests(client: Client, name: str, feeds: Feeds, seconds: float) -> tuple[float, int]:

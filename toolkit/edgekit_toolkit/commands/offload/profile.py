@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekit_toolkit.commands.offload import insecure_option
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -31,6 +33,7 @@ _UNSTEADY = 0.25  # quartiles apart by this share of the median
 @click.option("--server", metavar="URL", help="Measure the link from here to this server as well.")
 @click.option("--token-file", type=click.Path(path_type=Path), help="Holds the server's token.")
 @click.option("--ca-file", metavar="PEM", help="Authority that signed the server's certificate.")
+@insecure_option
 @click.option(
     "--seconds", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True,
     help="How long to measure.",
@@ -52,6 +55,7 @@ def command(file: Path, *, on: str, server: str | None, as_json: bool, **options
     from edgekit_offload.profiling.machine import Machine, profile_kernels
     from edgekit_offload.profiling.model_profile import write_profile
     from edgekit_runtime.remote.link_probe import probe_link
+    from edgekit_runtime.remote.offload_options import read_token
     from edgekit_toolkit.commands.offload.source import read_named_model
     from edgekit_toolkit.commands.progress import ProgressBar
     from edgekit_toolkit.console import open_console
@@ -63,8 +67,8 @@ def command(file: Path, *, on: str, server: str | None, as_json: bool, **options
         if server is not None:
             progress.show(f"probing {server}")
             token_file = options["token_file"]
-            token = None if token_file is None else _read_token(token_file)
-            link = probe_link(server, token=token, ca_file=options["ca_file"])
+            token = None if token_file is None else read_token(token_file)
+            link = probe_link(server, token=token, ca_file=options["ca_file"], insecure=options["insecure"])
         progress.show(f"measuring {model.name} on {on}, about {options['seconds']:.0f} s")
         profile = profile_kernels(machine, model.graph, name=model.name, seconds=options["seconds"])
     write_profile(output, profile)
@@ -78,15 +82,6 @@ def command(file: Path, *, on: str, server: str | None, as_json: bool, **options
 def _machine_name(text: str) -> str:
     """Return a machine's name as a part of a file's name: `local-20` for `local@20%`."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")
-
-
-def _read_token(path: Path) -> str:
-    from edgekit_runtime.errors import DataError
-
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeError) as cause:
-        raise DataError(f"{path}: no token: {cause}; check the path") from cause
 
 
 def _count_cuts(content: bytes, profile: ModelProfile) -> int:
