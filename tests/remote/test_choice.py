@@ -131,7 +131,7 @@ def test_commands_set_show_and_remove_the_server(
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
     assert main(["offload", "server", "https://edge:8443", "--json"]) == 0
-    assert main(["offload", "server", "ftp://edge"]) == 17
+    assert main(["offload", "server", "ftp://edge"]) == 16
     capsys.readouterr()
     assert main(["offload", "status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"server": "https://edge:8443", "sessions": []}

@@ -203,7 +203,7 @@ def test_token_that_no_header_can_carry_is_refused(token: str) -> None:
     ],
 )
 def test_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(TransportError), Client(address) as client:
+    with pytest.raises(TransportError), Client(address, insecure=True) as client:
         client.metadata()
 
 
