@@ -7,6 +7,7 @@
 use_environment() {
     [ -n "${root##*:*}" ] || fail "PYTHONPATH cannot hold a path with a colon; move this checkout: $root"
     unset PYTHONHOME
+    unset PYTHONDONTWRITEBYTECODE # each process would compile what it imports: packages come without bytecode
     PYTHONPATH="$root/device_runtime:$root/toolkit:$root/offload:$root/fleet:$root/hil"
     export PYTHONPATH
     wanted="$(cksum <"$root/requirements/$1.txt")|${EDGEKIT_PYTHON-}" || exit 1

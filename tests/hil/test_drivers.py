@@ -39,7 +39,9 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def device(bench: Bench) -> Iterator[Device]:
-    device = bench.open_folder("drivers")
+    """Return the device with an empty folder; no snapshot is restored for each test: that takes long."""
+    drivers = (bench.target.get_active_driver(f"{name}Protocol") for name in ("Command", "FileTransfer"))
+    device = Device(*drivers, f"{bench.home}/drivers", bench.file.settings.python)
     yield device
     device.close()
 

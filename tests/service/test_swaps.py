@@ -64,7 +64,7 @@ def ask_for_version(service: Running) -> str:
             swap="availability", cache=True, scheduling=SchedulingLimits(max_batch=4, max_delay_s=0.001)
         ),
         ModelOptions(swap="availability", governor=GovernorOptions()),
-        ModelOptions(rollout="canary", canary=CanaryOptions(share=0.5), gates=_GATES),
+        ModelOptions(rollout="canary", canary=CanaryOptions(share=0.5, compared_share=1), gates=_GATES),
         ModelOptions(rollout="shadow", gates=_GATES, shadow=_SHADOW),
     ],
     ids=["availability", "resource", "batches and cache", "governor", "canary", "shadow"],

@@ -40,7 +40,7 @@ def test_every_tiny_model_is_packaged_for_every_target(model: str, target: str, 
     if (model, target) not in DEFAULT_COMBINATIONS and not os.environ.get("EDGEKIT_ALL_COMBINATIONS"):
         pytest.skip("set EDGEKIT_ALL_COMBINATIONS=1 for all 28")
     source, data = tiny(model)
-    assert package(source, tmp_path, *data, "--search-seconds", 2, target=target).code == 0
+    assert package(source, tmp_path, *data, "--search-seconds", 1, target=target).code == 0
     with read_only(tmp_path) as opened:
         assert opened.manifest.target == target
         score: Any = opened.manifest.figures["score"]

@@ -43,6 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="where the evidence is written (default: in your edgekit configuration)",
     )
     group.addoption("--soak-seconds", type=int, default=20, help="length of the soak test (default: 20)")
+    group.addoption(
+        "--measure-seconds", type=int, default=5, help="length of a measurement of latency (default: 5)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
