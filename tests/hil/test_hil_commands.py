@@ -19,6 +19,7 @@ from edgekit_hil.benches.bench_writer import SshBench
 from edgekit_hil.evidence.evidence_file import read_evidence, write_evidence
 from edgekit_runtime.errors import BenchError
 from edgekit_toolkit.cli import main
+from edgekit_toolkit.targets.loader import find_user_targets, load_target
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,28 @@ def test_init_writes_a_bench_and_shows_what_it_found(
     shown = capsys.readouterr().out
     for text in ("onnxruntime", "Python", "tests with power cuts will be skipped", "next: edgekit hil run"):
         assert text in shown
+
+
+def test_device_of_a_bench_is_profiled_over_its_own_connection(
+    board: SshBoard, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init(board, "--name", "desk") == 0
+    capsys.readouterr()
+
+    code = main(["profile", "--on", "bench.yaml", "--target", "rpi5", "--seconds", "5", "--json"])
+
+    found = json.loads(capsys.readouterr().out)
+    assert (code, found["label"]) == (0, "measured")
+    target = load_target(found["target"], [find_user_targets()])
+    assert target.transfer is not None
+    assert any("edgekit profile of" in source.title for source in target.sources)
+
+
+def test_bench_on_which_durations_mean_nothing_is_not_profiled(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["profile", "--on", "arm64-userland", "--target", "rpi5"])
+
+    assert code == BenchError.exit_code
+    assert "durations on it are those of an emulator" in capsys.readouterr().err
 
 
 def test_init_keeps_the_file_of_a_device_that_does_not_answer(

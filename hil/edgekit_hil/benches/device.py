@@ -3,11 +3,14 @@
 import json
 import math
 import shlex
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.errors import BenchError
+from edgekit_runtime.system.child_process import ProgramResult
 
 _COMMAND_LIMIT_S: Final = 60.0
 _STOP_LIMIT_S: Final = 10.0
@@ -88,6 +91,25 @@ class Device:
         words = shlex.join([*arguments, "--json"])
         found: dict[str, Any] = json.loads(self.run(f"{self.python} -m edgekit_runtime.cli {words}", limit_s))
         return found
+
+    def run_program(
+        self, argv: Sequence[str], sent: Iterable[bytes | memoryview], limit_s: float, max_output_bytes: int
+    ) -> ProgramResult:
+        """Run a program to its end, and return how it ended; as `run_program` does on this machine.
+
+        Raises:
+            BenchError: the device did not take it, or it did not end within `limit_s`.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            source, output = Path(folder, "input"), Path(folder, "output")
+            with source.open("wb") as file:
+                file.writelines(sent)
+            self.put(source, "input")
+            result = self.try_run(f"{shlex.join(argv)} <input >output", limit_s)
+            self.get("output", output)
+            printed = output.read_bytes()[-max_output_bytes:]
+        last_line = (result.errors.strip().splitlines() or [""])[-1]
+        return ProgramResult(result.exit_code, printed, last_line)
 
     def start(self, command: str, log: str) -> int:
         """Start a command that goes on, and return its process id; `stop` ends it.

@@ -8,9 +8,9 @@ import json
 import re
 import sys
 from base64 import b64decode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import onnx
@@ -22,7 +22,7 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError, CutError
 from edgekit_runtime.remote.measure import Job, JobGraph, JobInput, JobKind, Measured, Timing, TransferCoding
-from edgekit_runtime.system.child_process import describe_end, run_program
+from edgekit_runtime.system.child_process import ProgramResult, describe_end, run_program
 from edgekit_runtime.tensors import Array
 
 _MEASURE: Final = ("offload", "measure")
@@ -34,6 +34,8 @@ _QUOTA: Final = re.compile(r"local@([0-9]{1,4})%")
 # Puts itself into the group of the quota before anything is computed, and then becomes the program.
 _ENTER: Final = ("sh", "-c", 'echo $$ > "$0" && exec "$@"')
 _HOST: Final = re.compile(r"ssh:([A-Za-z0-9_][A-Za-z0-9_.@:-]*)")  # never an option of ssh
+
+Execute: TypeAlias = Callable[[Sequence[str], Iterable[bytes | memoryview], float, int], ProgramResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Machine:
         label: what its results are.
         share: processor time that it gets, in cores; None for all.
         usual_s: the speed of its processor at which times count (`MachineFacts`); None for the most frequent.
+        execute: runs a program to its end, see `run_program`.
     """
 
     text: str
@@ -73,6 +76,7 @@ class Machine:
     label: Label = "measured"
     share: float | None = None
     usual_s: float | None = None
+    execute: Execute = run_program
 
     @classmethod
     def parse(cls, text: str) -> "Machine":
@@ -116,7 +120,7 @@ class Machine:
     def _run(self, argv: Sequence[str], sent: Iterable[bytes | memoryview], seconds: float) -> Measured:
         limit_s = _LOADING_LIMIT_S + 4 * seconds  # three times, where the processor changes its speed
         try:
-            ended = run_program((*argv, *_MEASURE), sent, limit_s, _MAX_RESULT_BYTES)
+            ended = self.execute((*argv, *_MEASURE), sent, limit_s, _MAX_RESULT_BYTES)
         except OSError as cause:
             raise CutError(f"machine {self.text}: cannot start {argv[0]}: {cause}; install it") from cause
         if ended.exit_code is None:

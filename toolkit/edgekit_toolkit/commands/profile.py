@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,7 +25,8 @@ _SOURCE: Final = "profile"
 @click.command("profile")
 @click.option(
     "--on", "on", metavar="MACHINE", required=True,
-    help="The device: 'ssh:HOST', or 'local@20%' (this machine slowed down, needs root).",
+    help="The device: 'ssh:HOST', a bench of `edgekit hil` (its file or name), or 'local@20%' (this machine"
+    " slowed down, needs root).",
 )  # fmt: skip
 @click.option(
     "--target", "base", metavar="TARGET", required=True, help="The target that the device is one of."
@@ -52,9 +54,10 @@ def command(
     """
     import json
 
-    from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_batches
+    from edgekit_offload.profiling.machine import RunnableGraph, time_batches
     from edgekit_runtime.dataclass_json import to_plain
     from edgekit_runtime.system.processor_speed import SpeedGate
+    from edgekit_toolkit.commands.hil.bench_machine import find_device
     from edgekit_toolkit.commands.progress import ProgressBar
     from edgekit_toolkit.console import open_console, print_line
     from edgekit_toolkit.costs.device_transfer import fit_ratios
@@ -63,12 +66,13 @@ def command(
     from edgekit_toolkit.targets.loader import find_user_targets, load_target
     from edgekit_toolkit.targets.writer import write_target
 
-    machine, target = Machine.parse(on), load_target(base, [find_user_targets()])
+    device, target = find_device(on), load_target(base, [find_user_targets()])
     target = replace(target, name=name or f"{target.name}-profiled", aliases=(), transfer=None)
     path = output or find_user_targets() / f"{target.name}.toml"
     _check(target, path, is_forced=force)
     networks = make_calibration_networks()
-    with ProgressBar(open_console(stderr=True)) as progress:
+    with ProgressBar(open_console(stderr=True)) as progress, contextlib.ExitStack() as held:
+        machine = held.enter_context(device)
         work_s = SpeedGate().usual_s
         here = _run_here(networks, work_s, seconds * _HOST_SHARE, progress)
         progress.show(f"measuring {len(networks)} networks on {on}, about {seconds:.0f} s")

@@ -1,0 +1,71 @@
+"""The device of a bench as a machine that measures."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit_runtime.errors import BenchError, CutError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edgekit_offload.profiling.machine import Machine
+    from edgekit_offload.profiling.model_profile import Label
+
+_FOLDER = "profile"
+
+
+def find_device(text: str) -> contextlib.AbstractContextManager[Machine]:
+    """Return a machine, or the device of a bench, which is opened when the block begins.
+
+    Args:
+        text: as `Machine.parse` takes it; or the path of an environment file, or the name of a bench.
+
+    Raises:
+        CutError: it is none of these.
+    """
+    from edgekit_offload.profiling.machine import Machine
+
+    try:
+        return contextlib.nullcontext(Machine.parse(text))
+    except CutError as cause:
+        if not _is_bench(text):
+            raise CutError(f"{cause}, or a bench of `edgekit hil benches`") from cause
+    return _open_bench(text)
+
+
+def _is_bench(text: str) -> bool:
+    try:
+        from edgekit_hil.benches.bench_file import SHIPPED
+    except ImportError:  # this installation has no benches
+        return False
+    return Path(text).is_file() or (SHIPPED / f"{text}.yaml").is_file()
+
+
+@contextlib.contextmanager
+def _open_bench(bench: str) -> Iterator[Machine]:
+    """Yield the device of a bench, over the connection of its environment file; the bench is held meanwhile.
+
+    Args:
+        bench: path of an environment file, or the name of a bench.
+
+    Raises:
+        BenchError: it cannot be had, or times on it mean nothing.
+    """
+    from edgekit_hil.benches.bench_file import find_bench
+    from edgekit_hil.benches.opening import open_bench
+    from edgekit_offload.profiling.machine import Machine
+
+    file = find_bench(bench)
+    settings = file.settings
+    if not settings.has_time:
+        raise BenchError(f"bench '{settings.name}': durations on it are those of an emulator of instructions")
+    with open_bench(file) as opened:
+        device = opened.open_folder(_FOLDER)
+        argv = (*shlex.split(device.python), "-m", "edgekit_runtime.cli")
+        label: Label = "measured" if settings.kind == "real" else "emulated"
+        yield Machine(settings.name, argv, label, execute=device.run_program)
+        device.close()
