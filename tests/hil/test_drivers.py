@@ -1,17 +1,22 @@
 """The same tests for each driver that runs commands and moves files, whatever it drives."""
 
 import contextlib
+import os
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.hil.ssh_board import SshBoard, run_ssh_board
+from tests.waiting import is_running, wait_for
 
 from edgekit_hil.benches.bench_file import find_bench, read_bench
 from edgekit_hil.benches.device import Device
 from edgekit_hil.benches.opening import Bench, open_bench
+from edgekit_hil.drivers.own_folder import make_folder
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
 
 
@@ -164,3 +169,32 @@ def test_wrong_key_is_refused_with_the_reason(
 
     with pytest.raises(BenchUnavailableError, match="Permission denied"), open_bench(read_bench(path)):
         pass
+
+
+def test_folder_and_programs_of_a_killed_run_are_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    killed = (
+        "import subprocess, time\n"
+        "from edgekit_hil.drivers.own_folder import make_folder\n"
+        "folder = make_folder('test')\n"
+        "left = subprocess.Popen(['sleep', '600'], cwd=folder, start_new_session=True)\n"
+        "print(folder, left.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", killed]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as owner:
+        assert owner.stdout is not None
+        folder, pid = owner.stdout.readline().split()
+        assert make_folder("test").exists()
+        assert Path(folder).exists()  # its owner runs
+        owner.send_signal(signal.SIGKILL)
+
+    ours = make_folder("test")
+
+    assert not Path(folder).exists()
+    wait_for(lambda: not is_running(int(pid)), "the program that it left behind to end")
+    assert ours.exists()

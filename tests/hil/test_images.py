@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgekit_hil.images import recipe
-from edgekit_hil.images.image_cache import find_image, make_image
+from edgekit_hil.images.image_cache import Image, find_image, make_image
 from edgekit_hil.images.initial_disk import KernelModules, write_initrd
 from edgekit_hil.images.root_folder import unpack
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
@@ -66,6 +66,17 @@ def test_initrd_holds_its_program_and_the_modules_in_their_order(tmp_path: Path)
 
 def test_newer_version_of_a_package_is_another_image() -> None:
     assert recipe.hash_recipe("bash_5.2_arm64.deb") != recipe.hash_recipe("bash_5.3_arm64.deb")
+
+
+def test_image_in_use_is_not_removed(tmp_path: Path) -> None:
+    image = Image(tmp_path / "image")
+    image.root.mkdir(parents=True)
+
+    with image.hold(), pytest.raises(BenchError, match="another process makes or uses an image"):
+        image.remove()
+    assert image.root.exists()
+    image.remove()
+    assert not image.folder.exists()
 
 
 @pytest.mark.parametrize(("booted", "what"), [(False, "no ARM64 image"), (True, "no booted ARM64 image")])

@@ -57,7 +57,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 def _watch(sensors: Sensors, readings: Readings, *, as_json: bool) -> None:
     while True:
-        print(json.dumps(_describe(sensors, readings)) if as_json else _summary(readings), flush=True)
+        line = {"at_s": round(readings.at_s, 3), **_describe(sensors, readings)}  # of the system's own clock
+        print(json.dumps(line) if as_json else _summary(readings), flush=True)
         time.sleep(_PERIOD_S)
         readings = sensors.read(time.monotonic())
 

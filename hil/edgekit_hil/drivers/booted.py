@@ -3,14 +3,13 @@
 import contextlib
 import shutil
 import socket
-import tempfile
-from pathlib import Path
 from typing import Final
 
 import attr
 from labgrid.driver import QEMUDriver
 from labgrid.factory import target_factory
 
+from edgekit_hil.drivers.own_folder import make_folder
 from edgekit_hil.images import recipe
 from edgekit_hil.images.image_cache import Image, find_image
 from edgekit_hil.images.programs import require, run_checked
@@ -50,7 +49,8 @@ class BootedMachineDriver(QEMUDriver):
         image = self.image or find_image(booted=True)
         self.key, self._boot = image.boot / "id_ed25519", image.boot
         with contextlib.ExitStack() as undo:
-            self.folder = Path(tempfile.mkdtemp(prefix="edgekit-machine-"))
+            undo.enter_context(image.hold())
+            self.folder = make_folder("machine")
             undo.callback(shutil.rmtree, self.folder, ignore_errors=True)
             for name in DISKS:
                 if self.image is None:
@@ -71,7 +71,8 @@ class BootedMachineDriver(QEMUDriver):
 
         The first one goes to a file: qemu stands still while nobody reads from labgrid's.
         """
-        words = [self.qemu_bin, "-machine", self.machine, "-cpu", self.cpu, "-m", self.memory, "-smp", "2"]
+        words = ["setpriv", "--pdeathsig", "KILL"]  # it ends with this process, however that ends
+        words += [self.qemu_bin, "-machine", self.machine, "-cpu", self.cpu, "-m", self.memory, "-smp", "2"]
         words += ["-accel", "tcg,thread=multi,tb-size=256", "-nographic", "-nodefaults"]
         words += ["-kernel", f"{self._boot}/vmlinuz", "-initrd", f"{self._boot}/initrd"]
         words += ["-append", recipe.KERNEL_ARGUMENTS, "-serial", f"file:{self.folder}/console.log"]

@@ -15,10 +15,10 @@ from labgrid.factory import target_factory
 from labgrid.protocol import CommandProtocol, FileTransferProtocol
 
 import edgekit_runtime
+from edgekit_hil.drivers.own_folder import make_folder
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.system.child_process import run_program
 
-PREFIX: Final = "edgekit-bench"
 COMMAND_LIMIT_S: Final = 30.0  # labgrid's
 _MAX_OUTPUT_BYTES: Final = 64 << 20
 
@@ -34,7 +34,7 @@ class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
 
     def on_activate(self) -> None:
         """Make the home, with a Python that has the runtime."""
-        self.home = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-"))
+        self.home = make_folder("home")
         programs = self.home / "bin"
         programs.mkdir()
         (self.home / "tmp").mkdir()

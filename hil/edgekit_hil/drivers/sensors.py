@@ -1,8 +1,11 @@
 """The device's own meter, such as the INA3221 of a Jetson, as `edgekit-device sensors` reads it."""
 
 import abc
+import contextlib
 import json
 import shlex
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import attr
 from labgrid.driver import Driver
@@ -17,12 +20,8 @@ class MeterProtocol(abc.ABC):
     """Measures what the device draws."""
 
     @abc.abstractmethod
-    def start(self) -> None:
-        """Begin to measure."""
-
-    @abc.abstractmethod
-    def stop(self) -> tuple[tuple[float, float], ...]:
-        """Return (seconds since `start`, watts) of each reading since then."""
+    def measure(self) -> AbstractContextManager[list[tuple[float, float]]]:
+        """Measure during the block; then the list holds (seconds since the first, watts) of each reading."""
 
     @property
     @abc.abstractmethod
@@ -55,7 +54,6 @@ class SensorsDriver(Driver, MeterProtocol):
             missing = "; ".join(found["missing"].values()) or "no reading"
             raise BenchError(f"the device's sensors measure no power: {missing}")
         self._scope = f"{found['power_of']}, by {', '.join(each['name'] for each in found['sensors'])}"
-        self._process = 0
 
     @property
     def scope(self) -> str:
@@ -63,28 +61,28 @@ class SensorsDriver(Driver, MeterProtocol):
         return self._scope
 
     @Driver.check_active  # type: ignore[untyped-decorator]
-    def start(self) -> None:
-        """Begin to measure."""
-        watch = self._sensors("--watch", "--json")
-        folder = self.command.run_check("mktemp -d")[0]
-        command = f"nohup {watch} </dev/null >{folder}/watts 2>{folder}/errors & echo $!"
-        self._folder, self._process = folder, int(self.command.run_check(command)[0])
-
-    @Driver.check_active  # type: ignore[untyped-decorator]
-    def stop(self) -> tuple[tuple[float, float], ...]:
-        """Return the readings since `start`.
+    @contextlib.contextmanager
+    def measure(self) -> Iterator[list[tuple[float, float]]]:
+        """Measure during the block, see `MeterProtocol`.
 
         Raises:
-            BenchError: there are none.
+            BenchError: there are no readings.
         """
-        folder = self._folder
-        lines = self.command.run_check(f"kill {self._process}; cat {folder}/watts {folder}/errors")
-        self.command.run(f"rm -r {folder}")
-        readings = [json.loads(line) for line in lines if line.startswith("{")]
-        watts = [each["power_w"] for each in readings]
-        if not watts or None in watts:
+        readings: list[tuple[float, float]] = []
+        folder = self.command.run_check("mktemp -d")[0]
+        watch = self._sensors("--watch", "--json")
+        command = f"nohup {watch} </dev/null >{folder}/watts 2>{folder}/errors & echo $!"
+        process = int(self.command.run_check(command)[0])
+        try:
+            yield readings
+        finally:
+            lines = self.command.run_check(
+                f"kill {process}; cat {folder}/watts {folder}/errors; rm -r {folder}"
+            )
+        found = [json.loads(line) for line in lines if line.startswith("{")]
+        if not found or any(each["power_w"] is None for each in found):
             raise BenchError(f"the device's sensors gave no power: {' '.join(lines[-1:]) or 'no reading'}")
-        return tuple((second + 1.0, float(each)) for second, each in enumerate(watts))
+        readings += [(each["at_s"] - found[0]["at_s"], float(each["power_w"])) for each in found]
 
     def _sensors(self, *arguments: str) -> str:
         words = ["-m", "edgekit_runtime.cli", "sensors", "--sysfs", self.sysfs, *arguments]

@@ -19,6 +19,7 @@ from labgrid.factory import target_factory
 from labgrid.protocol import CommandProtocol, FileTransferProtocol
 
 import edgekit_runtime
+from edgekit_hil.drivers.own_folder import make_folder
 from edgekit_hil.images import recipe
 from edgekit_hil.images.image_cache import find_image
 from edgekit_hil.images.programs import require
@@ -71,14 +72,15 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
             BenchUnavailableError: see `require_userland`; or there is no image.
         """
         require_userland()
-        root = find_image(booted=False).root
+        image = find_image(booted=False)
         with contextlib.ExitStack() as undo:
-            self._folder = Path(tempfile.mkdtemp(prefix="edgekit-userland-"))
+            undo.enter_context(image.hold())
+            self._folder = make_folder("userland")
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
             upper, work = self._folder / "upper", self._folder / "work"
             upper.mkdir()
             work.mkdir()
-            words = [str(shutil.which(_QEMU)), str(root), str(upper), str(work), *self.read_only]
+            words = [str(shutil.which(_QEMU)), str(image.root), str(upper), str(work), *self.read_only]
             child = undo.enter_context(ChildProcess(_MODULE, *words, output="keep"))
             self._pid = _wait_ready(child)
             self._open = undo.pop_all()
@@ -96,7 +98,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             try:
                 done = subprocess.run(
-                    [*self._enter(), "/bin/sh", "-c", cmd],
+                    [*self.enter(), "/bin/sh", "-c", cmd],
                     check=False,
                     timeout=timeout or _COMMAND_LIMIT_S,
                     stdin=subprocess.DEVNULL,
@@ -111,7 +113,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
                 texts.append(file.read().decode(errors="replace").splitlines())
         return texts[0], texts[1], done.returncode if done.returncode >= 0 else 128 - done.returncode
 
-    def _enter(self) -> list[str]:
+    def enter(self) -> list[str]:
         """Return the words before a command that runs it there."""
         variables = {
             "HOME": "/root",
@@ -156,7 +158,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
             self._copy('exec cat "$0"', filename, stdout=file)
 
     def _copy(self, script: str, path: str, **streams: IO[bytes]) -> None:
-        command = [*self._enter(), "/bin/sh", "-c", script, path]
+        command = [*self.enter(), "/bin/sh", "-c", script, path]
         done = subprocess.run(command, check=False, stderr=subprocess.PIPE, **streams)  # type: ignore[call-overload]
         if done.returncode:
             raise BenchError(f"{path} in the ARM64 userland: {done.stderr.decode(errors='replace').strip()}")

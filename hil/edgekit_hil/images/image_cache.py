@@ -27,6 +27,7 @@ from edgekit_runtime.errors import BenchError, BenchUnavailableError
 from edgekit_runtime.system.paths import find_cache_folder
 
 _MOST_IMAGES: Final = 2
+_VERSIONS: Final = "versions.txt"
 _WHEELS: Final = "usr/local/lib/python{version}/dist-packages"
 _PROGRAMS: Final = ("apt-get", "dpkg-deb", "mke2fs", "qemu-img", "qemu-system-aarch64", "ssh", "ssh-keygen")
 
@@ -57,6 +58,22 @@ class Image:
     def snapshot(self) -> Path:
         """The booted system."""
         return self.folder / "snapshot"
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep the image from being removed during the block."""
+        with _lock(self.folder / _VERSIONS, fcntl.LOCK_SH):
+            yield
+
+    def remove(self) -> None:
+        """Remove the image.
+
+        Raises:
+            BenchError: a bench uses it.
+        """
+        if self.folder.exists():
+            with _lock(self.folder / _VERSIONS, fcntl.LOCK_EX):
+                shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def find_image(*, booted: bool) -> Image:
@@ -92,14 +109,14 @@ def make_image(show: Show, *, rebuild: bool = False) -> Image:
     require(*_PROGRAMS)
     folder = _folder()
     folder.mkdir(parents=True, exist_ok=True)
-    with _lock(folder):
+    with _lock(folder / "lock", fcntl.LOCK_EX):
         show("reading the lists of Debian's packages")
         archive = DebianArchive(folder / "apt")
         archive.update()
         versions = [*archive.find([*recipe.PACKAGES, recipe.KERNEL]), *recipe.WHEELS]
         image = Image(folder / f"{recipe.hash_recipe()}-{recipe.hash_recipe(*versions)}")
         if rebuild:
-            shutil.rmtree(image.folder, ignore_errors=True)
+            image.remove()
         if not image.root.exists():
             _make_root(image, archive, versions, show)
         if not image.boot.exists():
@@ -114,7 +131,7 @@ def _make_root(image: Image, archive: DebianArchive, versions: list[str], show: 
     show("downloading packages")
     packages = archive.fetch(recipe.PACKAGES)
     image.folder.mkdir(exist_ok=True)
-    (image.folder / "versions.txt").write_text("\n".join(versions) + "\n")
+    (image.folder / _VERSIONS).write_text("\n".join(versions) + "\n")
     with replacing(image.root) as root:
         make_root(root, packages, show)
         show("installing wheels")
@@ -174,7 +191,8 @@ def _remove_old(keep: Image) -> None:
     found = [path for path in _folder().iterdir() if "-" in path.name and path != keep.folder]
     found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for path in found[_MOST_IMAGES - 1 :]:
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(BenchError):  # in use: the next one that is made removes it
+            Image(path).remove()
 
 
 @contextlib.contextmanager
@@ -188,17 +206,21 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Hold the folder against other processes.
+def _lock(path: Path, kind: int) -> Iterator[None]:
+    """Hold a file against other processes.
+
+    Args:
+        path: of the file, which is made if it is missing.
+        kind: `fcntl.LOCK_SH` or `LOCK_EX`.
 
     Raises:
-        BenchError: another process makes an image.
+        BenchError: another process holds it.
     """
-    with (folder / "lock").open("w") as file:
+    with path.open("a") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError as cause:
             raise BenchError(
-                f"another process makes an image in {folder}; try again when it has ended"
+                f"another process makes or uses an image in {path.parent}; try again when it has ended"
             ) from cause
         yield

@@ -40,6 +40,7 @@ def command(
 
     import edgekit_hil
     from edgekit_hil.benches.bench_file import find_bench
+    from edgekit_hil.tests.models import MODELS
 
     named = benches or ((str(_OWN_FILE),) if _OWN_FILE.exists() else ())
     if not benches and named and _OWN_FILE.stat().st_uid != os.geteuid():
@@ -49,6 +50,10 @@ def command(
         )
     for each in named:
         find_bench(each)  # a malformed file is refused before anything begins
+    if not MODELS.is_dir():
+        raise BenchError(
+            f"the models that the tests install are in a checkout of edgekit, and {MODELS} is none"
+        )
     folder = Path(edgekit_hil.__file__).parent / "tests"
     arguments = [
         "-c",

@@ -1,0 +1,33 @@
+"""A temporary folder of an emulated device, which the next run removes if this process is killed."""
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+from typing import Final
+
+PREFIX: Final = "edgekit-bench"
+
+
+def make_folder(kind: str) -> Path:
+    """Return an empty folder, and remove those of processes that have ended, with the programs in them.
+
+    Args:
+        kind: of the device, for the name.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*-*-*"):
+        owner = left.name.split("-")[-2]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            _end_programs(left)
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}-{kind}-{os.getpid()}-"))
+
+
+def _end_programs(folder: Path) -> None:
+    """Kill the programs that run in a folder."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if (process / "cwd").readlink().is_relative_to(folder):
+                os.kill(int(process.name), signal.SIGKILL)
