@@ -1,0 +1,62 @@
+"""Run the runtime's tests on the ARM64 userland of `edgekit hil`; see scripts/test-on-arm64."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from labgrid import Target
+
+from edgekit_hil.drivers.userland import UserlandDriver
+from edgekit_hil.images.image_cache import find_image
+from edgekit_hil.images.root_folder import find_python, install_wheels
+from edgekit_runtime.system.paths import find_cache_folder
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+SOURCES: Final = ("device_runtime", "toolkit", "offload", "fleet", "hil")
+FOLDERS: Final = ("tests/codecs", "tests/runtime", "tests/service", "tests/agent", "tests/remote")
+# What tests import beside what the image has; the engines stay those of the image.
+WHEELS: Final = (
+    *("hypothesis==6.170.15", "onnx==1.23.2", "click==8.5.1", "rich==15.0.0", "packaging", "jsonschema"),
+    *("prometheus_client", "protobuf"),
+)
+# Tests that need more than an emulated program on this machine's kernel can have -> why.
+LEFT_OUT: Final = {
+    "tests/service/test_offload_serve.py": "runs commands of the host",
+    "tests/service/test_plan_server.py": "runs commands of the host",
+    "tests/agent/test_protocol.py": "compares with the fleet's packages, which the device has not",
+    "tests/runtime/test_tournament.py": "qemu prints a line of its own after SIGSEGV",
+    "tests/service/test_workers.py": "qemu takes note of RLIMIT_DATA only for itself",
+    "tests/service/test_failing_loads.py": "qemu takes note of RLIMIT_DATA only for itself",
+}
+
+
+def fetch_wheels() -> Path:
+    """Return a folder with `WHEELS` for arm64, fetched on the first call."""
+    folder = find_cache_folder() / "hil" / "test-wheels"
+    stamp = folder / "wheels.txt"
+    if not stamp.exists() or stamp.read_text() != "\n".join(WHEELS):
+        install_wheels(WHEELS, find_python(find_image(booted=False).root), folder)
+        stamp.write_text("\n".join(WHEELS))
+    return folder
+
+
+def main() -> int:
+    """Run pytest there, and return its exit code."""
+    wheels = fetch_wheels()
+    target = Target("suite")
+    # The image's own folder of wheels comes first: its engines run under qemu, and newer ones do not.
+    driver = UserlandDriver(target, "device", read_only=[str(ROOT), str(wheels)])
+    target.activate(driver)
+    try:
+        path = ":".join(["/usr/local/lib/python3.11/dist-packages", *(str(ROOT / each) for each in SOURCES)])
+        arguments = sys.argv[1:] or [*FOLDERS, *(f"--ignore={each}" for each in LEFT_OUT)]
+        pytest = ["python3", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+        command = [*driver.enter(), "env", "-C", str(ROOT), f"PYTHONPATH={path}:{ROOT}:{wheels}", *pytest]
+        return subprocess.run(command, check=False).returncode
+    finally:
+        target.deactivate(driver)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
