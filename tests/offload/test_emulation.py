@@ -172,7 +172,11 @@ def test_crashed_owner_leaves_nothing() -> None:
         assert not any(folder.exists() for folder in folders)
 
 
-def test_quota_holds_a_process_to_its_share(quota: CpuQuota) -> None:
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_quota_holds_a_process_to_its_share(quota: CpuQuota, is_changed: bool) -> None:
+    if is_changed:
+        quota.change(0.6)
+        quota.change(0.2)
     with subprocess.Popen([sys.executable, "-c", BUSY]) as busy:
         try:
             quota.add(busy.pid)

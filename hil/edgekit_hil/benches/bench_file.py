@@ -29,8 +29,6 @@ class BenchSettings:
         target: name of the target, as in `edgekit targets`, that the device is one of.
         architecture: what `uname -m` prints on the device.
         python: command that starts, on the device, a Python in which the runtime is installed.
-        slowdown: how many times slower than its target an emulated device is made; predictions of latency are
-            multiplied by it.
         has_time: whether durations on the device mean anything; under an instruction emulator they do not.
         has_memory: whether the memory of a process on the device is the program's alone; where each program
             runs inside an emulator of its own, it is the emulator's too.
@@ -41,7 +39,6 @@ class BenchSettings:
     target: str
     architecture: str
     python: str = "python3"
-    slowdown: float = 1.0
     has_time: bool = True
     has_memory: bool = True
 

@@ -97,7 +97,7 @@ class Bench:
         Raises:
             BenchError: it does not answer in time.
         """
-        command = self.target.get_active_driver("CommandProtocol")
+        command = self.command
         self.power.cycle()
         if command is self.power:
             return
@@ -112,13 +112,22 @@ class Bench:
         """How the power is cut, for evidence."""
         return str(getattr(self.power, "power_label", type(self.power).__name__))
 
+    @property
+    def slowdown(self) -> float:
+        """How many times slower than its target the device is made, and than predictions of latency say."""
+        return float(getattr(self.command, "slowdown", 1.0))
+
+    @property
+    def command(self) -> Any:
+        """The driver of the device's shell; that of an emulated device can do more to it."""
+        return self.target.get_active_driver("CommandProtocol")
+
     def open_folder(self, name: str) -> Device:
         """Return the device with a folder of that name for its state; a snapshot is restored first."""
         with contextlib.suppress(NoStrategyFoundError):
             self.target.get_strategy().transition("shell")
-        command = self.target.get_active_driver("CommandProtocol")
         transfer = self.target.get_active_driver("FileTransferProtocol")
-        return Device(command, transfer, f"{self.home}/{name}", self.file.settings.python)
+        return Device(self.command, transfer, f"{self.home}/{name}", self.file.settings.python)
 
 
 @contextlib.contextmanager

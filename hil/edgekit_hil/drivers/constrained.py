@@ -17,7 +17,8 @@ from labgrid.factory import target_factory
 from labgrid.protocol import PowerProtocol
 from labgrid.resource import Resource
 
-from edgekit_hil.drivers.local import COMMAND_LIMIT_S, PREFIX, LocalDriver
+from edgekit_hil.drivers.local import COMMAND_LIMIT_S, LocalDriver
+from edgekit_hil.drivers.own_folder import PREFIX
 from edgekit_offload.emulation.testbed import Testbed
 from edgekit_runtime.errors import BenchError, ConfigError
 
@@ -92,6 +93,18 @@ class ConstrainedDriver(LocalDriver, PowerProtocol):
     def drop_link(self) -> None:
         """Lose every packet of the link until `restore_link`."""
         self.testbed.block()
+
+    @Driver.check_active  # type: ignore[untyped-decorator]
+    def throttle(self, clock_share: float) -> None:
+        """Lower the processor's clock to a share of its own, as a hot board does; 1 restores it."""
+        assert self.testbed.quota is not None  # noqa: S101  # `on_activate` made one
+        self.testbed.quota.change(self.board.processor_share * clock_share)
+
+    @property
+    def slowdown(self) -> float:
+        """How many times slower than this machine the device is."""
+        share: float = self.board.processor_share
+        return 1 / share
 
     def restore_link(self) -> None:
         """Give the link what the board says."""

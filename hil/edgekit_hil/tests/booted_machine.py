@@ -27,6 +27,7 @@ _AS_EDGEKIT: Final = (
     " EDGEKIT_CACHE=/var/cache/edgekit"
 )
 _UNIT: Final = "/etc/systemd/system/edgekit.service"
+_AGENT_UNIT: Final = "/etc/systemd/system/edgekit-agent.service"
 _INFER: Final = """
 import json, socket, sys
 values = [0.5] * 64
@@ -114,6 +115,13 @@ class ServiceMachine:
     def install(self, version: str) -> None:
         """Install a version as the service's user, to its end."""
         self.run(f"{_AS_EDGEKIT} edgekit-device install /srv/packages/{version}.edgepkg")
+
+    def join_fleet(self, code: str, target: str) -> None:
+        """Let the machine into a fleet, with the agent's unit; all of it is on the disk then."""
+        self.run("install -d -o edgekit -g edgekit /etc/edgekit/keys /etc/edgekit/fleet")
+        self.run(f"{_AS_EDGEKIT} EDGEKIT_TARGET={target} edgekit-device enroll --code {code}")
+        self.run(f"edgekit-device agent --print-unit >{_AGENT_UNIT}")
+        self.run("systemctl daemon-reload && systemctl enable --now edgekit-agent && sync")
 
     def wait_serving(self) -> str:
         """Return the version that answers an inference, once one does.

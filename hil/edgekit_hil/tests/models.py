@@ -1,23 +1,37 @@
 """The packages that the tests install: models/tiny of the checkout, packaged for the target of a bench."""
 
 import base64
+import dataclasses
 import hashlib
 import json
+import secrets
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]  # has no __all__
+
 import edgekit_hil
 import edgekit_runtime
+from edgekit_hil.images.programs import run_checked
+from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import BenchError
+from edgekit_runtime.package.archive import read_package, write_package
+from edgekit_runtime.package.manifest import Artifact, BackendChoice
+from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_cache_folder
+from edgekit_runtime.trust.dsse import Envelope, encode_signed
+from edgekit_runtime.trust.trust_store import TrustStore
 
 MODELS: Final = Path(edgekit_hil.__file__).parents[2] / "models" / "tiny"
 MODEL_NAMES: Final = tuple(sorted(path.stem for path in MODELS.glob("*.onnx")))
 _PACKAGE_LIMIT_S: Final = 300.0
+_CUT_TABLE: Final = "cut-table.json"
 _PROMISES: Final = {
     "latency_ms": "latency_on_target_ms",
     "energy_mj": "energy_on_target_mj",
@@ -42,11 +56,13 @@ class PackageMaker:
     """Makes packages by `edgekit package`, signed with a key of their own, and keeps them between runs.
 
     Attributes:
+        home: edgekit's configuration with the key.
         public_key: file that a device trusts.
     """
 
     def __init__(self) -> None:
         self._folder = find_cache_folder() / "hil" / "packages" / _hash_sources()
+        self.home = self._folder / "home"
         self.public_key = self._folder / "bench.pub.pem"
 
     def make(self, model: str, target: str, backend: str, version: str = "1.0.0") -> Path:
@@ -62,24 +78,68 @@ class PackageMaker:
             BenchError: `edgekit package` failed.
         """
         kept = self._folder / f"{model}-{target}-{backend}-{version}"
-        if not kept.is_dir():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            if not self.public_key.exists():
-                self._edgekit("keys", "generate", "default")
-                self._edgekit("keys", "export", "default", str(self.public_key))
-            with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-                made = Path(folder) / "made"
-                stem = MODELS / model
-                self._edgekit(
-                    *("package", f"{stem}.onnx", "--calibration", f"{stem}.calib.npz"),
-                    *("--eval", f"{stem}.eval.npz", "--target", target, "--backend", backend),
-                    *("--version", version, "--search-seconds", "0", "--out", str(made)),
-                    *(("--variants", "2") if backend == "auto" else ()),
-                )
-                if not kept.is_dir():
-                    made.rename(kept)
+        stem = MODELS / model
+
+        def make(made: Path) -> None:
+            self._edgekit(
+                *("package", f"{stem}.onnx", "--calibration", f"{stem}.calib.npz"),
+                *("--eval", f"{stem}.eval.npz", "--target", target, "--backend", backend),
+                *("--version", version, "--search-seconds", "0", "--out", str(made)),
+                *(("--variants", "2") if backend == "auto" else ()),
+            )
+
+        self._keep(kept, make)
         (package,) = kept.glob("*.edgepkg")
         return package
+
+    def make_certificate(self, address: str) -> Path:
+        """Return a folder with `cert.pem` and `key.pem` of a server at an IP address, and a `token`.
+
+        Raises:
+            BenchError: openssl failed.
+        """
+        kept = self._folder / f"server-{address}"
+
+        def make(made: Path) -> None:
+            key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"]
+            key += ["-keyout", f"{made}/key.pem"]
+            name = ["-subj", "/CN=edgekit bench", "-addext", f"subjectAltName=IP:{address}"]
+            run_checked(["openssl", "req", "-x509", "-days", "3650", *key, *name, "-out", f"{made}/cert.pem"])
+            (made / "token").touch(0o600)
+            (made / "token").write_text(secrets.token_hex(16))
+
+        self._keep(kept, make)
+        return kept
+
+    def offload(self, package: Path, folder: Path, local_s: float) -> Path:
+        """Write a copy of a package into `folder` that may run on a server which serves the package.
+
+        Args:
+            package: of `make`.
+            folder: another one.
+            local_s: how long the device takes alone, as the copy states it.
+        """
+        with read_package(package, TrustStore.from_folder(self.home / "keys")) as opened:
+            manifest = opened.manifest
+            contents = {each.path: bytes(opened.read(each.path)) for each in manifest.artifacts}
+        costs = PlanCosts(0.0, 1e-3, upload_bytes=4e3, download_bytes=1e2)
+        plans = (OffloadPlan("local", PlanCosts(local_s)), OffloadPlan("raw", costs, tail=manifest.name))
+        contents[_CUT_TABLE] = table = json.dumps(to_plain(CutTable(plans))).encode()
+        entry = Artifact(_CUT_TABLE, len(table), hashlib.sha256(table).hexdigest(), "cut-table")
+        own = manifest.backend
+        changed = dataclasses.replace(
+            manifest,
+            artifacts=tuple(sorted((*manifest.artifacts, entry), key=lambda each: each.path)),
+            backend=BackendChoice("offload", own.artifact, own.options, own),
+        )
+        write_package(folder / package.name, changed, contents, self._sign)
+        return folder / package.name
+
+    def _sign(self, payload: bytes) -> bytes:
+        """Return the envelope around a payload, signed as `edgekit package` does."""
+        private = load_pem_private_key((self.home / "keys" / "default.pem").read_bytes(), None)
+        signature = CryptoSigner(private).sign(encode_signed(payload))
+        return Envelope(payload, signature.keyid, bytes.fromhex(signature.signature)).to_bytes()
 
     def read_promise(self, package: Path, what: str) -> Promise:
         """Return what a package promises: `latency_ms`, `energy_mj` or `memory_bytes`."""
@@ -88,8 +148,23 @@ class PackageMaker:
         stated = predicate.get(_PROMISES[what]) or {}
         return Promise(stated.get("value"), stated.get("label", ""))
 
+    def _keep(self, kept: Path, make: Callable[[Path], None]) -> None:
+        """Fill a folder, unless that was done in an earlier run."""
+        if kept.is_dir():
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if not self.public_key.exists():
+            self._edgekit("keys", "generate", "default")
+            self._edgekit("keys", "export", "default", str(self.public_key))
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            made = Path(folder) / "made"
+            made.mkdir()
+            make(made)
+            if not kept.is_dir():
+                made.rename(kept)
+
     def _edgekit(self, *arguments: str) -> None:
-        environment = ["env", f"EDGEKIT_HOME={self._folder / 'home'}"]
+        environment = ["env", f"EDGEKIT_HOME={self.home}"]
         command = [*environment, sys.executable, "-m", "edgekit_toolkit", *arguments]
         result = run_program(command, (), _PACKAGE_LIMIT_S, 0)
         if result.exit_code:

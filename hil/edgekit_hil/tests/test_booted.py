@@ -13,9 +13,12 @@ from edgekit_hil.benches.device import Device
 from edgekit_hil.benches.opening import Bench
 from edgekit_hil.tests.booted_machine import EVENTS, FIRST, MODEL, SECOND, ServiceMachine, try_event
 from edgekit_hil.tests.conftest import Recorder
+from edgekit_hil.tests.host_side import Fleet, HostSide, require_mosquitto
 from edgekit_hil.tests.models import PackageMaker
 
 _DOWNLOAD_BYTES = 1 << 20
+_IN_FLEET, _ROLLOUT = "booted", "update"
+_ROLLOUT_LIMIT_S = 240.0
 
 
 def require_booted(bench: Bench) -> None:
@@ -50,6 +53,27 @@ def test_right_version_serves_after_event(
     if outcome.restart_s is not None:
         assert 0.0 < outcome.restart_s < 10.0, outcome  # the unit says 100 ms; the machine is emulated
         evidence(f"until systemd restarts after: {event}", outcome.restart_s, "s", "systemd's clock")
+
+
+def test_update_of_a_fleet_goes_on_after_a_power_cut_in_its_middle(
+    bench: Bench, device: Device, machine: ServiceMachine, packages: PackageMaker, tmp_path: Path
+) -> None:
+    """The power fails while the agent updates a model; its unit starts again, and the update ends."""
+    assert device.folder  # the bench is in order
+    require_mosquitto()
+    target = bench.file.settings.target
+    machine.begin()
+    fleet = Fleet(HostSide(bench), tmp_path, packages.home)
+    with fleet.up():
+        machine.join_fleet(fleet.invite(_IN_FLEET), target)
+        fleet.start_rollout(_ROLLOUT, packages.make(MODEL, target, "ort", SECOND), waves="100%")
+        fleet.wait_begun(_IN_FLEET)
+        machine.cut_power()
+        ended = fleet.wait_ended(_ROLLOUT, _ROLLOUT_LIMIT_S)
+
+    assert (ended["state"], ended["members"]) == ("succeeded", {"succeeded": 1})
+    assert machine.wait_serving() == SECOND
+    assert machine.run("systemctl is-active edgekit-agent") == "active"
 
 
 @pytest.fixture

@@ -60,13 +60,13 @@ def test_memory_is_near_the_estimate_and_latency_is_recorded(
     times_ms = sorted(1e3 * each for each in found["seconds"])
     latency = packages.read_promise(package, "latency_ms")
     memory = packages.read_promise(package, "memory_bytes")
-    predicted_ms = None if latency.value is None else latency.value * settings.slowdown
+    predicted_ms = None if latency.value is None else latency.value * bench.slowdown
     # A quota takes the processor away for parts of a period, which most short inferences never see.
-    kind = "median" if settings.slowdown == 1 else "mean"
+    kind = "median" if bench.slowdown == 1 else "mean"
     latency_ms = statistics.median(times_ms) if kind == "median" else statistics.fmean(times_ms)
     method = f"{kind} of {len(times_ms)} inferences, {engine}; prediction {latency.label}"
-    if settings.slowdown != 1:
-        method += f", times {settings.slowdown:g} for this bench"
+    if bench.slowdown != 1:
+        method += f", times {bench.slowdown:g} for this bench"
     evidence(f"latency of {model}", latency_ms, "ms", method, predicted_ms)
     shares = [index / 100 for index in range(1, 100)]
     points = [(times_ms[int(share * len(times_ms))], share) for share in shares]
@@ -86,13 +86,11 @@ def test_energy_of_an_inference_is_recorded(
     engine = list_engines(bench)[0]
     package = packages.make(_MODEL, bench.file.settings.target, engine)
     device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
-    bench.meter.start()
-    device.run(f"sleep {_POWER_S}", 2 * _POWER_S)
-    idle = bench.meter.stop()
+    with bench.meter.measure() as idle:
+        device.run(f"sleep {_POWER_S}", 2 * _POWER_S)
 
-    bench.meter.start()
-    found = measure(device, package, _POWER_S)
-    busy = bench.meter.stop()
+    with bench.meter.measure() as busy:
+        found = measure(device, package, _POWER_S)
 
     idle_w = statistics.median(watts for _, watts in idle)
     busy_w = statistics.median(watts for _, watts in busy)
@@ -100,9 +98,8 @@ def test_energy_of_an_inference_is_recorded(
     promise = packages.read_promise(package, "energy_mj")
     method = f"{bench.meter_text}, above rest, times the median latency; prediction {promise.label}"
     evidence(f"energy of {_MODEL}", energy_mj, "mJ", method, promise.value)
-    evidence.curve(
-        "power at rest, then under load", ("s", "W"), [*idle, *((idle[-1][0] + s, w) for s, w in busy)]
-    )
+    for name, watts in (("power at rest", idle), ("power under load", busy)):
+        evidence.curve(name, ("s", "W"), watts)
     assert busy_w > idle_w
 
 

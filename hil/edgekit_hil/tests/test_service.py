@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+import shlex
 import statistics
 import time
 from collections.abc import Iterator
@@ -23,6 +24,18 @@ _VERSIONS: Final = ("1.0.0", "1.0.1")
 _READY_LIMIT_S: Final = 60
 _CUTS: Final = 5
 _MOST_GROWTH_BYTES: Final = 16 << 20
+_LIMIT_C: Final = 70
+_HOT_CLOCK: Final = 0.4
+_GOVERNOR_LIMIT_S: Final = 20.0
+_HEAT_SETTINGS: Final = """\
+[power]
+sysfs = "{sysfs}"
+period_s = 0.2
+window_s = 0.0
+temperature_c = {limit_c}
+[models.{model}.governor]
+threads = [1]
+"""
 
 
 class ServedDevice:
@@ -42,9 +55,10 @@ class ServedDevice:
         device.edgekit("install", self.old)
 
     @contextlib.contextmanager
-    def serve(self) -> Iterator[int]:
-        """Run the service; returns its process id."""
-        pid = self.device.start(f"{self.device.python} -m edgekit_runtime.cli serve --port 0", "serve.log")
+    def serve(self, *options: str) -> Iterator[int]:
+        """Run the service with further options of `serve`; returns its process id."""
+        words = shlex.join(["-m", "edgekit_runtime.cli", "serve", "--port", "0", *options])
+        pid = self.device.start(f"{self.device.python} {words}", "serve.log")
         deadline = time.monotonic() + _READY_LIMIT_S
         code = f"from edgekit_runtime import Client; print(Client().ready({_MODEL!r}))"
         while self.device.try_run(f'{self.device.python} -c "{code}"').output != "True":
@@ -85,14 +99,13 @@ def served(bench: Bench, device: Device, packages: PackageMaker) -> ServedDevice
 
 def test_swap_under_load_loses_no_request(served: ServedDevice, bench: Bench, evidence: Recorder) -> None:
     """While requests come without a pause, an update and a rollback answer each of them right."""
-    with served.serve(), served.load() as result:
-        if bench.meter is not None:
-            bench.meter.start()
+    measuring = contextlib.nullcontext([]) if bench.meter is None else bench.meter.measure()
+    with served.serve(), served.load() as result, measuring as watts:
         updated = served.device.edgekit("install", served.new)
         back = served.device.edgekit("rollback", _MODEL)
-        if bench.meter is not None:
-            evidence.curve("power over an update and a rollback", ("s", "W"), bench.meter.stop())
 
+    if watts:
+        evidence.curve("power over an update and a rollback", ("s", "W"), watts)
     assert updated["switched"]
     assert served.read_opened() == _VERSIONS[0], back
     assert result["errors"] == []
@@ -129,6 +142,51 @@ def test_power_cut_in_an_update_leaves_a_version_that_works(
     assert served.read_opened() == _VERSIONS[1]
     evidence("power cuts around an update", _CUTS, "cuts", f"{bench.power_label}, at random moments")
     evidence("of them, the new version opened", opened.count(_VERSIONS[1]), "cuts", "edgekit-device status")
+
+
+def test_hot_device_refuses_what_it_must_and_takes_all_again_once_cool(
+    served: ServedDevice, bench: Bench, evidence: Recorder
+) -> None:
+    """A hot device refuses some requests and answers the others right; once it is cool it takes all."""
+    if not bench.file.settings.has_time:
+        pytest.skip(
+            f"on bench '{bench.file.settings.name}' durations mean nothing, and limits are held by them"
+        )
+    device = served.device
+    zone = "sys/class/thermal/thermal_zone0"  # no test heats a board: this stands in for its zone
+    device.run(f"mkdir -p {zone} && echo cpu >{zone}/type && echo 40000 >{zone}/temp")
+    settings = _HEAT_SETTINGS.format(sysfs=f"{device.folder}/sys", limit_c=_LIMIT_C, model=_MODEL)
+    device.run(f"cat >service.toml <<'END'\n{settings}END")
+
+    with served.serve("--config", "service.toml"), served.load() as result:
+        _watch_governor(device, "above", 1.0)
+        _throttle(bench, _HOT_CLOCK)
+        device.run(f"echo {_LIMIT_C + 20}000 >{zone}/temp")
+        admitted = _watch_governor(device, "below", 0.9)
+        _throttle(bench, 1.0)
+        device.run(f"echo 40000 >{zone}/temp")
+        _watch_governor(device, "above", 1.0)
+
+    assert result["errors"] == []
+    assert result["refused"] > 0
+    clock = f", clock at {_HOT_CLOCK:.0%}" if hasattr(bench.command, "throttle") else ""
+    method = f"governor with a limit of {_LIMIT_C} C; the zone is a file that says {_LIMIT_C + 20} C{clock}"
+    evidence("share of the requests that a hot device takes", admitted, "", method)
+    points = [(at_s, 1e3 * took_s) for at_s, took_s in zip(result["at_s"], result["seconds"], strict=True)]
+    evidence.curve("answers of a device that gets hot and cools", ("s", "ms"), points)
+
+
+def _throttle(bench: Bench, clock_share: float) -> None:
+    """Lower the clock of the processor, on a bench that can."""
+    throttle = getattr(bench.command, "throttle", None)
+    if throttle is not None:
+        throttle(clock_share)
+
+
+def _watch_governor(device: Device, side: str, share: float) -> float:
+    """Return the share of the requests that the governor admits, once it is on that side of `share`."""
+    arguments = (_MODEL, side, str(share), str(_GOVERNOR_LIMIT_S))
+    return float(device.run_python(read_program("governor"), *arguments, limit_s=2 * _GOVERNOR_LIMIT_S))
 
 
 def test_soak_answers_every_request_and_memory_stays(

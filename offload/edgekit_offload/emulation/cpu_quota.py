@@ -64,7 +64,6 @@ class CpuQuota:
             raise ConfigError(
                 f"CPU share {share:g} is out of range; expected {_LEAST_SHARE:g} to {_MOST_SHARE:g}"
             )
-        self.share = share
         self.label = f"emulated: {share:.0%} of one processor"
         parent, version = _find_cpuset(mounts)
         _remove_leftovers(parent)
@@ -80,10 +79,8 @@ class CpuQuota:
                 raise ConfigError(
                     f"a CPU quota needs root and a writable cgroup: {cause}; be root"
                 ) from cause
-            thief = undo.enter_context(
-                ChildProcess("edgekit_offload.emulation.steal_time", str(self.cpu), str(1 - share))
-            )
-            _wait_until_steals(thief)
+            self._thief = undo.enter_context(contextlib.ExitStack())
+            self.change(share)
             self._open = undo.pop_all()
 
     def __enter__(self) -> "Self":
@@ -104,6 +101,21 @@ class CpuQuota:
             self.procs_file.write_text(str(pid))
         except OSError as cause:
             raise ConfigError(f"process {pid} cannot be put under a CPU quota: {cause}") from cause
+
+    def change(self, share: float) -> None:
+        """Give the processes another share from now on.
+
+        Raises:
+            ConfigError: the priority of this process may not be raised.
+        """
+        with contextlib.ExitStack() as undo:
+            thief = undo.enter_context(
+                ChildProcess("edgekit_offload.emulation.steal_time", str(self.cpu), str(1 - share))
+            )
+            _wait_until_steals(thief)
+            self._thief.close()
+            self._thief.push(undo.pop_all())
+        self.share = share
 
     def close(self) -> None:
         """Kill the processes under the quota and remove it; a second call does nothing."""

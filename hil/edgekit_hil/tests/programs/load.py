@@ -1,8 +1,8 @@
 """Send requests to the service until a file appears, and print what came of them.
 
 Arguments: MODEL STOP_FILE PACKAGE... The input is the first package's golden one, and each answer must be
-what one of the packages computes from it in this process. Prints `{"seconds": [of each], "errors": [the
-first messages]}`.
+what one of the packages computes from it in this process. Prints `{"seconds": [of each answer], "at_s": [when
+each came], "refused": number of requests that were refused to hold a limit, "errors": [the first messages]}`.
 """
 
 import json
@@ -21,6 +21,8 @@ from edgekit_runtime.tensors import Array
 from edgekit_runtime.trust.trust_store import TrustStore
 
 MOST_ERRORS = 10
+LIMIT = "refused to hold a limit"
+PAUSE_S = 0.01  # after a refusal
 TOLERANCE = 1e-4  # the service may batch, which changes the order of sums
 
 
@@ -39,19 +41,26 @@ def main() -> None:
         feeds = read_golden_inputs(package)
     expected = [open_session(path).run(feeds) for path in paths]
     seconds: list[float] = []
+    at_s: list[float] = []
     errors: list[str] = []
+    refused, first_s = 0, time.perf_counter()
     with Client() as client:
         while not stop.exists() and len(errors) < MOST_ERRORS:
             begun_s = time.perf_counter()
             try:
                 answer = client.infer(model, feeds)
             except EdgekitError as error:
-                errors.append(str(error))
+                if LIMIT in str(error):
+                    refused += 1
+                    time.sleep(PAUSE_S)
+                else:
+                    errors.append(str(error))
                 continue
             seconds.append(time.perf_counter() - begun_s)
+            at_s.append(begun_s - first_s)
             if not is_right(answer, expected):
                 errors.append(f"answer {len(seconds)} is of no version")
-    print(json.dumps({"seconds": seconds, "errors": errors}))
+    print(json.dumps({"seconds": seconds, "at_s": at_s, "refused": refused, "errors": errors}))
 
 
 if __name__ == "__main__":
