@@ -19,6 +19,8 @@ class HostileServer:
         port: of TCP on loopback.
         over: set when it shall end.
         refused: compressed bodies, which it does not read.
+        probes: paths and bodies of probes of the link.
+        stated: headers of its answers to those.
     """
 
     def __init__(self) -> None:
@@ -27,7 +29,8 @@ class HostileServer:
         self.misbehave: Misbehave | None = None
         self.over = threading.Event()
         self.refused = 0
-        self.probes: list[bytes] = []
+        self.probes: list[tuple[str, bytes]] = []
+        self.stated = ""
         self._clients: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -56,8 +59,8 @@ class HostileServer:
                     client.sendall(http(b"{}"))
                     continue
                 if b"/models/edgekit-link-probe/" in head:
-                    self.probes.append(body)
-                    client.sendall(http(b"{}", "404 Not Found"))
+                    self.probes.append((head.decode().split()[1], body))
+                    client.sendall(http(b"{}", "404 Not Found", self.stated))
                     continue
                 if "content-encoding" in fields:
                     self.refused += 1

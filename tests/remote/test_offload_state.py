@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.remote.offload_parts import wait_until
 
-from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.cut_table import CutTable, Objective, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.link_estimate import Exchange
 from edgekit_runtime.remote.offload_options import OffloadOptions
 from edgekit_runtime.remote.offload_server import OffloadServer, Reply, ServerTimes
@@ -28,9 +28,13 @@ CUT = OffloadPlan(
 )
 
 
-def make_state(cut: OffloadPlan = CUT, local: OffloadPlan = LOCAL) -> OffloadState:
+def make_state(
+    cut: OffloadPlan = CUT, local: OffloadPlan = LOCAL, objective: Objective = "latency"
+) -> OffloadState:
     way = cast(TailWay, SimpleNamespace(plan=cut, is_proved=True, retry_s=0.0))
-    state = OffloadState(CutTable((local, cut)), {cut.name: way}, OffloadOptions("http://127.0.0.1:1"))
+    radio_w = None if local.costs.device_j is None else 1.0
+    table = CutTable((local, cut), objective, latency_limit_s=10.0, radio_w=radio_w)
+    state = OffloadState(table, {cut.name: way}, OffloadOptions("http://127.0.0.1:1"))
     state.breaker.succeed()
     return state
 
@@ -141,3 +145,34 @@ def test_choice_counts_the_time_to_connect_where_no_connection_is_open() -> None
     assert state.decision().plan.name == "local"
     state.connect_s = 0.0
     assert state.decision().plan.name == "cut3"
+
+
+def test_what_a_server_said_of_itself_counts_for_two_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(offload_state, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    state = make_state()
+    state.estimate.note_round_trip(0.001)
+    times = ServerTimes(0.5, 0.03, 0.99)
+    state.note_reply(CUT, Reply({}, None, Exchange(100_000, 100, 0.6, 0.0, 1e9), times), is_late=False)
+    assert "loaded (0.99)" in state.decision().reason
+    state.note_load(None)  # a reply that does not state it
+    assert "loaded (0.99)" in state.preview().reason
+    state.note_load(0.1)
+    state.reconsider()
+    assert state.decision().plan.name == "local"  # the last request waited half a second there
+    now[0] += 121
+    state.reconsider()
+    assert state.decision().plan.name == "cut3"
+
+
+@pytest.mark.parametrize("objective", ["latency", "energy", "capacity"])
+def test_probe_is_sent_while_another_plan_would_be_better_on_a_good_link(objective: Objective) -> None:
+    costs = dataclasses.replace(LOCAL.costs, device_s=0.0102, device_j=0.05)
+    local = dataclasses.replace(LOCAL, costs=costs)
+    # Of the plan's 10 ms, 8 are on the server; so it wins by 2 % of the latency, and 44 % of the energy.
+    cut = OffloadPlan("cut3", PlanCosts(0.002, 0.008, 4000.0, 100.0, device_j=0.02), tail="cut3.tail")
+    state = make_state(cut, local, objective)
+    state.estimate.note_round_trip(1e-6)
+    state.estimate.note(1.0, Exchange(100_000, 0, 1.0, 0.0, 1e9))  # 0.8 Mbit/s
+    assert state.decision().plan.name == "local"
+    assert (state.find_better(2.0) is not None) == (objective != "capacity")  # there local is best anywhere

@@ -67,7 +67,7 @@ def test_tail_that_fails_must_prove_itself_even_if_the_server_is_well(
         assert session.decision().plan.name == "local"
 
 
-def test_loaded_server_is_used_again_once_a_probe_finds_it_at_rest(
+def test_loaded_server_is_used_again_once_it_tells_a_probe_that_it_is_at_rest(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
 ) -> None:
     path = tmp_path / "offloaded.edgepkg"
@@ -79,12 +79,20 @@ def test_loaded_server_is_used_again_once_a_probe_finds_it_at_rest(
         server.misbehave = lambda _server, _client, right: tensor_reply(right, loaded)
         session.run({"x": X})
         assert "loaded" in session.decision().reason
-        server.misbehave = None
 
         def is_used() -> bool:
             session.run({"x": X})
             return session.decision().plan.name == "raw"
 
+        def is_probed() -> bool:
+            assert not is_used()
+            return len(server.probes) > before
+
+        for server.stated in (loaded, ""):  # who says nothing has not become less loaded
+            before = len(server.probes) + 2
+            wait_until(is_probed, "the server is not probed")
+        assert server.probes[-1][0] == "/v2/models/edgekit-link-probe/versions/linear/infer"
+        server.misbehave, server.stated = None, loaded.replace("0.99", "0.10")
         wait_until(is_used, "the server is not used again")
 
 

@@ -1,5 +1,7 @@
 import re
 import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,12 @@ from edgekit_runtime.service.options.model import ModelOptions, SchedulingLimits
 TIMING = re.compile(r"queue;dur=(\d+\.\d{3}), compute;dur=(\d+\.\d{3})")
 LOAD = re.compile(r"TEXT application_utilization=(\d+\.\d{3})")
 ON = HttpLimits(server_timing=True)
+
+
+def read_load(fields: Mapping[str, str]) -> float:
+    found = LOAD.fullmatch(fields["endpoint-load-metrics"])
+    assert found is not None
+    return float(found[1])
 
 
 def test_responses_say_nothing_unless_asked_to(maker: PackageMaker, tmp_path: Path) -> None:
@@ -107,6 +115,49 @@ def test_load_is_the_busy_share_of_the_slots() -> None:
     assert meter.measure(lambda: [metrics]) == 0.0
     now[0] = 11.0
     assert meter.measure(list) == 0.0  # the version was unloaded
+
+
+def test_who_asks_alone_is_told_no_load_and_others_are_told_of_it(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    with running_linear(maker, tmp_path, http=ON) as service, service.connect() as busy:
+        replies, until_s = Replies(busy), time.monotonic() + 0.7
+        while time.monotonic() < until_s:  # longer than two windows
+            busy.sendall(infer_bytes(X))
+            reply = replies.next()
+            assert read_load(reply.fields) == 0
+        with service.connect() as other:
+            other.sendall(infer_bytes(X))
+            assert read_load(Replies(other).next().fields) > 0
+
+
+def test_probe_of_the_link_is_told_the_load_of_the_model_that_it_names(
+    maker: PackageMaker, tmp_path: Path
+) -> None:
+    probe = infer_bytes(X).replace(b"/models/linear/", b"/models/edgekit-link-probe/versions/linear/")
+    with running_linear(maker, tmp_path, http=ON) as service, service.connect() as busy:
+        replies, until_s = Replies(busy), time.monotonic() + 0.4
+        while time.monotonic() < until_s:
+            busy.sendall(infer_bytes(X))
+            replies.next()
+        reply = ask(service, probe)
+        assert reply.status == 404
+        assert read_load(reply.fields) > 0
+        busy.sendall(probe)
+        reply = replies.next()
+    assert reply.status == 404
+    assert read_load(reply.fields) == 0  # its own load is none
+
+
+def test_share_of_a_batch_is_that_of_its_calls() -> None:
+    now = [0.0]
+    meter, metrics = UtilizationMeter(1, lambda: now[0]), LaneMetrics("m", "1")
+    metrics.note_run(4, 4, 0.0, 1.0, 0.0)
+    for asker in range(4):
+        meter.note(asker, 1.0)
+    now[0] = 1.25
+    assert meter.measure(lambda: [metrics], 0) == pytest.approx((0.8 - 0.2) / (1 - 0.2))
+    assert meter.measure(lambda: [metrics], 9) == pytest.approx(0.8)
 
 
 def test_times_are_those_of_the_last_call_and_are_taken_once() -> None:

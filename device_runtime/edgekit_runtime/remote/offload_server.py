@@ -108,8 +108,10 @@ def make_tail_request(
     expected: tuple[TensorSpec, ...],
     compression: Compression,
     fields: str,
+    *,
+    version: str | None = None,
 ) -> TailRequest:
-    """Return the request that sends tensors to a model.
+    """Return the request that sends tensors to a model, or to one of its versions.
 
     Raises:
         DataError: the protocol has no such dtype.
@@ -127,14 +129,17 @@ def make_tail_request(
         if len(packed) < body_bytes:
             body, body_bytes = [packed], len(packed)
             lines += "Content-Encoding: zstd\r\n"
-    head = make_request_head("POST", f"{model_path(model)}/infer", lines, body_bytes)
+    head = make_request_head("POST", f"{model_path(model, version)}/infer", lines, body_bytes)
     return TailRequest([head, *body], len(head) + body_bytes, expected, request_id)
 
 
-def make_upload_probe(size_bytes: int, fields: str) -> TailRequest:
-    """Return a request with so many random bytes for a model that no server has; 404 is the answer."""
+def make_upload_probe(size_bytes: int, fields: str, tail: str | None) -> TailRequest:
+    """Return a request with so many random bytes for a model that no server has; 404 is the answer.
+
+    Our server states the load of `tail` in it, which is the version that is asked for.
+    """
     body = np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
-    return make_tail_request(NO_MODEL, {"x": body}, (), "identity", fields)
+    return make_tail_request(NO_MODEL, {"x": body}, (), "identity", fields, version=tail)
 
 
 class WarmConnection:

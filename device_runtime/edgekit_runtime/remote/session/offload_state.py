@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Final, TypeAlias
 
 from edgekit_runtime.errors import RequestError
-from edgekit_runtime.remote.choose import HYSTERESIS, PlanChoice, Preference, choose
+from edgekit_runtime.remote.choose import PlanChoice, Preference, choose
 from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, as_sent, predict_s, send_plain
 from edgekit_runtime.remote.link_estimate import LinkEstimate
@@ -27,6 +27,7 @@ _RECENT: Final = 8  # runs of this device that its load is taken from
 _RECONSIDER: Final = 16  # local runs between two choices while nothing else changed
 _LEAST_RUN_S: Final = 5e-4  # a shorter run says little about its machine
 _LEAST_BYTES: Final = 1500  # acknowledged: less is a link that carries nothing
+_SAID_S: Final = 120.0  # for which it counts what a server said of itself: two pauses of probes
 _REFUSED_S: Final = 30.0  # until a server without a tail is asked for it again
 _MANY_BITS_PER_S: Final = 1e10
 _MOST_TABLES: Final = 16
@@ -51,7 +52,6 @@ class OffloadState:
         breaker: whether requests may go to the server.
         schedule: when to probe.
         hedges: how long to wait for a reply.
-        load: share of what the server can do, as it said last.
         connect_s: how long the next request takes to connect; 0 with a connection that is open.
         switches: the last changes of the plan, in words.
         has_local_failed: the last local run did.
@@ -71,7 +71,9 @@ class OffloadState:
         self.estimate, self.breaker = LinkEstimate(), CircuitBreaker()
         self.schedule = ProbeSchedule(time.monotonic(), options.probe_bytes_per_hour)
         self.hedges = HedgePolicy(options.hedge_share, table.local.costs.device_s if table.local else 0.0)
-        self.load, self._wait_s, self.connect_s = 0.0, 0.0, 0.0
+        self.connect_s = self._wait_s = 0.0
+        self._replied_s = float("-inf")  # when `_wait_s` and `_compute` were told last
+        self._load, self._load_s = 0.0, float("-inf")  # what the server said last, and when
         self.switches: deque[str] = deque(maxlen=_SWITCHES)
         self.has_local_failed = False
         self._preference = Preference(
@@ -124,7 +126,7 @@ class OffloadState:
     def _choose(self, rows: int, only: CutTable | None = None) -> PlanChoice:
         """Return the choice of this moment; with `only`, for one request that has other plans than usual."""
         known = self._decisions.get(rows) if only is None else None
-        asked = self._preference
+        asked, now_s = self._preference, time.monotonic()
         usable = {
             name
             for name, way in self.ways.items()
@@ -133,11 +135,11 @@ class OffloadState:
         is_in_debt = self.hedges.is_in_debt and not self.has_local_failed
         decision = choose(
             self._table(rows) if only is None else only,
-            self.conditions(time.monotonic()),
+            self.conditions(now_s),
             None if known is None else known[1],
             asked if only is None else dataclasses.replace(asked, plan=None),
             usable=usable,
-            server_load=self.load,
+            server_load=self._load if now_s - self._load_s < _SAID_S else 0.0,
             cause=self.breaker.cause or (_IN_DEBT if is_in_debt else ""),
         )
         return dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
@@ -188,8 +190,12 @@ class OffloadState:
     def conditions(self, now_s: float) -> Conditions:
         """Return what plans are judged by now; under `lock`."""
         link = self.estimate.state(now_s) if self.breaker.is_closed else None
-        wait_s = self._wait_s + self.connect_s
-        return Conditions(link, self.device_slowdown, _ratio(self._compute), wait_s)
+        slowdown, wait_s = _ratio(self._compute), self._wait_s
+        if (
+            now_s - self._replied_s >= _SAID_S
+        ):  # only replies tell it, and there are none if it was left for it
+            slowdown, wait_s = 1.0, 0.0
+        return Conditions(link, self.device_slowdown, slowdown, wait_s + self.connect_s)
 
     @property
     def device_slowdown(self) -> float:
@@ -230,18 +236,26 @@ class OffloadState:
             return 0.0  # this request is the test of what a probe claims: both ways at once
         return self.hedges.allow_s(self.reply_s(decision), local_s, spent_s)
 
-    def could_gain(self, now_s: float) -> bool:
-        """Return whether another plan would win on a very good link, and requests do not measure this one."""
+    def find_better(self, now_s: float) -> TailWay | None:
+        """Return the plan that would win on a very good link with a server at rest.
+
+        None where that runs already, or where requests measure the link.
+        """
         with self.lock:
             known, conditions = self._decisions.get(1), self.conditions(now_s)
             if known is None or self.asked_plan is not None or conditions.link is None:
-                return False
-            if known[1].plan.tail is not None and (self.estimate.is_claimed or not self.estimate.is_bound):
-                return False
+                return None
+            running = known[1].plan
+            if running.tail is not None and (self.estimate.is_claimed or not self.estimate.is_bound):
+                return None
             link = LinkState(_MANY_BITS_PER_S, _MANY_BITS_PER_S, conditions.link.rtt_s, 1e9)
-            best = dataclasses.replace(conditions, link=link)
-            enough_s = known[1].predicted_s * (1 - HYSTERESIS)
-            return any(predict_s(way.plan, best) < enough_s for way in self.ways.values())
+            best = choose(
+                self.table,
+                Conditions(link, conditions.device_slowdown, conditions.server_slowdown),
+                preference=self._preference,
+                usable={name for name, way in self.ways.items() if way.is_proved or now_s >= way.retry_s},
+            )
+            return None if best.plan.name == running.name else self.ways.get(best.plan.name)
 
     def is_cheap(self, way: TailWay, now_s: float) -> bool:
         """Return whether the link carries the golden inputs of a plan in reasonable time; under `lock`."""
@@ -328,8 +342,16 @@ class OffloadState:
             way.is_proved, way.retry_s = False, time.monotonic() + _REFUSED_S
             self._epoch += 1
 
+    def note_load(self, load: float | None) -> None:
+        """Take how loaded the server says that it is; None changes nothing."""
+        if load is not None:
+            self._load, self._load_s = load, time.monotonic()
+
     def _note_times(self, plan: OffloadPlan, times: ServerTimes) -> None:
-        self.load = 0.0 if times.load is None else times.load
+        self.note_load(times.load)
+        if time.monotonic() - self._replied_s >= _SAID_S:
+            self._compute.clear()
+        self._replied_s = time.monotonic()
         self._wait_s = times.queue_s or 0.0
         planned_s = plan.costs.server_s - plan.costs.server_request_s - plan.costs.decompress_s
         if times.compute_s is not None and planned_s > _LEAST_RUN_S:

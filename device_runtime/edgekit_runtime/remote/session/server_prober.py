@@ -110,7 +110,7 @@ class ServerProber:
             return True
         if not state.schedule.may_spend(now_s) or state.count_requests() == self._asked:
             return False
-        return state.could_gain(now_s)
+        return state.find_better(now_s) is not None
 
     def _is_round_trip_due(self, now_s: float) -> bool:
         """Return whether a fall of the bandwidth may have been a longer round trip, which is soon told."""
@@ -178,12 +178,13 @@ class ServerProber:
         Raises:
             EdgekitError: the server cannot be used.
         """
-        state = self._state
+        state, way = self._state, self._state.find_better(time.monotonic())
         with state.lock:
             wanted = int((state.estimate.up_bits_per_s or 0.0) * _PROBE_SEND_S / _BITS)
         if self._server.forget_slow_link():
             self._server.measure_round_trip(_PROBE_TIMEOUT_S)  # connects, which is no time of the link
-        request = make_upload_probe(min(max(wanted, _LEAST_UPLOAD), _MOST_UPLOAD), self._server.fields)
+        size_bytes = min(max(wanted, _LEAST_UPLOAD), _MOST_UPLOAD)
+        request = make_upload_probe(size_bytes, self._server.fields, way.plan.tail if way else None)
         pending = self._server.send(request, _PROBE_TIMEOUT_S, lambda *_: None)
         pending.done.wait()
         reply = pending.reply
@@ -193,7 +194,7 @@ class ServerProber:
         if reply.error is not None and (_is_of_server(reply.error) or isinstance(reply.error, ReplyError)):
             raise reply.error
         with state.lock:
-            state.load = reply.times.load or 0.0
+            state.note_load(reply.times.load)
             state.estimate.note_probe(time.monotonic(), reply.exchange)
         state.reconsider()
         return reply.exchange.elapsed_s

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.protocol.infer_request import InferRequest
 from edgekit_runtime.service.api.inference import InferenceHandler, Responder, WhenLoaded
+from edgekit_runtime.service.http.connection import Connection
+from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.http.send_buffer import Buffer
 from edgekit_runtime.service.models.catalogue import Catalogue
 from edgekit_runtime.service.observability.metrics import LaneMetrics
@@ -44,25 +46,49 @@ class TimedInferenceHandler(InferenceHandler):
         self._machine = UtilizationMeter(os.cpu_count() or 1)
         self._meters: dict[tuple[str, str], UtilizationMeter] = {}
 
+    def handle_request(
+        self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
+    ) -> None:
+        """Respond to a request for a model, now or later, also to one that is refused.
+
+        A probe of the link asks for a version of a model that no server has; where a model has the name of
+        that version, its load is stated, so that a device learns whether to come back.
+        """
+        try:
+            super().handle_request(name, version, connection, head, body)
+        except EdgekitError as error:
+            found = [one for one in self._models.served() if one.metrics.model in (name, version)]
+            asker = id(connection)
+            machine = self._machine.measure(self._list_lanes, asker)
+            load = max((self._measure_load(served, asker) for served in found), default=machine)
+            connection.respond_error(error, format_fields(None, load))
+
     def _respond(
         self, connection: Responder, served: Served, request: InferRequest, held: Held, answer: Answer
     ) -> None:
-        times: tuple[float, float] | None = self._times.take()
-        if isinstance(answer, EdgekitError) or served.loaded.remote is not None:
-            times = None
-        fields = format_fields(times, self._measure_load(served))
+        times = self._times.take()
+        asker = id(connection)
+        for meter in (self._meter(served), self._machine):
+            meter.note(asker, times[1])
+        is_run_here = not isinstance(answer, EdgekitError) and served.loaded.remote is None
+        fields = format_fields(times if is_run_here else None, self._measure_load(served, asker))
         super()._respond(_StatingResponder(connection, fields), served, request, held, answer)
 
-    def _measure_load(self, served: Served) -> float:
-        """Return the use of the model's slots or of the processors, the higher, and what waits on top."""
-        metrics, loaded = served.metrics, served.loaded
-        slots = max(1, len(loaded.instances))
-        key = (metrics.model, metrics.version)
+    def _meter(self, served: Served) -> UtilizationMeter:
+        key = (served.metrics.model, served.metrics.version)
         meter = self._meters.get(key)
         if meter is None:
-            meter = self._meters[key] = UtilizationMeter(slots)
-        share = max(meter.measure(lambda: iter((metrics,))), self._machine.measure(self._list_lanes))
-        return share + metrics.waiting / (slots * loaded.scheduling.max_batch)
+            meter = self._meters[key] = UtilizationMeter(max(1, len(served.loaded.instances)))
+        return meter
+
+    def _measure_load(self, served: Served, asker: int) -> float:
+        """Return what others use of the model's slots or of the processors, and what waits on top."""
+        metrics, loaded = served.metrics, served.loaded
+        share = max(
+            self._meter(served).measure(lambda: iter((metrics,)), asker),
+            self._machine.measure(self._list_lanes, asker),
+        )
+        return share + metrics.waiting / (max(1, len(loaded.instances)) * loaded.scheduling.max_batch)
 
     def _list_lanes(self) -> Iterator[LaneMetrics]:
         return (served.metrics for served in self._models.served())

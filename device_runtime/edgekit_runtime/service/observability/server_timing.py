@@ -62,9 +62,9 @@ class TimedMetrics(LaneMetrics):
 
 
 class UtilizationMeter:
-    """How much of the time the execution slots are in use; the slots of one model, or the processors."""
+    """How much of the execution slots others use than who asks; the slots of one model, or the processors."""
 
-    __slots__ = ("_began_s", "_busy_s", "_clock", "_share", "_slots")
+    __slots__ = ("_askers", "_began_s", "_busy_s", "_clock", "_own", "_share", "_slots")
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin idle.
@@ -76,11 +76,18 @@ class UtilizationMeter:
         self._slots, self._clock = slots, clock
         self._began_s = clock()
         self._busy_s = self._share = 0.0
+        self._askers: dict[int, float] = {}  # seconds of the calls of each since `_began_s`
+        self._own: dict[int, float] = {}  # share of each in the calls of the window before
 
-    def measure(self, list_lanes: Callable[[], Iterable[LaneMetrics]]) -> float:
-        """Return the share of the slots' time in which lanes ran, 0..1, over the last quarter of a second.
+    def note(self, asker: int, compute_s: float) -> None:
+        """Take that a call of `asker` ran, by itself or in a batch."""
+        self._askers[asker] = self._askers.get(asker, 0.0) + compute_s
 
-        Between two looks that are further apart it is the mean since the last one.
+    def measure(self, list_lanes: Callable[[], Iterable[LaneMetrics]], asker: int = 0) -> float:
+        """Return how much of the slots' time others take, 0..1, over the last quarter of a second.
+
+        It is a share of the time that `asker` leaves free: who is alone is told 0, however long its calls
+        take. Between two looks that are further apart it is the mean since the last one.
         """
         now_s = self._clock()
         elapsed_s = now_s - self._began_s
@@ -91,7 +98,11 @@ class UtilizationMeter:
             # A version that was unloaded takes its seconds with it.
             self._share = min(max(busy_s - self._busy_s, 0.0) / (elapsed_s * self._slots), 1.0)
             self._began_s, self._busy_s = now_s, busy_s
-        return self._share
+            sum_s = sum(self._askers.values()) or 1.0
+            self._own = {one: seconds / sum_s for one, seconds in self._askers.items()}
+            self._askers = {}
+        own = self._share * self._own.get(asker, 0.0)
+        return (self._share - own) / (1 - own) if own < 1 else 0.0
 
 
 def format_fields(times: tuple[float, float] | None, load: float) -> dict[str, str]:
@@ -99,7 +110,7 @@ def format_fields(times: tuple[float, float] | None, load: float) -> dict[str, s
 
     Args:
         times: seconds in the queue and of computing; None of a call that was not run.
-        load: 1 where all slots are in use, and more where calls wait.
+        load: 1 where others use all slots, and more where calls wait.
     """
     fields = {"Endpoint-Load-Metrics": f"TEXT application_utilization={load:.3f}"}
     if times is not None:
