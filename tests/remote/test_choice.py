@@ -56,7 +56,40 @@ def test_bandwidth_decides_between_plans(mbit_s: float, expected: str) -> None:
 
 def test_reason_says_the_figures_in_one_sentence() -> None:
     reason = choose(TABLE, link(1.8)).reason
-    assert reason == "the link has 1.8 Mbit/s; cut3 takes 45.2 ms, local 55 ms"
+    assert reason == "the link has 1.8 Mbit/s; least latency: cut3 takes 45.2 ms, local 55 ms"
+
+
+def test_reason_names_what_was_wanted_and_the_runner_up() -> None:
+    costs = [dataclasses.replace(one.costs, device_j=0.02 + 0.01 * n) for n, one in enumerate(TABLE.plans)]
+    plans = tuple(dataclasses.replace(one, costs=cost) for one, cost in zip(TABLE.plans, costs, strict=True))
+    table = CutTable(plans, "energy", latency_limit_s=0.1, radio_w=1.0)
+    assert choose(table, link(1.8)).reason == (
+        "the link has 1.8 Mbit/s; least energy within 100 ms: local takes 20 mJ in 55 ms, "
+        "cut3 65.2 mJ in 45.2 ms"
+    )
+    assert choose(TABLE, link(200)).reason == (
+        "the link has 200 Mbit/s; least latency: raw takes 13 ms, cut3 27.2 ms"  # both with the server
+    )
+    late = dataclasses.replace(table, latency_limit_s=0.05)
+    assert choose(late, link(1.8)).reason.endswith("cut3 takes 65.2 mJ in 45.2 ms, local 55 ms, too late")
+    capacity = choose(dataclasses.replace(table, objective="capacity"), link(200)).reason
+    assert "most devices a server within 100 ms: local takes 0 ms of the server in 55 ms, cut3 " in capacity
+    assert choose(TABLE, link(200), None, Preference("throughput")).reason.endswith(
+        "most requests a second: raw takes 6 ms in its slowest stage, cut3 20 ms in its slowest stage"
+    )
+
+
+def test_reason_says_that_a_better_plan_is_too_little_better() -> None:
+    current = choose(TABLE, link(5))
+    slightly = OffloadPlan("local", PlanCosts(current.predicted_s * 0.95))
+    kept = choose(CutTable((slightly, CUT)), link(5), current)
+    assert kept.plan.name == "cut3"
+    assert kept.reason.endswith("cut3 takes 33.6 ms, local 31.9 ms, which is too little better to switch yet")
+
+
+def test_reason_says_that_no_plan_with_the_server_has_proved_itself() -> None:
+    reason = choose(TABLE, link(200), usable=()).reason
+    assert reason == "the server has not proved a plan that can run now; local takes 55 ms"
 
 
 def test_small_gain_does_not_switch_at_once_but_lasting_gain_does() -> None:

@@ -27,6 +27,7 @@ from edgekit_runtime.remote.offload_status import read_statuses
 from edgekit_runtime.remote.probe_schedule import CircuitBreaker
 from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import Session, open_session
+from edgekit_runtime.system.processor_speed import find_cpu
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
@@ -146,6 +147,25 @@ def test_words_of_a_server_are_shown_short_and_without_control_characters(
         assert session.decision().reason.isprintable()
         assert len(session.decision().reason) < 400
         wait_until(lambda: any("owned" in one["reason"] for one in read_statuses()), "no status is written")
+
+
+@pytest.mark.parametrize("is_foreign", [True, False])
+def test_status_says_whether_the_plans_were_measured_on_another_device(
+    maker: PackageMaker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    server: HostileServer,
+    *,
+    is_foreign: bool,
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW, device=f"{'Cortex-A5' if is_foreign else find_cpu()}, 4 cores")
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    with offloading(maker, path):
+        wait_until(lambda: len(read_statuses()) == 1, "no status is written")
+        (status,) = read_statuses()
+    assert ("another device, Cortex-A5, 4 cores" in status["device"]) == is_foreign
+    assert bool(status["device"]) == is_foreign
 
 
 def test_fault_of_a_probe_that_nobody_foresaw_does_not_end_probing(

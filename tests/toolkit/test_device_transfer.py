@@ -6,7 +6,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgekit_runtime.errors import BackendError, TargetError
-from edgekit_runtime.remote.measure import find_cpu, make_inputs
+from edgekit_runtime.remote.measure import make_inputs
+from edgekit_runtime.system.processor_speed import find_cpu
 from edgekit_toolkit.costs.device_transfer import HostRun, fit_ratios, predict_latency_s
 from edgekit_toolkit.evaluation.judge import model_on_target
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks

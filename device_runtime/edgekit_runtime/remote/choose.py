@@ -21,8 +21,15 @@ HYSTERESIS: Final = 0.10  # a plan must be better than the current one by this s
 LOADED: Final = 0.95  # load of a server from which on devices stay local
 _PATIENCE: Final = 4  # decisions after which half of the hysteresis is left
 _LEAST_GAIN: Final = 1e-4  # of a switch, as a share: below it is rounding
+_TIE: Final = 1e-6  # weight of latency between plans that take the same of a server
 _MBIT: Final = 1e6
 _MS: Final = 1e3
+_GOALS: Final[dict[Objective, str]] = {
+    "latency": "least latency",
+    "energy": "least energy",
+    "capacity": "most devices a server",
+    "throughput": "most requests a second",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,21 @@ class Preference:
 
 
 @dataclass(frozen=True, slots=True)
+class RunnerUp:
+    """The best of the plans that were not chosen.
+
+    Attributes:
+        name: of the plan.
+        predicted_s: its latency.
+        cost: see `PlanChoice`.
+    """
+
+    name: str
+    predicted_s: float
+    cost: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
 class PlanChoice:
     """A plan, and why.
 
@@ -48,8 +70,12 @@ class PlanChoice:
         plan: what to run.
         predicted_s: its latency.
         conditions: what it was chosen for.
-        other: the best plan of the other kind (local or not), or None.
-        other_s: its latency.
+        cost: 1 where it is too late, which then counts as latency, and what the objective wants least of:
+            seconds of latency, of the slowest stage or of the server, or joules.
+        objective: what was wanted.
+        limit_s: latency that is good enough, where energy or capacity counts.
+        other: the best of the other plans, or None; better than `plan` where that runs already, and a switch
+            needs more.
         challenges: how often in a row another plan was better than the current one, by less than a switch
             needs.
         cause: why no plan with a server was looked at, or empty.
@@ -59,8 +85,10 @@ class PlanChoice:
     plan: OffloadPlan
     predicted_s: float
     conditions: Conditions
-    other: OffloadPlan | None = None
-    other_s: float = math.inf
+    cost: tuple[float, float] = (0.0, 0.0)
+    objective: Objective = "latency"
+    limit_s: float = math.inf
+    other: RunnerUp | None = None
     challenges: int = 0
     cause: str = ""
     is_forced: bool = False
@@ -68,19 +96,36 @@ class PlanChoice:
     @property
     def reason(self) -> str:
         """One sentence that says why."""
-        own = f"{self.plan.name} takes {self.predicted_s * _MS:.3g} ms"
+        own = self._judge(self.predicted_s, self.cost)
         if self.is_forced:
             return f"{self.plan.name} was asked for by name"
         if self.cause:
-            return f"{self.cause}; {own}"
-        link = self.conditions.link
-        if self.other is None or link is None:
-            return f"{own}; there is no other plan"
-        if math.isfinite(self.other_s):
-            against = f"{self.other.name} {self.other_s * _MS:.3g} ms"
-        else:
-            against = f"{self.other.name} cannot be used"
-        return f"the link has {link.up_bits_per_s / _MBIT:.3g} Mbit/s; {own}, {against}"
+            return f"{self.cause}; {self.plan.name} takes {own}"
+        link, other = self.conditions.link, self.other
+        goal = _GOALS[self.objective]
+        if math.isfinite(self.limit_s) and self.objective in ("energy", "capacity"):
+            goal += f" within {self.limit_s * _MS:.3g} ms"
+        if other is None or link is None:
+            return f"{goal}: {self.plan.name} takes {own}; there is no other plan"
+        text = f"the link has {link.up_bits_per_s / _MBIT:.3g} Mbit/s; {goal}: {self.plan.name} takes {own}, "
+        text += f"{other.name} {self._judge(other.predicted_s, other.cost)}"
+        return text + ", which is too little better to switch yet" * (other.cost < self.cost)
+
+    def _judge(self, predicted_s: float, cost: tuple[float, float]) -> str:
+        """Return what is compared of a plan, in words."""
+        taken = f"{predicted_s * _MS:.3g} ms"
+        if not math.isfinite(predicted_s):
+            return "for ever"
+        if cost[0]:
+            return f"{taken}, too late"
+        match self.objective:
+            case "energy":
+                return f"{cost[1] * _MS:.3g} mJ in {taken}"
+            case "capacity":
+                return f"{(cost[1] - predicted_s * _TIE) * _MS:.3g} ms of the server in {taken}"
+            case "throughput":
+                return f"{cost[1] * _MS:.3g} ms in its slowest stage"
+        return taken
 
 
 def choose(
@@ -108,7 +153,11 @@ def choose(
         cause: why no server can be used now, or empty.
     """
     preference = preference or Preference(table.objective)
-    local = table.local
+    objective, local = preference.objective, table.local
+    if objective == "energy" and table.radio_w is None:
+        objective = "latency"  # no energy is known
+    limit_s = table.latency_limit_s if preference.deadline_s is None else preference.deadline_s
+    limit_s = math.inf if limit_s is None else limit_s
     if not cause and server_load >= LOADED:
         cause = f"the server says that it is loaded ({server_load:.2f})"
     if not cause and conditions.link is None:
@@ -118,6 +167,8 @@ def choose(
         for plan in table.plans
         if plan.tail is None or (not cause and (usable is None or plan.name in usable))
     ]
+    if not cause and local is not None and len(plans) == 1 < len(table.plans):
+        cause = "the server has not proved a plan that can run now"
     forced = preference.plan
     if forced is not None:
         if forced not in {plan.name for plan in table.plans}:
@@ -130,14 +181,27 @@ def choose(
     seconds = {plan.name: predict_s(plan, conditions) for plan in plans}
     if forced is not None and plans[0].name == forced:
         return PlanChoice(plans[0], seconds[forced], conditions, cause=cause, is_forced=True)
-    costs = {plan.name: _cost(plan, conditions, seconds[plan.name], table, preference) for plan in plans}
+    costs = {
+        plan.name: _cost(plan, conditions, seconds[plan.name], (objective, limit_s, table.radio_w or 0.0))
+        for plan in plans
+    }
     best = min(plans, key=lambda plan: costs[plan.name])
     chosen, challenges = best, 0
     if current is not None and best.name != current.plan.name and current.plan.name in costs:
         chosen, challenges = _resist(best, current, costs)
-    other = _find_other(plans, chosen, seconds) or (local if chosen is not local else None)
-    other_s = math.inf if other is None else seconds.get(other.name, math.inf)
-    return PlanChoice(chosen, seconds[chosen.name], conditions, other, other_s, challenges, cause)
+    others = [plan.name for plan in plans if plan is not chosen]
+    other = min(others, key=costs.__getitem__, default=None)
+    return PlanChoice(
+        chosen,
+        seconds[chosen.name],
+        conditions,
+        costs[chosen.name],
+        objective,
+        limit_s,
+        None if other is None else RunnerUp(other, seconds[other], costs[other]),
+        challenges,
+        cause,
+    )
 
 
 def _resist(
@@ -152,26 +216,17 @@ def _resist(
     return current.plan, current.challenges + (1 if best_cost < cost else 0)
 
 
-def _find_other(
-    plans: list[OffloadPlan], chosen: OffloadPlan, seconds: dict[str, float]
-) -> OffloadPlan | None:
-    others = [plan for plan in plans if (plan.tail is None) != (chosen.tail is None)]
-    return min(others, key=lambda plan: seconds[plan.name]) if others else None
-
-
 def _cost(
-    plan: OffloadPlan, conditions: Conditions, seconds: float, table: CutTable, preference: Preference
+    plan: OffloadPlan, conditions: Conditions, seconds: float, goal: tuple[Objective, float, float]
 ) -> tuple[float, float]:
-    """Return a cost: 1 for what is too late (which then counts as latency), then what is to be least."""
-    objective = preference.objective
-    limit_s = table.latency_limit_s if preference.deadline_s is None else preference.deadline_s
+    """Return a cost, see `PlanChoice`; `goal` is objective, limit on latency, watts of the radio."""
+    objective, limit_s, radio_w = goal
     if objective == "throughput":
         return (0.0, slowest_stage_s(plan, conditions))
-    if objective == "latency" or (objective == "energy" and table.radio_w is None):
+    if objective == "latency":
         return (0.0, seconds)
-    limit_s = math.inf if limit_s is None else limit_s
     if objective == "capacity":
-        cost = reserved_server_s(plan, conditions, limit_s) + seconds * 1e-6  # latency breaks ties
+        cost = reserved_server_s(plan, conditions, limit_s) + seconds * _TIE
     else:
-        cost = energy_j(plan, conditions, table.radio_w or 0.0)
+        cost = energy_j(plan, conditions, radio_w)
     return (1.0, seconds) if seconds > limit_s or not math.isfinite(cost) else (0.0, cost)

@@ -31,7 +31,13 @@ from edgekit_runtime.remote.cut_table import Compression
 from edgekit_runtime.remote.link_probe import RequestCost, average_middle, measure_request
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings, with_weights
-from edgekit_runtime.system.processor_speed import MOST_WAITING, SpeedGate, begin_anywhere, time_fixed_work
+from edgekit_runtime.system.processor_speed import (
+    MOST_WAITING,
+    SpeedGate,
+    begin_anywhere,
+    find_cpu,
+    time_fixed_work,
+)
 from edgekit_runtime.tensors import DTYPES, Array
 
 if TYPE_CHECKING:
@@ -320,18 +326,6 @@ def describe_machine(quota: float | None = None) -> MachineFacts:
         engine=f"onnxruntime {onnxruntime.__version__}",
         date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
-
-
-def find_cpu() -> str:
-    """Return the processor by the name that the kernel or the device tree has for it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Model"):
-                return value.strip()
-    with contextlib.suppress(OSError):
-        return Path("/proc/device-tree/model").read_text(encoding="utf-8", errors="replace").strip("\0\n ")
-    return platform.processor() or platform.machine()
 
 
 def _find_quota() -> float | None:

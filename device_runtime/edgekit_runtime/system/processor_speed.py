@@ -1,12 +1,15 @@
-"""Tells whether the processor runs at its usual speed now, so that timings of different moments compare.
+"""Says which processor this is, and whether it runs at its usual speed now, so that timings compare.
 
 Where other machines share a core, or where its clock changes with load and heat, the same work takes up to
 twice as long for seconds at a time.
 """
 
+import contextlib
 import math
+import platform
 import random
 import time
+from pathlib import Path
 from typing import Final
 
 MOST_WAITING: Final = 3
@@ -80,3 +83,15 @@ def begin_anywhere(draws: random.Random, share: float) -> None:
     until_s = time.thread_time() + draws.uniform(0, _MOST_WORK_S)
     while time.thread_time() < until_s:
         pass
+
+
+def find_cpu() -> str:
+    """Return the processor by the name that the kernel or the device tree has for it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model"):
+                return value.strip()
+    with contextlib.suppress(OSError):
+        return Path("/proc/device-tree/model").read_text(encoding="utf-8", errors="replace").strip("\0\n ")
+    return platform.processor() or platform.machine()

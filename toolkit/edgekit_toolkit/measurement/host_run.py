@@ -13,9 +13,8 @@ import onnx
 import onnxruntime
 
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.remote.measure import find_cpu
 from edgekit_runtime.sessions.ort import create_session, make_settings
-from edgekit_runtime.system.processor_speed import time_fixed_work
+from edgekit_runtime.system.processor_speed import find_cpu, time_fixed_work
 from edgekit_toolkit.costs.device_transfer import HostRun
 from edgekit_toolkit.onnx_graph.ort_options import ort_options
 from edgekit_toolkit.samples.generated import Feeds

@@ -14,8 +14,8 @@ from typing import Any
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.package.archive import write_package
-from edgekit_runtime.remote.measure import find_cpu
 from edgekit_runtime.system.atomic_files import hash_file
+from edgekit_runtime.system.processor_speed import find_cpu
 from edgekit_toolkit.measurement.arithmetic import arithmetic_facts
 from edgekit_toolkit.packaging.assemble import Assembled
 from edgekit_toolkit.packaging.evidence import evidence_path, write_evidence

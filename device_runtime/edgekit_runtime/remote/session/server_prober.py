@@ -20,6 +20,7 @@ from edgekit_runtime.remote.offload_server import (
 from edgekit_runtime.remote.offload_status import OffloadStatus, StatusFile
 from edgekit_runtime.remote.session.offload_state import OffloadState, scale_plan
 from edgekit_runtime.remote.session.tail_way import TailWay
+from edgekit_runtime.system.processor_speed import find_cpu
 from edgekit_runtime.tensors import Array, TensorSpec
 
 _PROBE_TIMEOUT_S: Final = 2.0
@@ -57,7 +58,7 @@ class ServerProber:
         self._is_open, self._probed = True, threading.Event()
         self._round_trip_s = float("-inf")  # when it was last measured
         self._asked = -1  # requests before the last probe
-        self._status = StatusFile(id(self))
+        self._status, self._cpu = StatusFile(id(self)), find_cpu()
         self._thread = threading.Thread(target=self._run, name="edgekit-prober", daemon=True)
         self._thread.start()
 
@@ -242,8 +243,6 @@ class ServerProber:
             switches = tuple(state.switches)
         if not self._is_open:  # its file is gone
             return
-        device = state.table.device
-        foreign = f"costs were measured on {device}; learned here: x{state.device_slowdown:.2f}"
         self._status.write(
             OffloadStatus(
                 self._model,
@@ -254,11 +253,19 @@ class ServerProber:
                 up,
                 rtt_s,
                 down,
-                foreign if device else "",
+                self._explain_costs(),
                 dataclasses.replace(state.counts),
                 switches,
             )
         )
+
+    def _explain_costs(self) -> str:
+        """Return a note where the costs are those of another processor, else nothing."""
+        device = self._state.table.device
+        if not device or device.startswith(f"{self._cpu}, "):
+            return ""
+        learned = f"its runs take x{self._state.device_slowdown:.2f} of that"
+        return f"the plans were measured on another device, {device}; this is {self._cpu}, {learned}"
 
 
 class _Replied:
