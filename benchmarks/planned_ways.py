@@ -120,7 +120,9 @@ class Planned:
         free = np.zeros(len(raw))
         coded = CodedTensors(("raw",) * len(raw), raw, free, free)
         weights = joined.weight_bytes.astype(np.float64)
-        self.costs = GraphCosts(joined.graph, joined.seconds, raw, weights, {"raw": coded})
+        self.costs = GraphCosts(
+            joined.graph, joined.seconds, raw, weights, joined.weight_readers, {"raw": coded}
+        )
         self._request = profiles[0].request, profiles[1].request
         self._chosen: dict[bytes, str] = {}
 

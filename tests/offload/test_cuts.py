@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tests.offload.random_graphs import random_costs, random_graph
 
+from edgekit_offload.cuts import solver
 from edgekit_offload.cuts.costs import Costs
 from edgekit_offload.cuts.kernel_graph import Kernel, KernelGraph
 from edgekit_offload.cuts.solver import Cuts, Limit, Placement
@@ -128,6 +129,21 @@ def test_pinned_input_keeps_its_readers_on_the_device() -> None:
     assert Cuts(chain(2)).cheapest(costs).tiers == (0, 1)
     costs = two_tiers([5.0, 5.0], [0.1, 0.1], [np.inf, np.inf, np.inf])
     assert Cuts(chain(2)).cheapest(costs).tiers == (0, 0)
+
+
+def test_limit_that_nothing_keeps_is_told_from_a_search_that_ended_too_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = random.Random(4)
+    graph = random_graph(rng, 30)
+    costs = random_costs(rng, graph, 2)
+    none = np.zeros_like(costs.upload)
+    count = Costs(np.ones_like(costs.compute), none, none, np.zeros(1))
+    with pytest.raises(CutError, match="no placement of the kernels keeps"):
+        Cuts(graph).cheapest(costs, [Limit(count, 29, "number of kernels")])
+    monkeypatch.setitem(solver._OPTIONS, "time_limit", 0.0)
+    with pytest.raises(CutError, match="no proof that there is none: time limit"):
+        Cuts(graph).cheapest(costs, [Limit(count, 30, "number of kernels")])
 
 
 def test_what_can_run_nowhere_is_refused() -> None:

@@ -198,6 +198,52 @@ def test_input_that_must_stay_leaves_no_way_to_upload_it() -> None:
         plan(replace(made, keep_on_device=("nothing",)))
 
 
+def test_tensor_that_must_stay_is_made_on_no_server() -> None:
+    content = narrowing_model(3, 64)
+    made = inputs_of(content, [0.01, 1.0, 1.0], [0.001, 0.001, 0.001], noise(3, 64))
+    assert any(way.kind == "upload" for way in plan(made).ways)
+    edge = profile_of(content, [0.01, 0.01, 0.01], "edge")
+    tiered = replace(made, edge=edge, edge_link=LinkState(50e6, 50e6, 0.03))
+    for inputs in (made, tiered):
+        result = plan(replace(inputs, keep_on_device=("t1",)))
+        assert {way.kind for way in result.ways} == {"local", "cut"}
+        # Its reader stays too, so a cut is behind that one.
+        assert {way.kernels_on_device for way in result.ways if way.kind == "cut"} == {2}
+        (reason,) = [one.reason for one in result.refusals if one.name == "upload"]
+        assert "'t1' must stay on the device" in reason
+        assert all(one.kernels[0] >= 2 for one in result.tiers)
+
+
+def test_limit_on_weights_holds_on_three_tiers() -> None:
+    content = narrowing_model(16, 64)
+    made = inputs_of(content, [0.005, 0.05, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
+    edge = profile_of(content, [0.002, 0.04, 0.1], "edge")
+    tiered = replace(made, edge=edge, edge_link=LinkState(50e6, 50e6, 0.001))
+    assert any(way.name.startswith("tier") for way in plan(tiered).ways)
+    for limit in ({"weights_bytes": 1000.0}, {"memory_bytes": 100_000.0}):
+        result = plan(replace(tiered, **limit))
+        assert {way.kind for way in result.ways} == {"upload"}
+        assert all(one.kernels[0] == 0 for one in result.tiers)
+        assert len(result.tiers) == 8
+
+
+def test_head_that_shares_a_large_weight_with_its_tail_is_refused() -> None:
+    # b is the first to need w, so it counts there; but a cut may put b on the server and c on the device.
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1,64] x) => (float[1,64] y, float[1,64] z)'
+        " { y = MatMul(x, w) s = Relu(x) z = MatMul(s, w) }"
+    )
+    weight = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    content = model.SerializeToString()
+    feeds = [{"x": np.ones((1, 64), np.float32)}] * 2
+    made = inputs_of(content, [1.0, 0.001, 0.001], [0.001, 1.0, 1.0], feeds)
+    assert any(way.kind == "cut" for way in plan(made).ways)
+    result = plan(replace(made, weights_bytes=10_000.0))
+    assert {way.kind for way in result.ways} == {"upload"}
+    assert any("Its head needs 16.4 kB of weights" in one.reason for one in result.refusals)
+
+
 def test_model_too_large_for_the_device_is_never_planned_as_local() -> None:
     content = narrowing_model(3, 64)
     made = inputs_of(content, [0.001, 0.001, 0.001], [0.001, 0.001, 0.001], noise(3, 64))

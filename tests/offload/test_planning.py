@@ -13,18 +13,27 @@ from edgekit_offload.planning.costs import (
     GraphCosts,
     PowerModel,
     device_bytes,
+    device_weights,
     energy_costs,
     kept_tensors,
     latency_costs,
     memory_limits,
     pipeline_stages,
+    tier_costs,
 )
 from edgekit_offload.planning.envelope import Grid, choose_few, find_winners, win_ranges
 from edgekit_offload.planning.result import WinRange
 from edgekit_offload.planning.sweep import Goal, find_cuts, place_on_tiers
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.remote.cut_table import OffloadPlan
-from edgekit_runtime.remote.latency_model import Conditions, LinkState, energy_j, predict_s, slowest_stage_s
+from edgekit_runtime.remote.cut_table import Objective, OffloadPlan
+from edgekit_runtime.remote.latency_model import (
+    Conditions,
+    LinkState,
+    energy_j,
+    predict_s,
+    reserved_server_s,
+    slowest_stage_s,
+)
 
 GRID = Grid((1.0, 3.0, 10.0, 30.0, 100.0), (5.0, 20.0))
 WARM = 1e9  # bytes of the window: without TCP's slow start, which is not linear
@@ -36,6 +45,7 @@ def costs_of(graph: KernelGraph, rng: random.Random, tiers: int = 2) -> GraphCos
     zero = np.zeros(len(raw))
     return GraphCosts(
         graph, seconds, raw, np.array([rng.uniform(0, 1e6) for _ in graph.kernels]),
+        np.eye(len(graph.kernels), dtype=bool),
         {
             "raw": CodedTensors(("raw",) * len(raw), raw, zero, zero),
             "int8": CodedTensors(("int8",) * len(raw), raw / 5, raw / 1e9, raw / 5e9),
@@ -48,7 +58,8 @@ def chain(seconds: list[tuple[float, float]], raw_bytes: list[float]) -> GraphCo
     graph = KernelGraph(kernels, ("t0",), (f"t{len(seconds)}",))
     raw, zero = np.array(raw_bytes), np.zeros(len(raw_bytes))
     coded = CodedTensors(("raw",) * len(raw), raw, zero, zero)
-    return GraphCosts(graph, np.array(seconds), raw, np.zeros(len(seconds)), {"raw": coded})
+    no_weights = np.zeros((len(seconds), 0), bool)
+    return GraphCosts(graph, np.array(seconds), raw, np.zeros(0), no_weights, {"raw": coded})
 
 
 def link(mbit_s: float, rtt_ms: float = 20.0) -> Conditions:
@@ -133,6 +144,80 @@ def test_input_that_must_stay_is_never_sent() -> None:
         kept_tensors(costs.graph, ("nothing",))
 
 
+@pytest.mark.parametrize("objective", ["latency", "energy", "throughput", "capacity"])
+def test_tensor_that_must_stay_is_made_on_the_device(objective: Objective) -> None:
+    costs = chain([(0.1, 0.001), (0.1, 0.001), (0.1, 0.001)], [10.0, 10.0, 10.0, 4.0])
+    goal = Goal(objective, PowerModel(1.0, 1.0), latency_limit_s=0.29)
+    kept = kept_tensors(costs.graph, ("t2",))
+    assert find_cuts(costs, [link(50.0)], goal)
+    cuts = find_cuts(costs, [link(50.0)], goal, kept)
+    assert cuts == ()  # t2 is made on the device and read there, so nothing is left for the server
+    branched = KernelGraph(
+        (
+            Kernel("k0", ("t0",), ("t1",)),
+            Kernel("k1", ("t1",), ("t2",)),
+            Kernel("k2", ("t2",), ("t3",)),
+            Kernel("k3", ("t1",), ("t4",)),
+        ),
+        ("t0",),
+        ("t3", "t4"),
+    )
+    raw, zero = np.full(5, 10.0), np.zeros(5)
+    wide = GraphCosts(
+        branched, np.array([(0.1, 0.001)] * 4), raw, np.zeros(0), np.zeros((4, 0), bool),
+        {"raw": CodedTensors(("raw",) * 5, raw, zero, zero)},
+    )  # fmt: skip
+    goal = replace(goal, latency_limit_s=0.39)
+    found = find_cuts(wide, [link(50.0)], goal, kept_tensors(branched, ("t2",)))
+    assert {cut.tiers for cut in found} == {(0, 0, 0, 1)}
+
+
+def test_tensor_that_must_stay_is_made_on_the_first_of_three_tiers() -> None:
+    rng = random.Random(10)
+    links = (LinkState(200e6, 200e6, 0.002, WARM), LinkState(500e6, 500e6, 0.003, WARM))
+    moved = 0
+    for _ in range(8):
+        costs = costs_of(random_graph(rng, 6), rng, tiers=3)
+        name = costs.graph.kernels[1].writes[0]
+        free = place_on_tiers(costs, "int8", links)
+        found = place_on_tiers(costs, "int8", links, kept_tensors(costs.graph, (name,)))
+        moved += free.tiers[1] > 0
+        assert found.tiers[1] == 0
+        assert all(one.name != name for sent in found.sent for one in sent)
+    assert moved > 3
+
+
+def test_limits_hold_on_three_tiers_and_cost_what_an_exhaustive_search_finds() -> None:
+    rng = random.Random(11)
+    links = (LinkState(20e6, 20e6, 0.002, WARM), LinkState(50e6, 50e6, 0.03, WARM))
+    bound = 0
+    for _ in range(8):
+        costs = costs_of(random_graph(rng, 6), rng, tiers=3)
+        at_most = 0.6 * device_bytes(costs, (0,) * 6)
+        free = place_on_tiers(costs, "raw", links)
+        found = place_on_tiers(costs, "raw", links, limits=memory_limits(costs, at_most))
+        assert 0 not in found.tiers or device_bytes(costs, found.tiers) <= at_most
+        every = np.array(list(costs.graph.placements(3)), np.int8)
+        seconds = tier_costs(costs, "raw", links).of(costs.graph, every)
+        fits = [0 not in one or device_bytes(costs, tuple(one)) <= at_most for one in every]
+        assert found.total_ms / 1e3 == pytest.approx(float(seconds[fits].min()), rel=1e-9)
+        bound += found.tiers != free.tiers
+    assert bound > 1
+
+
+def test_weights_that_two_kernels_share_count_on_each_side_that_has_one() -> None:
+    kernels = (Kernel("k0", ("t0",), ("t1",)), Kernel("k1", ("t0",), ("t2",)))
+    graph = KernelGraph(kernels, ("t0",), ("t1", "t2"))
+    raw, zero = np.full(3, 10.0), np.zeros(3)
+    costs = GraphCosts(
+        graph, np.array([(0.1, 0.001), (0.1, 0.001)]), raw, np.array([5e6]), np.ones((2, 1), bool),
+        {"raw": CodedTensors(("raw",) * 3, raw, zero, zero)},
+    )  # fmt: skip
+    weights = {tiers: device_weights(costs, tiers) for tiers in graph.placements(2)}
+    assert weights == {(0, 0): 5e6, (0, 1): 5e6, (1, 0): 5e6, (1, 1): 0.0}
+    assert device_bytes(costs, (0, 0)) == pytest.approx(5e6 + 30)
+
+
 def test_memory_limit_is_kept_and_costs_what_an_exhaustive_search_finds() -> None:
     rng = random.Random(7)
     compared = 0
@@ -180,12 +265,62 @@ def test_throughput_is_that_of_the_slowest_stage() -> None:
         assert min(local, *(cut.certificate.cost for cut in cuts)) == pytest.approx(best, rel=1e-6)
 
 
-def test_capacity_takes_least_of_the_server_within_the_latency() -> None:
-    costs = chain([(0.05, 0.005), (0.05, 0.005), (0.05, 0.005)], [1e3, 1e3, 1e3, 4.0])
-    goal = Goal("capacity", latency_limit_s=0.14)  # two kernels fit on the device, with 22 ms of link
-    cuts = find_cuts(costs, [link(10.0)], goal)
-    assert (0, 0, 1) in {cut.tiers for cut in cuts}
-    assert find_cuts(costs, [link(10.0)], replace(goal, latency_limit_s=0.2))
+def test_capacity_finds_the_cut_of_which_a_server_carries_most_devices() -> None:
+    rng = random.Random(12)
+    ratios = []
+    for _ in range(30):
+        costs = costs_of(random_graph(rng, rng.randrange(4, 8)), rng)
+        limit_s = 0.6 * float(costs.seconds[:, 0].sum())  # so all on the device is too slow
+        kept = {
+            (coding, tiers): reserved_server_s(
+                OffloadPlan("cut", costs.plan_costs(tiers, coding), tail="tail"), link(200.0), limit_s
+            )
+            for coding in costs.codings
+            for tiers in costs.graph.placements(2)
+            if any(tiers)
+        }
+        cuts = find_cuts(costs, [link(200.0)], Goal("capacity", latency_limit_s=limit_s))
+        best = min(kept.values())
+        if np.isfinite(best):
+            ratios.append(min(kept[cut.coding, cut.tiers] for cut in cuts) / best)
+    assert len(ratios) > 10
+    assert max(ratios) < 1.5  # times to wait are tried in steps
+    assert np.mean(ratios) < 1.05
+
+
+def test_cut_that_takes_least_of_the_server_gives_way_to_one_with_time_to_wait() -> None:
+    # Behind the third kernel the server has 10 ms to do, but 0.4 ms are left to wait; behind the first 12 ms.
+    costs = chain([(0.01, 0.001), (0.03, 0.002), (0.1, 0.010)], [1e3, 1e3, 1e3, 4.0])
+    limit_s = 0.0738
+    cuts = find_cuts(costs, [link(10.0)], Goal("capacity", latency_limit_s=limit_s))
+    assert {(0, 0, 1), (0, 1, 1)} <= {cut.tiers for cut in cuts}
+
+
+def test_energy_within_a_latency_is_that_of_an_exhaustive_search() -> None:
+    rng = random.Random(13)
+    compared = 0
+    for _ in range(12):
+        costs = costs_of(random_graph(rng, 5), rng)
+        limit_s = 0.7 * float(costs.seconds[:, 0].sum())
+        power = PowerModel(1.0, 3.0)
+        cuts = find_cuts(costs, [link(200.0), link(0.001)], Goal("energy", power, latency_limit_s=limit_s))
+
+        def joules(coding: str, tiers: tuple[int, ...], costs: GraphCosts = costs) -> float:
+            made = costs.plan_costs(tiers, coding)
+            plan = OffloadPlan("cut", replace(made, device_j=made.device_s), tail="tail")
+            return energy_j(plan, link(200.0), 3.0)
+
+        every = [
+            joules(coding, tiers)
+            for coding in costs.codings
+            for tiers in costs.graph.placements(2)
+            if any(tiers) and seconds_of(costs, tiers, coding, link(200.0)) <= limit_s
+        ]
+        assert bool(cuts) == bool(every)
+        if every:
+            compared += 1
+            assert min(joules(cut.coding, cut.tiers) for cut in cuts) == pytest.approx(min(every), rel=1e-6)
+    assert compared > 4
 
 
 def test_three_tiers_are_placed_as_an_exhaustive_search_does() -> None:

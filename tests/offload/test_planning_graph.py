@@ -117,7 +117,7 @@ def test_every_placement_of_a_joined_graph_runs_on_the_model(seed: int) -> None:
     for placement in itertools.islice(joined.graph.placements(2), MOST_PLACEMENTS):
         check_placement(model, joined, placement)
     assert set(joined.tensor_bytes) == set(joined.graph.tensors)
-    assert (joined.weight_bytes.sum() > 0) == any(
+    assert (joined.weight_bytes[joined.weight_readers.any(axis=0)].sum() > 0) == any(
         "weight" in node.input or node.op_type == "Constant"
         for number, node in enumerate(model.graph.node)
         if number in counts
@@ -167,6 +167,22 @@ def test_skip_over_int8_is_cut_at_the_int8_tensor() -> None:
     assert joined.graph.tensors == ("x", "q", "a", "b", "y")
     assert joined.graph.consumers["q"] == (1, 3)
     assert joined.nodes == ((0,), (1, 2), (3,), (1, 4))
+
+
+def test_weight_that_two_kernels_read_is_known_to_both() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y)'
+        " <float[2] w = {1, 2}, float[2] unused = {1, 2}>"
+        " { c = Constant <value = float[2] {3, 4}> () a = Mul(x, w) b = Add(a, c) d = Mul(b, w)"
+        " y = Add(d, c) }"
+    )
+    joined = join_profiles(model.SerializeToString(), [profile_of(model, {"a", "b", "d", "y"})])
+    assert joined.weight_bytes.tolist() == [8, 8, 8]
+    assert joined.weight_readers.T.tolist() == [
+        [True, False, True, False],
+        [False, False, False, False],
+        [False, True, False, True],
+    ]
 
 
 def test_model_with_an_obstacle_has_no_graph() -> None:

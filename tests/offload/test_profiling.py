@@ -66,11 +66,6 @@ def test_profile_of_another_model_is_refused(content: bytes, profile: ModelProfi
         join_profiles(other, [profile])
 
 
-def test_profile_of_another_device_is_refused(content: bytes, profile: ModelProfile) -> None:
-    with pytest.raises(CutError, match="of the machine local, expected ssh:kitchen"):
-        join_profiles(content, [profile, profile], machines=["ssh:kitchen", None])
-
-
 def test_tensor_that_one_machine_lacks_is_no_cut(content: bytes, profile: ModelProfile) -> None:
     joined = join_profiles(content, [profile, profile])
     lost = joined.graph.kernels[3].writes[0]

@@ -339,10 +339,13 @@ def _make_solver() -> highspy.Highs:
 def _run(solver: highspy.Highs, limits: Sequence[Limit]) -> NDArray[np.float64]:
     """Solve, and return the variables."""
     solver.run()
-    found = solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    if not found:
-        names = (
-            ", ".join(limit.name for limit in limits) or "tensors and kernels that must stay where they are"
-        )
+    if solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
+        return np.array(solver.getSolution().col_value)
+    names = ", ".join(limit.name for limit in limits) or "tensors and kernels that must stay where they are"
+    status = solver.getModelStatus()
+    if status == highspy.HighsModelStatus.kInfeasible:
         raise CutError(f"no placement of the kernels keeps the limits ({names})")
-    return np.array(solver.getSolution().col_value)
+    raise CutError(
+        f"the solver found no placement of the kernels that keeps the limits ({names}), and no proof that"
+        f" there is none: {solver.modelStatusToString(status).lower()}; loosen the limits"
+    )

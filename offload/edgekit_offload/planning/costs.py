@@ -91,7 +91,8 @@ class GraphCosts:
         graph: the kernels.
         seconds: float64 [kernels, machines], from the device on.
         raw_bytes: float64 [tensors], in the order of `graph.tensors`.
-        weight_bytes: float64 [kernels].
+        weight_bytes: float64 [weights].
+        weight_readers: bool [kernels, weights], which kernels need which.
         codings: family of codings -> what each tensor takes in it; `raw` is always there.
     """
 
@@ -99,7 +100,16 @@ class GraphCosts:
     seconds: NDArray[np.float64]
     raw_bytes: NDArray[np.float64]
     weight_bytes: NDArray[np.float64]
+    weight_readers: NDArray[np.bool_]
     codings: Mapping[str, CodedTensors]
+
+    @property
+    def first_weight_bytes(self) -> NDArray[np.float64]:
+        """float64 [kernels]: the weights of each kernel that no earlier one needs."""
+        readers = self.weight_readers
+        is_first = np.cumsum(readers, axis=0) == 1
+        first: NDArray[np.float64] = (readers & is_first) @ self.weight_bytes
+        return first
 
     def sent(self, tiers: tuple[int, ...], link: int = 0) -> tuple[int, ...]:
         """Return the numbers of the tensors that cross a link where kernels run on `tiers`."""
@@ -172,7 +182,8 @@ def latency_costs(
     download = raw_bytes * BITS / link.down_bits_per_s
     heads_s = MESSAGE_BYTES * BITS * (1 / link.up_bits_per_s + 1 / link.down_bits_per_s)
     setup = np.array([link.rtt_s + conditions.server_wait_s + heads_s])
-    return Costs(costs.seconds[:, :2] * slowdown, _forbid(upload, kept), download[:, np.newaxis], setup)
+    compute = _stay(costs, costs.seconds[:, :2] * slowdown, kept)
+    return Costs(compute, _forbid(upload, kept), download[:, np.newaxis], setup)
 
 
 def energy_costs(
@@ -196,6 +207,7 @@ def energy_costs(
     )
     download = (costs.raw_bytes + TENSOR_BYTES) * down_j
     wait_j = (link.rtt_s + conditions.server_wait_s) * power.radio_w + MESSAGE_BYTES * (up_j + down_j)
+    compute = _stay(costs, compute, kept)
     return Costs(compute, _forbid(upload, kept), download[:, np.newaxis], np.array([wait_j]))
 
 
@@ -204,7 +216,8 @@ def server_costs(costs: GraphCosts, coding: str, kept: NDArray[np.bool_] | None 
     compute = costs.seconds[:, :2].copy()
     compute[:, 0] = 0.0
     none = np.zeros((len(costs.raw_bytes), 1))
-    return Costs(compute, _forbid(costs.codings[coding].decode_s.copy(), kept), none, np.zeros(1))
+    decode = _forbid(costs.codings[coding].decode_s.copy(), kept)
+    return Costs(_stay(costs, compute, kept), decode, none, np.zeros(1))
 
 
 def pipeline_stages(
@@ -223,7 +236,9 @@ def pipeline_stages(
     reply = ((costs.raw_bytes + TENSOR_BYTES) * BITS / link.down_bits_per_s)[:, np.newaxis]
     heads = np.array([MESSAGE_BYTES * BITS * (1 / link.up_bits_per_s + 1 / link.down_bits_per_s)])
     return (
-        Costs(device, _forbid(coded.encode_s * conditions.device_slowdown, kept), free, none),
+        Costs(
+            _stay(costs, device, kept), _forbid(coded.encode_s * conditions.device_slowdown, kept), free, none
+        ),
         Costs(nothing, _forbid(send, kept), reply, heads),
         Costs(server, _forbid(coded.decode_s * conditions.server_slowdown, kept), free, none),
     )
@@ -243,7 +258,8 @@ def tier_costs(
     sending = np.stack(upload, axis=1)
     if kept is not None:
         sending[kept, :] = np.inf
-    return Costs(costs.seconds, sending, np.stack(download, axis=1), np.array(setup))
+    compute = _stay(costs, costs.seconds, kept)
+    return Costs(compute, sending, np.stack(download, axis=1), np.array(setup))
 
 
 def kept_tensors(graph: KernelGraph, keep_on_device: tuple[str, ...]) -> NDArray[np.bool_]:
@@ -272,29 +288,32 @@ def memory_limits(costs: GraphCosts, at_most_bytes: float) -> tuple[Limit, ...]:
 
     One limit for each kernel: if it runs on the device, all weights there and what is live while it runs
     must fit. Kernels that come after one with as much live memory need no limit of their own, because that
-    one is on the device too. Kernels are taken to run in the order of the graph.
+    one is on the device too. Kernels are taken to run in the order of the graph. Weights that several kernels
+    need count for the first of them, so `device_bytes` may say more where that one runs elsewhere.
     """
-    graph, live = costs.graph, _live_bytes(costs)
+    graph, live, weights = costs.graph, _live_bytes(costs), costs.first_weight_bytes
     before: list[float] = []  # the largest live memory of all kernels that must run before
     limits = []
-    none = np.zeros((len(costs.raw_bytes), 1))
     for number, earlier in enumerate(graph.predecessors):
         largest = max((before[kernel] for kernel in earlier), default=-1.0)
         before.append(max(largest, live[number]))
         if live[number] <= largest:
             continue
-        use = np.zeros((len(live), 2))
-        use[:, 0] = costs.weight_bytes
-        use[number, 0] += live[number]
-        limits.append(Limit(Costs(use, none, none, np.zeros(1)), at_most_bytes, "memory of the device"))
+        use = weights.copy()
+        use[number] += live[number]
+        limits.append(_on_device(costs, use, at_most_bytes, "memory of the device"))
     return tuple(limits)
 
 
 def weight_limit(costs: GraphCosts, at_most_bytes: float) -> Limit:
     """Return the limit that keeps the weights on the device below a number of bytes."""
-    use, none = np.zeros((len(costs.weight_bytes), 2)), np.zeros((len(costs.raw_bytes), 1))
-    use[:, 0] = costs.weight_bytes
-    return Limit(Costs(use, none, none, np.zeros(1)), at_most_bytes, "weights on the device")
+    return _on_device(costs, costs.first_weight_bytes, at_most_bytes, "weights on the device")
+
+
+def device_weights(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
+    """Return the bytes of the weights that the kernels on the device need."""
+    here = np.array(tiers) == 0
+    return float(costs.weight_bytes[costs.weight_readers[here].any(axis=0)].sum())
 
 
 def device_bytes(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
@@ -302,7 +321,16 @@ def device_bytes(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
     here = np.array(tiers) == 0
     if not here.any():
         return float(costs.raw_bytes[: len(costs.graph.inputs)].sum())
-    return float(costs.weight_bytes[here].sum() + _live_bytes(costs)[here].max())
+    return device_weights(costs, tiers) + float(_live_bytes(costs)[here].max())
+
+
+def _on_device(costs: GraphCosts, use: NDArray[np.float64], at_most: float, name: str) -> Limit:
+    """Return the limit on a sum over the kernels on the device: float64 [kernels]."""
+    compute = np.zeros_like(costs.seconds)
+    compute[:, 0] = use
+    links = compute.shape[1] - 1
+    none = np.zeros((len(costs.raw_bytes), links))
+    return Limit(Costs(compute, none, none, np.zeros(links)), at_most, name)
 
 
 def _live_bytes(costs: GraphCosts) -> NDArray[np.float64]:
@@ -323,6 +351,18 @@ def _usable(conditions: Conditions) -> LinkState:
     if link is None or link.up_bits_per_s <= 0 or link.down_bits_per_s <= 0:
         raise CutError("the link is down (bandwidth 0): nothing can be sent, so there is nothing to plan")
     return link
+
+
+def _stay(
+    costs: GraphCosts, compute: NDArray[np.float64], kept: NDArray[np.bool_] | None
+) -> NDArray[np.float64]:
+    """Return costs of kernels, float64 [kernels, tiers], in which those that make a kept tensor stay here."""
+    if kept is None:
+        return compute
+    tensors, kernels = costs.graph.made
+    compute = compute.copy()
+    compute[kernels[kept[tensors]], 1:] = np.inf
+    return compute
 
 
 def _forbid(upload: NDArray[np.float64], kept: NDArray[np.bool_] | None) -> NDArray[np.float64]:

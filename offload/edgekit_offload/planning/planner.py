@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_offload.cuts.solver import Limit
 from edgekit_offload.planning.cascade import NAME, CascadeInputs, plan_cascade, refuse_cascade
 from edgekit_offload.planning.codings import AnswerChange, Feeds, measure_codings, open_model, run_seconds
 from edgekit_offload.planning.costs import (
@@ -19,6 +20,7 @@ from edgekit_offload.planning.costs import (
     GraphCosts,
     PowerModel,
     device_bytes,
+    device_weights,
     kept_tensors,
     memory_limits,
     weight_limit,
@@ -204,11 +206,11 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     local = _local(inputs, costs, refusals)
     uploads = _uploads(inputs, whole, costs, refusals)
     cuts: list[CutCandidate] = []
-    tiers = _tiers(inputs, costs)
+    tiers = _tiers(inputs, costs, refusals)
     if graph is not None and costs is not None:
         base = [one.plan for one in ([local] if local else [])] + [one.plan for one in uploads]
         base = [_add_energy(one, inputs.power) for one in base]
-        cuts = _first_cuts(inputs, graph, costs, tiers)
+        cuts = _refuse_large(inputs, costs, _first_cuts(inputs, graph, costs, tiers), refusals)
         first = {one.found.tiers: one.found.coding for one in cuts}
         others = _candidates(inputs, graph, costs, base, refusals, progress)
         cuts += [one for one in others if first.get(one.found.tiers) != one.found.coding]
@@ -285,14 +287,15 @@ def _graph_costs(inputs: PlanInputs, graph: PlanningGraph, whole: WholeModel) ->
         server_slowdown=whole.server_slowdown,
     )
     raw = np.array([graph.tensor_bytes[tensor] for tensor in graph.graph.tensors], np.float64)
-    return GraphCosts(graph.graph, graph.seconds, raw, graph.weight_bytes.astype(np.float64), codings)
+    weight_bytes = graph.weight_bytes.astype(np.float64)
+    return GraphCosts(graph.graph, graph.seconds, raw, weight_bytes, graph.weight_readers, codings)
 
 
 def _local(inputs: PlanInputs, costs: GraphCosts | None, refusals: list[Refusal]) -> _Draft | None:
     """Return the way that runs all on the device, where its memory is large enough."""
     needed = None if costs is None else device_bytes(costs, (0,) * len(costs.seconds))
     file_bytes = float(len(inputs.content))
-    weights_bytes = file_bytes if costs is None else float(costs.weight_bytes.sum())
+    weights_bytes = file_bytes if costs is None else device_weights(costs, (0,) * len(costs.seconds))
     if too_large := _over_limit(inputs, weights_bytes, file_bytes if needed is None else needed):
         refusals.append(Refusal(LOCAL, f"The whole model {too_large}."))
         return None
@@ -314,13 +317,15 @@ def _over_limit(inputs: PlanInputs, weights_bytes: float, needed_bytes: float) -
 def _uploads(
     inputs: PlanInputs, whole: WholeModel, costs: GraphCosts | None, refusals: list[Refusal]
 ) -> tuple[UploadWay, ...]:
-    """Return the ways to upload the input, unless it must stay on the device."""
-    names = set(inputs.feeds[0])
-    pinned = [name for name in inputs.keep_on_device if name == INPUT or name in names]
-    if costs is None and set(inputs.keep_on_device) - set(pinned):
-        raise CutError(f"--keep-on-device {inputs.keep_on_device[0]}: the model cannot be split")
-    if pinned:
-        refusals.append(Refusal("upload", "The input must stay on the device, so it is not uploaded."))
+    """Return the ways to upload the input, unless something must stay: the server makes every tensor."""
+    unknown = set(inputs.keep_on_device) - {INPUT, *inputs.feeds[0]}
+    if costs is None and unknown:
+        raise CutError(f"--keep-on-device {min(unknown)}: the model cannot be split")
+    if inputs.keep_on_device:
+        kept = ", ".join(f"'{name}'" for name in inputs.keep_on_device)
+        refusals.append(
+            Refusal("upload", f"{kept} must stay on the device, so the server cannot run the whole model.")
+        )
         return ()
     uploads, found = find_uploads(inputs.feeds, whole)
     refusals += found
@@ -338,10 +343,7 @@ def _candidates(
     """Return the few cuts that lower the best score most, and the best one of each coding to be shown."""
     two = replace(costs, seconds=costs.seconds[:, :2])
     kept = kept_tensors(costs.graph, inputs.keep_on_device)
-    limits = () if inputs.memory_bytes is None else memory_limits(two, inputs.memory_bytes)
-    if inputs.weights_bytes is not None:
-        limits += (weight_limit(two, inputs.weights_bytes),)
-    goal = Goal(inputs.objective, inputs.power, limits, inputs.latency_limit_s)
+    goal = Goal(inputs.objective, inputs.power, _limits(inputs, two), inputs.latency_limit_s)
     settings = tuple(
         replace(link, device_slowdown=device, server_slowdown=server)
         for device, server in _LOADS
@@ -359,6 +361,7 @@ def _candidates(
         for number, one in enumerate(found)
         if one.is_split
     ]
+    candidates = _refuse_large(inputs, costs, candidates, refusals)
     if not candidates:
         return []
     conditions = inputs.grid.conditions()
@@ -374,6 +377,29 @@ def _candidates(
         if own:
             chosen.append(min(own, key=lambda number: float(ratio[number].min())))
     return [candidates[number] for number in sorted(set(chosen))]
+
+
+def _limits(inputs: PlanInputs, costs: GraphCosts) -> tuple[Limit, ...]:
+    """Return the limits of the device, for as many tiers as there are costs."""
+    limits = () if inputs.memory_bytes is None else memory_limits(costs, inputs.memory_bytes)
+    if inputs.weights_bytes is not None:
+        limits += (weight_limit(costs, inputs.weights_bytes),)
+    return limits
+
+
+def _refuse_large(
+    inputs: PlanInputs, costs: GraphCosts, cuts: Sequence[CutCandidate], refusals: list[Refusal]
+) -> list[CutCandidate]:
+    """Return the cuts whose head fits on the device with all weights that it needs."""
+    kept = []
+    for one in cuts:
+        tiers = one.found.tiers
+        too_large = _over_limit(inputs, device_weights(costs, tiers), device_bytes(costs, tiers))
+        if too_large:
+            refusals.append(Refusal(one.plan.name, f"Its head {too_large}."))
+        else:
+            kept.append(one)
+    return kept
 
 
 def _first_cuts(
@@ -629,17 +655,22 @@ def _capacity(inputs: PlanInputs, draft: _Draft) -> int | None:
     return int(min(MAX_DEVICES, 1 / max(kept_s, 1e-12)))
 
 
-def _tiers(inputs: PlanInputs, costs: GraphCosts | None) -> tuple[TierPlan, ...]:
+def _tiers(inputs: PlanInputs, costs: GraphCosts | None, refusals: list[Refusal]) -> tuple[TierPlan, ...]:
+    """Return the fastest placement on three tiers at each link, within the limits of the device."""
     if inputs.edge is None or inputs.edge_link is None or costs is None:
         return ()
-    kept, edge_link = kept_tensors(costs.graph, inputs.keep_on_device), inputs.edge_link
-    return tuple(
-        min(
-            (place_on_tiers(costs, coding, (link, edge_link), kept) for coding in costs.codings),
-            key=lambda found: found.total_ms,
-        )
-        for link in inputs.grid.links()
-    )
+    kept, limits = kept_tensors(costs.graph, inputs.keep_on_device), _limits(inputs, costs)
+    found = []
+    for link in inputs.grid.links():
+        placed = []
+        for coding in costs.codings:
+            try:
+                placed.append(place_on_tiers(costs, coding, (link, inputs.edge_link), kept, limits))
+            except CutError as cause:  # noqa: PERF203  # one of few
+                refusals.append(Refusal("tiers", f"No placement on three tiers: {cause}."))
+                return ()
+        found.append(min(placed, key=lambda one: one.total_ms))
+    return tuple(found)
 
 
 def _warn(inputs: PlanInputs, drafts: Sequence[_Draft]) -> list[str]:

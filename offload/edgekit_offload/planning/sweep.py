@@ -4,7 +4,7 @@ Each setting is one exact solution that starts from the last one. Cuts with some
 sought where all on one side would be cheaper, so that the plan can show what the best cut costs there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
@@ -29,6 +29,9 @@ from edgekit_runtime.remote.cut_table import Objective
 from edgekit_runtime.remote.latency_model import Conditions, LinkState
 
 _SETTINGS_OF_SPLITS: Final = 3  # bandwidths; each is a mixed-integer program
+# Service times of waiting that a plan for capacity leaves within the limit. The server may then be busy for
+# 0.01, 0.87, 0.75, 0.56, 0.32, 0.2, 0.13, 0.05 and 0.02 of the time.
+_SLACKS: Final = (0.0, 16.0, 8.0, 4.0, 2.0, 1.4, 1.0, 0.8, 0.5)
 _MAX_CONFIRMED: Final = 3  # settings of a coding that are confirmed by trying all placements
 
 
@@ -40,7 +43,7 @@ class Goal:
         objective: see `Objective`.
         power: of the device, for energy.
         limits: such as the memory of the device.
-        latency_limit_s: for capacity.
+        latency_limit_s: for capacity and energy.
     """
 
     objective: Objective = "latency"
@@ -103,16 +106,14 @@ def find_cuts(
     for coding in costs.codings:
         cuts, confirmed = Cuts(costs.graph), 0
         for condition in conditions:
-            setting = _setting(costs, coding, condition, goal, kept)
-            placement = _solve(cuts, setting, goal)
-            key = (coding, placement.tiers)
-            if key not in found and any(placement.tiers):
+            for placement, setting in _solutions(cuts, costs, coding, condition, goal, kept):
+                if not any(placement.tiers) or (coding, placement.tiers) in found:
+                    continue
+                best = placement
                 if few and confirmed < _MAX_CONFIRMED:
-                    placement, confirmed = (
-                        cuts.confirm(placement, setting.stages, setting.limits),
-                        confirmed + 1,
-                    )
-                found[key] = FoundCut(coding, placement.tiers, _certify(placement, condition, goal, few))
+                    best, confirmed = cuts.confirm(placement, setting.stages, setting.limits), confirmed + 1
+                certificate = _certify(best, condition, goal, few)
+                found[coding, best.tiers] = FoundCut(coding, best.tiers, certificate)
             done += 1
             if progress is not None:
                 progress(done, total)
@@ -169,34 +170,68 @@ def place_on_tiers(
 
 
 def _setting(
-    costs: GraphCosts, coding: str, condition: Conditions, goal: Goal, kept: NDArray[np.bool_] | None
+    costs: GraphCosts,
+    coding: str,
+    condition: Conditions,
+    goal: Goal,
+    kept: NDArray[np.bool_] | None,
+    *,
+    slack: float = 0.0,
 ) -> _Setting:
-    """Return the stages and limits of an objective."""
+    """Return the stages and limits of an objective.
+
+    How many devices a server carries is no sum over kernels. It is least server time for a given utilisation,
+    and that needs a wait of so many service times (`slack`) within the limit, which is one.
+    """
+    latency, limits = latency_costs(costs, coding, condition, kept), goal.limits
+    if goal.latency_limit_s is not None and goal.objective in ("capacity", "energy"):
+        limited = latency
+        if slack:
+            wait, server = slack * condition.server_slowdown, server_costs(costs, coding, kept)
+            compute, upload = latency.compute + wait * server.compute, latency.upload + wait * server.upload
+            limited = replace(latency, compute=compute, upload=upload)
+        limits += (Limit(limited, goal.latency_limit_s, "latency"),)
     if goal.objective == "energy":
         if goal.power is None:
             raise CutError("the objective energy needs the power of the device")
-        return _Setting((energy_costs(costs, coding, condition, goal.power, kept),), goal.limits)
+        return _Setting((energy_costs(costs, coding, condition, goal.power, kept),), limits)
     if goal.objective == "throughput":
-        return _Setting(pipeline_stages(costs, coding, condition, kept), goal.limits)
-    latency = latency_costs(costs, coding, condition, kept)
+        return _Setting(pipeline_stages(costs, coding, condition, kept), limits)
     if goal.objective == "capacity":
-        if goal.latency_limit_s is None:
-            raise CutError("the objective capacity needs a limit on latency")
-        limit = Limit(latency, goal.latency_limit_s, "latency")
-        return _Setting((server_costs(costs, coding, kept),), (*goal.limits, limit))
-    return _Setting((latency,), goal.limits)
+        return _Setting((server_costs(costs, coding, kept),), limits)
+    return _Setting((latency,), limits)
+
+
+def _solutions(
+    cuts: Cuts,
+    costs: GraphCosts,
+    coding: str,
+    condition: Conditions,
+    goal: Goal,
+    kept: NDArray[np.bool_] | None,
+) -> Iterator[tuple[Placement, _Setting]]:
+    """Yield the best placement at one link and load; for capacity one for each time to wait on the server."""
+    least = np.inf
+    for slack in _SLACKS if goal.objective == "capacity" else (0.0,):
+        setting = _setting(costs, coding, condition, goal, kept, slack=slack)
+        try:
+            placement = _solve(cuts, setting, goal)
+        except CutError:
+            if len(setting.limits) == len(goal.limits):
+                raise
+            if not slack:  # the link is too slow for the limit on latency; others may do
+                return
+            continue
+        yield placement, setting
+        if slack and placement.cost <= least * (1 + 1e-9):
+            return  # less time to wait saves nothing
+        least = min(least, placement.cost)
 
 
 def _solve(cuts: Cuts, setting: _Setting, goal: Goal) -> Placement:
     if goal.objective == "throughput":
         return cuts.fastest_pipeline(setting.stages, setting.limits)
-    try:
-        return cuts.cheapest(setting.stages[0], setting.limits)
-    except CutError:
-        if goal.objective != "capacity":
-            raise
-        # Where the latency limit cannot be kept, all on the device loads the server least.
-        return Placement((0,) * len(cuts.graph.kernels), 0.0, 0.0, "enumerated")
+    return cuts.cheapest(setting.stages[0], setting.limits)
 
 
 def _with_both_sides(
@@ -216,10 +251,7 @@ def _with_both_sides(
 def _find_split(cuts: Cuts, setting: _Setting, goal: Goal, few: int) -> Placement | None:
     """Return the best cut with something on both sides, or None where there is none."""
     try:
-        if goal.objective == "throughput":
-            placement = cuts.fastest_pipeline(setting.stages, setting.limits)
-        else:
-            placement = cuts.cheapest(setting.stages[0], setting.limits)
+        placement = _solve(cuts, setting, goal)
     except CutError:  # one kernel, pins, or a limit
         return None
     return cuts.confirm(placement, setting.stages, setting.limits) if few else placement

@@ -32,7 +32,8 @@ class PlanningGraph:
         graph: kernels and tensors; the tensors have the names of the model.
         seconds: float64 [kernels, machines], time of each kernel.
         tensor_bytes: size of every tensor of the graph.
-        weight_bytes: int64 [kernels]; weights that several kernels read count for the first.
+        weight_bytes: int64 [weights], of the model's weights and constants.
+        weight_readers: bool [kernels, weights], which kernels need which.
         nodes: for each kernel the numbers of its nodes in the model. A node is in one kernel; but constants,
             and nodes that only widen what they read (DequantizeLinear), are in each kernel that needs them.
     """
@@ -41,24 +42,22 @@ class PlanningGraph:
     seconds: npt.NDArray[np.float64]
     tensor_bytes: Mapping[str, int]
     weight_bytes: npt.NDArray[np.int64]
+    weight_readers: npt.NDArray[np.bool_]
     nodes: tuple[tuple[int, ...], ...]
 
 
-def join_profiles(
-    content: bytes, profiles: Sequence[ModelProfile], *, machines: Sequence[str | None] | None = None
-) -> PlanningGraph:
+def join_profiles(content: bytes, profiles: Sequence[ModelProfile]) -> PlanningGraph:
     """Return the kernels of a model that all profiles have in common.
 
     Args:
         content: the ONNX model, as it was profiled.
         profiles: one for each machine, the device first.
-        machines: for each profile the machine that it must be of, as `measured_on`; None takes any.
 
     Raises:
-        CutError: a profile is of another model or another machine, or the model cannot be split.
+        CutError: a profile is of another model, or the model cannot be split.
     """
-    for profile, machine in zip(profiles, machines or [None] * len(profiles), strict=True):
-        _check(profile, digest_model(content), machine)
+    for profile in profiles:
+        _check(profile, digest_model(content))
     model = onnx.load_from_string(content)
     written = [{tensor for kernel in profile.kernels for tensor in kernel.writes} for profile in profiles]
     dataflow = _Dataflow.of(model, set.intersection(*written))
@@ -84,23 +83,18 @@ def join_profiles(
         graph,
         np.stack([_assign_times(profile, homes, len(groups)) for profile in profiles], axis=1),
         {tensor: sizes[tensor] for tensor in graph.tensors},
-        _count_weights(model, nodes),
+        *_find_weights(model, nodes),
         nodes,
     )
 
 
-def _check(profile: ModelProfile, digest: str, machine: str | None) -> None:
-    """Check that a profile is of this model and this machine, and has kernels."""
+def _check(profile: ModelProfile, digest: str) -> None:
+    """Check that a profile is of this model, and has kernels."""
     if profile.model_sha256 != digest:
         raise CutError(
             f"the profile of {profile.measured_on} is of the model '{profile.model}' with sha256"
             f" {profile.model_sha256[:12]}, expected {digest[:12]}; measure this model there by"
             " `edgekit offload profile`"
-        )
-    if machine is not None and profile.measured_on != machine:
-        raise CutError(
-            f"the profile of '{profile.model}' is of the machine {profile.measured_on}, expected {machine};"
-            f" measure it there by `edgekit offload profile --on {machine}`"
         )
     if profile.obstacle or not profile.kernels:
         why = profile.obstacle or "it has no kernels"
@@ -252,17 +246,25 @@ def _assign_times(profile: ModelProfile, homes: Mapping[str, int], count: int) -
     return seconds
 
 
-def _count_weights(model: onnx.ModelProto, nodes: Sequence[Iterable[int]]) -> npt.NDArray[np.int64]:
-    """Return the size of the weights of each kernel: int64 [kernels]."""
+def _find_weights(
+    model: onnx.ModelProto, nodes: Sequence[Iterable[int]]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return the sizes of weights and constants, int64 [weights], and who needs them.
+
+    Returns:
+        Sizes, and bool [kernels, weights].
+    """
     sizes = {one.name: tensor_bytes(one) for one in model.graph.initializer}
-    counts = np.zeros(len(nodes), np.int64)
+    for node in model.graph.node:
+        if node.op_type == "Constant":
+            sizes[node.output[0]] = sum(tensor_bytes(one.t) for one in node.attribute if one.name == "value")
+    columns = {name: column for column, name in enumerate(sizes)}
+    readers = np.zeros((len(nodes), len(sizes)), np.bool_)
     for place, group in enumerate(nodes):
-        for number in group:
-            node = model.graph.node[number]
-            counts[place] += sum(sizes.pop(tensor, 0) for tensor in node.input)
-            if node.op_type == "Constant":
-                counts[place] += sum(tensor_bytes(one.t) for one in node.attribute if one.name == "value")
-    return counts
+        members = [model.graph.node[number] for number in group]
+        needed = {name for node in members for name in (*node.input, *node.output)}
+        readers[place, [columns[name] for name in needed & columns.keys()]] = True
+    return np.array([*sizes.values()], np.int64), readers
 
 
 def _find(parents: dict[int, int], number: int) -> int:
