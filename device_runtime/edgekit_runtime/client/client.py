@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
@@ -28,6 +29,7 @@ from edgekit_runtime.system.paths import find_socket
 from edgekit_runtime.tensors import Array
 
 _MAX_KEPT: Final = 64
+_LEAST_TIMEOUT_S: Final = 1e-3
 
 
 class Client:
@@ -244,18 +246,19 @@ class Client:
     def _ask(self, template: RequestTemplate, parts: Sequence[Any], timeout_s: float | None) -> Any:
         """Return head and body of the response, or the template's layout where the response has that."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        link = self._link
+        link, until_s, left_s = self._link, time.monotonic() + timeout_s, timeout_s
         for _ in range(2):
             for region in template.regions:
                 memory = self._shared.get(region)
                 if memory is None:
                     raise DataError("an array of this call was released; bind again")
                 is_known = memory.connection == link.connection
-                if not is_known and not memory.register(link, self._fields, timeout_s):
+                if not is_known and not memory.register(link, self._fields, left_s):
                     break
             else:
-                found: Any = link.ask(parts, template.size_bytes, timeout_s, template.layout)
+                found: Any = link.ask(parts, template.size_bytes, left_s, template.layout)
                 if found is None:
+                    left_s = max(until_s - time.monotonic(), _LEAST_TIMEOUT_S)
                     continue
                 if found is not template.layout and found[0].status != 200:
                     raise make_error(*found)

@@ -1,9 +1,11 @@
 """One connection to a service: a request out, its response in, and a new connection after one that closed."""
 
 import contextlib
+import queue
 import select
 import socket
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ _MAX_BODY_BYTES: Final = 1 << 30
 _CONTINUE: Final = 100
 _MAX_PORT: Final = 65_535
 _TCP_INFO_BYTES: Final = 192
+_KEPT_LIMIT: Final = 0.9  # of the limit that is set: where so much is left, it stays
 _RECORD_BYTES: Final = 16_384  # of a record of TLS, at most
 _DROP_UNSENT: Final = np.array((1, 0), np.intc).tobytes()  # struct linger
 
@@ -192,38 +195,37 @@ class Link:
         Args:
             parts: parts of the request, C-contiguous.
             size_bytes: size of all parts together.
-            timeout_s: time limit of the whole exchange.
+            timeout_s: time limit of the whole exchange, connecting included; kept to a tenth.
             known: the likely response; where it comes, `known` is returned, and the bytes lie in `memory`.
             ancillary: data that go with the first byte, as for `sendmsg`; not over TLS.
 
         Raises:
             TransportError: the service cannot be reached, takes too long, or does not speak HTTP.
         """
+        until_s = time.monotonic() + timeout_s
         if self._socket is None:
             self.connect(timeout_s)
         connected: Any = self._socket
         if timeout_s != self._timeout_s:
-            self._timeout_s = timeout_s
-            if self.address.is_tls:
-                connected.settimeout(timeout_s)
-            else:
-                limit_time(connected, timeout_s)
-        until_s = time.monotonic() + timeout_s
+            self._limit_waits(timeout_s)
         was_used, self._was_used = self._was_used, True
         memory, count = self.memory, 0
         try:
+            if not was_used:
+                self._limit_rest(until_s)
             try:
                 if self.address.is_tls:
-                    _send_rest(connected, _join_small(parts), 0, until_s)
+                    self._send_rest(_join_small(parts), 0, until_s)
                 elif (sent := connected.sendmsg(parts, ancillary)) < size_bytes:
-                    _send_rest(connected, parts, sent, until_s)
+                    self._send_rest(parts, sent, until_s)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # a service that refuses a large request answers and closes before it has read all of it
+            self._limit_rest(until_s)
             count = connected.recv_into(memory)
             if known is not None and count == known.size_bytes and memory.startswith(known.start):
                 return known
             self.first_read = (time.monotonic(), count)
-            return self._receive(connected, bytes(memoryview(memory)[:count]), until_s)
+            return self._receive(bytes(memoryview(memory)[:count]), until_s)
         except (OSError, ValueError) as cause:
             self.close()
             if was_used and not count and isinstance(cause, ConnectionError):
@@ -255,28 +257,79 @@ class Link:
         final: Response | None = self.ask((body,), len(body), timeout_s, ancillary=(rights,))
         return final
 
-    def _receive(self, connected: Any, data: bytes, until_s: float) -> Response:
+    def _limit_waits(self, timeout_s: float) -> None:
+        connected: Any = self._socket
+        self._timeout_s = timeout_s
+        if self.address.is_tls:
+            connected.settimeout(timeout_s)
+        else:
+            limit_time(connected, timeout_s)
+
+    def _limit_rest(self, until_s: float) -> None:
+        """Let the next wait end when the time is over, or little later: setting a limit takes two calls.
+
+        Raises:
+            TimeoutError: it is over.
+        """
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the time for the request is over")
+        if left_s < _KEPT_LIMIT * self._timeout_s:
+            self._limit_waits(left_s)
+
+    def _send_rest(self, parts: Sequence[Any], sent: int, until_s: float) -> None:
+        connected: Any = self._socket
+        for part in parts:
+            view = memoryview(part if type(part) is bytes else part.reshape(-1).view(np.uint8))
+            while sent < len(view):
+                self._limit_rest(until_s)
+                sent += connected.send(view[sent:])
+            sent -= len(view)
+
+    def _receive(self, data: bytes, until_s: float) -> Response:
         """Return the response that begins with `data`."""
+        connected: Any = self._socket
         while (end := data.find(b"\r\n\r\n") + 4) < 4:
+            self._limit_rest(until_s)
             more = connected.recv(_READ_BYTES) if data else b""
             if not more or len(data) > _MAX_HEAD_BYTES:
                 raise ConnectionResetError("the connection ended before an answer")
             data += more
-            _check_time(until_s)
         head = parse_head(data[:end], self._max_body_bytes)
-        body = _receive_body(connected, data, end, head, until_s)
+        body = self._receive_body(data, end, head, until_s)
         if head.closes:
             self.close()
         return head, body
 
+    def _receive_body(self, data: bytes, end: int, head: ResponseHead, until_s: float) -> memoryview:
+        connected: Any = self._socket
+        filled = len(data) - end
+        if filled == head.body_bytes:
+            return memoryview(data)[end:]
+        if filled > head.body_bytes:
+            raise ValueError("the service sent more than it announced")
+        body = allocate_aligned(head.body_bytes, head.json_bytes or 0)
+        body[:filled] = data[end:]
+        while filled < head.body_bytes:
+            self._limit_rest(until_s)
+            count = connected.recv_into(body[filled:])
+            if count == 0:
+                raise ConnectionResetError("the connection ended in the middle of an answer")
+            filled += count
+        return body
+
     def _explain(self, cause: Exception, timeout_s: float) -> TransportError:
         if isinstance(cause, (BlockingIOError, TimeoutError)):
-            return TransportError(f"{self.address}: no answer within {timeout_s:g} s")
+            return TransportError(f"{self.address}: no answer within {timeout_s:.3g} s")
         return TransportError(f"{self.address}: {cause}")
 
 
 def open_connection(address: Address, timeout_s: float) -> socket.socket:
     """Return a connection to a service.
+
+    Args:
+        address: of the service.
+        timeout_s: time limit of all together: finding the addresses of a name, trying them, and TLS.
 
     Raises:
         TransportError: it cannot be reached.
@@ -284,26 +337,76 @@ def open_connection(address: Address, timeout_s: float) -> socket.socket:
     try:
         if address.path is not None:
             return connect_local(address.path, timeout_s)
-        connected = socket.create_connection((address.host, address.port), timeout_s)
+        until_s = time.monotonic() + timeout_s
+        connected = _connect(address, until_s)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if address.is_tls:
-            return _wrap(connected, address)
+            return _wrap(connected, address, until_s)
         connected.settimeout(None)
     except (OSError, UnicodeError) as cause:  # the latter of names that no host can have
         raise TransportError(f"cannot reach the service at {address}: {cause}; is it running?") from cause
     return connected
 
 
-def _wrap(connected: socket.socket, address: Address) -> socket.socket:
+def _connect(address: Address, until_s: float) -> socket.socket:
+    """Return a connection to the first address that answers; each has an equal part of what is left."""
+    places = _find_places(address, until_s)
+    failure = OSError(f"{address.host} has no address")
+    for tries, (family, kind, protocol, _, place) in zip(range(len(places), 0, -1), places, strict=True):
+        connected = socket.socket(family, kind, protocol)
+        try:
+            connected.settimeout(_left_s(until_s) / tries)
+            connected.connect(place)
+        except OSError as cause:
+            connected.close()
+            failure = cause
+        else:
+            return connected
+    raise failure
+
+
+def _find_places(address: Address, until_s: float) -> list[Any]:
+    """Return what `getaddrinfo` does; a thread that waits for a name server is left behind."""
+    try:
+        ip_address(address.host)
+    except ValueError:
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def find() -> None:
+            try:
+                answers.put(socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM))
+            except (OSError, UnicodeError) as cause:
+                answers.put(cause)
+
+        threading.Thread(target=find, name="edgekit-name", daemon=True).start()
+        try:
+            found = answers.get(timeout=_left_s(until_s))
+        except queue.Empty:
+            raise TimeoutError("timed out, no name server answers") from None
+        if isinstance(found, Exception):
+            raise found from None
+        return list(found)
+    return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+
+
+def _wrap(connected: socket.socket, address: Address, until_s: float) -> socket.socket:
     """Return a connection over TLS; `connected` is closed if that fails."""
     import ssl
 
     try:
         context = ssl.create_default_context(cafile=address.ca_file)
+        connected.settimeout(_left_s(until_s))  # of the whole handshake
         return context.wrap_socket(connected, server_hostname=address.host)
     except BaseException:
         connected.close()
         raise
+
+
+def _left_s(until_s: float) -> float:
+    left_s = until_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("timed out")
+    return left_s
 
 
 def _join_small(parts: Sequence[Any]) -> list[Any]:
@@ -316,34 +419,3 @@ def _join_small(parts: Sequence[Any]) -> list[Any]:
         else:
             joined.append(content)
     return joined
-
-
-def _send_rest(connected: Any, parts: Sequence[Any], sent: int, until_s: float) -> None:
-    for part in parts:
-        view = memoryview(part if type(part) is bytes else part.reshape(-1).view(np.uint8))
-        if sent < len(view):
-            connected.sendall(view[sent:])
-            _check_time(until_s)
-        sent = max(0, sent - len(view))
-
-
-def _receive_body(connected: Any, data: bytes, end: int, head: ResponseHead, until_s: float) -> memoryview:
-    filled = len(data) - end
-    if filled == head.body_bytes:
-        return memoryview(data)[end:]
-    if filled > head.body_bytes:
-        raise ValueError("the service sent more than it announced")
-    body = allocate_aligned(head.body_bytes, head.json_bytes or 0)
-    body[:filled] = data[end:]
-    while filled < head.body_bytes:
-        count = connected.recv_into(body[filled:])
-        if count == 0:
-            raise ConnectionResetError("the connection ended in the middle of an answer")
-        filled += count
-        _check_time(until_s)
-    return body
-
-
-def _check_time(until_s: float) -> None:
-    if time.monotonic() > until_s:
-        raise TimeoutError("the time for the request is over")

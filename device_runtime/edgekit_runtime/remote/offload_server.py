@@ -387,11 +387,11 @@ def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pendi
     is_tls = link.address.is_tls
     sent: float | None = wire_bytes(request.size_bytes, is_tls=is_tls)
     try:
-        found = None
+        found, until_s = None, began_s + timeout_s
         for _ in range(2):  # the server may have closed an idle connection
-            pending.connect(timeout_s)
+            pending.connect(max(until_s - time.monotonic(), _MS))
             began_s = time.monotonic()
-            found = link.ask(request.parts, request.size_bytes, timeout_s)
+            found = link.ask(request.parts, request.size_bytes, max(until_s - began_s, _MS))
             if found is not None or pending.is_aborted:
                 break
         elapsed_s = time.monotonic() - began_s - _read_delay(link)
