@@ -164,6 +164,7 @@ def measure_work(port: int, work: dict[str, str], cookie: str) -> dict[str, dict
     Meanwhile another client asks for the first page.
     """
     found = {}
+    fetch(http.client.HTTPConnection("127.0.0.1", port, timeout=60), "/", cookie)  # as in `measure_pages`
     for name, path in work.items():
         is_whole = threading.Event()
         with ThreadPoolExecutor(1) as other:
