@@ -133,6 +133,22 @@ def test_request_without_local_plan_waits_no_longer_than_its_limit(
         goes_on.set()
 
 
+def test_request_after_the_server_closed_an_idle_connection_is_predicted_to_connect(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    with offloading(maker, path) as session:
+        wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+        session.run({"x": X})
+        wait_until(lambda: session.decision().conditions.server_wait_s == 0, "an open connection costs time")
+        server.hang_up()
+        wait_until(lambda: session.decision().conditions.server_wait_s > 0, "to connect costs no time")
+        np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+        assert session.counts.hedged == session.counts.failed == 0
+
+
 def make_slow_model() -> bytes:
     """Return 0 * x of x [1, 4] with the outputs of `linear`, after seconds of work on any machine."""
     side, layers = 768, 400

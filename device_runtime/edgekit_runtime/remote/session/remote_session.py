@@ -10,7 +10,7 @@ The choice is `offload_state`, the proof `server_prober`, the wire `offload_serv
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from edgekit_runtime.codecs.compression import has_zstd
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError, RefusedInputError
@@ -28,6 +28,8 @@ from edgekit_runtime.remote.session.tail_way import TailWay
 from edgekit_runtime.sessions.row_independence import has_free_rows
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.tensors import Array
+
+_LOOK_S: Final = 0.3  # between two looks whether the connection is open, which cost microseconds
 
 
 class _Hedge:
@@ -93,7 +95,7 @@ class RemoteSession:
         ways = {plan.name: TailWay(plan, package, threads) for plan in table.plans if plan.tail}
         self.state = OffloadState(table, ways, options)
         self._server = OffloadServer(options.address, options.read_token())
-        self._is_open = True
+        self._is_open, self._looked_s = True, float("-inf")
         self._prober = ServerProber(self.state, self._server, package.manifest.name, has_rows=self._has_rows)
 
     @property
@@ -128,7 +130,9 @@ class RemoteSession:
 
     def decision(self, rows: int = 1) -> PlanChoice:
         """Return what the next request of so many rows runs, and why."""
-        self.state.connect_s = self._server.find_connect_s()
+        now_s = time.monotonic()
+        if now_s - self._looked_s > _LOOK_S:
+            self._looked_s, self.state.connect_s = now_s, self._server.find_connect_s()
         return self.state.decision(rows)
 
     def wait_for_probe(self, timeout_s: float) -> bool:
