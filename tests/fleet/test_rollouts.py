@@ -583,3 +583,45 @@ def test_device_that_fails_twice_by_the_network_is_tried_a_third_time(store: Sto
 
     assert fleet.run(answer) == "succeeded"
     assert len(set(tries)) == 3
+
+
+def add_model(store: Store, model: str, release: str = "r", version: str = "2") -> None:
+    """Add another model to a release."""
+    with store.transaction() as session:
+        for target in ("rpi5", "x86-64"):
+            session.add(
+                ReleasePackageRow(
+                    release=release,
+                    model=model,
+                    target=target,
+                    version=version,
+                    manifest_sha256=f"{model}-{version}-{target}",
+                    path=f"{target}/{model}",
+                    size_bytes=1000,
+                    sha256="ac",
+                    needs={"engines": ["onnxruntime"]},
+                )
+            )
+
+
+@pytest.mark.parametrize("models", [("digits",), ("digits", "words")])
+def test_abort_takes_the_release_back_from_devices_that_refused_a_model(
+    store: Store, models: tuple[str, ...]
+) -> None:
+    add_devices(store, 4)
+    add_release(store)
+    for model in models[1:]:
+        add_model(store, model)
+    fleet = start(store, waves="100%", minimum=4)
+
+    def refuse_last(row: ExecutionRow) -> str:
+        return "refused" if (row.version, row.model) == ("2", models[-1]) else "succeeded"
+
+    fleet.run(refuse_last, turns=1)
+    rollouts.give_order(store, fleet.name, "abort", "anna")
+    assert fleet.run(refuse_last) == "aborted"
+    assert "4 devices go back" in fleet.row().because
+    with store.transaction() as session:
+        rows = session.scalars(select(WantedModelRow)).all()
+        assert len(rows) == 4 * len(models)
+        assert all(row.is_removed or row.document["version"] == "1" for row in rows)

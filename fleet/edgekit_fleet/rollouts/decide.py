@@ -11,8 +11,11 @@ from typing import Final
 from edgekit_fleet.rollouts.gates import Judgement, judge_samples
 from edgekit_fleet.rollouts.progress import TRANSIENT_CODES, Decision, Member, Progress, RolloutSettings
 
-EXPOSED_STATES: Final = ("started", "succeeded", "failed")
-"""States of devices that have the release, or may get it still: an abort takes them back."""
+EXPOSED_STATES: Final = ("started", "succeeded", "failed", "refused", "superseded")
+"""States of devices of which the release is wanted, whether they have it or not: an abort takes them back.
+
+A device that has several models may have some of them where one was refused.
+"""
 _LEANING: Final = 0.1
 """From this share of the way to a stop, the evidence leans against the release."""
 _MOST_SUSPECTED: Final = 30

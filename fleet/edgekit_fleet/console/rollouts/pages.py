@@ -18,7 +18,7 @@ from edgekit_runtime.errors import FleetError
 
 _ROLLOUTS: Final = 20
 _MEMBERS: Final = 100
-_EXPOSED: Final = ("offered", "succeeded", "failed")  # as `decide.EXPOSED_STATES`
+_EXPOSED: Final = ("offered", "succeeded", "failed", "refused", "superseded")  # as `decide.EXPOSED_STATES`
 _ORDERS: Final[Mapping[str, str]] = {
     "pause": "is paused",
     "resume": "goes on",
