@@ -7,7 +7,7 @@ import pytest
 from tests.agent.parts import HERE, NEW, NOON, PACKAGE, make_desired, view, want
 
 from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
-from edgekit_runtime.agent.reconcile import NextSteps, count_time, reconcile
+from edgekit_runtime.agent.reconcile import NextSteps, choose_step, count_time, reconcile
 
 
 def decide(
@@ -60,6 +60,18 @@ def test_service_that_restarts_does_not_end_the_trial():
     before = decide(view(**installed, served=("1.0.0", "2.0.0"), on_trial="2.0.0"), HERE)
     plan = decide(view(**installed, served=None), HERE, before)
     assert (state_of(plan), actions(plan)) == (("trying", "trial"), [])
+
+
+@pytest.mark.parametrize("served", [("1.0.0",), ("1.0.0", "2.0.0")])
+def test_version_that_takes_the_service_down_has_not_succeeded(served: tuple[str, ...]):
+    installed = {"version": "2.0.0", "manifest_sha256": NEW, "health": "unproven"}
+    before = decide(view(**installed, served=served), HERE)
+    gone = decide(view(**installed, served=None), HERE, before)
+    assert state_of(gone)[0] == "trying"
+    plan = decide(view(served=("1.0.0",), rejected=((NEW, "was begun 3 times"),)), HERE, gone)
+    assert state_of(plan) == ("failed", "crash-loop")
+    confirmed = {**installed, "health": "healthy"}
+    assert state_of(decide(view(**confirmed, served=None), HERE, gone)) == ("succeeded", "")
 
 
 def test_version_made_active_by_hand_ends_the_trial():
@@ -129,10 +141,21 @@ def test_higher_priority_comes_first():
 
 
 def test_unsafe_version_is_unloaded_first_and_after_a_failure_too():
-    assert actions(decide(view(), order="unloaded")) == ["unload"]
+    assert actions(decide(view(), order="unloaded")) == ["unload", "download"]
     failed = decide(view(pinned="1.0.0"), order="unloaded")
     assert (state_of(failed), actions(failed)) == (("refused", "pinned"), ["unload"])
     assert actions(decide(view(served=()), order="unloaded")) == ["download"]
+
+
+def test_unload_that_is_refused_blocks_no_other_step():
+    desired = make_desired(
+        want(order="unloaded", priority=2), want(model="other", execution="e2", not_before_s=9.0)
+    )
+    plan = reconcile(desired, (), view(), NOON)
+    assert choose_step(plan.steps, ()).action == "unload"
+    assert choose_step(plan.steps, {("unload", "kws")}).action == "download"
+    failed = decide(view(pinned="1.0.0"), order="unloaded")
+    assert choose_step(failed.steps, {("unload", "kws")}) is None
 
 
 def test_expired_document_leaves_all_as_it_is():

@@ -34,7 +34,15 @@ from edgekit_runtime.agent.figures import read_figures
 from edgekit_runtime.agent.journal import Journal, Progress
 from edgekit_runtime.agent.membership import Membership
 from edgekit_runtime.agent.mqtt_link import MqttLink, Received
-from edgekit_runtime.agent.reconcile import NextSteps, accept_desired, count_time, reconcile
+from edgekit_runtime.agent.reconcile import (
+    Action,
+    NextSteps,
+    Step,
+    accept_desired,
+    choose_step,
+    count_time,
+    reconcile,
+)
 from edgekit_runtime.agent.signing import seal, unseal
 from edgekit_runtime.client.control import read_metrics
 from edgekit_runtime.errors import EdgekitError, SignatureError
@@ -52,6 +60,7 @@ _DETAIL_S: Final = 5.0  # the same where only amounts have changed
 _FIGURES_S: Final = 10.0
 _QUIET_FIGURES_S: Final = 300.0
 _YOUNG_S: Final = 3600.0  # so long after an execution its figures come often
+_AGAIN_S: Final = 30.0  # between two attempts to unload or remove a model
 _LEAST_CLOCK_S: Final = 1_704_067_200.0  # 2024: a clock before it was never set
 _FIRST_RENEWAL_S: Final = 120.0  # also a device that is on for minutes a day renews its certificate
 _RENEWAL_S: Final = 21_600.0
@@ -142,6 +151,7 @@ class Agent:
         self._service: tuple[bool, ServiceIndex | None] = (False, None)
         self._service_s = self._saved_s = self._reported_s = self._figures_s = 0.0
         self._renewal_s = time.monotonic() + _FIRST_RENEWAL_S
+        self._again_s: dict[tuple[Action, str], float] = {}  # (action, model) -> when it may be tried again
         self._busy_s = time.monotonic()  # when an execution was last under way
         self._reported = 0  # number of the last report, which the link keeps until the broker has it
         self._last: tuple[Any, Any] = (None, None)
@@ -281,14 +291,24 @@ class Agent:
         self._save(plan.executions)
         self._executions = plan.executions
         self._stop_needless(plan)
-        if plan.steps and not self._steps.is_busy:
+        step = None if self._steps.is_busy else self._choose_step(plan)
+        if step is not None:
             order = StepOrder(
-                step=plan.steps[0],
+                step=step,
                 most_bytes=conditions.budget_left_bytes,
                 known_time_s=self._journal.record.known_time_s,
             )
             self._steps.begin(order)
         self._report(plan)
+
+    def _choose_step(self, plan: NextSteps) -> Step | None:
+        """Return what to do now; an `unload` or `remove` that had no effect comes again a while later."""
+        now_s = time.monotonic()
+        self._again_s = {key: at for key, at in self._again_s.items() if now_s < at}
+        step = choose_step(plan.steps, self._again_s)
+        if step is not None and step.action in ("unload", "remove"):
+            self._again_s[step.action, step.model] = now_s + _AGAIN_S
+        return step
 
     def _stop_needless(self, plan: NextSteps) -> None:
         wanted = () if self._desired is None else self._desired.models

@@ -4,7 +4,7 @@ The agent calls this a few times a second, writes the executions that it returns
 carries out a step. A step that was interrupted is decided again from what is here then.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
@@ -52,7 +52,8 @@ class NextSteps:
     Attributes:
         executions: to be written to the journal before a step begins; one a model.
         superseded: executions that have made room for others.
-        steps: what can be done now, the most urgent first, at most one a model.
+        steps: what can be done now, the most urgent first; before the step of a model may stand its `unload`,
+            and what comes next need not wait for an `unload` that is refused.
         models: to report.
         status, because: to report.
     """
@@ -119,7 +120,7 @@ def reconcile(
             progress = _begin(wanted)
         after[wanted.model], step = _advance(wanted, progress, view, conditions)
         if wanted.order == "unloaded" and view.served and view.manifest_sha256 != wanted.manifest_sha256:
-            step = Step("unload", wanted.model, wanted)  # what is served is not safe
+            steps.append(Step("unload", wanted.model, wanted))  # what is served is not safe
         if step is not None:
             steps.append(step)
     steps += [Step("remove", model) for model in desired.removed if views.get(model, _NOTHING).version]
@@ -202,7 +203,8 @@ def _fetch(
 
 def _settle(wanted: DesiredModel, progress: Progress, view: ModelView) -> tuple[Progress, Step | None]:
     """Lead an execution whose package is active in the slots to its verdict."""
-    if view.served is None and progress.report.code == "trial":  # the service restarts and goes on with it
+    if view.served is None and progress.report.state == "trying" and view.health != "healthy":
+        # The service was there, and is gone, perhaps because of this version: the slots count that.
         return progress, None
     if view.served is None:  # nobody runs it now; it was tested when it was installed
         return progress.enter("succeeded"), None
@@ -265,6 +267,16 @@ def _judge(
     if under_way or steps:
         return "working", ""
     return "converged", ""
+
+
+def choose_step(steps: Sequence[Step], put_off: Collection[tuple[Action, str]]) -> Step | None:
+    """Return the most urgent step that is not put off, or None.
+
+    Args:
+        steps: see `NextSteps`.
+        put_off: (action, model) of steps that had no effect a moment ago.
+    """
+    return next((step for step in steps if (step.action, step.model) not in put_off), None)
 
 
 def count_time(executions: tuple[Progress, ...], elapsed_s: float) -> tuple[Progress, ...]:
