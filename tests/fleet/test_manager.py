@@ -257,19 +257,22 @@ def test_report_that_the_manager_lacks_is_asked_for_by_a_new_document(fleet, mon
     asyncio.run(run())
 
 
-def test_revoked_device_is_disconnected_and_let_in_no_more(fleet):
+@pytest.mark.parametrize("name", ["d1", "authority"])
+def test_revoked_device_is_disconnected_and_let_in_no_more(name, fleet):
     async def run():
-        device = fleet.device("d1").enrol()
+        device = fleet.device(name).enrol()
+        files = sorted(path.name for path in fleet.authority.folder.iterdir())
         other = fleet.device("d2").enrol()
         await device.connect()
         await other.connect()
         await eventually(lambda: device.desired and other.desired)
-        devices.revoke(fleet.store, "d1", "test", "lost")
+        devices.revoke(fleet.store, name, "test", "lost")
         await eventually(lambda: not device.client.is_connected)
+        assert sorted(path.name for path in fleet.authority.folder.iterdir()) == files
         with pytest.raises((OSError, AssertionError, asyncio.TimeoutError, MQTTConnectError)):
             await device.connect()
         assert other.client.is_connected
-        request = {"device": "d1", "csr": make_csr(device.key)}
+        request = {"device": name, "csr": make_csr(device.key)}
         status, _ = post(device.code.address, device.authority, "/renew", request)
         assert status == 403
         await other.disconnect()

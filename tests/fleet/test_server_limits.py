@@ -46,8 +46,7 @@ class Site:
 
     def context(self, name="d1", *, signer=None, trusted=None):
         context = ssl.create_default_context(cafile=(trusted or self.authority).certificate_path)
-        signer = signer or self.authority
-        context.load_cert_chain(*signer.make_short_lived(name, signer.folder))
+        (signer or self.authority).load_short_lived(context, name)
         return context
 
     @contextlib.contextmanager

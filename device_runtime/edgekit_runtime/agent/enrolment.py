@@ -46,10 +46,12 @@ from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError, SignatureError, TransportError
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 from edgekit_runtime.system.child_process import end_with_parent
+from edgekit_runtime.system.shown_text import clean
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
 from edgekit_runtime.trust.trusted_keys import check_name, make_keys_folder, write_public_file
 
 _MAX_ANSWER_BYTES: Final = 1 << 20
+_MAX_SHOWN_BYTES: Final = 400
 _TIMEOUT_S: Final = 30.0
 _OK: Final = 200
 _RENEW_AT: Final = 1 / 3  # of the certificate's life is left
@@ -186,7 +188,8 @@ def _ask(address: str, context: ssl.SSLContext, method: str, path: str, body: by
     if response.status != _OK:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             raise EnrolmentError(f"{address}: refuses ({response.status}): {json.loads(data)['error']}")
-        raise EnrolmentError(f"{address}: refuses ({response.status})")
+        said = clean(data[:_MAX_SHOWN_BYTES].decode("utf-8", "replace")).strip()
+        raise EnrolmentError(f"{address}: refuses ({response.status}){said and f': {said}'}")
     return data
 
 

@@ -127,7 +127,7 @@ def make_routes(console: Console) -> list[BaseRoute]:
         Route("/audit/verify", page(audit.verify), methods=["POST"]),
         Route("/settings", page(settings_pages.show_users)),
         Route("/settings/users", page(settings_pages.change_user, "admin"), methods=["POST"]),
-        Route("/settings/tokens", page(settings_pages.show_tokens)),
+        Route("/settings/tokens", page(settings_pages.show_tokens, "admin")),
         Route("/settings/tokens", page(settings_pages.change_token, "admin"), methods=["POST"]),
         Route("/settings/codes", page(settings_pages.show_codes)),
         Route("/settings/codes", page(settings_pages.make_codes, "device"), methods=["POST"]),

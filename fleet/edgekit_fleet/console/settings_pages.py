@@ -23,7 +23,9 @@ _MOST_CODES: Final = 100
 
 
 def show_users(console: Console, request: Request) -> Response:
-    """Show users and their roles."""
+    """Show users and their roles to administrators, and the settings of the fleet to others."""
+    if not request.state.principal.may("admin"):
+        return console.redirect(request, "/settings/fleet")
     with console.store.snapshot() as session:
         found = users.list_users(session)
     return console.render(request, "settings_users.html", users=found, roles=SCOPES_OF_ROLE)

@@ -10,6 +10,8 @@ import contextlib
 import ipaddress
 import os
 import re
+import ssl
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -176,16 +178,16 @@ class Authority:
             public_key=public_key.public_bytes(Encoding.Raw, PublicFormat.Raw),
         )
 
-    def make_short_lived(self, name: str, folder: Path) -> tuple[Path, Path]:
-        """Write a certificate for `name` that is valid for minutes, and its key; returns both paths.
+    def load_short_lived(self, context: ssl.SSLContext, name: str) -> None:
+        """Give a context a certificate for `name` that is valid for minutes, with its key.
 
         The manager takes the connection of a revoked device over with it, and `doctor` plays devices.
         """
         key = Ed25519PrivateKey.generate()
-        certificate, private = folder / f"{name}.crt", folder / f"{name}.pem"
-        _write(certificate, _pem(self._sign(name, key.public_key(), 600.0)))
-        _write(private, _private_pem(key))
-        return certificate, private
+        with tempfile.TemporaryDirectory(prefix="edgekit-certificate-") as folder:  # `ssl` reads files alone
+            path = Path(folder) / "both.pem"
+            _write(path, _pem(self._sign(name, key.public_key(), 600.0)) + _private_pem(key))
+            context.load_cert_chain(path)
 
     def write_crl(self, serials: Iterable[str]) -> None:
         """Write the list of revoked certificates.

@@ -319,13 +319,9 @@ class ControlLoop:
         """End the connection of a revoked device: its client identifier is taken over for a moment."""
         link = BrokerLink(lambda _topic, _payload: None, device)
         try:
-            folder = self._parts.authority.folder
-            pair = self._parts.authority.make_short_lived(device, folder)
             context = make_context(self._parts.authority)
-            context.load_cert_chain(*pair)
+            self._parts.authority.load_short_lived(context, device)
             await link.connect(self._parts.brokers, context)
-            for path in pair:
-                path.unlink(missing_ok=True)
         except (TransportError, OSError) as error:
             _log.warning("the connection of '%s' stays until it ends: %s", device, error)
         finally:

@@ -28,17 +28,15 @@ def probe_broker(authority: Authority | None, addresses: tuple[tuple[str, int], 
     """
     if authority is None and any(host not in ("127.0.0.1", "::1", "localhost") for host, _ in addresses):
         raise ConfigError("without TLS only a broker on this machine may be probed")
-    with tempfile.TemporaryDirectory(prefix="edgekit-doctor-") as folder:
 
-        def context_of(name: str) -> ssl.SSLContext | None:
-            if authority is None:
-                return None
-            context = ssl.create_default_context(cafile=authority.certificate_path)
-            context.load_cert_chain(*authority.make_short_lived(name, Path(folder)))
-            return context
+    def context_of(name: str) -> ssl.SSLContext | None:
+        if authority is None:
+            return None
+        context = ssl.create_default_context(cafile=authority.certificate_path)
+        authority.load_short_lived(context, name)
+        return context
 
-        probe = BrokerProbe(addresses[0], context_of, manager=MANAGER, devices=_DEVICES, nodes=addresses[1:])
-        return probe.run()
+    return BrokerProbe(addresses[0], context_of, manager=MANAGER, devices=_DEVICES, nodes=addresses[1:]).run()
 
 
 def probe_own() -> list[Finding]:

@@ -24,6 +24,8 @@ from edgekit_fleet.store.attributes import CHANGING
 from edgekit_runtime.errors import FleetError
 
 _MAX_CHARS: Final = 2000
+SET: Final = re.compile(r"\[(!?)(\]?[^\]]*)\]")
+_RANGE: Final = re.compile(r"(.)-(.)", re.DOTALL)
 _MAX_DEPTH: Final = 40
 _MAX_PATTERNS: Final = 100  # each is tried on each device, which takes 0.7 s of 100,000 devices
 _TOKEN: Final = re.compile(r"""\s*(?:(!=|==|=|\(|\)|,)|"([^"]*)"|'([^']*)'|([^\s=!(),"']+))""")
@@ -263,6 +265,8 @@ class _Parser:
         self._patterns += sum(1 for pattern in patterns if set(pattern) & set("*?["))
         if self._patterns > _MAX_PATTERNS:
             raise self._fail(f"expected at most {_MAX_PATTERNS} patterns, or values of 'class',")
+        if not all(_is_portable(found) for pattern in patterns for found in SET.finditer(pattern)):
+            raise self._fail("expected sets such as [abc], [a-z] or [!abc], without '[' or a first '^',")
         return Equals(name, patterns)
 
     def _read_value(self) -> str:
@@ -276,3 +280,10 @@ class _Parser:
             raise self._fail(expected)
         self._next += 1
         return token.text
+
+
+def _is_portable(found: "re.Match[str]") -> bool:
+    """Return whether a set means the same to Python, SQLite and PostgreSQL."""
+    is_negated, signs = found.groups()
+    is_empty = any(first > last for first, last in _RANGE.findall(signs))
+    return not is_empty and "[" not in signs and (bool(is_negated) or not signs.startswith("^"))

@@ -13,6 +13,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from sqlalchemy.sql.operators import custom_op
 
 from edgekit_fleet.rollouts.selector import (
+    SET,
     Either,
     Equals,
     Every,
@@ -26,7 +27,6 @@ from edgekit_fleet.store.tables import AttributeRow, DeviceRow
 
 # As the documentation of SQLite's query planner has it.
 _WITHOUT_INDEX: Final["custom_op[str]"] = custom_op("+")
-_SET: Final = re.compile(r"\[(!?)(\]?[^\]]*)\]")
 
 
 def compile_selector(session: Session, selector: Selector, *, counts: bool = False) -> ColumnElement[bool]:
@@ -102,7 +102,7 @@ def _split(pattern: str) -> Iterator[tuple[str, str]]:
     """Yield (kind, text) of a pattern as in file names: `any`, `one`, `set`, `not-set` or `text`."""
     at = 0
     while at < len(pattern):
-        found = _SET.match(pattern, at)
+        found = SET.match(pattern, at)
         if found is not None:
             yield ("not-set" if found[1] else "set"), found[2]
             at = found.end()

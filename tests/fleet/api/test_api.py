@@ -48,6 +48,16 @@ def test_token_cannot_make_a_token_with_more_scopes(api: Api):
     assert api.post("/tokens", {"name": "t", "scopes": ["admin"]}, token).status == 201
 
 
+def test_token_cannot_make_or_become_a_user_who_may_more(api: Api):
+    token, password = api.make_token("clerk-2", "admin"), "correct horse battery"
+    user = {"name": "eve", "password": password, "role": "viewer"}
+    assert api.post("/users", {**user, "role": "admin"}, token).status == 403
+    assert api.post("/users", user, token).status == 403  # it cannot read itself
+    assert api.post("/users", {**user, "role": "admin"}).status == 201
+    assert api.post("/users/eve/password", {"password": password}, token).status == 403
+    assert api.post("/users/eve/role", {"role": "operator"}, token).status == 403
+
+
 def test_pages_hold_every_device_once_in_order(api: Api):
     names, after = [], ""
     while after is not None:

@@ -11,7 +11,7 @@ from edgekit_fleet.operations import devices
 from edgekit_fleet.store.tables import DeviceRow, RolloutRow, TokenRow, UserRow
 
 READABLE = (
-    *("/", "/devices", "/releases", "/rollouts", "/health", "/audit", "/settings", "/settings/tokens"),
+    *("/", "/devices", "/releases", "/rollouts", "/health", "/audit"),
     *("/settings/codes", "/settings/fleet"),
 )
 
@@ -206,6 +206,13 @@ def test_viewer_sees_every_page_and_stranger_none(path, served):
     answer = Client(served.port).get(path)
     assert answer.status == 303
     assert answer.headers["location"].startswith("/login?next=")
+
+
+def test_viewer_sees_neither_users_nor_tokens(served):
+    vera = log_in(served, "vera")
+    assert vera.get("/settings").headers["location"] == "/settings/fleet"
+    assert vera.get("/settings/tokens").status == 403
+    assert "/settings/tokens" not in vera.get("/settings/fleet").text
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from edgekit_fleet.access import tokens, users
-from edgekit_fleet.access.principal import Principal, Role, Scope
+from edgekit_fleet.access.principal import SCOPES_OF_ROLE, Principal, Role, Scope
 from edgekit_fleet.access.tokens import Token
 from edgekit_fleet.access.users import User
 from edgekit_fleet.api.endpoints.endpoint import Endpoint, Fleet, Named, Nothing
@@ -148,7 +148,14 @@ def _list_users(fleet: Fleet, _principal: Principal, _request: Nothing) -> UserL
         return UserList(items=tuple(users.list_users(session)))
 
 
+def _require_role(principal: Principal, role: str) -> None:
+    """Check that a principal may do all that a role may: nobody gives away more than they have."""
+    for scope in sorted(SCOPES_OF_ROLE.get(role, ())):  # type: ignore[call-overload]  # an unknown role is refused later
+        principal.require(scope)
+
+
 def _add_user(fleet: Fleet, principal: Principal, request: AddUser) -> UserList:
+    _require_role(principal, request.role)
     with fleet.store.transaction() as session:
         users.add_user(session, request.name, request.password, request.role, actor=principal.name)
     return _list_users(fleet, principal, Nothing())
@@ -156,11 +163,15 @@ def _add_user(fleet: Fleet, principal: Principal, request: AddUser) -> UserList:
 
 def _set_password(fleet: Fleet, principal: Principal, request: SetPassword) -> UserList:
     with fleet.store.transaction() as session:
+        for user in users.list_users(session):
+            if user.name == request.name:
+                _require_role(principal, user.role)
         users.set_password(session, request.name, request.password, actor=principal.name)
     return _list_users(fleet, principal, Nothing())
 
 
 def _set_role(fleet: Fleet, principal: Principal, request: SetRole) -> UserList:
+    _require_role(principal, request.role)
     with fleet.store.transaction() as session:
         users.set_role(session, request.name, request.role, actor=principal.name)
     return _list_users(fleet, principal, Nothing())

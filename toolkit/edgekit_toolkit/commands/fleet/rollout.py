@@ -130,7 +130,8 @@ def list_command(path: Path | None, as_json: bool) -> None:
 def watch(name: str, path: Path | None, as_json: bool) -> None:
     """Follow a rollout until it ends: live on a terminal, else a line for each change.
 
-    The exit code is 1 if it did not succeed.
+    Without a terminal it also ends at a pause, which only a person can end. The exit code is 1 if the rollout
+    did not succeed.
     """
     from edgekit_toolkit.console import open_console
 
@@ -145,6 +146,8 @@ def watch(name: str, path: Path | None, as_json: bool) -> None:
         else:
             for summary in _follow(fleet, name):
                 _print_summaries([summary], as_json)
+                if summary.state == "paused":
+                    break
     if summary is None or summary.state != "succeeded":
         click.get_current_context().exit(1)
 
