@@ -119,7 +119,7 @@ class ServiceMachine:
     def join_fleet(self, code: str, target: str) -> None:
         """Let the machine into a fleet, with the agent's unit; all of it is on the disk then."""
         self.run("install -d -o edgekit -g edgekit /etc/edgekit/keys /etc/edgekit/fleet")
-        self.run(f"{_AS_EDGEKIT} EDGEKIT_TARGET={target} edgekit-device enroll --code {code}")
+        self.run(f"{_AS_EDGEKIT} EDGEKIT_TARGET={target} edgekit-device enroll --code {code}", _SETTLE_S)
         self.run(f"edgekit-device agent --print-unit >{_AGENT_UNIT}")
         self.run("systemctl daemon-reload && systemctl enable --now edgekit-agent && sync")
 

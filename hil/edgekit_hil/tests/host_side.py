@@ -19,12 +19,13 @@ from edgekit_runtime.errors import BenchError
 from edgekit_runtime.system.child_process import ChildProcess, run_program
 
 TOOLKIT: Final = "edgekit_toolkit"
+LOOPBACK: Final = "127.0.0.1"
 _HOST_OF_QEMU: Final = "10.0.2.2"  # in the network that it makes for a user
 _CONNECT_LIMIT_S: Final = 10.0
 _UP_LIMIT_S: Final = 60.0
 _COMMAND_LIMIT_S: Final = 60.0
 _MAX_OUTPUT_BYTES: Final = 1 << 20
-_BEGIN_LIMIT_S: Final = 60.0
+_BEGIN_LIMIT_S: Final = 120.0
 _POLL_S: Final = 0.1
 
 
@@ -52,7 +53,7 @@ class HostSide:
 
     def free_port(self) -> int:
         """Return a port on which nothing listens here."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
+        with socket.create_server((LOOPBACK, 0)) as free:
             port: int = free.getsockname()[1]
         return port
 
@@ -71,7 +72,7 @@ def _find_own_address(bench: Bench) -> str:
     try:
         service = bench.target.get_resource("NetworkService", wait_avail=False)
     except NoResourceFoundError:
-        return "127.0.0.1"
+        return LOOPBACK
     with socket.create_connection((service.address, service.port), _CONNECT_LIMIT_S) as link:
         own: str = link.getsockname()[0]
     return own
@@ -181,7 +182,7 @@ class Fleet:
         """Wait until a device says that it has begun an update.
 
         Raises:
-            BenchError: it has not within a minute, or the update has ended already.
+            BenchError: it has not in two minutes, or the update has ended already.
         """
         deadline = time.monotonic() + _BEGIN_LIMIT_S
         while not (states := [each["state"] for each in self.run("device", name)["executions"]]):
