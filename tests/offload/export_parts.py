@@ -21,11 +21,13 @@ from tests.runtime.conftest import make_signer
 from tests.runtime.slot_cases import write_keys
 
 from edgekit_runtime.client import Client
+from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Submodel
 from edgekit_runtime.package.submodels import served_name
+from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
@@ -40,11 +42,12 @@ class Exported:
     Attributes:
         path: the package; the trusted keys are in `keys` beside it.
         tail: the name that the tail is served under.
-        sent, expected: what the head sends for some images, and what the tail answers.
+        images, sent, expected: inputs, what the head sends for them, and what the tail answers.
     """
 
     path: Path
     tail: str
+    images: NDArray[np.float32]
     sent: dict[str, NDArray[np.float32]]
     expected: dict[str, NDArray[np.float32]]
 
@@ -59,10 +62,16 @@ def make_package(folder: Path) -> Exported:
         images = samples["image"][:8].astype(np.float32)
     sent = run(head, {"image": images})
     expected = run(tail, sent)
-    contents = {"model.onnx": whole.SerializeToString(), "sub/tail.onnx": tail.SerializeToString()}
-    roles = {"model.onnx": "model", "sub/tail.onnx": "submodel", "cut-table.json": "cut-table"}
+    contents = {"model.onnx": whole.SerializeToString()}
+    contents |= {"sub/head.onnx": head.SerializeToString(), "sub/tail.onnx": tail.SerializeToString()}
+    roles = {"model.onnx": "model", "cut-table.json": "cut-table"}
+    roles |= {"sub/head.onnx": "submodel", "sub/tail.onnx": "submodel"}
     golden = _golden(contents, "whole", {"image": images[:1]}, run(whole, {"image": images[:1]}))
     of_tail = _golden(contents, "tail", {cut: sent[cut][:1]}, {"logits": expected["logits"][:1]})
+    of_head = _golden(contents, "head", {"image": images[:1]}, {cut: sent[cut][:1]})
+    first = Submodel(
+        "cut1.head", _specs({"image": images}), _specs(sent), BackendChoice("ort", "sub/head.onnx"), of_head
+    )
     submodel = Submodel(
         "cut1.tail",
         _specs({cut: sent[cut]}),
@@ -71,10 +80,13 @@ def make_package(folder: Path) -> Exported:
         of_tail,
     )
     name = served_name("digits", submodel, {one.path: one for one in _artifacts(contents, roles)})
-    costs = {"device_s": 0.001}
-    contents["cut-table.json"] = json.dumps(
-        {"plans": [{"name": "local", "costs": costs}, {"name": "cut1", "costs": costs, "tail": name}]}
-    ).encode()
+    costs = PlanCosts(0.001, 0.001, 8.0 * sent[cut][0].nbytes, 40.0)
+    plans = (
+        OffloadPlan("local", PlanCosts(0.001)),
+        OffloadPlan("cut1", costs, "cut1.head", name),
+        OffloadPlan("cut1-zstd", costs, "cut1.head", name, compression="zstd"),
+    )
+    contents["cut-table.json"] = json.dumps(to_plain(CutTable(plans))).encode()
     manifest = Manifest(
         name="digits",
         version="1.0.0",
@@ -82,14 +94,14 @@ def make_package(folder: Path) -> Exported:
         inputs=_specs({"image": images}),
         outputs=_specs(expected),
         artifacts=_artifacts(contents, roles),
-        backend=BackendChoice("ort", "model.onnx"),
+        backend=BackendChoice("offload", "model.onnx", {}, BackendChoice("ort", "model.onnx")),
         golden=golden,
-        submodels=(submodel,),
+        submodels=(first, submodel),
     )
     path = folder / manifest.file_name
     write_package(path, manifest, contents, StatementSigner(make_signer(1)))
     write_keys(folder / "keys")
-    return Exported(path, name, sent, expected)
+    return Exported(path, name, images, sent, expected)
 
 
 def run(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +172,7 @@ def wait_ready(child: "subprocess.Popen[bytes]", place: int | Path, log: Path, l
 
 
 def cached_environment(name: str, *packages: str, may_make: bool) -> Path | None:
-    """Return the folder of a Python environment in the cache; None if it is not there and may not be made."""
+    """Return the folder of a Python environment in the cache; None if there is none, and none can be made."""
     folder = CACHE / f"{name}-py{sys.version_info.major}{sys.version_info.minor}"
     done = folder / "complete"
     if not done.exists():
@@ -169,6 +181,7 @@ def cached_environment(name: str, *packages: str, may_make: bool) -> Path | None
         folder.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps", *packages]
-        subprocess.run(pip, check=True, env={**os.environ, "PYTHONPATH": ""})
+        if subprocess.run(pip, check=False, env={**os.environ, "PYTHONPATH": ""}).returncode:
+            return None  # the reason is in its output
         done.touch()
     return folder

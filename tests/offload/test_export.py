@@ -30,6 +30,7 @@ from tests.offload.export_parts import (
     run,
     wait_ready,
 )
+from tests.remote.offload_parts import set_server
 from tests.service.serve_parts import TOKEN, environment, write_certificate
 
 from edgekit_offload.export.haproxy import write_haproxy
@@ -40,7 +41,10 @@ from edgekit_runtime.client import Client
 from edgekit_runtime.client.link import Address
 from edgekit_runtime.errors import ConfigError, CutError, EdgekitError
 from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
+from edgekit_runtime.remote.session.remote_session import RemoteSession
+from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.commands.offload import command as offload
 
 # onnxruntime differs by rounding between machines and numbers of rows.
@@ -144,7 +148,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory, package: Exported) -> Itera
         may_make=made,
     )
     if found is None:
-        pytest.skip("no Triton in the cache; EDGEKIT_TRITON=1 installs it (170 MB, with onnxruntime 330 MB)")
+        pytest.skip("no Triton in the cache; EDGEKIT_TRITON=1 installs it by pip (330 MB with onnxruntime)")
     folder = tmp_path_factory.mktemp("triton")
     site = next(found.glob("lib/python*/site-packages"))
     home, version = site / "pytriton/tritonserver", f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -183,6 +187,24 @@ def test_real_triton_answers_our_client_as_the_tail_does_here(triton: int, packa
             sent = {name: array[:rows] for name, array in package.sent.items()}
             answer = client.infer(package.tail, sent)
             np.testing.assert_allclose(answer["logits"], package.expected["logits"][:rows], **CLOSE)
+
+
+@pytest.mark.parametrize("plan", ["cut1", "cut1-zstd"])
+def test_session_on_a_device_splits_with_a_real_triton(
+    triton: int, package: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str
+) -> None:
+    """Triton answers the golden inputs rightly; it reads no zstd, so the device sends plain bodies."""
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{triton}", plan=plan)
+    trust = TrustStore.from_folder(package.path.parent / "keys")
+    with contextlib.closing(open_session(package.path, trust=trust)) as session:
+        assert isinstance(session, RemoteSession)
+        assert session.wait_for_probe(30)
+        decision = session.decision()
+        assert (decision.plan.name, decision.plan.compression) == (plan, "identity"), decision.reason
+        for row in range(8):
+            answer = session.run({"image": package.images[row : row + 1]})["logits"]
+            np.testing.assert_allclose(answer, package.expected["logits"][row : row + 1], **CLOSE)
+        assert (session.counts.remote, session.counts.local, session.counts.failed) == (8, 0, 0)
 
 
 def test_real_triton_joins_requests_of_several_devices(triton: int, package: Exported) -> None:
@@ -342,7 +364,7 @@ def test_manifests_are_those_that_kubernetes_knows(package: Exported, tmp_path: 
         may_make=os.environ.get("EDGEKIT_KUBERNETES") == "1",
     )
     if found is None:
-        pytest.skip("no kubernetes-validate in the cache; EDGEKIT_KUBERNETES=1 installs it (144 MB)")
+        pytest.skip("no kubernetes-validate in the cache; EDGEKIT_KUBERNETES=1 installs it by pip (144 MB)")
     for number, item in enumerate(items):
         path = tmp_path / f"{number}.json"
         path.write_text(json.dumps(item))

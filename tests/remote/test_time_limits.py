@@ -20,6 +20,7 @@ from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_reque
 def answering(behave: Callable[[socket.socket], None]) -> Iterator[int]:
     """Listen, and let `behave` do with all connections what it does; yield the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # so that little waits there
 
         def serve() -> None:
             with contextlib.suppress(OSError):
@@ -86,11 +87,11 @@ def test_server_that_reads_slowly_ends_a_request_in_time() -> None:
     def read_slowly(listener: socket.socket) -> None:
         connection, _ = listener.accept()
         with connection:
-            while data := connection.recv(1 << 17):
+            while data := connection.recv(1 << 15):
                 received.append(len(data))
-                time.sleep(0.05)
+                time.sleep(0.01)
 
-    size_bytes = 64 << 20
+    size_bytes = 16 << 20
     with answering(read_slowly) as port, Client(f"127.0.0.1:{port}", timeout_s=0.5) as client:
         with pytest.raises(TransportError, match="no answer within"):
             client.infer("m", {"x": np.zeros(size_bytes, np.uint8)})

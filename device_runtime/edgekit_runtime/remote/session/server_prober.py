@@ -32,6 +32,7 @@ _ROUND_TRIP_AGE_S: Final = 10.0
 _LEAST_ROUND_TRIP_AGE_S: Final = 1.0
 _LONGER: Final = 1.1  # times the round trip that is known
 _SMALL_BYTES: Final = 4_000  # of requests: they make no other packet wait
+_NO_CODING: Final = (400, 415, 501)  # statuses of servers that cannot read zstd; Triton's is 501
 _CLOSE_S: Final = 0.2  # for a probe to end
 _TICK_S: Final = 0.25
 _BUSY_TICK_S: Final = 0.1
@@ -220,7 +221,7 @@ class ServerProber:
         rows = len(next(iter(golden.inputs.values()))) if self._has_rows else 1
         if reply.outputs is None:
             status = reply.error.status if isinstance(reply.error, RequestError) else 0
-            if status in (400, 415) and way.plan.compression != IDENTITY:
+            if status in _NO_CODING and way.plan.compression != IDENTITY:
                 state.send_plain(way)
                 return self._prove(way)
             if status == 404:
