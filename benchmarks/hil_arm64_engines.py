@@ -63,7 +63,7 @@ def try_engine(engine: str, cpu: str, packages: PackageMaker) -> dict[str, str]:
     driver = UserlandDriver(target, "device", cpu=cpu, read_only=folders)
     target.activate(driver)
     try:
-        device = Device(driver, driver, "/root/engines", "python3")
+        device = Device(driver, driver, "/srv/engines", "python3")
         made = {name: packages.make(name, TARGET, backend) for name in MODEL_NAMES}
         device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
         return {name: try_package(device, package, backend) for name, package in made.items()}
