@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from tests.offload.planning_sample import BANDWIDTHS, sample
 from tests.offload.test_plan_page import body_of, section_of, text_of
 from tests.runtime.conftest import WEIGHT, PackageMaker, maker  # noqa: F401  # a fixture
 from tests.runtime.slot_cases import write_keys
@@ -26,6 +27,7 @@ from edgekit_offload.demo.recording import EDGEKIT, Begun, Phase, Recording, Req
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.package.manifest import BackendChoice, Manifest
 from edgekit_runtime.remote.cut_table import CUT_TABLE_NAME, CUT_TABLE_ROLE, CutTable, OffloadPlan, PlanCosts
+from edgekit_toolkit.commands.offload.demo_package import choose_ways
 
 SHORT_S = 6.0
 
@@ -238,3 +240,10 @@ def children() -> set[int]:
         if int(fields[1]) == os.getpid():
             found.add(int(path.parent.name))
     return found
+
+
+def test_demo_carries_no_way_that_the_plan_does_not_offer() -> None:
+    plain = replace(sample(), bandwidths_mbit_s=(1.0, 1.26, 1.58, 2.0, *BANDWIDTHS[4:]))
+    ways = tuple(replace(way, is_over_loss=way.name == "cut3-int8") for way in plain.ways)
+    assert [way.name for way in choose_ways(plain)] == ["local", "jpeg:90", "cut3-int8"]
+    assert [way.name for way in choose_ways(replace(plain, ways=ways))] == ["local", "jpeg:90", "cut5-int4"]

@@ -3,6 +3,7 @@
 import itertools
 import re
 import unicodedata
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -143,3 +144,18 @@ def test_terminal_chart_has_a_sign_and_a_line_for_each_way_and_the_ribbon() -> N
     assert "█" in ribbon
     for mbit_s in (1.0, 100.0):
         assert str([way.name for way in result.ways].index(result.best(mbit_s, 20.0).name) + 1) in ribbon
+
+
+def test_way_that_loses_too_much_accuracy_is_shown_with_its_loss_and_marked() -> None:
+    plain = make("sample")
+    ways = tuple(
+        replace(way, is_over_loss=True, expected_loss=0.0123, in_table=False, wins=())
+        if way.name == "cut5-int4"
+        else way
+        for way in plain.ways
+    )
+    result = replace(plain, ways=ways, max_loss=0.001)
+    text = text_of(body_of(render_plan_page(result)))
+    assert "not offered: above --max-loss 0.1 %" in text
+    assert "1.2 % wrong" in text
+    assert "cut5-int4 (above --max-loss)" in render_terminal(result, rtt_ms=20.0)

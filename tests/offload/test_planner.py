@@ -9,15 +9,15 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from tests.offload.onnx_models import model_of
+from tests.offload.onnx_models import branching_model, model_of
 
 from edgekit_offload.planning import planner
 from edgekit_offload.planning.codings import measure_codings
 from edgekit_offload.planning.costs import CodedTensors, PowerModel
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.leakage import MAX_DB
-from edgekit_offload.planning.planner import PlanInputs, Realised, plan
-from edgekit_offload.planning.realise import MOST_INT8_LOSS, MeasuredCuts, leakage_of
+from edgekit_offload.planning.planner import MAX_LOSS, PlanInputs, Realised, plan
+from edgekit_offload.planning.realise import MeasuredCuts, leakage_of
 from edgekit_offload.planning.result import PlanningResult, Refusal, SentTensor
 from edgekit_offload.profiling.machine import Machine
 from edgekit_offload.profiling.model_profile import KernelTime, ModelProfile, digest_model
@@ -465,9 +465,8 @@ def test_leakage_of_the_input_itself_is_total_and_that_of_a_cut_is_measured() ->
         leakage_of(content, noise(16, 64, count=3))([SentTensor("t1", "int8", 1.0, 1.0)])
 
 
-@pytest.mark.parametrize(("amplitude", "is_offered"), [(0.0, True), (25.0, False)])
-def test_cut_whose_8_bits_lose_accuracy_is_not_offered(amplitude: float, is_offered: bool) -> None:
-    """A pattern that the tail cancels spreads the range, so that its codes hide what decides."""
+def hidden_by_a_pattern(amplitude: float) -> PlanInputs:
+    """A pattern that the tail cancels spreads the range, so that codes hide what decides."""
     rng = np.random.default_rng(7)
     pattern = rng.normal(size=4096)
     weights = rng.normal(size=(4096, 10)) / 64
@@ -478,20 +477,59 @@ def test_cut_whose_8_bits_lose_accuracy_is_not_offered(amplitude: float, is_offe
     x = amplitude * pattern + rng.normal(size=(64, 1, 4096))
     feeds = [{"x": one.astype(np.float32)} for one in x]
     machine = Machine.parse("local")
-    inputs = replace(
+    return replace(
         inputs_of(content, [1e-5, 10.0], [1e-5, 1e-5], feeds),
         keep_on_device=("input",),
+        weights_bytes=50_000.0,
         realise=MeasuredCuts(content, feeds, machine, machine, 0.1),
     )
-    result = plan(inputs)
-    offered = [way for way in result.ways if way.name.endswith("-int8")]
-    refused = [one.reason for one in result.refusals if one.name.endswith("-int8")]
-    assert (len(offered), len(refused)) == ((1, 0) if is_offered else (0, 1))
-    if is_offered:
-        assert offered[0].expected_loss is not None
-        assert offered[0].expected_loss <= MOST_INT8_LOSS
-    else:
-        assert "8 bits" in refused[0]
+
+
+@pytest.mark.parametrize(
+    ("amplitude", "max_loss", "offered"),
+    [
+        (0.0, MAX_LOSS, {"int8"}),
+        (0.0, 0.05, {"int8", "int4"}),
+        (25.0, MAX_LOSS, set()),
+        (25.0, 1.0, {"int8", "int4"}),
+    ],
+)
+def test_cut_that_loses_more_accuracy_than_allowed_is_shown_and_not_offered(
+    amplitude: float, max_loss: float, offered: set[str]
+) -> None:
+    result = plan(replace(hidden_by_a_pattern(amplitude), max_loss=max_loss))
+    lossy = {way.name.rpartition("-")[2]: way for way in result.ways if way.name.endswith(("int8", "int4"))}
+    assert set(lossy) == {"int8", "int4"}
+    assert {kind for kind, way in lossy.items() if not way.is_over_loss} == offered
+    for kind, way in lossy.items():
+        assert way.expected_loss is not None
+        assert way.is_over_loss == (way.expected_loss > max_loss)
+        if kind not in offered:
+            assert way.name not in {one.name for one in result.table.plans}
+            assert not way.wins
+            admitted = float(way.explanation.partition("--max-loss ")[2].partition("%")[0]) / 100
+            assert way.expected_loss <= admitted <= way.expected_loss + 2e-4
+            if kind == "int4":  # which sends least, so it would be the best
+                assert any(way.name in one and "--max-loss" in one for one in result.sentences)
+    assert {one.plan.name for one in map(result.best, GRID.bandwidths_mbit_s, [20.0] * 4)} <= {
+        one.name for one in result.table.plans
+    }
+
+
+def test_what_codings_change_where_there_are_no_classes_is_said_to_be_unknown() -> None:
+    content, feeds, machine = narrowing_model(16, 64), noise(16, 64), Machine.parse("local")
+    proto = onnx.load_from_string(content)
+    proto.graph.node.append(helper.make_node("ReduceSum", ["t3"], ["sum"], keepdims=0))
+    del proto.graph.output[:]
+    proto.graph.output.append(helper.make_tensor_value_info("sum", TensorProto.FLOAT, []))
+    content = proto.SerializeToString()
+    measured = MeasuredCuts(content, feeds, machine, machine, 0.1)
+    made = inputs_of(content, [0.005, 0.5, 0.5, 0.1], [0.001, 0.002, 0.002, 0.001], feeds)
+    result = plan(replace(made, realise=measured, max_loss=0.0))
+    (warning,) = (one for one in result.warnings if "unknown" in one)
+    for way in result.ways:
+        assert not way.is_over_loss
+        assert (way.name in warning) == way.name.endswith(("int8", "int4", "delta"))
 
 
 @pytest.mark.parametrize(("step", "what"), [(0.125, ""), (0.0, "not exact: rounded to steps of")])
@@ -504,3 +542,29 @@ def test_series_that_is_rounded_is_named_so(step: float, what: str) -> None:
     (way,) = (one for one in result.ways if one.name == "delta")
     assert way.sent[0].rounding.startswith(what)
     assert bool(way.sent[0].rounding) == ("not exact" in way.explanation) == bool(what)
+
+
+def test_input_that_leaks_most_counts_and_all_samples_are_used() -> None:
+    nodes = [("MatMul", ["a", "w"], ["m"]), ("Add", ["m", "b"], ["s"]), ("Abs", ["s"], ["y"])]
+    weights = {"w": np.full((8, 8), 1e-3, np.float32)}
+    content = model_of(nodes, {"a": (1, 8), "b": (1, 8)}, ["y"], weights=weights)
+    rng = np.random.default_rng(3)
+    feeds = [{name: rng.normal(size=(1, 8)).astype(np.float32) for name in "ab"} for _ in range(600)]
+    only_first = [{"a": one["a"], "b": feeds[0]["b"]} for one in feeds]
+    sent = [SentTensor("s", "raw", 32.0, 32.0)]
+    # Of `a` a thousandth of its sum gets through, of `b` all.
+    assert (leakage_of(content, only_first)(sent) or 0.0) < 25.0 < (leakage_of(content, feeds)(sent) or 0.0)
+
+
+def test_model_that_only_runs_whole_is_uploaded_and_measured_as_it_is() -> None:
+    content, machine = branching_model(), Machine.parse("local")
+    rng = np.random.default_rng(3)
+    feeds = [{"x": rng.normal(size=(1, 2, 32)).astype(np.float32)} for _ in range(20)]
+    measured = MeasuredCuts(content, feeds, machine, machine, 0.1)
+    made = inputs_of(content, [1.0] * 8, [0.1] * 8, feeds)
+    result = plan(replace(made, realise=measured, weights_bytes=1000.0))
+    assert {way.name: way.label for way in result.ways} == {"raw": "measured", "delta": "measured"}
+    assert set(measured.splits) == {"raw", "delta"}
+    assert measured.splits["raw"].tail.reads_weights  # of the whole model's file
+    assert len(measured.splits["raw"].tail.content) < len(content)
+    assert any("control flow" in one.reason for one in result.refusals)

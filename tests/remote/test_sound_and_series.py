@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from tests.offload.onnx_models import model_of
+from tests.offload.onnx_models import branching_model, model_of
 from tests.remote.offload_parts import LOCAL, set_server, wait_until
 from tests.remote.planned_package import REMOTE, Array, serving
 
@@ -148,3 +148,19 @@ def test_series_with_a_spike_beyond_the_samples_is_answered_rightly(tmp_path: Pa
         assert session.counts.remote == 0
         np.testing.assert_allclose(session.run({"x": usual})["y"], usual, atol=1e-4)
         assert session.counts.remote == 1  # the plan itself is not to blame
+
+
+def test_series_goes_to_a_server_with_a_model_that_cannot_be_cut(tmp_path: Path) -> None:
+    pytest.importorskip("zstandard", reason="zstandard is not installed")
+    model = branching_model()
+    x = np.random.default_rng(1).integers(-16, 17, (40, 2, 32)).astype(np.float32) / np.float32(8)
+    package = write_package(tmp_path, model, "delta", Coding("delta", {"x": find_series(x)}))
+    whole = OrtSession(model, OrtOptions(threads=1))
+    home = tmp_path / "device"
+    home.mkdir()
+    with offloading(tmp_path, package, "delta", home) as session:
+        for row in x[:8]:
+            found, expected = (one.run({"x": row[None]}) for one in (session, whole))
+            np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-5, atol=1e-5)
+            np.testing.assert_array_equal(found["places"], expected["places"])
+        assert session.counts.remote == 8

@@ -15,16 +15,19 @@ from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import CutError, ModelError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.cut_table import read_cut_table
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.cli import cli
+from edgekit_toolkit.commands.offload import source
 from edgekit_toolkit.commands.offload.plan_request import (
     parse_bandwidths,
     parse_bytes,
     parse_numbers,
+    parse_percent,
     parse_watts,
 )
-from edgekit_toolkit.commands.offload.source import read_samples
+from edgekit_toolkit.commands.offload.source import read_named_model, read_samples, read_whole_model
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 MODEL, SAMPLES = TINY / "digits_cnn.onnx", TINY / "digits_cnn.calib.npz"
@@ -93,6 +96,13 @@ def test_sizes_and_watts_have_units_and_places() -> None:
         parse_watts("4")
 
 
+def test_loss_is_a_percentage() -> None:
+    assert parse_percent(" 0.1%", "--max-loss") == pytest.approx(1e-3)
+    for text in ("0.1", "101%", "a%", "-1%"):
+        with pytest.raises(click.BadParameter, match="expected"):
+            parse_percent(text, "--max-loss")
+
+
 def test_package_that_was_planned_carries_the_cut_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,3 +151,26 @@ def test_samples_are_spread_over_all_that_are_there(tmp_path: Path) -> None:
     assert min(seen[:16]) < 250
     assert max(seen[:16]) > 750
     assert seen == [float(one[name].flat[0]) for one in again]
+    attacked, _ = read_samples(model, content, tmp_path / "x.npz", 2000)
+    assert len(attacked) == 1000
+
+
+def test_model_with_external_data_is_planned_as_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "outside.onnx"
+    model = onnx.load(MODEL)
+    onnx.save(model, path, save_as_external_data=True, location="outside.weights", size_threshold=0)
+    assert path.stat().st_size < MODEL.stat().st_size / 2
+    found = read_whole_model(path).graph
+    assert not found.weights
+    assert found.content == read_named_model(path).graph.content  # so a profile of it fits
+    name = model.graph.input[0].name
+    feeds = {name: np.load(SAMPLES)[name][:1].astype(np.float32)}
+    sessions = (OrtSession(one, OrtOptions(threads=1)) for one in (found.content, MODEL.read_bytes()))
+    one, other = (next(iter(session.run(feeds).values())) for session in sessions)
+    np.testing.assert_array_equal(one, other)
+    monkeypatch.setattr(source, "MAX_MODEL_BYTES", 1000)
+    with pytest.raises(ModelError, match=r"no plan can carry it.*int8"):
+        read_whole_model(path)
+    assert read_named_model(path).graph.weights

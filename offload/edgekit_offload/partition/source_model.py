@@ -53,7 +53,7 @@ class SourceModel:
             CutError: it is no ONNX model, or can only run whole.
         """
         self.content = content
-        self.proto = _parse(content)
+        self.proto = parse_model(content)
         graph = self.proto.graph
         self.weights = frozenset(
             [tensor.name for tensor in graph.initializer]
@@ -204,7 +204,12 @@ class SourceModel:
         return {**feeds, **{name: np.asarray(one) for name, one in zip(names, values, strict=True)}}
 
 
-def _parse(content: bytes) -> onnx.ModelProto:
+def parse_model(content: bytes) -> onnx.ModelProto:
+    """Return a model that can be extracted, at least whole.
+
+    Raises:
+        CutError: it is no ONNX model, too large, empty, or has weights in other files.
+    """
     if len(content) > MAX_MODEL_BYTES:
         raise CutError(f"model: {len(content)} bytes, the most for a cut is {MAX_MODEL_BYTES}; {WHOLE_ONLY}")
     try:

@@ -14,11 +14,19 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from edgekit_offload.partition.coding import RAW, CodedTensor, Coding, Nodes, code_tensor, describe
-from edgekit_offload.partition.source_model import BATCH, WHOLE_ONLY, SourceModel
+from edgekit_offload.partition.coding import (
+    RAW,
+    CodedTensor,
+    Coding,
+    Nodes,
+    build_model,
+    code_tensor,
+    describe,
+)
+from edgekit_offload.partition.source_model import BATCH, WHOLE_ONLY, SourceModel, parse_model
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.cut_table import InputCodes
-from edgekit_runtime.tensors import TensorSpec
+from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 WEIGHTS_PATH: Final = "model.onnx"  # what the toolkit calls the model in a package
 _SMALL_BYTES: Final = 1024  # weights up to this stay in the submodel; a reference takes about 100 bytes
@@ -120,10 +128,71 @@ def whole_upload(
 ) -> SplitModels:
     """Return a model that runs whole on the server; the head, if there is one, only codes the inputs.
 
+    A model that cannot be cut is its own tail: one with control flow, or with sizes that depend on data.
+
     Raises:
-        CutError: as `split_model` does.
+        CutError: it is no model, a tensor has no rank, or the coding cannot be used.
     """
-    return split_model(model, (), coding, weights_path=weights_path)
+    try:
+        return split_model(model, (), coding, weights_path=weights_path)
+    except CutError:
+        content = model.content if isinstance(model, SourceModel) else model
+        return _upload_as_it_is(content, coding, weights_path)
+
+
+def _upload_as_it_is(content: bytes, coding: Coding, weights_path: str) -> SplitModels:
+    """Return the upload of a model of which nothing is known but its inputs and outputs."""
+    proto = parse_model(content)
+    weights = {one.name for one in proto.graph.initializer}
+    weights |= {one.values.name for one in proto.graph.sparse_initializer}
+    inputs = [_read_spec(one) for one in proto.graph.input if one.name not in weights]
+    known = onnx.shape_inference.infer_shapes(proto).graph.output
+    outputs = tuple(_read_spec(one) for one in known)
+    opset = next(one.version for one in proto.opset_import if one.domain in _DEFAULT_DOMAINS)
+    coded = [(spec, code_tensor(spec, coding, opset)) for spec in inputs]
+    sent = tuple(each for spec, one in coded for each in ((spec,) if one is None else one.sent))
+    file = _WeightsFile(content, weights_path)
+    stored = [file.refer(one) for one in proto.graph.initializer]
+    nodes = list(proto.graph.node)
+    for part in ("node", "initializer", "input"):
+        proto.graph.ClearField(part)
+    taken = [spec for spec, one in coded if one is not None]
+    coders = [one for _, one in coded if one is not None]
+    for spec, one in zip(taken, coders, strict=True):
+        one.decode.add("Identity", [one.restored], spec.name)
+        proto.graph.node.extend(one.decode.nodes)
+        proto.graph.initializer.extend(one.decode.constants)
+    proto.graph.node.extend(nodes)
+    proto.graph.initializer.extend(stored)
+    proto.graph.input.extend(map(describe, sent))
+    reads_weights = any(one.data_location == onnx.TensorProto.EXTERNAL for one in stored)
+    tail = Part(proto.SerializeToString(deterministic=True), sent, outputs, reads_weights)
+    head = None
+    if coders:
+        coding_model = build_model([one.encode for one in coders], taken, [s for o in coders for s in o.sent])
+        made = tuple(each for one in coders for each in one.sent)
+        head = Part(coding_model, tuple(taken), made, reads_weights=False)
+    codes = {spec.name: coding.lattices[spec.name].codes for spec in taken if spec.name in coding.lattices}
+    return SplitModels(head, tail, sent, tuple(spec.name for spec in inputs), codes)
+
+
+def _read_spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    """Return an input or output as the file describes it; a free size keeps its name.
+
+    Raises:
+        CutError: it is no tensor, or has no rank.
+    """
+    kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
+        raise CutError(f"model: {value.name!r} is no tensor of a known rank, so it cannot be sent")
+    dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+    if dtype not in DTYPES:
+        raise CutError(f"model: {value.name!r} holds {dtype}, which cannot be sent")
+    sizes = [
+        dim.dim_value if dim.dim_value > 0 else dim.dim_param or f"{value.name}_{axis}"
+        for axis, dim in enumerate(kind.shape.dim)
+    ]
+    return TensorSpec(value.name, dtype, tuple(sizes))
 
 
 def _sides(whole: SourceModel, device_nodes: Collection[int]) -> tuple[list[int], list[int]]:
@@ -195,14 +264,51 @@ def _check_names(whole: SourceModel, coded: Iterable[CodedTensor]) -> None:
             raise CutError(f"cut: the model has a tensor {min(taken)!r} already; rename it and cut again")
 
 
+class _WeightsFile:
+    """The whole model's file, in which submodels name the places of their weights."""
+
+    def __init__(self, content: bytes, path: str) -> None:
+        self._content, self._path = content, path
+        self._places: dict[str, tuple[int, int] | None] = {}
+        self._cursor = 0
+
+    def refer(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
+        """Return a weight as external data in the file, or as it is where it is small or not there."""
+        place = self._find(tensor)
+        if place is None:
+            return tensor
+        external = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+        external.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", self._path), ("offset", place[0]), ("length", place[1])):
+            external.external_data.add(key=key, value=str(value))
+        return external
+
+    def _find(self, tensor: onnx.TensorProto) -> tuple[int, int] | None:
+        """Offset and length of a weight's bytes in the file; None if it is small or not there.
+
+        Equal bytes are enough, so a search cannot err. Weights lie in the order of the graph, so it goes on
+        where the last one ended.
+        """
+        if tensor.name not in self._places:
+            self._places[tensor.name] = None
+            if tensor.data_type != onnx.TensorProto.STRING:
+                data = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
+                if len(data) > _SMALL_BYTES:
+                    offset = self._content.find(data, self._cursor)
+                    if offset < 0:
+                        offset = self._content.find(data)
+                    if offset >= 0:
+                        self._cursor = offset
+                        self._places[tensor.name] = (offset, len(data))
+        return self._places[tensor.name]
+
+
 class _Builder:
     """Builds parts of one model."""
 
     def __init__(self, whole: SourceModel, weights_path: str) -> None:
         self._whole = whole
-        self._weights_path = weights_path
-        self._places: dict[str, tuple[int, int] | None] = {}
-        self._cursor = 0
+        self._weights = _WeightsFile(whole.content, weights_path)
 
     def build(
         self,
@@ -277,16 +383,8 @@ class _Builder:
             if tensor.name not in read:
                 continue
             added = part.graph.initializer.add()
-            place = self._find(tensor)
-            if place is None:
-                added.CopyFrom(tensor)
-                continue
-            added.name, added.data_type = tensor.name, tensor.data_type
-            added.dims.extend(tensor.dims)
-            added.data_location = onnx.TensorProto.EXTERNAL
-            for key, value in (("location", self._weights_path), ("offset", place[0]), ("length", place[1])):
-                added.external_data.add(key=key, value=str(value))
-            is_external = True
+            added.CopyFrom(self._weights.refer(tensor))
+            is_external |= added.data_location == onnx.TensorProto.EXTERNAL
         part.graph.sparse_initializer.extend(
             sparse for sparse in graph.sparse_initializer if sparse.values.name in read
         )
@@ -294,25 +392,6 @@ class _Builder:
             one for one in graph.quantization_annotation if one.tensor_name in read
         )
         return is_external
-
-    def _find(self, tensor: onnx.TensorProto) -> tuple[int, int] | None:
-        """Offset and length of a weight's bytes in the model's file; None if it is small or not there.
-
-        Equal bytes are enough, so a search cannot err. Weights lie in the order of the graph, so it goes on
-        where the last one ended.
-        """
-        if tensor.name not in self._places:
-            self._places[tensor.name] = None
-            if tensor.data_type != onnx.TensorProto.STRING:
-                data = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
-                if len(data) > _SMALL_BYTES:
-                    offset = self._whole.content.find(data, self._cursor)
-                    if offset < 0:
-                        offset = self._whole.content.find(data)
-                    if offset >= 0:
-                        self._cursor = offset
-                        self._places[tensor.name] = (offset, len(data))
-        return self._places[tensor.name]
 
     @staticmethod
     def _drop_unused(part: onnx.ModelProto) -> None:

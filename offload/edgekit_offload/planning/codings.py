@@ -61,7 +61,7 @@ def compare_answers(answers: Feeds, expected: Feeds) -> AnswerChange | None:
     found = [
         _compare_scores(answers[name], right)
         for name, right in expected.items()
-        if answers[name].shape == right.shape and min(right.ndim, *right.shape[-1:]) >= _LEAST_CLASSES
+        if answers[name].shape == right.shape and right.ndim > 1 and right.shape[-1] >= _LEAST_CLASSES
     ]
     return max(found, key=lambda one: (one.loss, one.changed), default=None)
 

@@ -1,5 +1,6 @@
 """Sentences that say what a plan found: each way in one, and where offloading pays and where not."""
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -28,6 +29,8 @@ def explain_way(way: Way, kernels: int) -> str:
             "cascade": "Runs a small model on the device, and where it is unsure sends the input",
         }[way.kind]
         text = f"{where} {', '.join(names)} ({size(costs.upload_bytes)})"
+    if way.is_over_loss:
+        return f"{text}; {_describe_loss(way)}."
     if way.wins:
         return f"{text}; best at {describe_ranges(way.wins)}."
     return f"{text}; best under load only." if way.in_table else f"{text}; never the best."
@@ -45,6 +48,8 @@ def explain_plan(
         unit: of the scores.
     """
     sentences = []
+    too_lossy = [way for way in ways if way.is_over_loss]
+    ways = [way for way in ways if not way.is_over_loss]
     local = next((way for way in ways if way.name == LOCAL), None)
     remote = [way for way in ways if way.kind != "local" and way.wins]
     if local is None:
@@ -82,7 +87,8 @@ def explain_plan(
     cuts = [way for way in ways if way.kind == "cut"]
     if cuts and not any(way.wins for way in cuts):
         sentences.append(_why_no_cut(cuts, ways, bandwidths))
-    return tuple(sentences)
+    sentences += [_what_loss_gains(way, ways, bandwidths) for way in too_lossy]
+    return tuple(filter(None, sentences))
 
 
 def describe_ranges(wins: Sequence[WinRange]) -> str:
@@ -127,6 +133,31 @@ def _why_no_cut(cuts: Sequence[Way], ways: Sequence[Way], bandwidths: Sequence[f
     return (
         f"No cut pays: the one that comes nearest, '{name}', is {ratio:.3g} times worse than '{rival}' at"
         f" {bandwidths[column]:.3g} Mbit/s."
+    )
+
+
+def _what_loss_gains(way: Way, ways: Sequence[Way], bandwidths: Sequence[float]) -> str:
+    """Return what a way that loses too much accuracy would gain over those that do not; empty if nothing."""
+    gain, rival, column = max(
+        (best.score[row][column] / max(way.score[row][column], 1e-12), best.name, column)
+        for row in range(len(way.score))
+        for column in range(len(way.score[row]))
+        for best in [min(ways, key=lambda other: other.score[row][column])]
+    )
+    if gain < _WORTH:
+        return ""
+    what = f"up to {gain:.3g} times better than" if gain < _LIMIT_BROKEN else "within the limit, unlike"
+    return (
+        f"'{way.name}' would be {what} '{rival}' (at {bandwidths[column]:.3g} Mbit/s): {_describe_loss(way)}."
+    )
+
+
+def _describe_loss(way: Way) -> str:
+    loss = 100 * (way.expected_loss or 0.0)
+    enough = math.ceil(loss * 100) / 100
+    return (
+        f"not offered, since its coding is expected to make {loss:.2g} % of the answers wrong; --max-loss"
+        f" {enough:g}% admits it"
     )
 
 

@@ -62,6 +62,10 @@ from edgekit_runtime.remote.latency_model import (
 )
 
 MAX_CUTS: Final = 8
+MAX_LOSS: Final = 1e-3  # of accuracy, expected of a coding; by default
+_CUTS_OF_4_BITS: Final = (
+    2  # few: mostly they lose too much, and would leave no room for what takes their place
+)
 MAX_FIRST_CUTS: Final = 2  # of placements on three tiers
 MAX_SAMPLES: Final = 16  # on which the sizes of all tensors are measured
 MAX_DEVICES: Final = 100_000  # of a server: more are not counted
@@ -144,6 +148,8 @@ class PlanInputs:
         leakage_db: of the tensors that are sent, by name; None measures none.
         most_leakage_db: limit on it.
         cascade: a small model for the device, and the agreement that is asked of it.
+        max_loss: share of the answers that a coding may be expected to make wrong. What it costs is unknown
+            where outputs are no classes, or nothing ran; then it is no limit.
         is_server_modelled: whether the profile of the server is that of another machine, scaled.
         notes: what the user should know of profiles and samples before trusting the result.
     """
@@ -169,6 +175,7 @@ class PlanInputs:
     notes: tuple[str, ...] = ()
     is_server_modelled: bool = False
     cascade: CascadeInputs | None = None
+    max_loss: float = MAX_LOSS
 
     @property
     def peer(self) -> ModelProfile:
@@ -188,6 +195,12 @@ class _Draft:
     kernels_on_device: int = 0
     device_bytes: float | None = None
     expected_loss: float | None = None
+
+    @property
+    def may_round(self) -> bool:
+        """Whether what it sends may differ from what the model computes or takes."""
+        exact = {"raw", "uint8", "delta"}
+        return any(one.coding not in exact or one.rounding for one in self.sent)
 
 
 def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: None) -> PlanningResult:
@@ -368,7 +381,12 @@ def _candidates(
     candidates = [replace(one, plan=_add_energy(one.plan, inputs.power)) for one in candidates]
     scores = score_all([one.plan for one in candidates], conditions, _score(inputs))
     best = score_all(base, conditions, _score(inputs)).min(axis=0, initial=np.inf)
-    chosen = list(choose_few(scores, best, MAX_CUTS - len(costs.codings)))
+    chosen: list[int] = []
+    few = _CUTS_OF_4_BITS
+    for codings, at_most in (({"raw", "int8"}, MAX_CUTS - len(costs.codings) - few), ({"int4"}, few)):
+        pool = [number for number, one in enumerate(candidates) if one.found.coding in codings]
+        reached = np.minimum(best, scores[chosen].min(axis=0, initial=np.inf))
+        chosen += [pool[number] for number in choose_few(scores[pool], reached, at_most)]
     unloaded = len(inputs.grid.links())
     reference = np.minimum(best, scores.min(axis=0))[:unloaded]
     ratio = scores[:, :unloaded] / np.where((reference > 0) & np.isfinite(reference), reference, 1.0)
@@ -497,7 +515,7 @@ def _cascade(
     if too_large := _over_limit(inputs, small_bytes, small_bytes):
         refusals.append(Refusal(NAME, f"The small model {too_large}."))
         return []
-    uploads = [draft for draft in drafts if draft.kind == "upload"]
+    uploads = [one for one in drafts if one.kind == "upload" and not _is_over_loss(inputs, one)]
     if not uploads:
         refusals.append(Refusal(NAME, "Nothing may be uploaded, so the large model cannot be asked."))
         return []
@@ -539,6 +557,10 @@ def _apply(
             draft.expected_loss = None if came.change is None else max(came.change.loss, 0.0)
         kept.append(draft)
     return kept
+
+
+def _is_over_loss(inputs: PlanInputs, draft: _Draft) -> bool:
+    return draft.expected_loss is not None and draft.expected_loss > inputs.max_loss
 
 
 def _limit_leakage(inputs: PlanInputs, drafts: list[_Draft], refusals: list[Refusal]) -> list[_Draft]:
@@ -598,9 +620,12 @@ def _compare(
     grid, plans = inputs.grid, [draft.plan for draft in drafts]
     scores = score_all(plans, grid.conditions(), _score(inputs))
     ranks = [SIMPLICITY[draft.kind] for draft in drafts]
-    winners = find_winners(scores, ranks)
+    is_over = np.array([_is_over_loss(inputs, draft) for draft in drafts])
+    winners = find_winners(np.where(is_over[:, np.newaxis], np.inf, scores), ranks)
     if (winners < 0).all():
-        raise CutError("no way keeps the limits at any setting of the link: raise --latency-limit")
+        raise CutError(
+            "no way keeps the limits at any setting of the link: raise --latency-limit or --max-loss"
+        )
     in_table = {int(number) for number in winners if number >= 0}
     in_table |= {number for number, draft in enumerate(drafts) if draft.kind == "local"}
     unloaded = [Conditions(link) for link in grid.links()]
@@ -612,7 +637,7 @@ def _compare(
             _rows(scores[number][: len(unloaded)], grid), win_ranges(winners, number, grid),
             number in in_table,
             draft.kernels_on_device, draft.device_bytes, _capacity(inputs, draft), draft.certificate,
-            expected_loss=draft.expected_loss,
+            expected_loss=draft.expected_loss, is_over_loss=bool(is_over[number]),
         )  # fmt: skip
         ways.append(replace(way, explanation=explain_way(way, kernels)))
     table = CutTable(
@@ -635,7 +660,7 @@ def _compare(
         grid.bandwidths_mbit_s, grid.rtts_ms, tuple(ways), table, tuple(refusals),
         tuple(_warn(inputs, drafts)),
         explain_plan(ways, grid.bandwidths_mbit_s, grid.rtts_ms, unit),
-        kernels, len(inputs.feeds), tiers,
+        kernels, len(inputs.feeds), tiers, inputs.max_loss,
     )  # fmt: skip
 
 
@@ -683,6 +708,11 @@ def _warn(inputs: PlanInputs, drafts: Sequence[_Draft]) -> list[str]:
     ]
     if len(inputs.feeds) < MAX_SAMPLES:
         warnings.append(f"Sizes were measured on {len(inputs.feeds)} samples only.")
+    if unknown := [one.plan.name for one in drafts if one.may_round and one.expected_loss is None]:
+        why = "nothing was run" if inputs.realise is None else "the outputs are no classes, or it did not run"
+        warnings.append(
+            f"What {', '.join(unknown)} may change in the answers is unknown ({why}): no limit applies."
+        )
     if inputs.objective == "energy":
         warnings.append("Energy is modelled from the power of the device, not measured.")
     if any(draft.label == "modelled" for draft in drafts if draft.kind == "cut"):

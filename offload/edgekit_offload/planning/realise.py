@@ -4,6 +4,7 @@ Sizes and changes of the answers come from real tensors and files, times from wh
 Compression and media codecs are timed with them. It chooses nothing.
 """
 
+import contextlib
 import math
 import statistics
 import time
@@ -46,10 +47,8 @@ _ZSTD: Final = " zstd"  # behind the name of a plan: its compression alone
 _DIRECTIONS: Final[tuple[Literal["encode", "decode"], ...]] = ("encode", "decode")
 _RUNS_S: Final = 0.5  # of the model for one attack, where time is limited
 _LEAST_ATTACKED: Final = 40  # samples
+_ATTACK_BYTES: Final = 1e9  # of inputs and what is sent for them: with larger tensors, fewer samples
 _FEW_VALUES: Final = 256  # of an input that an attack rebuilds, where time is limited
-_MOST_CHANGED: Final = 0.25  # of the answers, from which on a way is refused
-MOST_INT8_LOSS: Final = 1e-3  # of accuracy, expected
-_LEAST_ANSWERS: Final = 10  # fewer say too little to refuse a way
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +142,6 @@ class MeasuredCuts:
             results[plan.name] = Realised(plan, label, found.change)
         local = PlanCosts(device_s[LOCAL], is_measured=True)
         results[LOCAL] = Realised(OffloadPlan(LOCAL, local), self.device.label)
-        for upload in uploads:  # of a model that only runs whole: coding of the input stays modelled
-            if upload.plan.name not in results:
-                coded_s = upload.plan.costs.server_s - upload.whole_s
-                costs = replace(upload.plan.costs, server_s=max(coded_s + server_s[LOCAL], 0.0))
-                results[upload.plan.name] = Realised(replace(upload.plan, costs=costs), "modelled")
         return results
 
     def _extract(
@@ -157,13 +151,11 @@ class MeasuredCuts:
         results: dict[str, Realised | Refusal],
     ) -> list[_Extracted]:
         """Return the ways that answer the samples; those that do not are refused among the results."""
-        try:
+        source: bytes | SourceModel = self.content
+        with contextlib.suppress(CutError):  # then it runs whole, and there are no cuts
             source = SourceModel(self.content)
-            whole = {one.coding.kind: whole_upload(source, one.coding) for one in uploads}
-        except CutError:  # uploads are shown, and not packaged; there are no cuts
-            return []
         parts: list[tuple[OffloadPlan, Callable[[], SplitModels]]] = []
-        parts += [(one.plan, partial(whole.__getitem__, one.coding.kind)) for one in uploads]
+        parts += [(one.plan, partial(whole_upload, source, one.coding)) for one in uploads]
         parts += [
             (one.plan, partial(split_model, source, one.device_nodes, Coding(_kind(one)))) for one in cuts
         ]
@@ -181,22 +173,7 @@ class MeasuredCuts:
             sent = self._send(plan, parts, wanted)
         except EdgekitError as cause:
             return Refusal(plan.name, f"It cannot be extracted: {cause}.")
-        if why := self._refuse(plan, sent.change):
-            return Refusal(plan.name, why)
         return _Extracted(plan, parts, sent)
-
-    def _refuse(self, plan: OffloadPlan, change: AnswerChange | None) -> str:
-        """Return why a coding is not offered: it changes too many answers, or 8 bits lose accuracy."""
-        if change is None or len(self.feeds) < _LEAST_ANSWERS:
-            return ""
-        if change.changed > _MOST_CHANGED:
-            return f"Its coding changes the answer to {change.changed:.0%} of the samples."
-        if plan.name.endswith("-int8") and change.loss > MOST_INT8_LOSS:
-            return (
-                f"Its 8 bits are expected to cost {change.loss:.2%} of accuracy ({change.changed:.1%} of the"
-                f" answers differ), the limit is {MOST_INT8_LOSS:.1%}."
-            )
-        return ""
 
     def _send(self, plan: OffloadPlan, split: SplitModels, wanted: Sequence[Feeds]) -> _Sent:
         """Run head and tail on the samples."""
@@ -301,7 +278,9 @@ def _time(
 def leakage_of(
     content: bytes, feeds: Sequence[Feeds], *, limit_s: float = math.inf
 ) -> Callable[[Sequence[SentTensor]], float | None]:
-    """Return what measures how well an attacker rebuilds the first input from sent tensors, in dB.
+    """Return what measures how well an attacker rebuilds an input from sent tensors, in dB.
+
+    Of several inputs it is the one that leaks most.
 
     Args:
         content: the ONNX model.
@@ -327,19 +306,23 @@ def leakage_of(
         del proto.graph.output[:]  # the attacker needs nothing behind what is sent
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
         session = open_model(proto.SerializeToString())
-        rows = [session.run(names, dict(one)) for one in used]
+        held_bytes = sum(one.raw_bytes for one in sent) + sum(one.nbytes for one in feeds[0].values())
+        taken = used[: max(int(_ATTACK_BYTES / held_bytes), _LEAST_ATTACKED)]
+        rows = [session.run(names, dict(one)) for one in taken]
         made = {
             name: np.concatenate(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)
         }
         tensors = [
-            TensorCodec({one.name: made[one.name]}, one.coding).restore({one.name: made[one.name]})[one.name]
+            TensorCodec({one.name: made[one.name]}, one.coding)
+            .restore({one.name: made[one.name]})[one.name]
+            .reshape(len(taken), -1)
             for one in sent
         ]
-        first = next(iter(feeds[0]))
-        inputs = np.concatenate([one[first] for one in used])
-        found = measure_leakage(inputs, tensors, most_values=most_values)
+        inputs = [np.stack([one[name].ravel() for one in taken]) for name in feeds[0]]
+        varied = [one for one in inputs if one.dtype.kind in "biuf" and (one != one[0]).any()]
+        found = [measure_leakage(one, tensors, most_values=most_values) for one in varied or inputs[:1]]
         spent_s += time.monotonic() - began_s
-        return found.lower_bound_db
+        return max(one.lower_bound_db for one in found)
 
     return measure
 

@@ -113,6 +113,7 @@ class Way:
         explanation: one sentence.
         expected_loss: share of the answers that its coding is expected to make wrong, by the probabilities
             that the model gives to its answers (estimated); None if unknown.
+        is_over_loss: whether that is more than `PlanningResult.max_loss`; then it is shown, and not offered.
     """
 
     kind: Kind
@@ -129,6 +130,7 @@ class Way:
     certificate: Certificate | None = None
     explanation: str = ""
     expected_loss: Annotated[float, Range(0, 1)] | None = None
+    is_over_loss: bool = False
 
     @property
     def name(self) -> str:
@@ -192,6 +194,7 @@ class PlanningResult:
         kernels: of the graph; 0 where the model cannot be cut.
         samples: how many samples sizes and accuracy were measured on.
         tiers: placements on three tiers, where asked for.
+        max_loss: share of the answers that a coding may be expected to make wrong.
     """
 
     model: str
@@ -210,6 +213,7 @@ class PlanningResult:
     kernels: int = 0
     samples: int = 0
     tiers: tuple[TierPlan, ...] = ()
+    max_loss: Annotated[float, Range(0, 1)] = 1.0
 
     def best(self, bandwidth_mbit_s: float, rtt_ms: float) -> Way:
         """Return the way that wins at the point of the grid nearest to a setting."""

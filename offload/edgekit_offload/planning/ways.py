@@ -60,13 +60,11 @@ class UploadWay:
         plan: with modelled costs.
         sent: what it sends.
         coding: of the head.
-        whole_s: time of the whole model on the server, which is in the costs.
     """
 
     plan: OffloadPlan
     sent: tuple[SentTensor, ...]
     coding: Coding
-    whole_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +181,7 @@ class _Inputs:
             media=media,
             compression="zstd" if has_zstd else "identity",
         )
-        return UploadWay(plan, tuple(sizes), coding, whole.server_s)
+        return UploadWay(plan, tuple(sizes), coding)
 
 
 def _measure_media(codec: str, arrays: Sequence[Array]) -> tuple[float, float, float]:

@@ -12,9 +12,13 @@ _WORTH = 1.05  # times faster than the best whole-model way, from where a split 
 def curves_of(result: PlanningResult, row: int) -> list[Curve]:
     """Return a curve for each way, at one round trip of the grid."""
     return [
-        Curve(str(number + 1), way.name, tuple(_seconds(value) for value in way.latency_ms[row]))
+        Curve(str(number + 1), _show_name(way), tuple(_seconds(value) for value in way.latency_ms[row]))
         for number, way in enumerate(result.ways)
     ]
+
+
+def _show_name(way: Way) -> str:
+    return f"{way.name} (above --max-loss)" if way.is_over_loss else way.name
 
 
 def _seconds(latency_ms: float) -> float:
@@ -76,8 +80,9 @@ def _action(way: Way) -> str:
 
 def _gain(result: PlanningResult) -> str:
     """Return what splitting gains in latency over the best whole-model way, where it gains most."""
-    whole = [way for way in result.ways if way.kind in ("local", "upload")]
-    split = [way for way in result.ways if way.kind in ("cut", "cascade")]
+    offered = [way for way in result.ways if not way.is_over_loss]
+    whole = [way for way in offered if way.kind in ("local", "upload")]
+    split = [way for way in offered if way.kind in ("cut", "cascade")]
     if not split or not whole:
         return "No split was found." if not split else ""
     best = max(

@@ -180,9 +180,10 @@ def _ways(result: PlanningResult) -> Markup | None:
     rows = [_way_row(result, number, way) for number, way in enumerate(result.ways)]
     note = el(
         "p",
-        "Sent and received: bodies of a request, the mean of the samples. Accuracy: change against the "
-        "whole model. Leakage: PSNR at which an attacker rebuilt the input from what is sent. It is a lower "
-        "bound: a better attack recovers more.",
+        "Sent and received: bodies of a request, the mean of the samples. Accuracy: answers that are not "
+        "those of the whole model, and how many of all are expected to be wrong by it (estimated). Leakage: "
+        "PSNR at which an attacker rebuilt the input from what is sent. It is a lower bound: a better attack "
+        "recovers more.",
         class_="note",
     )
     grid = table(head, rows, numeric=frozenset(range(2, 8)), caption="Every way to run the model")
@@ -199,7 +200,7 @@ def _way_row(result: PlanningResult, number: int, way: Way) -> Markup:
         el("td", _NONE if is_local else show_ms(costs.server_s), class_="n"),
         el("td", _NONE if is_local else show_bytes(costs.upload_bytes), class_="n"),
         el("td", _NONE if is_local else show_bytes(costs.download_bytes), class_="n"),
-        el("td", _NONE if is_local else show_accuracy_change(way.plan.accuracy_change), class_="n"),
+        el("td", _NONE if is_local else _show_accuracy(way), class_="n"),
         el("td", _NONE if is_local else _show_leakage(way.plan.leakage_db), class_="n"),
         el("td", badge(way.label)),
         el("td", _where_best(result, way), class_="where"),
@@ -216,6 +217,8 @@ def _where_best(result: PlanningResult, way: Way) -> str:
                 f"{three_digits(win.from_mbit_s)} to {three_digits(win.to_mbit_s)}" for win in found
             )
             return f"{ranges} Mbit/s at {three_digits(rtt_ms)} ms"
+    if way.is_over_loss:
+        return f"not offered: above --max-loss {100 * result.max_loss:g} %"
     return "under load" if way.in_table else "nowhere"
 
 
@@ -224,6 +227,12 @@ def show_accuracy_change(change: float | None) -> str:
     if change is None:
         return "not known"
     return "none" if change == 0 else f"{100 * change:+.2f} points"
+
+
+def _show_accuracy(way: Way) -> str:
+    """Return the share of the answers that change, and that which is expected to be wrong by it."""
+    shown = show_accuracy_change(way.plan.accuracy_change)
+    return shown if not way.expected_loss else f"{shown}, {100 * way.expected_loss:.2g} % wrong"
 
 
 def _show_leakage(leakage_db: float | None) -> str:
@@ -247,7 +256,7 @@ def _cut(result: PlanningResult, number: int, way: Way) -> Markup:
     facts = [
         ("Sent", "; ".join(sent) or "nothing"),
         ("Leakage (lower bound)", _show_leakage(way.plan.leakage_db)),
-        ("Accuracy change", show_accuracy_change(way.plan.accuracy_change)),
+        ("Accuracy change", _show_accuracy(way)),
         ("Proof", _show_certificate(way.certificate)),
         (
             "On the device",

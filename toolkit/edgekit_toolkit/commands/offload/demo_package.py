@@ -124,14 +124,19 @@ def _package(
 
 
 def choose_ways(result: PlanningResult) -> list[Way]:
-    """Return the ways that the demo measures: local, the uploads as a photograph, and the best cut."""
-    local = [way for way in result.ways if way.name == LOCAL]
-    uploads = [way for way in result.ways if way.kind == "upload"]
+    """Return the ways that the demo measures: local, the uploads as a photograph, and the best cut.
+
+    They are in its package, also where they are the best nowhere, for the page compares them; but none that
+    the plan does not offer.
+    """
+    offered = [way for way in result.ways if not way.is_over_loss]
+    local = [way for way in offered if way.name == LOCAL]
+    uploads = [way for way in offered if way.kind == "upload"]
     photos = [way for way in uploads if way.plan.media]
     # At the slow link of the demo: that is where a cut can pay.
     column = result.bandwidths_mbit_s.index(min(phase.mbit_s for phase in PHASES))
-    cuts = [way for way in result.ways if way.kind == "cut" and (way.in_table or way.wins)]
-    cuts = cuts or [way for way in result.ways if way.kind == "cut"]
+    cuts = [way for way in offered if way.kind == "cut"]
+    cuts = [way for way in cuts if way.in_table] or cuts
     cuts.sort(key=lambda way: way.latency_ms[0][column])
     return [*local, *(photos or uploads[:1]), *cuts[:_MOST_CUTS]]
 

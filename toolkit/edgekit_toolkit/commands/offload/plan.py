@@ -56,6 +56,8 @@ _ENDINGS: Final = (".json", ".html")
 )  # fmt: skip
 @click.option("--max-leak", type=float, metavar="DB",
               help="Refuse ways whose measured leakage (PSNR, a lower bound) is higher.")  # fmt: skip
+@click.option("--max-loss", default="0.1%", show_default=True, metavar="PERCENT",
+              help="Share of the answers that a coding may make wrong, estimated on samples.")  # fmt: skip
 @click.option("--cascade", metavar="SMALL_MODEL", type=click.Path(path_type=Path),
               help="A small model for the device: it answers where it is sure.")  # fmt: skip
 @click.option("--agreement", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95,

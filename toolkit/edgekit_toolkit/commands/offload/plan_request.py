@@ -13,7 +13,9 @@ from edgekit_offload.planning.codings import run_seconds
 from edgekit_offload.planning.costs import PowerModel
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.leakage import LEAST_SAMPLES
-from edgekit_offload.planning.planner import MAX_SAMPLES, PlanInputs
+from edgekit_offload.planning.leakage import MAX_SAMPLES as MAX_ATTACKED
+from edgekit_offload.planning.planner import MAX_SAMPLES as MAX_SIZED
+from edgekit_offload.planning.planner import PlanInputs
 from edgekit_offload.planning.realise import MeasuredCuts, leakage_of
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile
@@ -22,7 +24,7 @@ from edgekit_runtime.remote.latency_model import LinkState
 from edgekit_runtime.tensors import Array
 from edgekit_toolkit.commands.offload.plan_package import TieredCuts
 from edgekit_toolkit.commands.offload.plan_server import check_server, is_url, probe_server
-from edgekit_toolkit.commands.offload.source import read_samples, read_whole_model
+from edgekit_toolkit.commands.offload.source import MAX_SAMPLES, read_samples, read_whole_model
 from edgekit_toolkit.commands.progress import ProgressBar
 
 _LEAKAGE_LIMIT_S: Final = 8.0  # of all attacks, unless a limit on leakage was asked for
@@ -104,9 +106,10 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         bits_per_s, rtt_s = _number(match[1], "--edge-link") * 1e6, _number(match[2], "--edge-link") / 1e3
         edge_link = LinkState(bits_per_s, bits_per_s, rtt_s)
         edge = _profile(options["edge"], name, graph, options["seconds"], progress)
-    samples, notes = read_samples(model, content, options["samples"])
-    feeds = samples[: _count_answers(content, samples)]
     limit_ms, most_db = options["latency_limit"], options["max_leak"]
+    at_most = MAX_SAMPLES if most_db is None else MAX_ATTACKED
+    samples, notes = read_samples(model, content, options["samples"], at_most)
+    feeds = samples[: min(_count_answers(content, samples), MAX_SAMPLES)]
     if most_db is not None and len(samples) < LEAST_SAMPLES:
         raise CutError(f"--max-leak needs {LEAST_SAMPLES} samples, there are {len(samples)}: give --samples")
     leakage_db = None
@@ -126,13 +129,13 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         options["requests_per_s"], memory, weights, tuple(options["keep_on_device"]), edge, edge_link,
         realise=_measured_cuts(graph, feeds, options, edge_link, (device, edge or server, server)),
         most_leakage_db=most_db, leakage_db=leakage_db, notes=notes, is_server_modelled=by_url,
-        cascade=_read_cascade(options, samples),
+        cascade=_read_cascade(options, samples), max_loss=parse_percent(options["max_loss"], "--max-loss"),
     )  # fmt: skip
 
 
 def _count_answers(content: bytes, samples: list[dict[str, Array]]) -> int:
     """Return how many samples each way answers, so that a slow model does not take minutes."""
-    return max(MAX_SAMPLES, int(_ANSWERS_S / max(run_seconds(content, samples[0]), 1e-6)))
+    return max(MAX_SIZED, int(_ANSWERS_S / max(run_seconds(content, samples[0]), 1e-6)))
 
 
 def _read_cascade(options: Mapping[str, Any], samples: list[dict[str, Array]]) -> CascadeInputs | None:
@@ -176,6 +179,18 @@ def _measured_cuts(
 
 def _is_profile(text: str) -> bool:
     return text.endswith(".json") or Path(text).is_file()
+
+
+def parse_percent(text: str, option: str) -> float:
+    """Return the share that a percentage is.
+
+    Raises:
+        click.BadParameter: it is none, or not between 0 and 100.
+    """
+    number = text.strip().removesuffix("%")
+    if number == text.strip() or _number(number, option) > 100:
+        raise click.BadParameter(f"{text!r}: expected a percentage such as 0.1%", param_hint=option)
+    return _number(number, option) / 100
 
 
 def parse_watts(text: str) -> tuple[float, float]:

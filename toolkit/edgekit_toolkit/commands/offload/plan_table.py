@@ -56,7 +56,8 @@ def _row(way: Way, row: int, columns: Sequence[int]) -> tuple[str, ...]:
     scores = (way.score[row][column] for column in columns)
     return (
         way.name, size(costs.upload_bytes), f"{costs.device_s * 1e3:.3g}", f"{costs.server_s * 1e3:.3g}",
-        *("-" if score >= NEVER else f"{score:.4g}" for score in scores), way.label,
+        *("-" if score >= NEVER else f"{score:.4g}" for score in scores),
+        f"{way.label}, above --max-loss" if way.is_over_loss else way.label,
     )  # fmt: skip
 
 

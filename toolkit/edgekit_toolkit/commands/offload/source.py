@@ -1,5 +1,6 @@
 """What a command of `edgekit offload` is about: the model in an ONNX file or a package, and samples of it."""
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,11 +13,12 @@ from edgekit_runtime.errors import CutError, DataError, ModelError, PackageError
 from edgekit_runtime.package.archive import OpenedPackage, read_package
 from edgekit_runtime.sessions.selftest import read_golden, read_golden_inputs
 from edgekit_runtime.system.paths import find_keys_folder
-from edgekit_runtime.tensors import Array
+from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.evaluation.batch_inference import package_decoding
-from edgekit_toolkit.importers.external import external_files
+from edgekit_toolkit.importers.external import external_files, merge_external
 from edgekit_toolkit.importers.file_kind import describe_no_model
+from edgekit_toolkit.importers.model_file import MAX_MODEL_BYTES
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.samples.generated import generate_feeds
 from edgekit_toolkit.samples.source import draw_mask, open_data
@@ -24,7 +26,8 @@ from edgekit_toolkit.samples.source import draw_mask, open_data
 _PACKAGE_SUFFIX = ".edgepkg"
 _BACKENDS = ("offload", "ort")
 _GENERATED = 8  # samples, where none were given
-_MAX_SAMPLES = 400  # most of them are known to the attacker who measures leakage
+MAX_SAMPLES = 400
+_MOST_BYTES = 1e9  # of samples above that number
 
 
 class NamedModel(NamedTuple):
@@ -38,33 +41,35 @@ def read_named_model(path: Path) -> NamedModel:
     """Return the model at `path` with the options that its sessions have.
 
     Raises:
-        ModelError: it is no ONNX model, or its external data are not beside it.
+        ModelError: it is no ONNX model, or its external data are not beside it or do not fit.
         PackageError: the package cannot be used; of a subclass that says why.
         CutError: the package does not run in onnxruntime.
     """
     if path.suffix == _PACKAGE_SUFFIX:
         return _read_packed(path)
-    model, content = _read_onnx(path)
-    files = external_files(model, path.parent)
-    weights = {location: file.read_bytes() for location, file in files.items()}
-    return NamedModel(path.stem, RunnableGraph(content, weights=weights))
+    return NamedModel(path.stem, _read_with_weights(path))
 
 
 def read_whole_model(path: Path) -> NamedModel:
-    """Return a model that one file holds, or a package's default one with the options of its sessions.
+    """Return a model with all its weights, or a package's default one with the options of its sessions.
 
     Raises:
-        ModelError: there is no such file, it is no ONNX model, or its weights are in other files.
-        PackageError: the package cannot be trusted, or does not hold an ONNX model.
+        ModelError: there is no such file, it is no ONNX model, or it is too large for one file.
+        PackageError: the package cannot be trusted, or does not hold an ONNX model with its weights.
     """
     hint = "make an ONNX package of it by `edgekit package MODEL --backend ort`, and plan that"
     if path.suffix == ".tflite":
         raise ModelError(f"{path}: heads and tails of plans are made of ONNX models; {hint}")
     if path.suffix != _PACKAGE_SUFFIX:
-        model, content = _read_onnx(path)
-        if any(one.external_data for one in model.graph.initializer):
-            raise ModelError(f"{path}: its weights are in other files; {hint}")
-        return NamedModel(path.stem, RunnableGraph(content))
+        graph = _read_with_weights(path)
+        if graph.weights:
+            total_bytes = len(graph.content) + sum(map(len, graph.weights.values()))
+            raise ModelError(
+                f"{path}: has {total_bytes / 1e9:.1f} GB with its external data; packages, heads and tails"
+                f" have {MAX_MODEL_BYTES / 1e9:g} GB at most, so no plan can carry it. `edgekit offload"
+                " profile` measures it; plan a form of it with smaller weights, such as float16 or int8"
+            )
+        return NamedModel(path.stem, graph)
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         backend = package.manifest.backend
         if not backend.artifact.endswith(".onnx"):
@@ -73,8 +78,27 @@ def read_whole_model(path: Path) -> NamedModel:
                 f" those that upload the whole input; {hint}"
             )
         options = next((one.options for one in backend.chain if one.name in _BACKENDS), {})
+        if options.get("weights"):
+            raise PackageError(
+                f"{path}: its model keeps weights in '{options['weights']}', and submodels can name only"
+                " the model's own file; package the model again by `edgekit package MODEL --backend ort`"
+            )
         graph = RunnableGraph(bytes(package.read(backend.artifact)), options)
         return NamedModel(package.manifest.name, graph)
+
+
+def _read_with_weights(path: Path) -> RunnableGraph:
+    """Return an ONNX file with its external data inside, or beside it where it is too large for one file."""
+    model, content = _read_onnx(path)
+    files = external_files(model, path.parent)
+    total_bytes = len(content) + sum(file.stat().st_size for file in files.values())
+    if not files:
+        return RunnableGraph(content)
+    if total_bytes > MAX_MODEL_BYTES:
+        weights = {location: file.read_bytes() for location, file in files.items()}
+        return RunnableGraph(content, weights=weights)
+    merge_external(model, files, MAX_MODEL_BYTES)
+    return RunnableGraph(model.SerializeToString(deterministic=True))
 
 
 def _read_onnx(path: Path) -> tuple[onnx.ModelProto, bytes]:
@@ -96,18 +120,22 @@ def _read_packed(path: Path) -> NamedModel:
     with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
         for choice in package.manifest.backend.chain:
             if choice.name in _BACKENDS:
+                options = {name: value for name, value in choice.options.items() if name != "weights"}
+                place = choice.options.get("weights")
+                weights = {str(place): bytes(package.read(str(place)))} if place else {}
                 content = bytes(package.read(choice.artifact))
-                graph = RunnableGraph(content, choice.options, inputs=_one_request(package))
+                graph = RunnableGraph(content, options, weights, _one_request(package))
                 return NamedModel(package.manifest.name, graph)
     raise CutError(f"{path}: no backend of it is onnxruntime, which alone can be split; package it for 'ort'")
 
 
 def read_samples(
-    model: Path, content: bytes, path: Path | None
+    model: Path, content: bytes, path: Path | None, at_most: int = MAX_SAMPLES
 ) -> tuple[list[dict[str, Array]], tuple[str, ...]]:
     """Return samples, one request each, and what the user should know of them.
 
-    Without a path they are the golden inputs of the package, or made up.
+    Without a path they are the golden inputs of the package, or made up. Where more than 400 are asked for,
+    they take at most 1 GB.
     """
     specs, _ = tensor_specs(onnx.load_from_string(content))
     decoding, golden = None, None
@@ -128,11 +156,18 @@ def read_samples(
         )
         return [dict(one) for one in samples], (note,)
     source = open_data(path, specs, decoding=decoding)
-    if len(source) > _MAX_SAMPLES:  # spread over all: files are often sorted by class
-        source = source.selected(draw_mask(len(source), _MAX_SAMPLES / len(source), seed=0))
+    at_most = max(min(at_most, int(_MOST_BYTES / sum(_one_row_bytes(spec) for spec in specs))), MAX_SAMPLES)
+    if len(source) > at_most:  # spread over all: files are often sorted by class
+        source = source.selected(draw_mask(len(source), at_most / len(source), seed=0))
     samples = [dict(feeds) for feeds, _ in source.stream(1)]
     order = np.random.default_rng(0).permutation(len(samples))  # the first few stand for all
     return [samples[place] for place in order], source.warnings
+
+
+def _one_row_bytes(spec: TensorSpec) -> int:
+    """Return the size of one sample; free sizes count as 1."""
+    sizes = [size for size in spec.shape if isinstance(size, int)]
+    return math.prod(sizes) * DTYPES[spec.dtype].itemsize
 
 
 def _one_request(package: OpenedPackage) -> dict[str, Array]:
