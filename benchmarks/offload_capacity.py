@@ -103,7 +103,7 @@ def run_case(name: str, case: Case, seconds: float, rate: float) -> dict[str, An
     local_s = time_locally(content, feeds, case.share)
     limit_s = case.limit_s or case.local_share * local_s
     planned = Planned(name, content, feeds, case.share, grid, latency_limit_s=limit_s, **limits)
-    uploads = [way for way in planned.ways if way.kind == "upload"]
+    uploads = [way for way in planned.ways if way.kind == "upload" and way.is_offered]
     cloud = min(uploads, key=lambda way: fixed_s(way) + way.plan.costs.server_s)
     found: dict[str, Any] = {"case": name, "setting": case.setting, "limit_ms": limit_s * 1e3}
     with Server(cloud, feeds, seconds=seconds, rate=rate) as server:

@@ -122,7 +122,8 @@ def plan_product(
     result = plan(
         PlanInputs(name, content, *profiles, Grid(tuple(bandwidths), tuple(rtts)), feeds, realise=realise)
     )
-    plans = {way.name: way.plan for way in result.ways if way.plan.tail is None or way.name in realise.splits}
+    offered = [way for way in result.ways if not way.is_over_loss]
+    plans = {way.name: way.plan for way in offered if way.plan.tail is None or way.name in realise.splits}
     packages = {}
     for key, kept in {ALL: tuple(plans.values()), **{name: (one,) for name, one in plans.items()}}.items():
         own = folder / f"plans{len(packages)}"

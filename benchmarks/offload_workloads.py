@@ -14,6 +14,9 @@ suit. Published methods choose their cuts from the same profile, and these run t
 whose prediction is over 1 s runs once, one over 4 s does not run. Devices under a tenth of a processor are
 emulated by waiting (`workload_device`), and predicted as slowed down.
 
+Ways run by name, whatever they cost in accuracy, so also those above the plan's default `--max-loss`; the
+table shows how many answers each changes.
+
 Ratio: median of the best whole-model way / median of the best split. All figures are emulated.
 """
 

@@ -43,6 +43,7 @@ class PlannedWay:
         sent: the tail's inputs.
         feeds: what the tail gets of the first sample.
         devices: how many the server carries, simulated; for capacity only.
+        is_offered: whether the plan offers it at the default `--max-loss`.
     """
 
     plan: OffloadPlan
@@ -52,6 +53,7 @@ class PlannedWay:
     sent: tuple[str, ...] = ()
     feeds: Feeds = field(default_factory=dict)
     devices: int | None = None
+    is_offered: bool = True
 
     @property
     def name(self) -> str:
@@ -176,7 +178,8 @@ def open_way(
     if way.plan.tail is None:
         return PlannedWay(way.plan, way.kind, content, None)
     split = splits.get(way.name) or code_upload(way, content, feeds)
-    return replace(open_split(way.plan, way.kind, split, content, feeds), devices=way.devices_per_server)
+    opened = open_split(way.plan, way.kind, split, content, feeds)
+    return replace(opened, devices=way.devices_per_server, is_offered=not way.is_over_loss)
 
 
 def open_split(
