@@ -1,11 +1,11 @@
 """How fast the choice of a plan follows a link that changes, beside simpler rules.
 
     PYTHONPATH=device_runtime:toolkit:offload .venv/bin/python benchmarks/offload_adaptation.py
-        [--requests 12] [--json FILE]
+        [--requests 12 | --trace 4g|wifi|train] [--json FILE]
 
-At most 4 minutes. It needs root for the emulated device (10 % of a processor) and link. The model is that of
-the demo, two of them on one image: 320 x 320 pixels, 8 billion operations; all of it runs on the device, or
-the pixels are sent (307 kB).
+At most 4 minutes, with `--trace` too. It needs root for the emulated device (10 % of a processor) and link.
+The model is that of the demo, two of them on one image: 320 x 320 pixels, 8 billion operations; all of it
+runs on the device, or the pixels are sent (307 kB).
 
 The link goes 20 -> 2 -> 20 Mbit/s with a round trip of 20 ms. Each rule goes through it alone, one request
 after the other with pauses of 50 ms:
@@ -15,6 +15,9 @@ after the other with pauses of 50 ms:
 - send() timed: bandwidth is what was sent by the time that `send` took;
 - plain EWMA: bandwidth is what was sent by the time of the request without the round trip, smoothed by 1/8;
 - oracle: the plan with the lowest measured median on the link as it is set.
+
+With `--trace` the link follows a synthetic trace of half a minute instead, a second at a time, and each rule
+sends as many requests as it can. The oracle is then the plan that is predicted to be best on the true link.
 
 The rules but edgekit run sessions of packages with one plan. After a change counted are the requests until
 the first with the oracle's plan, and the switches of plan. Right: all outputs within 10 %
@@ -28,6 +31,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +40,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgekit_offload.demo.demo_model import make_images, make_model
+from edgekit_offload.emulation.traces import TRACE_KINDS, TraceStep, make_trace
 from edgekit_runtime.remote.cut_table import LOCAL, OffloadPlan
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
 from offload_bench import print_table, write_json
@@ -47,24 +52,29 @@ RTT_MS: Final = 20.0
 PAUSE_S: Final = 0.05
 CALIBRATION: Final = 3  # requests of each plan on each link, of which the first warms up
 START_LIMIT_S: Final = 20.0
+TRACE_S: Final = 30
+SEED: Final = 0  # of the trace
 EDGEKIT, STATIC, SEND, EWMA, ORACLE = "edgekit", "static", "send() timed", "plain EWMA", "oracle"
+RULES: Final = (EDGEKIT, STATIC, SEND, EWMA, ORACLE)
 
 
 class Rule:
     """The fastest plan at an estimated bandwidth: fixed, of the last `send`, or smoothed."""
 
-    def __init__(self, name: str, plans: Mapping[str, OffloadPlan], best: Mapping[float, str]) -> None:
-        """Begin with the first link."""
+    def __init__(
+        self, name: str, plans: Mapping[str, OffloadPlan], best: Mapping[float, str], rtt_ms: float = RTT_MS
+    ) -> None:
+        """Begin with the first link: that of the first key of `best`."""
         self.name, self._plans, self._best = name, plans, best
-        first = STEPS_MBIT_S[0] * 1e6
-        self._link = LinkState(first, first, RTT_MS / 1e3)
+        self._first = next(iter(best))
+        self._link = LinkState(self._first * 1e6, self._first * 1e6, rtt_ms / 1e3)
 
     def choose(self, mbit_s: float) -> str:
         """Return the session that runs the next request; only the oracle looks at the link."""
         if self.name in (EDGEKIT, ORACLE):
             return ALL if self.name == EDGEKIT else self._best[mbit_s]
         if self.name == STATIC:
-            return self._best[STEPS_MBIT_S[0]]
+            return self._best[self._first]
         return min(self._plans, key=lambda one: predict_s(self._plans[one], Conditions(self._link)))
 
     def note(self, found: Mapping[str, Any]) -> None:
@@ -87,6 +97,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=12, help="of each rule on each step")
+    parser.add_argument("--trace", choices=list(TRACE_KINDS), help="instead of the three steps")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     began_s, load = time.monotonic(), describe_load()
@@ -100,14 +111,21 @@ def main() -> None:
             bench.start_device()
             bench.set_link(STEPS_MBIT_S[0], RTT_MS)
             bench.open(planned, [ALL, LOCAL, UINT8])
-            medians = calibrate(bench)
-            best = {mbit_s: min(each, key=lambda one: each[one]) for mbit_s, each in medians.items()}
-            found = {}
-            for rule_name in (EDGEKIT, STATIC, SEND, EWMA, ORACLE):
-                rule = Rule(rule_name, planned.plans, best)
-                found[rule_name] = run_steps(bench, rule, arguments.requests)
+            medians: dict[float, dict[str, float]] = {}
+            if arguments.trace is not None:
+                found = follow(bench, planned.plans, make_trace(arguments.trace, TRACE_S, seed=SEED))
+                rows = summarise(found)
+            else:
+                medians = calibrate(bench)
+                best = {mbit_s: min(each, key=lambda one: each[one]) for mbit_s, each in medians.items()}
+                found = {
+                    name: run_steps(bench, Rule(name, planned.plans, best), arguments.requests)
+                    for name in RULES
+                }
+                rows = summarise(found, best)
             label = bench.testbed.label
-    rows = summarise(found, best)
+    if arguments.trace is not None:
+        label += f"; synthetic trace '{arguments.trace}'"
     seconds = time.monotonic() - began_s
     show(label, load, medians, rows, seconds)
     document = {"label": label, "load": load, "medians_s": medians, "rows": rows, "requests": found}
@@ -156,27 +174,78 @@ def run_steps(bench: ProductBench, rule: Rule, requests: int) -> list[dict[str, 
     return found
 
 
-def summarise(found: Mapping[str, Sequence[Mapping[str, Any]]], best: Mapping[float, str]) -> dict[str, Any]:
-    """Return the figures of each rule."""
+def follow(
+    bench: ProductBench, plans: Mapping[str, OffloadPlan], trace: Sequence[TraceStep]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the requests of each rule along a trace."""
+    best = {
+        one.up_mbit_s: min(plans, key=lambda name: predict_s(plans[name], Conditions(link)))
+        for one in trace
+        for link in [LinkState(one.up_mbit_s * 1e6, one.down_mbit_s * 1e6, one.rtt_ms / 1e3)]
+    }
+    found = {}
+    for name in RULES:
+        set_step(bench, trace[0])
+        if name == EDGEKIT:
+            bench.order("wait_for_server", name=ALL, seconds=START_LIMIT_S)
+        found[name] = run_trace(bench, Rule(name, plans, best, trace[0].rtt_ms), trace)
+    return found
+
+
+def run_trace(bench: ProductBench, rule: Rule, trace: Sequence[TraceStep]) -> list[dict[str, Any]]:
+    """Return the requests of a rule along a trace; the link changes between two requests."""
+    found: list[dict[str, Any]] = []
+    began_s, at = time.monotonic(), -1
+    while (second := int(time.monotonic() - began_s)) < len(trace):
+        if second != at:
+            at = second
+            set_step(bench, trace[at])
+        name = rule.choose(trace[at].up_mbit_s)
+        (record,) = bench.order("run", name=name, count=1, pause_s=PAUSE_S)
+        rule.note(record)
+        found.append({**record, "step": at})
+    return found
+
+
+def set_step(bench: ProductBench, step: TraceStep) -> None:
+    """Make the link that of a second of a trace."""
+    if step.up_mbit_s:
+        bench.testbed.set_link(up_mbit_s=step.up_mbit_s, down_mbit_s=step.down_mbit_s, rtt_ms=step.rtt_ms)
+    else:
+        bench.testbed.block()
+
+
+def summarise(
+    found: Mapping[str, Sequence[Mapping[str, Any]]], best: Mapping[float, str] | None = None
+) -> dict[str, Any]:
+    """Return the figures of each rule; with `best`, also how it followed the three steps."""
     means = {name: float(np.mean([one["s"] for one in each])) for name, each in found.items()}
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, each in found.items():
-        until, switches = [], []
-        for step in range(1, len(STEPS_MBIT_S)):
-            plans = [one["plan"] for one in each if one["step"] == step]
-            before = [one["plan"] for one in each if one["step"] == step - 1][-1]
-            wanted = best[STEPS_MBIT_S[step]]
-            until.append(plans.index(wanted) + 1 if wanted in plans else None)
-            switches.append(sum(one != other for one, other in zip([before, *plans], plans, strict=False)))
+        plans = [one["plan"] for one in each]
         rows[name] = {
-            "requests_until": until,
-            "switches": switches,
+            "requests": len(each),
+            "switches": sum(one != other for one, other in pairwise(plans)),
             "mean_ms": means[name] * 1e3,
             "against_oracle": means[name] / means[ORACLE],
             "right": float(np.mean([one["is_right"] for one in each])),
             "hedged": sum(one.get("is_hedged", False) for one in each),
         }
+        if best is not None:
+            rows[name] |= count_steps(each, best)
     return rows
+
+
+def count_steps(each: Sequence[Mapping[str, Any]], best: Mapping[float, str]) -> dict[str, Any]:
+    """Return for both changes of the link how many requests and switches of plan they took."""
+    until, switches = [], []
+    for step in range(1, len(STEPS_MBIT_S)):
+        plans = [one["plan"] for one in each if one["step"] == step]
+        before = [one["plan"] for one in each if one["step"] == step - 1][-1]
+        wanted = best[STEPS_MBIT_S[step]]
+        until.append(plans.index(wanted) + 1 if wanted in plans else None)
+        switches.append(sum(one != other for one, other in pairwise([before, *plans])))
+    return {"requests_until": until, "switches": switches}
 
 
 def show(
@@ -190,7 +259,7 @@ def show(
     print(f"{label}; before: {load}; after: {describe_load()}; {seconds:.0f} s")
     for mbit_s, each in medians.items():
         print(f"{mbit_s:g} Mbit/s: " + ", ".join(f"{name} {one * 1e3:.0f} ms" for name, one in each.items()))
-    keys = ("requests_until", "switches", "mean_ms", "against_oracle", "right", "hedged")
+    keys = list(rows[EDGEKIT])
     print_table(["rule", *keys], [[name, *(row[key] for key in keys)] for name, row in rows.items()])
     print("goals for edgekit: at most 2 requests, 1 switch a step, 1.15 x the oracle, all answers right")
 

@@ -63,7 +63,7 @@ class Conditions:
 
 def predict_s(plan: OffloadPlan, conditions: Conditions) -> float:
     """Return the latency of one request in seconds; infinity where the plan cannot run now."""
-    costs = as_sent(plan, conditions).costs
+    costs = _sent_costs(plan, conditions)
     device_s = costs.device_s * conditions.device_slowdown
     if plan.tail is None:
         return device_s
@@ -85,7 +85,7 @@ def slowest_stage_s(plan: OffloadPlan, conditions: Conditions) -> float:
 
     Requests overlap, so round trips do not count. The link carries one way at a time, as radio does.
     """
-    costs, link = as_sent(plan, conditions).costs, conditions.link
+    costs, link = _sent_costs(plan, conditions), conditions.link
     device_s = costs.device_s * conditions.device_slowdown
     if plan.tail is None:
         return device_s
@@ -103,7 +103,7 @@ def energy_j(plan: OffloadPlan, conditions: Conditions, radio_w: float) -> float
         conditions: link and loads.
         radio_w: power of the radio from the request until the reply is there.
     """
-    costs, slowdown = as_sent(plan, conditions).costs, conditions.device_slowdown
+    costs, slowdown = _sent_costs(plan, conditions), conditions.device_slowdown
     if costs.device_j is None:
         return math.inf
     radio_s = predict_s(plan, conditions) - costs.device_s * slowdown
@@ -129,7 +129,7 @@ def reserved_server_s(plan: OffloadPlan, conditions: Conditions, limit_s: float)
         return math.inf
     if plan.tail is None:
         return 0.0
-    costs = as_sent(plan, conditions).costs
+    costs = _sent_costs(plan, conditions)
     server_s = served_s(replace(costs, server_s=costs.server_s * conditions.server_slowdown))
     if server_s <= 0 or share <= 0:
         return 0.0
@@ -176,6 +176,11 @@ def utilisation(slack: float, late: float = LATE) -> float:
 def _share(plan: OffloadPlan) -> float:
     """Return which share of the requests goes to the server."""
     return plan.escalation.share if plan.escalation is not None else 1.0
+
+
+def _sent_costs(plan: OffloadPlan, conditions: Conditions) -> PlanCosts:
+    """Return the costs of a plan as its next request is sent."""
+    return plan.costs if compression_pays(plan, conditions) else plain_costs(plan.costs)
 
 
 def compression_pays(plan: OffloadPlan, conditions: Conditions) -> bool:
