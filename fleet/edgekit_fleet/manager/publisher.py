@@ -51,7 +51,7 @@ class Publisher:
         self._key = key
         self._life_s = desired_life_s
 
-    def make_due(self, session: Session, now: float, limit: int = 500) -> list[Outgoing]:
+    def make_due(self, session: Session, now: float, limit: int = 900) -> list[Outgoing]:
         """Return new documents of devices whose wanted models have changed; commit before they are published.
 
         Args:

@@ -59,7 +59,7 @@ _CRASHES: Final = 3
 _JOIN_S: Final = 10.0
 _HOUR_S: Final = 3600.0
 _DEVICES_PER_S: Final = 2000
-_DEVICES_A_TURN: Final = 500
+_DEVICES_A_TURN: Final = 900  # a commit waits for the disk; a statement may have 999 parameters
 _MOST_CONTROLS: Final = 20
 _LEAST_BEFORE: Final = 20
 """Answers looked at of the version before, from which their share of NaN is known."""
