@@ -3,38 +3,59 @@
     PYTHONPATH=device_runtime:toolkit:offload:hil:. .venv/bin/python -m benchmarks.hil_booted_events
 
 On the bench arm64-booted (emulated; make its image first: `./edgekit hil image`). The events of
-`edgekit_hil/tests/booted_machine.py` in turn, each from a snapshot; about 15 to 60 s each on two cores.
+`edgekit_hil/tests/booted_machine.py` in turn, each from a snapshot; about 15 to 90 s each on two cores. Needs
+mosquitto, for the updates by a fleet.
 """
 
 import argparse
+import contextlib
 import json
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Final
 
 from edgekit_hil.benches.bench_file import find_bench
 from edgekit_hil.benches.opening import open_bench
-from edgekit_hil.tests.booted_machine import EVENTS, FIRST, MODEL, SECOND, Outcome, ServiceMachine, try_event
+from edgekit_hil.tests.booted_machine import (
+    EVENTS,
+    FIRST,
+    MODEL,
+    SECOND,
+    CutInUpdate,
+    Outcome,
+    ServiceMachine,
+    try_event,
+)
+from edgekit_hil.tests.host_side import Fleet, HostSide
 from edgekit_hil.tests.models import PackageMaker
 from edgekit_runtime.errors import BenchError
+
+_IN_UPDATE: Final = "power cut in an update by a fleet"
 
 
 def run_events(count: int, seconds: float) -> tuple[list[Outcome], list[str]]:
     """Return the outcomes of `count` events, and the messages of those after which nothing served."""
     outcomes, failures = [], []
-    with open_bench(find_bench("arm64-booted")) as bench:
+    with contextlib.ExitStack() as held:
+        bench = held.enter_context(open_bench(find_bench("arm64-booted")))
         maker = PackageMaker()
         target = bench.file.settings.target
         packages = {version: maker.make(MODEL, target, "ort", version) for version in (FIRST, SECOND)}
         machine = ServiceMachine(bench, packages, maker.public_key)
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
+        fleet = Fleet(HostSide(bench), folder, maker.home)
+        held.enter_context(fleet.up())
+        events = {**EVENTS, _IN_UPDATE: CutInUpdate(fleet, packages[SECOND], target)}
         end_s = time.monotonic() + seconds
-        for number, event in enumerate(islice(cycle(EVENTS), count)):
+        for number, event in enumerate(islice(cycle(events), count)):
             if time.monotonic() > end_s:
                 break
             try:
-                outcomes.append(try_event(machine, event, seed=number))
+                outcomes.append(try_event(machine, event, events[event], seed=number))
                 print(f"{number + 1}: {outcomes[-1]}", file=sys.stderr, flush=True)
             except BenchError as error:
                 failures.append(f"{event}: {error}")
@@ -54,7 +75,7 @@ def main() -> int:
     outcomes, failures = run_events(arguments.count, arguments.seconds)
     print("| event | times | right | until it answers, s, at most | until systemd restarts it, s, at most |")
     print("|---|---|---|---|---|")
-    for event in EVENTS:
+    for event in (*EVENTS, _IN_UPDATE):
         of_event = [each for each in outcomes if each.event == event]
         if of_event:
             right = sum(each.is_right for each in of_event)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_hil.benches.opening import Bench
+from edgekit_hil.tests.host_side import Fleet
 from edgekit_runtime.errors import BenchError
 
 MODEL: Final = "digits_cnn"
@@ -21,6 +22,7 @@ _SERVING: Final = "serving"
 _SETTLE_S: Final = 240.0  # a boot and a start of the service, on a machine under load
 _SHORT_WATCHDOG_US: Final = 10_000_000
 _BEFORE_PANIC_S: Final = 3  # for the shell that asked for it
+_ROLLOUT_S: Final = 240.0
 _INSTALL_S: Final = 12.0  # an installation takes about that long here
 _AS_EDGEKIT: Final = (
     "runuser -u edgekit -- env EDGEKIT_STATE=/var/lib/edgekit EDGEKIT_HOME=/etc/edgekit"
@@ -222,6 +224,34 @@ def panic(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
     return (FIRST,)
 
 
+@dataclass(frozen=True, slots=True)
+class CutInUpdate:
+    """The event that the power fails while a fleet updates the machine to the second version.
+
+    Attributes:
+        fleet: that runs.
+        package: of the second version.
+        target: of the machine.
+    """
+
+    fleet: Fleet
+    package: Path
+    target: str
+
+    def __call__(self, machine: ServiceMachine, rng: random.Random) -> tuple[str, ...]:
+        """Do that, and wait until the fleet has ended its rollout."""
+        name = f"booted-{rng.getrandbits(32):08x}"
+        machine.join_fleet(self.fleet.invite(name), self.target)
+        self.fleet.start_rollout(name, self.package, to=f"bench={name}")
+        self.fleet.wait_begun(name)
+        machine.cut_power()
+        ended = self.fleet.wait_ended(name, _ROLLOUT_S)
+        if ended["state"] != "succeeded":
+            raise BenchError(f"the rollout did not go on after the power cut: {ended}")
+        machine.run("systemctl is-active edgekit-agent")
+        return (SECOND,)
+
+
 EVENTS: Final[Mapping[str, Event]] = {
     "kill -9": kill,
     "service hangs": hang,
@@ -233,12 +263,13 @@ EVENTS: Final[Mapping[str, Event]] = {
 _ENDS_SERVICE: Final = {"kill -9", "service hangs", "out of memory: the service"}
 
 
-def try_event(machine: ServiceMachine, name: str, seed: int) -> Outcome:
+def try_event(machine: ServiceMachine, name: str, event: Event, seed: int) -> Outcome:
     """Return what one event leads to, from the snapshot on.
 
     Args:
         machine: where it happens.
-        name: one of `EVENTS`.
+        name: of the event.
+        event: one of `EVENTS`, or a `CutInUpdate`.
         seed: of its random choices.
 
     Raises:
@@ -246,7 +277,7 @@ def try_event(machine: ServiceMachine, name: str, seed: int) -> Outcome:
     """
     machine.begin()
     begun_s = time.monotonic()
-    expected = EVENTS[name](machine, random.Random(seed))  # noqa: S311
+    expected = event(machine, random.Random(seed))  # noqa: S311
     version = machine.wait_serving()
     seconds = time.monotonic() - begun_s
     restart_s = None

@@ -131,7 +131,7 @@ class Fleet:
 
     def invite(self, name: str) -> str:
         """Return a code with which a device of that name enrols."""
-        (invitation,) = self.run("enroll", "--name", name)
+        (invitation,) = self.run("enroll", "--name", name, "--tag", f"bench={name}")
         return str(invitation["code"])
 
     @contextlib.contextmanager
@@ -151,10 +151,10 @@ class Fleet:
         with self.host.start("edgekit_runtime.cli", "agent", **variables):
             yield
 
-    def start_rollout(self, release: str, package: Path, *, waves: str) -> None:
-        """Release a package, and begin to bring it to all devices."""
+    def start_rollout(self, release: str, package: Path, *, to: str = "all", waves: str = "100%") -> None:
+        """Release a package, and begin to bring it to devices."""
         self.run("release", str(package), "--name", release)
-        options = ["--to", "all", "--waves", waves, "--minimum", "1", "--soak", "1"]
+        options = ["--to", to, "--waves", waves, "--minimum", "1", "--soak", "1"]
         self.run("rollout", "start", release, "--name", release, *options)
 
     def wait_ended(self, rollout: str, limit_s: float) -> dict[str, Any]:

@@ -11,14 +11,20 @@ import pytest
 
 from edgekit_hil.benches.device import Device
 from edgekit_hil.benches.opening import Bench
-from edgekit_hil.tests.booted_machine import EVENTS, FIRST, MODEL, SECOND, ServiceMachine, try_event
+from edgekit_hil.tests.booted_machine import (
+    EVENTS,
+    FIRST,
+    MODEL,
+    SECOND,
+    CutInUpdate,
+    ServiceMachine,
+    try_event,
+)
 from edgekit_hil.tests.conftest import Recorder
 from edgekit_hil.tests.host_side import Fleet, HostSide, require_mosquitto
 from edgekit_hil.tests.models import PackageMaker
 
 _DOWNLOAD_BYTES = 1 << 20
-_IN_FLEET, _ROLLOUT = "booted", "update"
-_ROLLOUT_LIMIT_S = 240.0
 
 
 def require_booted(bench: Bench) -> None:
@@ -44,7 +50,7 @@ def test_right_version_serves_after_event(
 ) -> None:
     """Under the printed unit of systemd, the service serves the right version again after the event."""
     assert device.folder  # the bench is in order
-    outcome = try_event(machine, event, seed=1)
+    outcome = try_event(machine, event, EVENTS[event], seed=1)
 
     assert outcome.is_right, outcome
     evidence(
@@ -56,24 +62,25 @@ def test_right_version_serves_after_event(
 
 
 def test_update_of_a_fleet_goes_on_after_a_power_cut_in_its_middle(
-    bench: Bench, device: Device, machine: ServiceMachine, packages: PackageMaker, tmp_path: Path
+    bench: Bench,
+    device: Device,
+    machine: ServiceMachine,
+    packages: PackageMaker,
+    evidence: Recorder,
+    tmp_path: Path,
 ) -> None:
     """The power fails while the agent updates a model; its unit starts again, and the update ends."""
     assert device.folder  # the bench is in order
     require_mosquitto()
     target = bench.file.settings.target
-    machine.begin()
     fleet = Fleet(HostSide(bench), tmp_path, packages.home)
     with fleet.up():
-        machine.join_fleet(fleet.invite(_IN_FLEET), target)
-        fleet.start_rollout(_ROLLOUT, packages.make(MODEL, target, "ort", SECOND), waves="100%")
-        fleet.wait_begun(_IN_FLEET)
-        machine.cut_power()
-        ended = fleet.wait_ended(_ROLLOUT, _ROLLOUT_LIMIT_S)
+        event = CutInUpdate(fleet, packages.make(MODEL, target, "ort", SECOND), target)
+        outcome = try_event(machine, "power cut in an update", event, seed=1)
 
-    assert (ended["state"], ended["members"]) == ("succeeded", {"succeeded": 1})
-    assert machine.wait_serving() == SECOND
-    assert machine.run("systemctl is-active edgekit-agent") == "active"
+    assert outcome.is_right, outcome
+    method = "from the first word of the fleet, with the boot; emulated machine, wall clock"
+    evidence("until the service answers after: power cut in an update", outcome.seconds, "s", method)
 
 
 @pytest.fixture
