@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, Model, decisions, simulate
 
@@ -148,7 +149,29 @@ def test_thirty_failures_of_a_hundred_answers_stop_a_group_of_a_thousand() -> No
     samples = [Sample(device_class="rpi5", is_failed=number < 30) for number in range(100)]
     verdict = judge_samples(samples, LIMITS).verdict
     assert verdict is not None and verdict.gate == "install"
-    assert "30 of 100 devices that answered failed to install it" in verdict.sentence
+    assert "30 of 100 devices that began failed to install it" in verdict.sentence
+
+
+def test_noise_of_a_model_that_has_not_changed_never_stops_it() -> None:
+    """Calls fail in 2 % with both versions: differences scatter by more than the limit of one point."""
+    draws = np.random.default_rng(0)
+    for _ in range(20):
+        failed = draws.binomial(20, 0.02, 5_000) / 20 - draws.binomial(2_000, 0.02, 5_000) / 2_000
+        ratios = draws.normal(0.0, 0.3, 5_000)
+        samples = [
+            Sample(device_class="rpi5", is_failed=False, measures={"errors": few, "latency": ratio})
+            for few, ratio in zip(failed.tolist(), ratios.tolist(), strict=True)
+        ]
+        assert all(judge_samples(samples[:count], LIMITS).verdict is None for count in (30, 300, 5_000))
+
+
+def test_failures_that_come_before_successes_do_not_stop_a_step() -> None:
+    progress = start(100)
+    devices = tuple(list(progress.members)[:30])
+    apply(progress, Decision(action="start", wave=0, sentence="", devices=devices), 0.0)
+    answer(progress, devices[:3], 5.0, "failed")
+    assert step(progress, 10.0).action == "wait"
+    assert step(progress, progress.settings.patience_s + 1.0).action == "abort"  # the others are silent
 
 
 def test_package_that_is_bad_for_one_class_stops() -> None:

@@ -35,7 +35,7 @@ def decide(progress: Progress, now: float) -> Decision | None:
         return _abort(progress, f"{progress.wants_abort} aborted the rollout", {})
     if progress.state == "succeeded":
         return None
-    judgement = judge_samples(progress.samples(), progress.settings.limits)
+    judgement = judge_samples(progress.samples(now), progress.settings.limits)
     if (verdict := judgement.verdict) is not None:
         figures = {**verdict.figures, "exposed": progress.started, "devices": len(progress.members)}
         return _abort(progress, verdict.sentence, figures)

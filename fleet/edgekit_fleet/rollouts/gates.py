@@ -1,9 +1,10 @@
 """The gates of a rollout: whether what devices answered speaks against the release.
 
-Only devices that have answered count, and each is one sample: a device cannot outvote others by its number of
-calls. The test (`edgekit_fleet.rollouts.betting`) may be asked after every answer, so that a bad release
-stops at the first few devices: 30 failures of 100 answers stop a group of 1,000. Over the whole rollout a
-release that keeps all limits is stopped with a chance of at most `GateLimits.alpha`.
+Only devices that have answered count, or that may answer at any moment, and each is one sample: a device
+cannot outvote others by its number of calls. The test (`edgekit_fleet.rollouts.betting`) may be asked after
+every answer, so that a bad release stops at the first few devices: 30 failures of 100 devices stop a group of
+1,000. Over the whole rollout a release that keeps all limits is stopped with a chance of at most
+`GateLimits.alpha`.
 
 Latency, energy, errors and drift are differences: after minus before on the device itself, less the same
 difference on devices of its class that still run the old version, in the same hours. So neither a slow device
@@ -14,14 +15,13 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_fleet.rollouts.betting import log_capital
 from edgekit_runtime.agent.documents import ModelFigures
-from edgekit_runtime.dataclass_json import Range
 
 Measure: TypeAlias = Literal["latency", "energy", "errors", "disagreement", "drift"]
 GateName: TypeAlias = Measure | Literal["install", "fault"]
@@ -29,10 +29,12 @@ Fault: TypeAlias = Literal["", "not-finite", "crash-loop", "fallback"]
 
 _LEAST_CONTROLS: Final = 5
 _LARGEST_RATIO: Final = 4.0
+# Differences that only scatter have a mean of 0, and keep it near 0 if devices that got better count as such.
+_BEST_RATIO: Final = 1.2
+_FEWEST_ERRORS: Final = 0.1
+_LEAST_DRIFT: Final = 0.1
 _MOST_LOG: Final = 20.0
 _LARGEST_DRIFT: Final = 2.0
-FIRST_ANSWERS: Final = 50
-"""Among these `GateLimits.fault_stop` holds."""
 _TESTS: Final = 7  # the measures, failed installs, faults
 
 
@@ -43,7 +45,6 @@ class GateLimits:
     Attributes:
         max_failed_share: of devices that could not install it, or whose own trial rejected it.
         max_faulty_share: of devices with a crash loop, NaN, or a fallback to the old version.
-        fault_stop: so many faulty devices among the first 50 answers stop at once.
         max_latency_ratio, max_energy_ratio: mean over devices of new over old.
         max_extra_errors: mean over devices of the share of calls that failed, new less old.
         min_agreement: mean over devices of the agreement with the old version on the same inputs.
@@ -54,7 +55,6 @@ class GateLimits:
 
     max_failed_share: float = 0.05
     max_faulty_share: float = 0.01
-    fault_stop: Annotated[int, Range(1, 50)] = 2
     max_latency_ratio: float = 1.3
     max_energy_ratio: float = 1.3
     max_extra_errors: float = 0.01
@@ -81,7 +81,8 @@ class Sample:
 
     Attributes:
         device_class: of the device.
-        is_failed: whether the installation failed; None while it is under way or was refused beforehand.
+        is_failed: whether the installation failed; None where it was refused beforehand. While it is under
+            way it counts as one that succeeds: failures answer before successes do.
         fault: what went wrong after it.
         measures: see `measure`; empty until the device has answered enough calls.
     """
@@ -176,12 +177,18 @@ class Gate:
     Attributes:
         name: `install`, `fault`, or a measure.
         limit: of the mean, in the unit of `measure`; a share of devices for `install` and `fault`.
-        scale: the largest value that counts.
+        most: the largest value that counts.
+        least: the smallest one, 0 or less: a device that is better than before counts at most so.
     """
 
     name: GateName
     limit: float
-    scale: float = 1.0
+    most: float = 1.0
+    least: float = 0.0
+
+    def scale(self, values: NDArray[np.float64] | float) -> NDArray[np.float64]:
+        """Return values as shares of the way from `least` to `most`, within 0..1."""
+        return np.clip((np.asarray(values) - self.least) / (self.most - self.least), 0.0, 1.0)
 
     def read(self, samples: Iterable[Sample]) -> NDArray[np.float64]:
         """Return what the devices that have answered show, in their order."""
@@ -233,16 +240,17 @@ def list_groups(samples: Iterable[Sample], limits: GateLimits) -> list[SampleGro
 def list_gates(limits: GateLimits) -> list[Gate]:
     """Return the tests of a release, without those whose limits are off."""
     gates = [Gate("install", limits.max_failed_share), Gate("fault", limits.max_faulty_share)]
+    ratios = math.log(_LARGEST_RATIO), -math.log(_BEST_RATIO)
     if limits.max_latency_ratio < _LARGEST_RATIO:
-        gates.append(Gate("latency", math.log(limits.max_latency_ratio), math.log(_LARGEST_RATIO)))
+        gates.append(Gate("latency", math.log(limits.max_latency_ratio), *ratios))
     if limits.max_energy_ratio < _LARGEST_RATIO:
-        gates.append(Gate("energy", math.log(limits.max_energy_ratio), math.log(_LARGEST_RATIO)))
+        gates.append(Gate("energy", math.log(limits.max_energy_ratio), *ratios))
     if limits.max_extra_errors < 1:
-        gates.append(Gate("errors", limits.max_extra_errors))
+        gates.append(Gate("errors", limits.max_extra_errors, 1.0, -_FEWEST_ERRORS))
     if limits.min_agreement > 0:
         gates.append(Gate("disagreement", 1.0 - limits.min_agreement))
     if limits.max_drift < _LARGEST_DRIFT:
-        gates.append(Gate("drift", limits.max_drift, _LARGEST_DRIFT))
+        gates.append(Gate("drift", limits.max_drift, _LARGEST_DRIFT, -_LEAST_DRIFT))
     return gates
 
 
@@ -257,7 +265,7 @@ def judge_samples(samples: Iterable[Sample], limits: GateLimits) -> Judgement:
     for group in list_groups(samples, limits):
         for gate in list_gates(limits):
             values = gate.read(group.samples)
-            evidence = weigh(gate, values, limits)
+            evidence = weigh(gate, values)
             if evidence >= group.needed:
                 verdict = describe(gate, values, group.where)
                 return Judgement(verdict=verdict, leaning=1.0, suspicion=verdict.sentence)
@@ -267,14 +275,9 @@ def judge_samples(samples: Iterable[Sample], limits: GateLimits) -> Judgement:
     return Judgement(verdict=None, leaning=leaning, suspicion=suspicion)
 
 
-def weigh(gate: Gate, values: NDArray[np.float64], limits: GateLimits) -> float:
-    """Return the evidence that a gate has against the release: infinite for one that stops at once."""
-    if not values.any():
-        return 0.0
-    is_early = gate.name == "fault" and len(values) <= FIRST_ANSWERS
-    if is_early and values.sum() >= limits.fault_stop:
-        return math.inf
-    return log_capital(values / gate.scale, gate.limit / gate.scale)
+def weigh(gate: Gate, values: NDArray[np.float64]) -> float:
+    """Return the evidence that a gate has against the release."""
+    return log_capital(gate.scale(values), float(gate.scale(gate.limit))) if (values > 0).any() else 0.0
 
 
 def describe(gate: Gate, values: NDArray[np.float64], where: str) -> Verdict:
@@ -289,7 +292,7 @@ def describe(gate: Gate, values: NDArray[np.float64], where: str) -> Verdict:
         return _describe_mean(gate.name, values.tolist(), gate.limit, where)
     count, answered = int(values.sum()), len(values)
     what = "failed to install it" if gate.name == "install" else "crash with it, answer NaN or fell back"
-    text = f"{count} of {answered} devices{where} that answered {what}, expected at most {gate.limit:.0%}"
+    text = f"{count} of {answered} devices{where} that began {what}, expected at most {gate.limit:.0%}"
     figures = {"count": count, "answered": answered, "limit": gate.limit}
     return Verdict(gate=gate.name, sentence=text, figures=figures)
 

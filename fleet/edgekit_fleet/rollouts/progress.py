@@ -230,9 +230,20 @@ class Progress:
         waves = self.settings.waves
         return len(self.members) if self.wave >= len(waves) - 1 else min(waves[self.wave], len(self.members))
 
-    def samples(self) -> list[Sample]:
-        """Return what the gates judge."""
-        return [member.sample for member in self.members.values() if member.sample is not None]
+    def samples(self, now: float) -> list[Sample]:
+        """Return what the gates judge at a time, in seconds since 1970."""
+        answered = [member.sample for member in self.members.values() if member.sample is not None]
+        return answered + self.unanswered(now)
+
+    def unanswered(self, now: float) -> list[Sample]:
+        """Return devices that have begun and may answer at any moment, as if all was well on them."""
+        return [
+            Sample(device_class=member.device_class, is_failed=False)
+            for member in self.members.values()
+            if member.state == "started"
+            and member.sample is None
+            and now - member.started_at < self.settings.patience_s
+        ]
 
 
 def begin(entry: Started, at: float) -> Progress:

@@ -22,7 +22,7 @@ def parse(drawn):
 @pytest.mark.parametrize("name", [*BAD_MODELS, "clean"])
 def test_course_stops_exactly_where_the_gates_stop_the_rollout(name):
     run = simulate(3, 400, {**BAD_MODELS, "clean": CLEAN}[name], days=3)
-    samples, limits = run.progress.samples(), run.progress.settings.limits
+    samples, limits = run.progress.samples(run.log[-1][0]), run.progress.settings.limits
     judgement = judge_samples(samples, limits)
     courses = find_courses(samples, limits)
     assert {course.gate for course in courses} <= {

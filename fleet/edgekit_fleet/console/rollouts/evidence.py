@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from edgekit_fleet.rollouts.betting import find_refuted_limits
 from edgekit_fleet.rollouts.gates import (
-    FIRST_ANSWERS,
     Gate,
     GateLimits,
     GateName,
@@ -39,11 +38,10 @@ class Course:
     Attributes:
         gate: which.
         where: empty for all devices, else ` of class NAME`: the devices that speak most against the release.
-        counts: numbers of answers, rising.
-        estimates: mean of so many answers; faster or better than before counts as unchanged.
+        counts: numbers of devices, rising.
+        estimates: mean of so many devices; better than before is shown as unchanged.
         lows: the mean lies above this with certainty; 0 where that is open.
         limit: at which it stops; all three in the unit of the gate (see `gates.Gate`).
-        early: (answers, share) below which faulty devices do not stop at once, or empty.
         leaning: how far it has come towards a stop, 0 to 1.
         sentence: what it says now.
     """
@@ -54,7 +52,6 @@ class Course:
     estimates: tuple[float, ...]
     lows: tuple[float, ...]
     limit: float
-    early: tuple[tuple[int, float], ...]
     leaning: float
     sentence: str
 
@@ -68,7 +65,7 @@ def find_courses(samples: Sequence[Sample], limits: GateLimits) -> list[Course]:
     """Return the course of each gate that has answers, with the devices that speak most against the release.
 
     Args:
-        samples: in the order in which their devices first answered.
+        samples: in the order in which their devices first answered, then those that have not.
         limits: of the rollout.
     """
     groups = list_groups(samples, limits)
@@ -82,31 +79,24 @@ def find_courses(samples: Sequence[Sample], limits: GateLimits) -> list[Course]:
             values = known[members[group.where]]
             values = values[~np.isnan(values)]
             if len(values):
-                leaning = min(max(weigh(gate, values, limits) / group.needed, 0.0), 1.0)
+                leaning = min(max(weigh(gate, values) / group.needed, 0.0), 1.0)
                 found.append((leaning, group, values))
         if found:
             worst = max(found, key=lambda one: one[0])  # the first of equals: all devices
-            courses.append(_follow(gate, *worst, limits))
+            courses.append(_follow(gate, *worst))
     return courses
 
 
-def _follow(
-    gate: Gate, leaning: float, group: SampleGroup, values: NDArray[np.float64], limits: GateLimits
-) -> Course:
+def _follow(gate: Gate, leaning: float, group: SampleGroup, values: NDArray[np.float64]) -> Course:
     counts = _choose_counts(len(values))
-    counted = np.clip(values, 0.0, gate.scale)
-    estimates = counted.cumsum()[np.array(counts) - 1] / counts
+    counted = np.clip(values, gate.least, gate.most)
+    estimates = np.maximum(counted.cumsum()[np.array(counts) - 1] / counts, 0.0)
     # The gate's own limit is one of the tried ones, so the line crosses it exactly when the gate stops.
-    own = gate.limit / gate.scale
-    tried = np.unique([*np.geomspace(own / 50, own, _STEPS // 2), *np.linspace(own, 1.0, _STEPS // 2)])
+    limits = [*np.geomspace(gate.limit / 50, gate.limit, _STEPS // 2)]
+    tried = np.unique(gate.scale(np.array([*limits, *np.linspace(gate.limit, gate.most, _STEPS // 2)])))
     tried = tried[tried >= _LEAST_LIMIT]
-    lows = find_refuted_limits(counted / gate.scale, counts, tried.tolist(), group.needed) * gate.scale
-    early: tuple[tuple[int, float], ...] = ()
-    if gate.name == "fault":
-        early = tuple(
-            (count, limits.fault_stop / count)
-            for count in range(limits.fault_stop, min(counts[-1], FIRST_ANSWERS) + 1)
-        )
+    refuted = find_refuted_limits(gate.scale(values), counts, tried.tolist(), group.needed)
+    lows = np.maximum(gate.least + refuted * (gate.most - gate.least), 0.0)
     return Course(
         gate=gate.name,
         where=group.where,
@@ -114,7 +104,6 @@ def _follow(
         estimates=tuple(estimates.tolist()),
         lows=tuple(lows.tolist()),
         limit=gate.limit,
-        early=early,
         leaning=leaning,
         sentence=describe(gate, values, group.where).sentence,
     )

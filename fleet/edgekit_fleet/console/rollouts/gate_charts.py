@@ -7,7 +7,7 @@ from typing import Final
 
 from edgekit_fleet.console.charts import Chart, Line, log_ticks
 from edgekit_fleet.console.rollouts.evidence import Course
-from edgekit_fleet.rollouts.gates import FIRST_ANSWERS, GateName
+from edgekit_fleet.rollouts.gates import GateName
 
 _LINEAR: Final = 20  # answers up to which the axis is not drawn by the logarithm
 
@@ -30,14 +30,12 @@ class GateView:
         title, unit: what is tested.
         course: its answers.
         chart: of them.
-        note: what stops it besides, or empty.
     """
 
     title: str
     unit: str
     course: Course
     chart: Chart
-    note: str
 
 
 def view_gate(course: Course) -> GateView:
@@ -60,10 +58,7 @@ def view_gate(course: Course) -> GateView:
             is_filled=True,
         ),
     ]
-    if course.early:
-        early = [(float(count), share) for count, share in course.early]
-        lines.append(Line(name="stops at once above", style="c-early", points=early))
-    last = f"after {course.counts[-1]:,} answers the mean is {show(convert(course.estimates[-1]))}"
+    last = f"after {course.counts[-1]:,} devices the mean is {show(convert(course.estimates[-1]))}"
     words = (
         f"{title}: {last}, and certainly above {show(convert(course.lows[-1]))}. The rollout stops when that"
         f" certainty comes to {show(limit)}."
@@ -75,7 +70,7 @@ def view_gate(course: Course) -> GateView:
         key=f"gate-{course.gate}",
         title=title,
         words=words,
-        x_name="devices that answered",
+        x_name="devices that began",
         x_ticks=ticks,
         lines=lines[::-1],
         limit=limit,
@@ -86,10 +81,7 @@ def view_gate(course: Course) -> GateView:
         show_x=lambda x: f"{x:,.0f}",
         is_log=is_log,
     )
-    note = (
-        f"{course.early[0][0]} of the first {FIRST_ANSWERS} answers stop it at once." if course.early else ""
-    )
-    return GateView(title, unit, course, chart, note)
+    return GateView(title, unit, course, chart)
 
 
 def _pair(

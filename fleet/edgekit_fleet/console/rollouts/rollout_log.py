@@ -1,5 +1,6 @@
 """The log of a rollout as pages show it. It is read once, and then only what is new of it."""
 
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -121,6 +122,7 @@ class RolloutLog:
         if self._courses[0] != self.number:
             members = (self.progress.members[device] for device in self.answered)
             samples = [member.sample for member in members if member.sample is not None]
+            samples += self.progress.unanswered(time.time())
             self._courses = self.number, find_courses(samples, self.progress.settings.limits)
         return self._courses[1]
 
