@@ -1,8 +1,11 @@
 """What a session does after a fault, and until then."""
 
+import dataclasses
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +19,11 @@ from edgekit_offload.emulation.testbed import Testbed
 from edgekit_runtime.client.link import Link
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import read_package
-from edgekit_runtime.remote.cut_table import CutTable
+from edgekit_runtime.remote.cut_table import CutTable, PlanCosts
 from edgekit_runtime.remote.offload_options import OffloadOptions
+from edgekit_runtime.remote.session.offload_state import OffloadState
 from edgekit_runtime.remote.session.remote_session import RemoteSession
+from edgekit_runtime.remote.session.tail_way import TailWay
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import Array
 
@@ -147,6 +152,30 @@ def test_request_after_the_server_closed_an_idle_connection_is_predicted_to_conn
         wait_until(lambda: session.decision().conditions.server_wait_s > 0, "to connect costs no time")
         np.testing.assert_allclose(session.run({"x": X})["y"], Y)
         assert session.counts.hedged == session.counts.failed == 0
+
+
+def test_prober_does_not_look_for_a_better_plan_after_each_request(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    slow = dataclasses.replace(RAW, costs=dataclasses.replace(RAW.costs, server_s=3600.0))
+    write_offloaded(maker, path, dataclasses.replace(LOCAL, costs=PlanCosts(1e-4)), slow)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    looks: list[float] = []
+    find = OffloadState.find_better
+
+    def note(self: OffloadState, now_s: float) -> TailWay | None:
+        looks.append(now_s)
+        return find(self, now_s)
+
+    monkeypatch.setattr(OffloadState, "find_better", note)
+    with offloading(maker, path) as session:
+        wait_until(lambda: session.state.ways["raw"].is_proved, "the server is not proved")
+        until_s = time.monotonic() + 1
+        while time.monotonic() < until_s:
+            session.run({"x": X})
+        assert looks
+        assert all(later - sooner > 0.2 for sooner, later in pairwise(looks))
 
 
 def make_slow_model() -> bytes:

@@ -109,6 +109,10 @@ class ProbeSchedule:
         pause_s = max(_SHARE * (now_s - self._left_s), (_LINK_SHARE - 1) * took_s, _LEAST_PAUSE_S)
         self.due_s = now_s + min(pause_s, _MOST_S)
 
+    def postpone(self, now_s: float) -> None:
+        """Take that there is nothing to probe for, so that not each request is followed by another look."""
+        self.due_s = now_s + _LEAST_PAUSE_S
+
     def spend(self, now_s: float, size_bytes: float) -> None:
         """Take that a probe of the link took so many bytes of it."""
         if self._bytes_per_s > 0:

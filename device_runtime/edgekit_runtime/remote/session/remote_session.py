@@ -125,7 +125,7 @@ class RemoteSession:
             return self._run_split(decision, inputs, rows)
         finally:
             state.running -= 1
-            if time.monotonic() >= state.schedule.due_s:
+            if time.monotonic() >= state.schedule.due_s or state.estimate.is_suspect:
                 state.wake.set()  # for a probe between two requests
 
     def decision(self, rows: int = 1) -> PlanChoice:

@@ -112,7 +112,10 @@ class ServerProber:
             return True
         if not state.schedule.may_spend(now_s) or state.count_requests() == self._asked:
             return False
-        return state.find_better(now_s) is not None
+        if state.find_better(now_s) is None:
+            state.schedule.postpone(now_s)
+            return False
+        return True
 
     def _is_round_trip_due(self, now_s: float) -> bool:
         """Return whether a fall of the bandwidth may have been a longer round trip, which is soon told."""
