@@ -16,10 +16,12 @@ from edgekit_runtime.remote.latency_model import (
     Conditions,
     LinkState,
     as_sent,
+    energy_j,
     predict_s,
     reserved_server_s,
     send_plain,
     served_s,
+    slowest_stage_s,
     utilisation,
     wire_bytes,
 )
@@ -276,6 +278,23 @@ def test_plan_that_is_too_late_loses_whatever_it_saves() -> None:
     strict = dataclasses.replace(table, latency_limit_s=0.02)
     assert choose(strict, link(200), None).plan.name == "raw"
     assert choose(strict, link(200), None, Preference("energy", 0.1)).plan.name == "local"
+
+
+def test_plan_with_time_to_wait_on_the_server_carries_more_devices() -> None:
+    lean = OffloadPlan("lean", PlanCosts(0.094, 0.0005, 100, 100), tail="lean")
+    quick = OffloadPlan("quick", PlanCosts(0.05, 0.0008, 100, 100), tail="quick")
+    slow = OffloadPlan("local", PlanCosts(0.2))
+    table = CutTable((slow, lean, quick), "capacity", latency_limit_s=0.1)
+    assert choose(table, link(200)).plan.name == "quick"
+    assert choose(dataclasses.replace(table, latency_limit_s=0.2), link(200)).plan.name == "local"
+    assert choose(dataclasses.replace(table, latency_limit_s=0.15), link(200)).plan.name == "lean"
+
+
+def test_energy_and_rate_count_the_reply_and_the_wait_for_it() -> None:
+    costs = PlanCosts(0.01, 0.5, 1_000, 1_000_000, device_j=0.1)
+    plan, where = OffloadPlan("plan", costs, tail="t"), link(8, 0.02)
+    assert energy_j(plan, where, 2.0) == pytest.approx(0.1 + 2.0 * (0.001 + 0.5 + 1.0 + 0.02))
+    assert slowest_stage_s(plan, where) == pytest.approx(1.001)
 
 
 def test_energy_that_is_unknown_leaves_the_choice_to_latency() -> None:
