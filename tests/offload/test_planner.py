@@ -568,3 +568,16 @@ def test_model_that_only_runs_whole_is_uploaded_and_measured_as_it_is() -> None:
     assert measured.splits["raw"].tail.reads_weights  # of the whole model's file
     assert len(measured.splits["raw"].tail.content) < len(content)
     assert any("control flow" in one.reason for one in result.refusals)
+
+
+@pytest.mark.parametrize("memory_bytes", [None, 10.0])
+def test_table_always_has_a_way_for_inputs_beyond_the_samples(memory_bytes: float | None) -> None:
+    content = model_of([("Abs", ["x"], ["y"])], {"x": (1, 3, 640)}, ["y"])
+    steps = np.random.default_rng(6).integers(-2, 3, size=(20, 1, 3, 640)).cumsum(3)
+    feeds = [{"x": one.astype(np.float32)} for one in steps]
+    result = plan(replace(inputs_of(content, [100.0], [0.001], feeds), memory_bytes=memory_bytes))
+    names = {one.name for one in result.table.plans}
+    assert names == {"uint8", "local" if memory_bytes is None else "raw"}
+    if memory_bytes is not None:
+        (raw,) = (way for way in result.ways if way.name == "raw")
+        assert "beyond the values of the samples" in raw.explanation

@@ -146,6 +146,7 @@ def test_series_with_a_spike_beyond_the_samples_is_answered_rightly(tmp_path: Pa
         for x in (spiked, broken):
             np.testing.assert_array_equal(session.run({"x": x})["y"], x)
         assert session.counts.remote == 0
+        assert session.counts.uncoded == 2
         np.testing.assert_allclose(session.run({"x": usual})["y"], usual, atol=1e-4)
         assert session.counts.remote == 1  # the plan itself is not to blame
 

@@ -112,6 +112,8 @@ def _describe(session: dict[str, Any]) -> Iterator[str]:
         f"  requests: {counts['local']} here, {counts['remote']} with the server; {counts['hedged']} replies"
         f" were late, {counts['failed']} failed"
     )
+    if uncoded := counts.get("uncoded"):
+        yield f"  {uncoded} requests had values beyond those of the plan's samples and went another way"
     if session["device"]:
         yield f"  {session['device']}"
     for switch in session["switches"]:

@@ -27,12 +27,14 @@ class Counts:
         remote: with the server.
         hedged: a local run was begun because the reply was late.
         failed: the server's part failed, and the device answered.
+        uncoded: of all of these, the inputs were beyond the codes of the usual plan and went another way.
     """
 
     local: int = 0
     remote: int = 0
     hedged: int = 0
     failed: int = 0
+    uncoded: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,14 @@ _LIMIT_BROKEN: Final = 1e6  # a gain that no real scores have
 _NAMED: Final = 3  # tensors that a sentence names
 
 
-def explain_way(way: Way, kernels: int) -> str:
-    """Return one sentence that says what a way does, what it sends, and where it wins."""
+def explain_way(way: Way, kernels: int, *, is_reserve: bool = False) -> str:
+    """Return one sentence that says what a way does, what it sends, and where it wins.
+
+    Args:
+        way: with everything but that sentence.
+        kernels: of the model.
+        is_reserve: whether it is in the table only for inputs that other ways cannot carry.
+    """
     costs = way.plan.costs
     if way.kind == "local":
         text = f"Runs everything on the device in {_ms(costs.device_s)}"
@@ -31,6 +37,8 @@ def explain_way(way: Way, kernels: int) -> str:
         text = f"{where} {', '.join(names)} ({size(costs.upload_bytes)})"
     if way.is_over_loss:
         return f"{text}; {_describe_loss(way)}."
+    if is_reserve:
+        return f"{text}; for inputs beyond the values of the samples, which no other way carries."
     if way.wins:
         return f"{text}; best at {describe_ranges(way.wins)}."
     return f"{text}; best under load only." if way.in_table else f"{text}; never the best."

@@ -628,6 +628,8 @@ def _compare(
         )
     in_table = {int(number) for number in winners if number >= 0}
     in_table |= {number for number, draft in enumerate(drafts) if draft.kind == "local"}
+    reserve = _find_reserve(drafts, in_table, np.where(is_over[:, np.newaxis], np.inf, scores))
+    in_table |= reserve
     unloaded = [Conditions(link) for link in grid.links()]
     latencies = score_all(plans, unloaded, lambda plan, one: predict_s(plan, one) * 1e3)
     ways = []
@@ -639,7 +641,8 @@ def _compare(
             draft.kernels_on_device, draft.device_bytes, _capacity(inputs, draft), draft.certificate,
             expected_loss=draft.expected_loss, is_over_loss=bool(is_over[number]),
         )  # fmt: skip
-        ways.append(replace(way, explanation=explain_way(way, kernels)))
+        text = explain_way(way, kernels, is_reserve=number in reserve)
+        ways.append(replace(way, explanation=text))
     table = CutTable(
         tuple(draft.plan for number, draft in enumerate(drafts) if number in in_table),
         inputs.objective,
@@ -662,6 +665,26 @@ def _compare(
         explain_plan(ways, grid.bandwidths_mbit_s, grid.rtts_ms, unit),
         kernels, len(inputs.feeds), tiers, inputs.max_loss,
     )  # fmt: skip
+
+
+def _find_reserve(
+    drafts: Sequence[_Draft], in_table: set[int], scores: NDArray[np.float64]
+) -> frozenset[int]:
+    """Return the way for inputs that no way of the table carries; empty where one does.
+
+    Codes of uploads hold for values like those of the samples. The device itself takes the others, if it can.
+    """
+    carries_all = {"raw", "int8", "int4"}
+    fit = [
+        number
+        for number, draft in enumerate(drafts)
+        if draft.kind == "local" or all(one.coding in carries_all for one in draft.sent)
+    ]
+    if in_table & set(fit):
+        return frozenset()
+    usable = [number for number in fit if np.isfinite(scores[number]).any()]
+    least = sorted(usable, key=lambda number: float(np.minimum(scores[number], NEVER).sum()))
+    return frozenset(least[:1])
 
 
 def _rows(values: NDArray[np.float64], grid: Grid) -> tuple[tuple[float, ...], ...]:

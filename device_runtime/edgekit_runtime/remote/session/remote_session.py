@@ -179,6 +179,7 @@ class RemoteSession:
                 f"plan '{decision.plan.name}' cannot carry these inputs: they are beyond the values of its"
                 " samples, and no other plan of the package runs on this device; plan it with more samples"
             )
+        self.counts.uncoded += 1
         return other
 
     def _count_rows(self, inputs: Mapping[str, Array]) -> int:

@@ -34,6 +34,7 @@ def print_plan(result: PlanningResult, console: Console, written: Sequence[Path]
     )  # fmt: skip
     rows = [head, *(_row(way, row, columns) for way in result.ways)]
     title = f"Ways: ms on device and server; {result.unit} at some Mbit/s, RTT {rtt_ms:g} ms"
+    title += "; lossy: above --max-loss" if any(way.is_over_loss for way in result.ways) else ""
     print_section(console, title, rows)
     effects = [(way.name, *_effects(way)) for way in result.ways if any(_effects(way))]
     one = f"one is {100 / max(result.samples, 1):.2g} points"
@@ -57,7 +58,7 @@ def _row(way: Way, row: int, columns: Sequence[int]) -> tuple[str, ...]:
     return (
         way.name, size(costs.upload_bytes), f"{costs.device_s * 1e3:.3g}", f"{costs.server_s * 1e3:.3g}",
         *("-" if score >= NEVER else f"{score:.4g}" for score in scores),
-        f"{way.label}, above --max-loss" if way.is_over_loss else way.label,
+        f"{way.label}, lossy" if way.is_over_loss else way.label,
     )  # fmt: skip
 
 
