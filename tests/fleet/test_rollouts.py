@@ -283,7 +283,7 @@ def test_manager_that_is_killed_between_batches_goes_on_with_the_next(
             more = fleet.runner.turn(session, fleet.now)
         sizes.append(sum(one.is_return == is_return for one in fleet.wanted().values()))
         assert more == (sizes[-1] < 40)
-        assert fleet.row().state == ("aborted" if not more and is_return else fleet.row().state)
+        assert fleet.row().state == ("returning" if is_return else "running")
         assert not (more and fleet.row().ended_at)
     assert sizes == [7, 14, 21, 28, 35, 40]
     with store.transaction() as session:
@@ -625,3 +625,107 @@ def test_abort_takes_the_release_back_from_devices_that_refused_a_model(
         rows = session.scalars(select(WantedModelRow)).all()
         assert len(rows) == 4 * len(models)
         assert all(row.is_removed or row.document["version"] == "1" for row in rows)
+
+
+def test_rollout_goes_back_until_each_device_has_and_tells_who_has_not(store: Store) -> None:
+    add_devices(store, 4)
+    add_release(store)
+    fleet = start(store, waves="100%", minimum=4)
+    fleet.run(succeed)
+    failures = {"d000": 1, "d001": 99}  # so often the way back fails
+    tries: list[str] = []
+
+    def answer(row: ExecutionRow) -> str:
+        tries.append(row.device)
+        if tries.count(row.device) > failures.get(row.device, 0):
+            return "succeeded"
+        row.code = "disk-full"
+        return "failed"
+
+    rollouts.give_order(store, fleet.name, "abort", "anna")
+    assert fleet.run(answer, turns=2) == "returning"
+    assert rollouts.find_rollout(store, fleet.name).members == {"returned": 2, "failed": 2}
+    fleet.runner = RolloutRunner()  # which knows only what the store holds
+    assert fleet.run(answer) == "aborted"
+    assert (tries.count("d000"), tries.count("d001"), tries.count("d002")) == (2, 3, 1)
+    assert rollouts.find_rollout(store, fleet.name).members == {"returned": 3, "failed": 1}
+    assert fleet.row().because.endswith("; 1 device has not gone back (disk-full: 1)")
+    assert fleet.wanted()["d001"].version == "1"
+    assert rollouts.replay_rollout(store, fleet.name) == []
+
+
+def test_device_that_does_not_answer_holds_the_way_back_of_no_other_up(store: Store) -> None:
+    add_devices(store, 4)
+    add_release(store)
+    add_release(store, "s", "3")
+    fleet = start(store, waves="100%", minimum=4)
+    fleet.run(succeed)
+    rollouts.give_order(store, fleet.name, "abort", "anna")
+
+    def answer(row: ExecutionRow) -> str:
+        return "waiting" if row.device == "d002" else "succeeded"
+
+    assert fleet.run(answer, turns=3) == "returning"
+    plan = rollouts.plan_rollout(store, RolloutRequest(release="s", selector="all"))
+    assert [one.device for one in plan.planned] == ["d000", "d001", "d003"]
+    assert fleet.run(answer) == "aborted"
+    assert fleet.row().because.endswith("; 1 device has not answered to that yet")
+    assert rollouts.find_rollout(store, fleet.name).members == {"returned": 3, "returning": 1}
+
+
+def report(store: Store, version: str) -> None:
+    """Let the devices report the version of a release that they have."""
+    with store.transaction() as session:
+        for row in session.scalars(select(DeviceRow)):
+            digest = "old" if version == "1" else f"new-{version}-{row.target}"
+            ran = {"model": "digits", "version": version, "manifest_sha256": digest, "health": "healthy"}
+            row.reported = {"models": [ran]}
+
+
+def follow(store: Store, release: str, version: str, selector: str = "all") -> Fleet:
+    add_release(store, release, version)
+    request = RolloutRequest(release=release, selector=selector)
+    fleet = Fleet(store, rollouts.start_rollout(store, request, "anna"))
+    fleet.now += 1e5
+    return fleet
+
+
+def test_rollback_leaves_devices_on_which_another_rollout_has_decided_since(store: Store) -> None:
+    add_devices(store, 12)
+    add_release(store)
+    first = start(store)
+    first.run(succeed)
+    report(store, "2")
+    second = follow(store, "s", "3", "site=lyon")
+    assert second.run(succeed) == "succeeded"
+    rollouts.give_order(store, first.name, "abort", "anna")
+    assert "which stay: 6 by 's-r1'" in first.row().because
+    assert first.run(succeed) == "aborted"
+    wanted = fleet_versions(store)
+    assert wanted == {**dict.fromkeys(wanted, "1"), **{f"d{one:03}": "3" for one in range(1, 12, 2)}}
+    assert "(another-rollout: 6)" in first.row().because
+    assert rollouts.replay_rollout(store, first.name) == []
+
+
+def fleet_versions(store: Store) -> dict[str, str]:
+    return {device: one.version for device, one in Fleet(store, "").wanted().items()}
+
+
+def test_rollback_of_a_rollout_that_another_one_has_replaced_everywhere_is_refused(store: Store) -> None:
+    add_devices(store, 12)
+    add_release(store)
+    first = start(store)
+    first.run(succeed)
+    report(store, "2")
+    second = follow(store, "s", "3")
+    second.run(succeed)
+    with pytest.raises(FleetError, match="'r-r1' decides on none of its devices any more: 's-r1' came after"):
+        rollouts.give_order(store, first.name, "abort", "anna")
+    # The one that came after goes back to what the first one wants, which can go back, too.
+    rollouts.give_order(store, second.name, "abort", "anna")
+    assert second.run(succeed) == "aborted"
+    assert set(fleet_versions(store).values()) == {"2"}
+    report(store, "2")
+    rollouts.give_order(store, first.name, "abort", "anna")
+    assert first.run(succeed) == "aborted"
+    assert set(fleet_versions(store).values()) == {"1"}

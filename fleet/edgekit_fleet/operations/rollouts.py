@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import and_, false, func, or_, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.operations.names import check_name
@@ -24,7 +24,7 @@ from edgekit_fleet.rollouts.views import (
 )
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, freeze_cohort, plan_waves
 from edgekit_fleet.store.database import Store, insert_many
-from edgekit_fleet.store.tables import DeviceRow, MemberRow, RolloutRow
+from edgekit_fleet.store.tables import DeviceRow, MemberRow, ReleasePackageRow, RolloutRow, WantedModelRow
 from edgekit_runtime.agent.conditions import is_window
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import FleetError, NotFoundError
@@ -259,7 +259,8 @@ def give_order(store: Store, name: str, order: Order, actor: str, note: str = ""
         note: for the audit log.
 
     Raises:
-        FleetError: there is no such rollout, or it cannot do that now.
+        FleetError: there is no such rollout, or it cannot do that now; or other rollouts have decided on all
+            its devices since it ended.
     """
     with store.transaction() as session:
         row = _find(session, name, will_change=True)
@@ -273,11 +274,45 @@ def give_order(store: Store, name: str, order: Order, actor: str, note: str = ""
             expected = " or ".join(fits[order])
             raise FleetError(f"rollout '{name}' is {row.state}, expected {expected} to {order} it")
         if order == "abort":
+            others = _count_overridden(session, row)
+            if others:
+                stay = ", ".join(f"{count} by '{other}'" for other, count in sorted(others.items()))
+                stay = f"other rollouts have decided since on devices, which stay: {stay}"
+                note = f"{note}; {stay}" if note else stay
             row.because = f"{actor} ordered the way back{': ' * bool(note)}{note}"
             if row.state == "succeeded":
                 row.state, row.ended_at = "returning", None
         log_entries(session, name, actor, [Ordered(order=order, who=actor, note=note)], time.time())
     return find_rollout(store, name)
+
+
+def _count_overridden(session: Session, row: RolloutRow) -> dict[str, int]:
+    """Return rollout -> number of devices of `row` on which it has decided since.
+
+    Raises:
+        FleetError: these are all.
+    """
+    models = select(ReleasePackageRow.model).where(ReleasePackageRow.release == row.release)
+    by = WantedModelRow.document["rollout"].as_string()
+    is_own = or_(WantedModelRow.rollout == row.name, by == row.name)
+    wanted = (
+        select(WantedModelRow.rollout, by, func.count(WantedModelRow.device.distinct()))
+        .join(MemberRow, MemberRow.device == WantedModelRow.device)
+        .where(MemberRow.rollout == row.name, MemberRow.wave >= 0, MemberRow.state != "waiting")
+        .where(WantedModelRow.model.in_(models))
+        .group_by(WantedModelRow.rollout, by)
+    )
+    others: dict[str, int] = {}
+    for rollout, returning, count in session.execute(wanted.where(func.coalesce(is_own, false()).is_(False))):
+        name = rollout or returning or "another one"
+        others[name] = others.get(name, 0) + count
+    if others and row.state == "succeeded" and session.execute(wanted.where(is_own).limit(1)).first() is None:
+        names = ", ".join(f"'{name}'" for name in sorted(others))
+        raise FleetError(
+            f"rollout '{row.name}' decides on none of its devices any more: {names} came after it; roll that"
+            " back"
+        )
+    return others
 
 
 def list_rollouts(store: Store, *, after: str = "", limit: int | None = None) -> list[RolloutSummary]:

@@ -5,7 +5,8 @@ step, the next step of the wave, the next wave. Each decision is a sentence with
 """
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from edgekit_fleet.rollouts.gates import Judgement, judge_samples
@@ -16,6 +17,11 @@ EXPOSED_STATES: Final = ("started", "succeeded", "failed", "refused", "supersede
 
 A device that has several models may have some of them where one was refused.
 """
+_MOST_RETURNS: Final = 3
+"""So often a device is told to go back, if that fails."""
+_RETURN_PAUSE_S: Final = 60.0
+_RETURN_PATIENCE_S: Final = 3600.0
+"""A device that does not answer for so long is taken for offline; it goes back when it comes back."""
 _LEANING: Final = 0.1
 """From this share of the way to a stop, the evidence leans against the release."""
 _MOST_SUSPECTED: Final = 30
@@ -23,14 +29,14 @@ _MOST_SUSPECTED: Final = 30
 
 
 def decide(progress: Progress, now: float) -> Decision | None:
-    """Return what to do, or None where the rollout has ended.
+    """Return what to do, or None where the rollout has ended, or devices are on their way back.
 
     Args:
         progress: of the rollout.
         now: seconds since 1970.
     """
     if progress.state == "aborted":
-        return None
+        return _return_again(progress, now)
     if progress.wants_abort is not None:  # also of a rollout that has ended well
         return _abort(progress, f"{progress.wants_abort} aborted the rollout", {})
     if progress.state == "succeeded":
@@ -58,6 +64,51 @@ def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
     ):
         return True
     return now - member.answered_at >= settings.soak_s
+
+
+def is_returning(progress: Progress, now: float) -> bool:
+    """Return whether devices are on their way back, or will be told again to go back.
+
+    Args:
+        progress: of the rollout.
+        now: seconds since 1970.
+    """
+    return any(
+        _will_return_again(member)
+        or (member.state == "returning" and now - member.started_at < _RETURN_PATIENCE_S)
+        for member in progress.members.values()
+    )
+
+
+def describe_return(stop: Decision, members: Iterable[Member]) -> str:
+    """Return why a rollout was aborted, and which devices have not gone back."""
+    told = [member for member in members if member.returns]
+    silent = sum(member.state == "returning" for member in told)
+    codes = Counter(member.code for member in told if member.state not in ("returning", "returned"))
+    sentence = stop.sentence
+    if silent:
+        sentence += f"; {_count(silent, 'has', 'have')} not answered to that yet"
+    if codes:
+        by_code = ", ".join(f"{code or 'no reason'}: {count}" for code, count in sorted(codes.items()))
+        sentence += f"; {_count(codes.total(), 'has', 'have')} not gone back ({by_code})"
+    return sentence
+
+
+def _will_return_again(member: Member) -> bool:
+    return member.state in ("failed", "refused") and 0 < member.returns < _MOST_RETURNS
+
+
+def _return_again(progress: Progress, now: float) -> Decision | None:
+    devices = tuple(
+        device
+        for device, member in progress.members.items()
+        if _will_return_again(member) and now - member.answered_at >= _RETURN_PAUSE_S
+    )
+    if not devices:
+        return None
+    sentence = f"{_count(len(devices), 'is', 'are')} told again to go back"
+    figures = {"devices": len(devices)}
+    return Decision(action="return", wave=progress.wave, devices=devices, sentence=sentence, figures=figures)
 
 
 def _abort(progress: Progress, reason: str, figures: Mapping[str, float]) -> Decision:

@@ -16,7 +16,7 @@ _FIGURE: Final = Range(-1e12, 1e12)
 
 Outcome: TypeAlias = Literal["succeeded", "failed", "refused", "superseded"]
 Approval: TypeAlias = Literal["none", "first", "each"]
-Action: TypeAlias = Literal["start", "retry", "wait", "ask", "pause", "succeed", "abort"]
+Action: TypeAlias = Literal["start", "retry", "wait", "ask", "pause", "succeed", "abort", "return"]
 Order: TypeAlias = Literal["approve", "pause", "resume", "abort"]
 
 
@@ -113,7 +113,7 @@ class Decision:
 
     Attributes:
         action: `start` and `retry` offer the release to `devices`; `abort` takes `devices` back to what they
-            ran before; `ask` waits for an approval.
+            ran before, and `return` tries that again; `ask` waits for an approval.
         devices: see `action`.
         wave: number of the open wave, from 0.
         sentence: the reason.
@@ -177,20 +177,22 @@ class Member:
 
     Attributes:
         sample: for the gates; None before its first answer.
-        state: `pending` is not started; else as the last outcome.
+        state: `pending` is not started; `returning` was told to go back, `returned` has; else as the last
+            outcome, which is that of the way back where there are `returns`.
         started_at, answered_at: of the last attempt and its outcome.
-        attempts: executions so far.
+        attempts, returns: so often it was offered the release, and told to go back.
         code: of the last outcome.
     """
 
     device_class: str
-    state: Literal["pending", "started", "succeeded", "failed", "refused", "superseded", "returned"] = (
-        "pending"
-    )
+    state: Literal[
+        "pending", "started", "succeeded", "failed", "refused", "superseded", "returning", "returned"
+    ] = "pending"
     sample: Sample | None = None
     started_at: float = 0.0
     answered_at: float = 0.0
     attempts: int = 0
+    returns: int = 0
     code: str = ""
 
 
@@ -210,6 +212,7 @@ class Progress:
         resumed_with: `started` when a person last resumed it from a doubt, and had seen what was known then.
         wants_abort: who ordered to abort, or None.
         last: the last decision, or None.
+        stop: the decision to abort, or None.
     """
 
     settings: RolloutSettings
@@ -223,6 +226,7 @@ class Progress:
     resumed_with: int = 0
     wants_abort: str | None = None
     last: Decision | None = None
+    stop: Decision | None = None
 
     @property
     def wave_end(self) -> int:
@@ -290,6 +294,11 @@ def _apply_answer(progress: Progress, entry: Answered, at: float) -> None:
     member = progress.members.get(entry.device)
     if member is None or member.state in ("pending", "returned"):
         return
+    if member.returns:
+        if entry.outcome is not None and member.state == "returning":
+            member.state = "returned" if entry.outcome == "succeeded" else entry.outcome
+            member.code, member.answered_at = entry.code, at
+        return
     sample = member.sample or Sample(device_class=member.device_class)
     is_failed, fault, measures = sample.is_failed, sample.fault, sample.measures
     if entry.outcome is not None and member.state == "started":
@@ -323,10 +332,12 @@ def _apply_decision(progress: Progress, entry: Decision, at: float) -> None:
         progress.state, progress.pause = "paused", entry
     elif entry.action == "succeed":
         progress.state = "succeeded"
-    elif entry.action == "abort":
-        progress.state = "aborted"
+    elif entry.action in ("abort", "return"):
+        if entry.action == "abort":
+            progress.state, progress.stop = "aborted", entry
         for device in entry.devices:
-            progress.members[device].state = "returned"
+            member = progress.members[device]
+            member.state, member.started_at, member.returns = "returning", at, member.returns + 1
 
 
 def _apply_order(progress: Progress, entry: Ordered, at: float) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from sqlalchemy import and_, bindparam, event, null, or_, select
 from sqlalchemy.orm import Session
 
-from edgekit_fleet.rollouts.decide import decide
+from edgekit_fleet.rollouts.decide import decide, describe_return, is_returning
 from edgekit_fleet.rollouts.gates import Fault, measure
 from edgekit_fleet.rollouts.preview import preview
 from edgekit_fleet.rollouts.progress import (
@@ -53,7 +53,7 @@ from edgekit_runtime.errors import FleetError
 from edgekit_runtime.statistics.confidence_sequences import share_is_above
 
 OPEN_STATES: Final = ("running", "paused", "returning")
-"""States of rollouts that still decide; `returning` was ordered to roll back after its end."""
+"""States of rollouts that still decide; devices of one that is `returning` are on their way back."""
 LOG_ACTION: Final = "rollout.log"
 _CRASHES: Final = 3
 _JOIN_S: Final = 10.0
@@ -174,9 +174,12 @@ class RolloutRunner:
         known = self._follow_log(session, row)
         self._decide(session, row, known, now)
         if known.backlog:
-            _carry_out(session, row, known, now)
-        state: str = known.progress.state
-        if known.backlog and state in ("succeeded", "aborted"):
+            self._log(session, row, known, _carry_out(session, row, known, now), now)
+        progress = known.progress
+        state: str = progress.state
+        if progress.stop is not None:
+            _update(row, "because", describe_return(progress.stop, progress.members.values()))
+        if state in ("succeeded", "aborted") and (known.backlog or is_returning(progress, now)):
             state = "returning"  # it is open until all is carried out
         if state != row.state:
             row.state = state
@@ -246,7 +249,9 @@ class RolloutRunner:
         self._known[row.name] = known
         return known
 
-    def _log(self, session: Session, row: RolloutRow, known: _Known, entries: list[Any], now: float) -> None:
+    def _log(
+        self, session: Session, row: RolloutRow, known: _Known, entries: Sequence[Entry], now: float
+    ) -> None:
         if not entries:
             return
         log_entries(session, row.name, "manager", entries, now, known.note_seen)
@@ -255,7 +260,8 @@ class RolloutRunner:
         for entry in entries:
             apply(known.progress, entry, now)
             if isinstance(entry, Answered) and entry.outcome is not None:
-                changes = {"state": entry.outcome, "because": entry.code, "answered_at": now}
+                member = known.progress.members[entry.device]
+                changes = {"state": member.state, "because": member.code, "answered_at": now}
                 changed.append(_member(row.name, entry.device, **changes))
         update_many(session, MemberRow, changed, keys=("rollout", "device"))
 
@@ -287,9 +293,10 @@ def _observe_executions(session: Session, rollout: str, known: _Known) -> Iterab
     names = {}
     for device in changed:
         member = known.progress.members.get(device)
-        if member is not None and member.state == "started":
+        if member is not None and member.state in ("started", "returning"):
+            attempt = member.attempts + member.returns
             models = [model for target, model in known.packages if target == member.device_class]
-            names[device] = [execution_name(rollout, device, model, member.attempts) for model in models]
+            names[device] = [execution_name(rollout, device, model, attempt) for model in models]
     wanted = [name for each in names.values() for name in each]
     found: dict[str, ExecutionRow] = {}
     for begin_at in range(0, len(wanted), 500):
@@ -298,10 +305,12 @@ def _observe_executions(session: Session, rollout: str, known: _Known) -> Iterab
         found.update((row.execution, row) for row in executions)
     for device, of_device in names.items():
         rows = [found[name] for name in of_device if name in found]
-        if any(row.state not in ENDED for row in rows):
+        if not rows or any(row.state not in ENDED for row in rows):  # or this attempt is not carried out yet
             continue
         outcome, code = _sum_up(rows)
-        yield Answered(device=device, outcome=outcome, code=code, fault=_FAULT_CODES.get(code, ""))
+        is_return = known.progress.members[device].returns > 0
+        fault: Fault = "" if is_return else _FAULT_CODES.get(code, "")
+        yield Answered(device=device, outcome=outcome, code=code, fault=fault)
 
 
 def _sum_up(rows: Iterable[ExecutionRow]) -> tuple[Outcome, str]:
@@ -439,16 +448,13 @@ def _read_figures(row: FigureRow) -> ModelFigures:
 def _list_undone(session: Session, rollout: str, progress: Progress) -> Iterable[str]:
     """Yield the devices for which a logged decision was not carried out: the manager was killed before."""
     rows = session.execute(
-        select(MemberRow.device, MemberRow.attempts, MemberRow.state)
+        select(MemberRow.device, MemberRow.attempts)
         .join(DeviceRow, DeviceRow.name == MemberRow.device)
         .where(MemberRow.rollout == rollout, DeviceRow.revoked_at.is_(None))
     )
-    for device, attempts, state in rows:
+    for device, attempts in rows:
         member = progress.members.get(device)
-        if member is None:
-            continue
-        is_return = member.state == "returned"
-        if attempts < member.attempts + is_return or (is_return and state != "returned"):
+        if member is not None and attempts < member.attempts + member.returns:
             yield device
 
 
@@ -478,51 +484,85 @@ def _join(session: Session, row: RolloutRow, known: _Known) -> list[Entry]:
     return [Joined(devices=devices, classes=tuple(classes[device] for device in devices))]
 
 
-def _carry_out(session: Session, row: RolloutRow, known: _Known, now: float) -> None:
-    """Write what the next devices of the backlog shall run."""
+def _carry_out(session: Session, row: RolloutRow, known: _Known, now: float) -> list[Answered]:
+    """Write what the next devices of the backlog shall run; returns what they need not answer."""
     devices = list(itertools.islice(known.backlog, _DEVICES_A_TURN))
+    members = known.progress.members
+    returning = [device for device in devices if members[device].state == "returning"]
     # Parsing what each device ran takes a fifth of the time, and most waves do not need it.
-    needs_before = any(package.deltas for package in known.packages.values()) or any(
-        known.progress.members[device].state == "returned" for device in devices
-    )
+    needs_before = bool(returning) or any(package.deltas for package in known.packages.values())
     before = session.execute(
         select(MemberRow.device, MemberRow.before if needs_before else null())
         .join(DeviceRow, DeviceRow.name == MemberRow.device)
         .where(MemberRow.rollout == row.name, MemberRow.device.in_(devices), DeviceRow.revoked_at.is_(None))
     ).all()
+    foreign = _list_foreign(session, row.name, returning)
     offers = {place: _document(row, package, known) for place, package in known.packages.items()}
     wanted: list[dict[str, Any]] = []
     changed = []
     for device, ran in before:
-        member = known.progress.members[device]
-        is_return = member.state == "returned"
+        member = members[device]
+        is_return = member.state == "returning"
         # A return is an attempt of its own: an execution's name is never carried out twice.
-        attempt = member.attempts + is_return
+        attempt = member.attempts + member.returns
         for (target, model), offer in offers.items():
-            if target != member.device_class:
+            if target != member.device_class or (device, model) in foreign:
                 continue
             document = _fit(row, offer, (ran or {}).get(model), is_return=is_return)
+            rollout: str | None = row.name
+            if is_return and document:  # what it goes back to is what another rollout wanted
+                rollout = ran[model].get("rollout") or None
             if document:
                 document["execution"] = execution_name(row.name, device, model, attempt)
-            wanted.append(
-                {
-                    "device": device,
-                    "model": model,
-                    "rollout": row.name,
-                    "document": document,
-                    "is_removed": not document,
-                }
-            )
-        state = "returned" if is_return else "offered"
+            place = {"device": device, "model": model, "rollout": rollout}
+            wanted.append({**place, "document": document, "is_removed": not document})
+        state = "returning" if is_return else "offered"
         changed.append(_member(row.name, device, attempts=attempt, state=state, offered_at=now))
     if changed:
         upsert_many(session, WantedModelRow, wanted)
-        executions = [_execution(one, now) for one in wanted if not one["is_removed"]]
-        insert_many(session, ExecutionRow, executions)
+        insert_many(session, ExecutionRow, [_execution(one, now) for one in wanted if not one["is_removed"]])
         mark_due(session, devices)
         update_many(session, MemberRow, changed, keys=("rollout", "device"))
     for device in devices:
         del known.backlog[device]
+    return _answer_for(returning, [device for device, _ in before], wanted)
+
+
+def _answer_for(
+    returning: Sequence[str], carried_out: Sequence[str], wanted: Sequence[Mapping[str, Any]]
+) -> list[Answered]:
+    """Return the answers of devices on the way back that have no execution which could end.
+
+    Args:
+        returning: devices.
+        carried_out: those that are not revoked.
+        wanted: see `_carry_out`.
+    """
+    answered = []
+    is_removed: dict[str, bool] = {}
+    for one in wanted:
+        is_removed[one["device"]] = is_removed.get(one["device"], True) and one["is_removed"]
+    for device in returning:
+        if device not in carried_out:
+            answered.append(Answered(device=device, outcome="superseded", code="revoked"))
+        elif device not in is_removed:
+            answered.append(Answered(device=device, outcome="superseded", code="another-rollout"))
+        elif is_removed[device]:
+            answered.append(Answered(device=device, outcome="succeeded", code="removed"))
+    return answered
+
+
+def _list_foreign(session: Session, rollout: str, devices: Sequence[str]) -> set[tuple[str, str]]:
+    """Return (device, model) of the models on which another rollout has decided since."""
+    by = WantedModelRow.document["rollout"].as_string()  # also where it goes back to another rollout's
+    rows = session.execute(
+        select(WantedModelRow.device, WantedModelRow.model).where(
+            WantedModelRow.device.in_(devices),
+            WantedModelRow.rollout.is_distinct_from(rollout),
+            by.is_distinct_from(rollout),
+        )
+    )
+    return {(device, model) for device, model in rows}
 
 
 def _fit(
@@ -556,7 +596,7 @@ def _fit(
 def _execution(wanted: Mapping[str, Any], now: float) -> dict[str, Any]:
     return {
         "execution": wanted["document"]["execution"],
-        "rollout": wanted["rollout"],
+        "rollout": wanted["document"]["rollout"],
         "device": wanted["device"],
         "model": wanted["model"],
         "version": wanted["document"]["version"],

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, String, case, cast, func, select
+from sqlalchemy import ColumnElement, String, and_, case, cast, func, or_, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.rollouts.preview import DeviceView, PackageView, Situation
@@ -98,7 +98,11 @@ def read_groups(
         .join(RolloutRow, RolloutRow.name == MemberRow.rollout)
         .join(ReleasePackageRow, ReleasePackageRow.release == RolloutRow.release)
         .where(
-            RolloutRow.state.in_(("running", "paused", "returning")),
+            or_(
+                RolloutRow.state.in_(("running", "paused")),
+                # Devices that are back are free, also while others are not.
+                and_(RolloutRow.state == "returning", MemberRow.state.not_in(("waiting", "returned"))),
+            ),
             ReleasePackageRow.model.in_({one.model for one in packages}),
             MemberRow.wave >= 0,
         )
@@ -164,15 +168,15 @@ def read_before(
     session: Session, devices: list[DeviceView], models: frozenset[str]
 ) -> dict[str, dict[str, Any]]:
     """Return device -> model -> the `DesiredModel`, as plain values, of what it runs now."""
-    statement = select(WantedModelRow.device, WantedModelRow.model, WantedModelRow.document).where(
-        WantedModelRow.model.in_(models), WantedModelRow.is_removed.is_(False)
-    )
+    columns = WantedModelRow.device, WantedModelRow.model, WantedModelRow.rollout, WantedModelRow.document
+    statement = select(*columns).where(WantedModelRow.model.in_(models), WantedModelRow.is_removed.is_(False))
     wanted = {}
     names = sorted(device.name for device in devices)
     for begin in range(0, len(names), _BATCH):
         batch = names[begin : begin + _BATCH]
-        for device, model, document in session.execute(statement.where(WantedModelRow.device.in_(batch))):
-            wanted[device, model] = document
+        rows = session.execute(statement.where(WantedModelRow.device.in_(batch)))
+        for device, model, rollout, document in rows:
+            wanted[device, model] = {**document, "rollout": rollout or ""}
     released = {
         (row.target, row.manifest_sha256): row
         for row in session.scalars(select(ReleasePackageRow).where(ReleasePackageRow.model.in_(models)))

@@ -19,7 +19,7 @@ from edgekit_fleet.store.tables import (
 )
 from edgekit_runtime.dataclass_json import to_plain
 
-_STATES = {"pending": "waiting", "started": "offered"}
+_STATES = {"returning": "returned", "pending": "waiting", "started": "offered"}
 _WORDS = {
     "self-test": "the self-test gives other answers than on the host",
     "link": "the link was away for 60 s",

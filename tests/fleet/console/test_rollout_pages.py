@@ -40,7 +40,7 @@ def test_rollout_that_stopped_shows_its_verdict_and_the_gate_against_its_limit(c
     assert "This stopped it." in said
     assert "stops at 5 %" in said
     assert page.text.count('class="chart"') >= 5
-    assert f"{sum(one.state == 'returned' for one in run.progress.members.values())} went back" in said
+    assert f"{sum(one.state == 'returning' for one in run.progress.members.values())} went back" in said
     assert 'value="pause"' not in page.text
 
 

@@ -13,7 +13,16 @@ from edgekit_fleet.rollouts.runner import OPEN_STATES
 from edgekit_fleet.store.tables import ExecutionRow, MemberRow, ReleasePackageRow, RolloutRow
 from edgekit_runtime.errors import FleetError
 
-MEMBER_STATES: Final = ("succeeded", "failed", "refused", "superseded", "offered", "returned", "waiting")
+MEMBER_STATES: Final = (
+    "succeeded",
+    "failed",
+    "refused",
+    "superseded",
+    "offered",
+    "returning",
+    "returned",
+    "waiting",
+)
 """States of a device in a rollout, in the order in which bars show them."""
 _REASONS: Final = 12
 _DEVICES: Final = 5
