@@ -53,7 +53,7 @@ class Device:
             for step in plan.steps:
                 assert step.action == "install"
                 installer.install(path, wanted)
-                done = [one.enter("trying", code="load") for one in plan.executions]
+                done = [one.enter("trying", code="installed") for one in plan.executions]
                 journal.write(dataclasses.replace(journal.record, executions=tuple(done)))
         return state
 

@@ -7,6 +7,7 @@ import pytest
 from tests.agent.parts import HERE, NEW, NOON, PACKAGE, make_desired, view, want
 
 from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
+from edgekit_runtime.agent.execution.step_result import StepResult
 from edgekit_runtime.agent.reconcile import NextSteps, choose_step, count_time, reconcile
 
 
@@ -46,6 +47,10 @@ def test_update_goes_from_download_to_success():
 def test_without_a_service_the_installed_version_is_enough():
     models = view(version="2.0.0", manifest_sha256=NEW, health="unproven", served=None)
     assert state_of(decide(models)) == ("succeeded", "")
+    (begun,) = decide(view(), HERE).executions
+    begun = StepResult(outcome="installed").apply(begun)
+    plan = reconcile(make_desired(want()), (begun,), models, HERE)
+    assert state_of(plan) == ("succeeded", "")
 
 
 def test_version_rejected_during_its_trial_fails_with_the_reason():

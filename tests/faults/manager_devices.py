@@ -265,6 +265,6 @@ class FaultsDevice:
             if one.report.execution != wanted.execution
             else one.enter("failed", code="self-test", reason="its self-test failed")
             if is_bad
-            else one.enter("trying", code="load")
+            else one.enter("trying", code="installed")
             for one in self.state.executions
         )

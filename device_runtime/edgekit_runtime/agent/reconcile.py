@@ -203,7 +203,8 @@ def _fetch(
 
 def _settle(wanted: DesiredModel, progress: Progress, view: ModelView) -> tuple[Progress, Step | None]:
     """Lead an execution whose package is active in the slots to its verdict."""
-    if view.served is None and progress.report.state == "trying" and view.health != "healthy":
+    is_new = progress.report.state != "trying" or progress.report.code == "installed"
+    if view.served is None and not is_new and view.health != "healthy":
         # The service was there, and is gone, perhaps because of this version: the slots count that.
         return progress, None
     if view.served is None:  # nobody runs it now; it was tested when it was installed
@@ -214,7 +215,7 @@ def _settle(wanted: DesiredModel, progress: Progress, view: ModelView) -> tuple[
         if view.health == "healthy":
             return progress.enter("succeeded"), None
         return progress.enter("trying", code="confirmation", reason="serves, to be confirmed soon"), None
-    if progress.report.state != "trying":
+    if is_new:
         progress = progress.enter("trying", code="load")
     if progress.failures >= MAX_LOADS:
         reason = f"the service does not serve it: {progress.report.reason or view.remark}"

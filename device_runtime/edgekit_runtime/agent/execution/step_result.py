@@ -54,7 +54,7 @@ class StepResult:
         if self.outcome == "unchanged" or progress.has_ended:  # it has ended meanwhile, by its timeout
             return progress
         if self.outcome == "installed":
-            return progress.enter("trying", code="load")
+            return progress.enter("trying", code="installed")
         if self.outcome != "retry":
             return progress.enter(self.outcome, code=self.code, reason=self.reason)
         if self.max_failures is not None and progress.count_same(self.code) + 1 >= self.max_failures:
