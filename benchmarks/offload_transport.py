@@ -1,11 +1,12 @@
 """What a request to a tail costs beside the model: ours against Starlette/uvicorn, on loopback, in one run.
 
-    PYTHONPATH=device_runtime:toolkit python benchmarks/offload_transport.py [--rounds 40] [--json FILE]
+    PYTHONPATH=device_runtime:toolkit python benchmarks/offload_transport.py [--ray] [--json FILE]
 
-About 40 s. Two models that compute nothing: 602 kB up and 4 kB back, and 4 kB both ways. Both servers speak
-the protocol, and both are asked by our client and by a bare socket that sends prepared bytes. The floor is a
-socket that receives as many bytes into one buffer and knows no protocol. All take turns of 25 requests.
-Starlette runs in an environment of its own, made on first use.
+About 40 s, with Ray Serve 120. Two models that compute nothing: 602 kB up and 4 kB back, and 4 kB both
+ways. All servers speak the protocol, and are asked by our client and by a bare socket that sends prepared
+bytes. The floor is a socket that receives as many bytes into one buffer and knows no protocol. All take turns
+of 25 requests. Starlette and Ray run in environments of their own, made on first use. Ray's processes listen
+on all addresses, so `--ray` needs root: it puts the benchmark into a network namespace.
 
 The ratio is taken within each round, where the servers are asked a few milliseconds apart, and the median of
 these counts: a processor that is now fast and now slow makes the ratio of two medians of a whole run jump.
@@ -15,6 +16,7 @@ import telemetry_off  # noqa: F401
 
 import argparse
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -37,6 +39,7 @@ from securesystemslib.signer import CryptoSigner
 from edgekit_runtime.client.client import Client
 from edgekit_runtime.client.link import Address, open_connection
 from edgekit_runtime.client.requests import InferOptions, make_template
+from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.package.archive import write_package
 from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
 from edgekit_runtime.package.manifest import Manifest
@@ -49,12 +52,14 @@ from results import machine
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PEER = ("starlette==0.50.0", "uvicorn[standard]==0.38.0", "onnxruntime==1.24.4", "numpy==2.4.6")
+RAY = ("ray[serve]==2.60.0", "onnxruntime==1.24.4", "numpy==2.4.6")
 OUTPUTS = 1000
 WORKS = {"602 kB up, 4 kB back": ("large", 224 * 224 * 3), "4 kB up, 4 kB back": ("small", 1000)}
 TURN, WARM_UP = 25, 100
 GOAL_MS, GOAL_RATIO = 1.0, 0.6
 START_LIMIT_S = 60.0
-OURS, PEER_NAME, FLOOR = "edgekit", "Starlette/uvicorn", "bytes over TCP"
+OURS, PEER_NAME, RAY_NAME, FLOOR = "edgekit", "Starlette/uvicorn", "Ray Serve", "bytes over TCP"
+NEW_NETWORK = 0x40000000  # CLONE_NEWNET of sched.h
 
 Ask: TypeAlias = Callable[[], "np.ndarray"]
 
@@ -208,19 +213,46 @@ def measure(
     return times
 
 
-def start_servers(folder: Path, stack: contextlib.ExitStack) -> dict[str, int]:
-    """Start both servers; return their ports."""
-    ports = {OURS: free_port(), PEER_NAME: free_port()}
+def leave_network() -> None:
+    """Go on in a network namespace where nothing but loopback is."""
+    if ctypes.CDLL(None, use_errno=True).unshare(NEW_NETWORK):
+        sys.exit(f"--ray needs root, for a network namespace: {os.strerror(ctypes.get_errno())}")
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+
+def start_servers(folder: Path, stack: contextlib.ExitStack, *, with_ray: bool) -> dict[str, int]:
+    """Start all servers; return their ports."""
+    peers = {PEER_NAME: (make_environment("starlette", PEER, "0.3 GB"), "serve_starlette.py")}
+    if with_ray:
+        peers[RAY_NAME] = make_environment("ray", RAY, "0.6 GB"), "serve_ray.py"
+        leave_network()
+    ports = {OURS: free_port()}
     command = [sys.executable, "-m", "edgekit_runtime.cli", "serve", "--package", str(folder)]
     command += ["--keys", f"{folder}/keys", "--config", f"{folder}/service.toml", "--port", str(ports[OURS])]
     stack.enter_context(running(command, ports[OURS], folder))
-    time.sleep(2)  # it listens before its models are loaded
-    python = make_environment("starlette", PEER, "0.3 GB")
-    if python is None:
-        return {OURS: ports[OURS]}
-    command = [str(python), str(HERE / "peers" / "serve_starlette.py"), str(folder), str(ports[PEER_NAME])]
-    stack.enter_context(running(command, ports[PEER_NAME], folder))
+    for name, (python, script) in peers.items():
+        if python is not None:
+            ports[name] = free_port()
+            command = [str(python), str(HERE / "peers" / script), str(folder), str(ports[name])]
+            stack.enter_context(running(command, ports[name], folder))
+    for port in ports.values():
+        wait_for_answer(port)  # they listen before their models are loaded
     return ports
+
+
+def wait_for_answer(port: int) -> None:
+    """Return when a server answers for a model."""
+    model, values = WORKS["4 kB up, 4 kB back"]
+    ask, limit_s = (
+        ask_by_client(port, model, np.zeros((1, values), np.float32)),
+        time.monotonic() + START_LIMIT_S,
+    )
+    while time.monotonic() < limit_s:
+        with contextlib.suppress(EdgekitError):
+            ask()
+            return
+        time.sleep(0.2)
+    ask()  # raises
 
 
 def measure_work(folder: Path, ports: dict[str, int], work: str, rounds: int) -> list[dict[str, Any]]:
@@ -261,12 +293,13 @@ def main() -> None:
     """Print a table, and write JSON where asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--ray", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         write_models(folder)
-        ports = start_servers(folder, stack)
+        ports = start_servers(folder, stack, with_ray=arguments.ray)
         rows = [row for work in WORKS for row in measure_work(folder, ports, work, arguments.rounds)]
     for row in rows:
         print(

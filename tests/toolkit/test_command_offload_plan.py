@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.dataclass_json import from_plain
-from edgekit_runtime.errors import CutError, ModelError
+from edgekit_runtime.errors import CutError, EdgekitError, ModelError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.cut_table import read_cut_table
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
@@ -84,6 +84,23 @@ def test_bandwidths_are_a_range_in_equal_ratios_or_values() -> None:
     for wrong in ("0..10", "0", "10..1", "fast", "-1"):
         with pytest.raises(click.BadParameter):
             parse_bandwidths(wrong)
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ("127.0.0.1:8000", r"--server: machine '127.0.0.1:8000': .* http\(s\)://HOST:PORT"),
+        ("http://", "address 'http://': expected"),
+        ("local@0%", "0 % of a processor cannot be emulated; expected 10% to 95%"),
+        ("local@200%", "200 % of a processor"),
+        ("", "--server: machine ''"),
+    ],
+)
+def test_server_that_is_none_is_said_before_anything_is_measured(
+    tmp_path: Path, server: str, said: str
+) -> None:
+    with pytest.raises(EdgekitError, match=said):
+        invoke(MODEL, "--device", "ssh:machine.invalid", "--server", server, "-o", tmp_path)
 
 
 def test_sizes_and_watts_have_units_and_places() -> None:

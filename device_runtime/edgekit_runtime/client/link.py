@@ -70,7 +70,7 @@ class Address:
             ConfigError: it is plain HTTP to another machine, which is not allowed.
         """
         scheme, has_scheme, rest = text.partition("://")
-        if not has_scheme and ("/" in text or ":" not in text):
+        if text and not has_scheme and ("/" in text or ":" not in text):
             return cls(path=text)
         host, _, port = (rest if has_scheme else text).rstrip("/").rpartition(":")
         if (has_scheme and scheme not in ("http", "https")) or not host or not _is_port(port):

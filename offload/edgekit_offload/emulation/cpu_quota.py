@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PREFIX: Final = "edgekit-quota"
-_LEAST_SHARE: Final = 0.1  # the kernel leaves 5 % of each second to processes of normal priority
-_MOST_SHARE: Final = 0.95
+LEAST_SHARE: Final = 0.1  # the kernel leaves 5 % of each second to processes of normal priority
+MOST_SHARE: Final = 0.95
 _START_LIMIT_S: Final = 10.0
 _TURN_LIMIT_S: Final = 300.0  # for another quota to end
 _LEAVE_LIMIT_S: Final = 2.0
@@ -60,9 +60,9 @@ class CpuQuota:
             ConfigError: the share is out of range, this process may not make a cgroup or raise a priority, or
                 every processor has a quota for too long.
         """
-        if not _LEAST_SHARE <= share <= _MOST_SHARE:
+        if not LEAST_SHARE <= share <= MOST_SHARE:
             raise ConfigError(
-                f"CPU share {share:g} is out of range; expected {_LEAST_SHARE:g} to {_MOST_SHARE:g}"
+                f"CPU share {share:g} is out of range; expected {LEAST_SHARE:g} to {MOST_SHARE:g}"
             )
         self.label = f"emulated: {share:.0%} of one processor"
         parent, version = _find_cpuset(mounts)

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import onnx
 
-from edgekit_offload.emulation.cpu_quota import CpuQuota
+from edgekit_offload.emulation.cpu_quota import LEAST_SHARE, MOST_SHARE, CpuQuota
 from edgekit_offload.profiling.fused_graph import find_obstacle, measure_sizes, read_kernels, tensors_of
 from edgekit_offload.profiling.model_profile import KernelTime, Label, ModelProfile, digest_model
 from edgekit_runtime.canonical_json import JsonValue
@@ -89,7 +89,13 @@ class Machine:
         if text == "local":
             return cls(text, local)
         if named := _QUOTA.fullmatch(text):
-            return cls(text, local, "emulated", int(named[1]) / 100)
+            share = int(named[1]) / 100
+            if not LEAST_SHARE <= share <= MOST_SHARE:
+                raise CutError(
+                    f"machine {text!r}: {named[1]} % of a processor cannot be emulated; expected"
+                    f" {LEAST_SHARE:.0%} to {MOST_SHARE:.0%}"
+                )
+            return cls(text, local, "emulated", share)
         if named := _HOST.fullmatch(text):
             return cls(text, ("ssh", "-o", "BatchMode=yes", "--", named[1], "edgekit-device"))
         raise CutError(f"machine {text!r}: expected 'local', 'local@20%' or 'ssh:HOST'")

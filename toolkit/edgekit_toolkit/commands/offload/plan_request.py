@@ -84,6 +84,8 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
     content = graph.content
     grid = Grid(parse_bandwidths(options["bandwidth"]), parse_numbers(options["rtt"], "--rtt"))
     by_url = is_url(options["server"])
+    for option in ("--device", "--server", "--edge"):  # before anything is measured
+        _check_machine(options[option[2:]], option)
     if by_url:
         check_server(name, options)
     power = None
@@ -175,6 +177,21 @@ def _measured_cuts(
         graph.options,
     )
     return first if edge_link is None else TieredCuts(first, machines[2], edge_link)
+
+
+def _check_machine(text: str | None, option: str) -> None:
+    """Check what names a profile, a machine or a URL.
+
+    Raises:
+        CutError: it is none of these.
+    """
+    if text is None or _is_profile(text) or (option == "--server" and is_url(text)):
+        return
+    try:
+        Machine.parse(text)
+    except CutError as cause:
+        also = "the file of a profile" + (" and http(s)://HOST:PORT" if option == "--server" else "")
+        raise CutError(f"{option}: {cause}; {also} would do too") from cause
 
 
 def _is_profile(text: str) -> bool:

@@ -20,7 +20,7 @@ from edgekit_runtime.errors import CutError, RequestError
 from edgekit_runtime.remote.link_probe import LinkProbe, probe_link
 from edgekit_runtime.remote.offload_options import read_token
 
-_URL: Final = re.compile(r"https?://.+")
+_URL: Final = re.compile(r"https?:.*")
 _NO_ACCESS: Final = (401, 403)
 _WARMUP: Final = 3
 _LEAST_RUNS: Final = 5
