@@ -4,6 +4,10 @@ One replica reads and writes the Open Inference Protocol as `serve_starlette.py`
 Ray's own processes listen on all addresses, so start it in a network namespace.
 """
 
+import os
+
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}  # before it is imported
+
 import json
 import sys
 import threading

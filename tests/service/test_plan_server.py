@@ -47,7 +47,7 @@ def test_plain_http_to_another_machine_is_refused_before_anything_is_measured(
     Path("linear.onnx").write_bytes(maker.artifacts["model.onnx"])
     Path("token").write_text("abcdefgh" * 4)
     # A machine that does not exist shows that the check comes first.
-    machine = ("--device", "local@nothing") if command == "plan" else ("--on", "ssh:machine.invalid")
+    machine = ("--device", "ssh:machine.invalid") if command == "plan" else ("--on", "ssh:machine.invalid")
     arguments = ["offload", command, "linear.onnx", *machine, "--server", "http://192.0.2.1:8000", *words]
     with pytest.raises(ConfigError, match="plain HTTP to another machine"):
         CliRunner().invoke(cli, arguments, catch_exceptions=False, standalone_mode=False)
@@ -62,7 +62,7 @@ def test_server_that_wants_a_token_is_said_before_anything_is_measured(
     (folder / "token").chmod(0o600)
     (folder / "service.toml").write_text('[listen]\ntoken_file = "token"\n')
     with served(folder, "--config", "service.toml") as service:
-        arguments = ["offload", "plan", str(model), "--device", "local@nothing"]
+        arguments = ["offload", "plan", str(model), "--device", "ssh:machine.invalid"]
         arguments += ["--server", f"http://127.0.0.1:{service.tcp_port}"]
         with pytest.raises(CutError, match="--token-file"):
             CliRunner().invoke(cli, arguments, catch_exceptions=False, standalone_mode=False)
