@@ -74,7 +74,8 @@ class ServedDevice:
         device = self.device
         device.run(f"cat >load.py <<'END_OF_PROGRAM'\n{read_program('load')}END_OF_PROGRAM")
         pid = device.start(f"{device.python} load.py {_MODEL} stop {self.old} {self.new}", "load.json")
-        time.sleep(2)
+        # Where a Python is emulated, it takes many seconds to begin.
+        device.run(f"while [ ! -e begun ] && kill -0 {pid}; do sleep 0.1; done 2>/dev/null; sleep 1", 120)
         yield result
         device.run("touch stop")
         device.wait(pid)

@@ -44,6 +44,7 @@ def main() -> None:
     at_s: list[float] = []
     errors: list[str] = []
     refused, first_s = 0, time.perf_counter()
+    stop.with_name("begun").touch()
     with Client() as client:
         while not stop.exists() and len(errors) < MOST_ERRORS:
             begun_s = time.perf_counter()
