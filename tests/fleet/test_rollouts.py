@@ -246,11 +246,43 @@ def test_device_that_ran_nothing_goes_back_to_nothing(store: Store) -> None:
     add_release(store)
     with store.transaction() as session:
         for row in session.scalars(select(DeviceRow)):
-            row.reported = None
+            row.reported = {"models": []}
     fleet = start(store, waves="100%", minimum=4)
     assert fleet.run(lambda row: "failed") == "aborted"
     with store.transaction() as session:
         assert {row.is_removed for row in session.scalars(select(WantedModelRow))} == {True}
+
+
+def test_device_that_had_not_reported_keeps_the_model_of_its_image(store: Store) -> None:
+    add_devices(store, 4)
+    add_release(store)
+    with store.transaction() as session:
+        for row in session.scalars(select(DeviceRow)):
+            row.reported = None
+    fleet = start(store, waves="100%", minimum=4)
+    fleet.run(lambda row: "waiting", turns=2)
+    rollouts.give_order(store, fleet.name, "abort", "anna")
+    assert fleet.run(lambda row: "waiting") == "aborted"
+    with store.transaction() as session:
+        assert session.scalars(select(WantedModelRow)).all() == []
+        assert session.scalars(select(DesiredRow.is_due)).all() == [True] * 4
+    assert "(unknown-before: 4)" in fleet.row().because
+
+
+@pytest.mark.parametrize("because", ["2 was rejected here: was begun 3 times", "pinned to 1 by hand"])
+def test_device_that_falls_back_after_its_success_counts_as_faulty(store: Store, because: str) -> None:
+    add_devices(store, 20)
+    add_release(store)
+    fleet = start(store, options={"soak_s": 1e4})
+    fleet.run(succeed, turns=2)
+    with store.transaction() as session:
+        for row in session.scalars(select(DeviceRow)):
+            ran = {"model": "digits", "version": "1", "manifest_sha256": "old", "because": because}
+            row.reported, row.status, row.last_seen_at = {"models": [ran]}, "diverged", fleet.now
+    state = fleet.run(succeed, turns=3)
+    assert (state == "aborted") == ("rejected" in because)
+    assert ("fell back" in fleet.row().because) == ("rejected" in because)
+    assert rollouts.replay_rollout(store, fleet.name) == []
 
 
 def test_manager_that_is_killed_after_every_turn_decides_the_same(store: Store) -> None:

@@ -43,6 +43,7 @@ class Situation:
         target: of the devices.
         facts: as they reported them: `memory_bytes`, `engines`, `link_mbit_s`.
         versions: model -> (version, digest of the manifest) that they run.
+        has_reported: whether that is known.
         pinned: models that must stay at their version.
         rollout: an open rollout that has the devices, or empty.
         is_revoked: whether they were shut out.
@@ -52,6 +53,7 @@ class Situation:
     target: str
     facts: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    has_reported: bool = True
     pinned: Collection[str] = ()
     rollout: str = ""
     is_revoked: bool = False

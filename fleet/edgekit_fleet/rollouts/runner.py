@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import and_, bindparam, event, null, or_, select
+from sqlalchemy import and_, bindparam, delete, event, null, or_, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.rollouts.decide import decide, describe_return, is_returning
@@ -201,6 +201,7 @@ class RolloutRunner:
         # Figures of a device count from its success on, and may have come with it or before it.
         fresh = [answer.device for answer in ended if answer.outcome == "succeeded"]
         self._log(session, row, known, list(_observe_figures(session, row.name, known, fresh)), now)
+        self._log(session, row, known, list(_observe_fallbacks(session, row.name, known)), now)
         known.observed_at = now if self._shards is None else min(now, self._shards.horizon)
         # Without news only the time can change a decision: a large rollout is not weighed twice a second.
         pause_s = len(known.progress.members) / _DEVICES_PER_S
@@ -375,6 +376,31 @@ def _observe_figures(
             yield Answered(device=device, fault=fault, measures=measures)
 
 
+def _observe_fallbacks(session: Session, rollout: str, known: _Known) -> Iterable[Answered]:
+    """Yield the devices that confirmed the release, and whose slots went back from it by themselves."""
+    rows = session.execute(
+        select(DeviceRow.name, DeviceRow.reported)
+        .join(MemberRow, (MemberRow.device == DeviceRow.name) & (MemberRow.rollout == rollout))
+        .where(
+            MemberRow.state == "succeeded",
+            DeviceRow.status == "diverged",
+            DeviceRow.last_seen_at >= known.observed_at,
+        )
+    )
+    for device, reported in rows:
+        member = known.progress.members.get(device)
+        if member is None or member.state != "succeeded" or (member.sample and member.sample.fault):
+            continue
+        for model in (reported or {}).get("models", ()):
+            package = known.packages.get((member.device_class, model["model"]))
+            if package is None or model["manifest_sha256"] == package.manifest_sha256:
+                continue
+            # What somebody pins or installs by hand says nothing about the release.
+            if model.get("because", "").startswith(f"{package.version} was rejected here"):
+                yield Answered(device=device, fault="fallback")
+                break
+
+
 def _is_more_not_finite(session: Session, known: _Known, row: FigureRow, after: ModelFigures) -> bool:
     """Return whether more of the answers looked at have NaN or infinity than with the version before."""
     place = row.device, row.model
@@ -496,7 +522,9 @@ def _carry_out(session: Session, row: RolloutRow, known: _Known, now: float) -> 
         .join(DeviceRow, DeviceRow.name == MemberRow.device)
         .where(MemberRow.rollout == row.name, MemberRow.device.in_(devices), DeviceRow.revoked_at.is_(None))
     ).all()
-    foreign = _list_foreign(session, row.name, returning)
+    foreign = _list_foreign(session, row.name, returning) if returning else set()
+    skipped: dict[str, str] = {}  # device -> why
+    unwanted: list[tuple[str, str]] = []
     offers = {place: _document(row, package, known) for place, package in known.packages.items()}
     wanted: list[dict[str, Any]] = []
     changed = []
@@ -506,7 +534,14 @@ def _carry_out(session: Session, row: RolloutRow, known: _Known, now: float) -> 
         # A return is an attempt of its own: an execution's name is never carried out twice.
         attempt = member.attempts + member.returns
         for (target, model), offer in offers.items():
-            if target != member.device_class or (device, model) in foreign:
+            if target != member.device_class:
+                continue
+            if (device, model) in foreign:
+                skipped[device] = "another-rollout"
+                continue
+            if is_return and model not in ran:  # it may have had one: no removal, and the release goes
+                skipped[device] = "unknown-before"
+                unwanted.append((device, model))
                 continue
             document = _fit(row, offer, (ran or {}).get(model), is_return=is_return)
             rollout: str | None = row.name
@@ -520,22 +555,26 @@ def _carry_out(session: Session, row: RolloutRow, known: _Known, now: float) -> 
         changed.append(_member(row.name, device, attempts=attempt, state=state, offered_at=now))
     if changed:
         upsert_many(session, WantedModelRow, wanted)
+        for device, model in unwanted:
+            is_it = (WantedModelRow.device == device) & (WantedModelRow.model == model)
+            session.execute(delete(WantedModelRow).where(is_it))
         insert_many(session, ExecutionRow, [_execution(one, now) for one in wanted if not one["is_removed"]])
         mark_due(session, devices)
         update_many(session, MemberRow, changed, keys=("rollout", "device"))
     for device in devices:
         del known.backlog[device]
-    return _answer_for(returning, [device for device, _ in before], wanted)
+    skipped.update(dict.fromkeys(set(returning) - {device for device, _ in before}, "revoked"))
+    return _answer_for(returning, skipped, wanted)
 
 
 def _answer_for(
-    returning: Sequence[str], carried_out: Sequence[str], wanted: Sequence[Mapping[str, Any]]
+    returning: Sequence[str], skipped: Mapping[str, str], wanted: Sequence[Mapping[str, Any]]
 ) -> list[Answered]:
     """Return the answers of devices on the way back that have no execution which could end.
 
     Args:
         returning: devices.
-        carried_out: those that are not revoked.
+        skipped: device -> why a model of it, or all, does not go back.
         wanted: see `_carry_out`.
     """
     answered = []
@@ -543,10 +582,8 @@ def _answer_for(
     for one in wanted:
         is_removed[one["device"]] = is_removed.get(one["device"], True) and one["is_removed"]
     for device in returning:
-        if device not in carried_out:
-            answered.append(Answered(device=device, outcome="superseded", code="revoked"))
-        elif device not in is_removed:
-            answered.append(Answered(device=device, outcome="superseded", code="another-rollout"))
+        if device not in is_removed:
+            answered.append(Answered(device=device, outcome="superseded", code=skipped.get(device, "")))
         elif is_removed[device]:
             answered.append(Answered(device=device, outcome="succeeded", code="removed"))
     return answered
@@ -573,7 +610,7 @@ def _fit(
     Args:
         row: of the rollout.
         offer: what the release holds for the device's class.
-        ran: what the device ran when the cohort was frozen.
+        ran: what the device ran when the cohort was frozen; empty if nothing.
         is_return: whether the device goes back to that, at once.
     """
     if is_return:

@@ -157,6 +157,7 @@ def _make_situation(
         target=target,
         facts={name: value for name, value in zip(_FACTS, facts, strict=True) if value is not None},
         versions={one["model"]: (one["version"], one["manifest_sha256"]) for one in reported},
+        has_reported=models is not None,
         pinned=tuple(json.loads(pinned)),
         rollout=rollout,
         is_revoked=is_revoked,
@@ -167,7 +168,10 @@ def _make_situation(
 def read_before(
     session: Session, devices: list[DeviceView], models: frozenset[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return device -> model -> the `DesiredModel`, as plain values, of what it runs now."""
+    """Return device -> model -> the `DesiredModel`, as plain values, of what it runs now; empty if nothing.
+
+    A device that has not reported is left out: it may have models of its image.
+    """
     columns = WantedModelRow.device, WantedModelRow.model, WantedModelRow.rollout, WantedModelRow.document
     statement = select(*columns).where(WantedModelRow.model.in_(models), WantedModelRow.is_removed.is_(False))
     wanted = {}
@@ -184,6 +188,8 @@ def read_before(
     found: dict[str, dict[str, Any]] = {}
     for device in devices:
         versions = device.situation.versions
+        if device.situation.has_reported:
+            found[device.name] = {model: {} for model in models}
         for model in models & versions.keys():
             version, digest = versions[model]
             document = wanted.get((device.name, model))
@@ -205,5 +211,5 @@ def read_before(
                     )
                 )
             if version:
-                found.setdefault(device.name, {})[model] = document
+                found[device.name][model] = document
     return found

@@ -278,7 +278,8 @@ class MemberRow(Table):
         state: of the device in the rollout, such as `waiting`, `offered`, `succeeded`, `failed`, `returned`.
         because: one sentence for the state.
         attempts: executions so far.
-        before: what it ran when the cohort was frozen: model -> `DesiredModel` or version, as plain values.
+        before: what it ran when the cohort was frozen: model -> `DesiredModel` as plain values, empty where
+            it ran none; no model of a device that had not reported yet.
         offered_at, answered_at: or None.
     """
 
