@@ -40,6 +40,7 @@ def folder(tmp_path: Path) -> Iterator[FleetFolder]:
                     certificate_serial="1",
                     certificate_expires_at=4e9,
                     enrolled_at=0.0,
+                    reported={"models": []},
                 )
             )
         session.flush()
