@@ -62,7 +62,7 @@ def plan_photos(
     model.write_bytes(content)
     package = write_plain_package(model, name="photo", target="x86-64", folder=folder, sign=load_signer())
     realise = SlowDevice(content, feeds)
-    result = plan(replace(inputs_of(content, [3.0] * 3, [0.001] * 3, feeds), realise=realise))
+    result = plan(replace(inputs_of(content, [3.0] * 3, [0.001] * 3, feeds), realise=realise, max_loss=1.0))
     return result, realise, package, feeds
 
 
