@@ -125,12 +125,13 @@ def test_model_without_descriptors_is_not_called_bad(maker: PackageMaker, tmp_pa
     with read_package(write(maker, tmp_path, "1.0.0"), maker.trust) as package:
         open_session(package).close()  # the engine is imported
         with without_descriptors(os.getpid(), spare):
-            try:
+            try:  # other threads of this process may need a descriptor too
                 open_session(package).close()
-            except UnavailableError:
-                assert spare < 4
+            except UnavailableError as error:
+                assert "Too many open files" in str(error)
             else:
                 assert spare > 1
+        open_session(package).close()
 
 
 @pytest.mark.parametrize("spare", range(8))
