@@ -231,10 +231,10 @@ class _Course:
         with self.step() as done:
             name = _find_name(bad.version)
             self._start(bad, name, waves=_WAVES, trial="shadow")
-            self._wait_end(name, "aborted")
+            self._wait_end(name, "returning", "aborted")
             verdict_s = time.monotonic()
             summary = rollouts.find_rollout(self._store, name)
-            had = summary.members.get("returned", 0)
+            had = summary.members.get("returning", 0) + summary.members.get("returned", 0)
             reason = summary.because.partition("go back: ")[2] or summary.because
             done(
                 f"bad release {bad.version}: stopped by itself after {had} of {len(_DEVICES)} devices",
@@ -320,12 +320,13 @@ class _Course:
         )
         rollouts.start_rollout(self._store, request, _ACTOR)
 
-    def _wait_end(self, name: str, state: str) -> None:
-        ended = ("succeeded", "aborted", "paused")
+    def _wait_end(self, name: str, *states: str) -> None:
+        ended = ("succeeded", "aborted", "paused", *states)
         self.wait(f"rollout {name}", lambda: rollouts.find_rollout(self._store, name).state in ended)
         found = rollouts.find_rollout(self._store, name)
-        if found.state != state:
-            raise TransportError(f"rollout {name} is {found.state}, expected {state}: {found.because}")
+        if found.state not in states:
+            wanted = " or ".join(states)
+            raise TransportError(f"rollout {name} is {found.state}, expected {wanted}: {found.because}")
 
     def _find_rejection(self, version: str) -> str:
         for one in devices.describe(self._store, REAL).executions:
