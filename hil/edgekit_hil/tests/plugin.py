@@ -46,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--measure-seconds", type=int, default=5, help="length of a measurement of latency (default: 5)"
     )
+    group.addoption("--power-cuts", type=int, default=5, help="power cuts around an update (default: 5)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,7 +22,6 @@ from edgekit_runtime.errors import BenchError
 _MODEL: Final = "mnist5k_dscnn"
 _VERSIONS: Final = ("1.0.0", "1.0.1")
 _READY_LIMIT_S: Final = 60
-_CUTS: Final = 5
 _MOST_GROWTH_BYTES: Final = 16 << 20
 _LIMIT_C: Final = 70
 _HOT_CLOCK: Final = 0.4
@@ -116,7 +115,7 @@ def test_swap_under_load_loses_no_request(served: ServedDevice, bench: Bench, ev
 
 
 def test_power_cut_in_an_update_leaves_a_version_that_works(
-    served: ServedDevice, bench: Bench, evidence: Recorder
+    served: ServedDevice, bench: Bench, evidence: Recorder, request: pytest.FixtureRequest
 ) -> None:
     """After a power cut at a random moment around an update, one version opens and computes right."""
     if bench.power is None:
@@ -127,7 +126,8 @@ def test_power_cut_in_an_update_leaves_a_version_that_works(
     device.edgekit("install", served.new)
     whole_s = time.monotonic() - begun_s
     opened = []
-    for _ in range(_CUTS):
+    cuts = request.config.getoption("--power-cuts")
+    for _ in range(cuts):
         device.run("rm -rf state && cp -r state.before state && sync")
         device.start(f"{device.python} -m edgekit_runtime.cli install {served.new}", "install.log")
         time.sleep(moments.uniform(0, whole_s))
@@ -141,7 +141,7 @@ def test_power_cut_in_an_update_leaves_a_version_that_works(
         assert all(passed for _, passed, *_ in checks)
     device.edgekit("install", served.new)
     assert served.read_opened() == _VERSIONS[1]
-    evidence("power cuts around an update", _CUTS, "cuts", f"{bench.power_label}, at random moments")
+    evidence("power cuts around an update", cuts, "cuts", f"{bench.power_label}, at random moments")
     evidence("of them, the new version opened", opened.count(_VERSIONS[1]), "cuts", "edgekit-device status")
 
 
