@@ -3,7 +3,7 @@
     PYTHONPATH=device_runtime:toolkit:offload:hil:. .venv/bin/python -m benchmarks.hil_arm64_engines
 
 On the ARM64 userland (make its image first: `./edgekit hil image`), with the wheels of each release of an
-engine in the place of those of the image. The packages of models/tiny for `rpi5` run their self-tests. It
+engine instead of the image's own. The packages of models/tiny for `rpi5` run their self-tests. It
 shows that wheels load and compute right on the instructions of one processor; time under an emulator is none.
 About ten minutes on two cores for all engines.
 """

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.offload.onnx_models import model_of
-from tests.remote.offload_parts import LOCAL
+from tests.remote.offload_parts import LOCAL, set_server, wait_until
 from tests.service.serve_parts import wait_ready
 from tests.waiting import bounded
 
@@ -20,6 +21,8 @@ from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import Part, SplitModels, split_model, whole_upload
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.cut_table import CutTable, Escalation, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.session.remote_session import RemoteSession
+from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
@@ -153,3 +156,17 @@ def serving(home: Path, folder: Path, *arguments: object) -> Iterator[str]:
     )
     with bounded(process):
         yield f"127.0.0.1:{wait_ready(process).rsplit(':', 1)[1].strip()}"
+
+
+@contextlib.contextmanager
+def offloading(folder: Path, package: Path, plan: str, home: Path) -> Iterator[RemoteSession]:
+    """Open a session that runs one plan on a service of this machine."""
+    with serving(folder, folder, "--tails", package) as server, pytest.MonkeyPatch.context() as patch:
+        set_server(home, patch, server, plan=plan)
+        session = open_session(package, trust=TrustStore.from_folder(folder / "keys"))
+        assert isinstance(session, RemoteSession)
+        try:
+            wait_until(lambda: session.decision().plan.name == plan, f"{plan} is not used")
+            yield session
+        finally:
+            session.close()

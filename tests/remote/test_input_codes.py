@@ -1,23 +1,18 @@
 """Inputs that the codes of a plan cannot carry go another way: photographs that are none, and spikes."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.remote.offload_parts import set_server, wait_until
-from tests.remote.planned_package import Array, make_model, make_pictures, serving, write_planned
+from tests.remote.planned_package import Array, make_model, make_pictures, offloading, write_planned
 
 from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
 from edgekit_offload.partition.coding import Lattice
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.cut_table import OffloadPlan, PlanCosts
-from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.remote.session.tail_way import TailWay
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 
 PICTURES = make_pictures(4, seed=3)
@@ -31,19 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@contextlib.contextmanager
-def offloading(folder: Path, kind: str, plan: str, home: Path) -> Iterator[RemoteSession]:
-    """Open a session that runs one plan where it can, once the server has proved that and another."""
+def find_package(folder: Path, kind: str) -> Path:
     (package,) = (folder / kind).glob("*.edgepkg")
-    with serving(home, folder, "--tails", package) as server, pytest.MonkeyPatch.context() as patch:
-        set_server(home, patch, server, plan=plan)
-        session = open_session(package, trust=TrustStore.from_folder(folder / "keys"))
-        assert isinstance(session, RemoteSession)
-        try:
-            wait_until(lambda: session.decision().plan.name == plan, f"{plan} is not used")
-            yield session
-        finally:
-            session.close()
+    return package
 
 
 def off_the_grid(image: Array) -> Array:
@@ -55,7 +40,7 @@ def off_the_grid(image: Array) -> Array:
 def test_picture_that_is_none_of_8_bits_is_not_rounded(folder: Path, tmp_path: Path, plan: str) -> None:
     image = PICTURES[:1]
     whole = OrtSession(make_model(), OrtOptions(threads=1))
-    with offloading(folder, "planned", plan, tmp_path) as session:
+    with offloading(folder, find_package(folder, "planned"), plan, tmp_path) as session:
         session.run({"image": image})
         assert session.counts.remote == 1
         for other in (off_the_grid(image), image + 2, image * np.float32("nan")):
@@ -69,7 +54,7 @@ def test_device_that_cannot_run_the_model_sends_such_a_picture_by_another_plan(
 ) -> None:
     other = off_the_grid(PICTURES[:1])
     expected = OrtSession(make_model(), OrtOptions(threads=1)).run({"image": other})["logits"]
-    with offloading(folder, "split-only", "uint8", tmp_path) as session:
+    with offloading(folder, find_package(folder, "split-only"), "uint8", tmp_path) as session:
         found = session.run({"image": other})["logits"]
         np.testing.assert_allclose(
             found, expected, rtol=0, atol=0.02 * np.ptp(expected)

@@ -1,24 +1,20 @@
 """Sound as Opus and a series of sensors as differences, from `open_session` to a real service and back."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from tests.offload.onnx_models import branching_model, model_of
-from tests.remote.offload_parts import LOCAL, set_server, wait_until
-from tests.remote.planned_package import REMOTE, Array, serving
+from tests.remote.offload_parts import LOCAL
+from tests.remote.planned_package import REMOTE, Array, offloading
 
 from edgekit_offload.partition.calibrate import SOUND, find_series
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import whole_upload
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan
-from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.plain_package import write_plain_package
 from edgekit_toolkit.packaging.signing_keys import generate_key, load_signer
@@ -78,20 +74,6 @@ def write_package(folder: Path, model: bytes, name: str, coding: Coding) -> Path
             sign=sign,
             decode={name: dict.fromkeys(codec, "opus")} if codec else {},
         )
-
-
-@contextlib.contextmanager
-def offloading(folder: Path, package: Path, plan: str, home: Path) -> Iterator[RemoteSession]:
-    """Open a session that runs one plan on a service of this machine."""
-    with serving(folder, folder, "--tails", package) as server, pytest.MonkeyPatch.context() as patch:
-        set_server(home, patch, server, plan=plan)
-        session = open_session(package, trust=TrustStore.from_folder(folder / "keys"))
-        assert isinstance(session, RemoteSession)
-        try:
-            wait_until(lambda: session.decision().plan.name == plan, f"{plan} is not used")
-            yield session
-        finally:
-            session.close()
 
 
 def test_sound_goes_as_opus_and_keeps_the_answers(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tests.service.worker_parts import ask_again, find_model, kill
 from tests.waiting import wait_for
 
 from edgekit_runtime.errors import UnavailableError
-from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.package.archive import OpenedPackage, read_package
 from edgekit_runtime.service.models import confirmation
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
@@ -120,18 +120,23 @@ def test_package_without_descriptors_is_not_called_bad(
     assert source.names() == ["linear"]
 
 
+def opens(package: OpenedPackage) -> bool:
+    try:
+        open_session(package).close()
+    except UnavailableError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("spare", range(5))
 def test_model_without_descriptors_is_not_called_bad(maker: PackageMaker, tmp_path: Path, spare: int) -> None:
     with read_package(write(maker, tmp_path, "1.0.0"), maker.trust) as package:
         open_session(package).close()  # the engine is imported
         with without_descriptors(os.getpid(), spare):
-            try:  # other threads of this process may need a descriptor too
-                open_session(package).close()
-            except UnavailableError as error:
-                assert "Too many open files" in str(error)
-            else:
-                assert spare > 1
-        open_session(package).close()
+            # Three times: other threads of this process may need a descriptor for a moment.
+            is_open = any(opens(package) for _ in range(3))
+        assert is_open or spare < 4
+        assert not is_open or spare > 1
 
 
 @pytest.mark.parametrize("spare", range(8))

@@ -153,7 +153,7 @@ def choose(
         cause: why no server can be used now, or empty.
     """
     preference = preference or Preference(table.objective)
-    objective, local = preference.objective, table.local
+    objective = preference.objective
     if objective == "energy" and table.radio_w is None:
         objective = "latency"  # no energy is known
     limit_s = table.latency_limit_s if preference.deadline_s is None else preference.deadline_s
@@ -162,25 +162,10 @@ def choose(
         cause = f"the server says that it is loaded ({server_load:.2f})"
     if not cause and conditions.link is None:
         cause = "there is no link to the server"
-    plans = [
-        plan
-        for plan in table.plans
-        if plan.tail is None or (not cause and (usable is None or plan.name in usable))
-    ]
-    if not cause and local is not None and len(plans) == 1 < len(table.plans):
-        cause = "the server has not proved a plan that can run now"
-    forced = preference.plan
-    if forced is not None:
-        if forced not in {plan.name for plan in table.plans}:
-            cause = f"the package has no plan '{forced}', which was asked for"
-        elif forced not in {plan.name for plan in plans} and local is not None:
-            cause = cause or f"the server has not proved '{forced}' yet, which was asked for"
-        plans = [plan for plan in plans if plan.name == forced] or ([local] if local is not None else [])
-    if not plans:  # the model is too large for this device, so a bad server is better than none
-        plans = list(table.plans)
+    plans, cause = _list_plans(table, preference.plan, usable, cause)
     seconds = {plan.name: predict_s(plan, conditions) for plan in plans}
-    if forced is not None and plans[0].name == forced:
-        return PlanChoice(plans[0], seconds[forced], conditions, cause=cause, is_forced=True)
+    if preference.plan is not None and plans[0].name == preference.plan:
+        return PlanChoice(plans[0], seconds[plans[0].name], conditions, cause=cause, is_forced=True)
     costs = {
         plan.name: _cost(plan, conditions, seconds[plan.name], (objective, limit_s, table.radio_w or 0.0))
         for plan in plans
@@ -202,6 +187,29 @@ def choose(
         challenges,
         cause,
     )
+
+
+def _list_plans(
+    table: CutTable, forced: str | None, usable: Collection[str] | None, cause: str
+) -> tuple[list[OffloadPlan], str]:
+    """Return the plans that can run, or the one that was asked for by name; and why no others."""
+    local = table.local
+    plans = [
+        plan
+        for plan in table.plans
+        if plan.tail is None or (not cause and (usable is None or plan.name in usable))
+    ]
+    if not cause and local is not None and len(plans) == 1 < len(table.plans):
+        cause = "the server has not proved a plan that can run now"
+    if forced is not None:
+        if forced not in {plan.name for plan in table.plans}:
+            cause = f"the package has no plan '{forced}', which was asked for"
+        elif forced not in {plan.name for plan in plans} and local is not None:
+            cause = cause or f"the server has not proved '{forced}' yet, which was asked for"
+        plans = [plan for plan in plans if plan.name == forced] or ([local] if local is not None else [])
+    if not plans:  # the model is too large for this device, so a bad server is better than none
+        plans = list(table.plans)
+    return plans, cause
 
 
 def _resist(

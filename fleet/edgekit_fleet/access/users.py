@@ -74,6 +74,15 @@ def list_users(session: Session) -> list[User]:
     ]
 
 
+def find_role(session: Session, name: str) -> str:
+    """Return the role of a user.
+
+    Raises:
+        FleetError: there is no such user.
+    """
+    return _find(session, name).role
+
+
 def set_password(session: Session, name: str, password: str, *, actor: str) -> None:
     """Give a user another password, and end their logins.
 

@@ -62,7 +62,7 @@ class PlanSummary:
     Attributes:
         planned: (what one device gets, names of all that get the same).
         refused: (why one gets nothing, names of all for whom the same holds).
-        devices: number of those that get packages.
+        devices: how many devices get packages.
         waves, min_agreement: see `RolloutPlan`.
         minimum: devices of the first step.
     """

@@ -83,7 +83,7 @@ def read_devices(session: Session, selector: Selector, packages: Sequence[Packag
 def read_groups(
     session: Session, selector: Selector, packages: Sequence[PackageView]
 ) -> list[tuple[DeviceView, list[str]]]:
-    """Return the devices that a selector matches, as (one of those that are alike, the names of all of them).
+    """Return the devices that a selector matches in groups of equal ones: (one device, names of its group).
 
     The database puts them together: no other thread waits for 100,000 rows to become objects.
 

@@ -163,9 +163,7 @@ def _add_user(fleet: Fleet, principal: Principal, request: AddUser) -> UserList:
 
 def _set_password(fleet: Fleet, principal: Principal, request: SetPassword) -> UserList:
     with fleet.store.transaction() as session:
-        for user in users.list_users(session):
-            if user.name == request.name:
-                _require_role(principal, user.role)
+        _require_role(principal, users.find_role(session, request.name))
         users.set_password(session, request.name, request.password, actor=principal.name)
     return _list_users(fleet, principal, Nothing())
 

@@ -13,12 +13,14 @@ from edgekit_fleet.console.rollouts.gate_charts import view_gate
 from edgekit_fleet.console.rollouts.rollout_log import RolloutLogs
 from edgekit_fleet.console.shell import Console, with_query
 from edgekit_fleet.operations.rollouts import give_order
+from edgekit_fleet.rollouts.decide import EXPOSED_STATES
 from edgekit_fleet.rollouts.progress import Order
 from edgekit_runtime.errors import FleetError
 
 _ROLLOUTS: Final = 20
 _MEMBERS: Final = 100
-_EXPOSED: Final = ("offered", "succeeded", "failed", "refused", "superseded")  # as `decide.EXPOSED_STATES`
+# The store has `offered` for devices that are started.
+_EXPOSED: Final = tuple("offered" if state == "started" else state for state in EXPOSED_STATES)
 _ORDERS: Final[Mapping[str, str]] = {
     "pause": "is paused",
     "resume": "goes on",
