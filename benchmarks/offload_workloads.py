@@ -277,7 +277,7 @@ def few_ways(ways: Sequence[PlannedWay], settings: Sequence[Conditions], per_s: 
     ways = [way for way in ways if way.kind == "upload" or table[way.name].min() <= LONGEST_MS]
     cuts = [way for way in ways if way.kind == "cut"]
     chosen: list[str] = []
-    for pool in ([way for way in cuts if is_faithful(way.plan.accuracy_change)], cuts):
+    for pool in ([way for way in cuts if is_faithful(way.plan.answers_changed)], cuts):
         if pool:
             each = np.array([table[way.name] for way in pool])
             ranks = (each / np.maximum(each.min(axis=0), 1e-9)).min(axis=1)
@@ -286,9 +286,9 @@ def few_ways(ways: Sequence[PlannedWay], settings: Sequence[Conditions], per_s: 
     return [way for way in ways if way.kind != "cut" or way.name in [*chosen, *rest][:CUTS]]
 
 
-def is_faithful(accuracy_change: float | None) -> bool:
+def is_faithful(answers_changed: float | None) -> bool:
     """Return whether a way changes few answers."""
-    return accuracy_change is None or accuracy_change >= -FEW_CHANGED
+    return answers_changed is None or answers_changed <= FEW_CHANGED
 
 
 def start(bench: OffloadBench, ways: Sequence[PlannedWay], feeds: Sequence[Feeds], share: float) -> None:
@@ -322,7 +322,7 @@ def describe(way: PlannedWay, predicted_ms: float, found: Sequence[Mapping[str, 
     row: dict[str, Any] = {
         "way": way.name, "kind": way.kind, "predicted_ms": predicted_ms if predicted_ms < 1e9 else None,
         "device_ms": costs.device_s * 1e3, "server_ms": costs.server_s * 1e3,
-        "accuracy_change": way.plan.accuracy_change,
+        "answers_changed": way.plan.answers_changed,
         "p50_ms": None, "spread": None, "rounds": len(found), "sent_bytes": None, "head_ms": None,
         "failed": sum("error" in one for one in found),
     }  # fmt: skip
@@ -345,7 +345,7 @@ def compare(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for suffix, pool in (
         ("", run),
-        ("_faithful", [row for row in run if is_faithful(row["accuracy_change"])]),
+        ("_faithful", [row for row in run if is_faithful(row["answers_changed"])]),
     ):
         for kind, kinds in (("whole", ("local", "upload")), ("split", ("cut",))):
             best = min((row for row in pool if row["kind"] in kinds), key=by_p50, default=None)
@@ -386,7 +386,7 @@ def show(found: Mapping[str, Any]) -> None:
                 f"{cell['share']:.0%}", cell["mbit_s"], row["way"], *(format_figure(row[key]) for key in
                 ("sent_bytes", "head_ms", "server_ms", "predicted_ms", "p50_ms")),
                 format_figure(row["spread"] and row["spread"] * 100), row["rounds"],
-                format_figure(row["accuracy_change"]),
+                format_figure(row["answers_changed"]),
             ]
             for cell in found["cells"]
             for row in cell["rows"]

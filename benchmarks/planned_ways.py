@@ -160,7 +160,7 @@ class Planned:
             costs, (device, server) = self.costs.plan_costs(tiers, "raw"), self._request
             added = (device.seconds(costs.upload_bytes), server.seconds(costs.upload_bytes))
             costs = replace(costs, device_s=costs.device_s + added[0], server_s=costs.server_s + added[1])
-            planned = OffloadPlan(name, costs, head=f"{name}.head", tail=f"{name}.tail", accuracy_change=0.0)
+            planned = OffloadPlan(name, costs, head=f"{name}.head", tail=f"{name}.tail", answers_changed=0.0)
             self.ways.append(open_split(planned, "peer", split, self._content, self._feeds))
         return self._chosen[key]
 

@@ -10,7 +10,8 @@ import pytest
 from tests.offload import planning_sample
 from tests.offload.planning_sample import HOSTILE
 
-from edgekit_offload.planning.result import PlanningResult
+from edgekit_offload.planning.result import PlanningResult, Way, WinRange
+from edgekit_offload.report.decision import decide
 from edgekit_offload.report.plan_page import render_plan_page
 from edgekit_offload.report.terminal_chart import render_terminal
 
@@ -71,16 +72,16 @@ def test_every_way_has_a_line_a_row_and_local_and_jpeg_are_among_them() -> None:
     for way in result.ways:
         assert any(way.name in row for row in rows)
     assert any("local" in row for row in rows)
-    assert any("jpeg:90" in row and "-0.15 points" in row for row in rows)
+    assert any("jpeg:90" in row and "0.15 % changed" in row for row in rows)
 
 
 def test_cut_shows_what_is_sent_leakage_as_lower_bound_accuracy_and_proof() -> None:
     cuts = section_of(body_of(render_plan_page(planning_sample.sample())), "cuts")
     card = text_of(next(iter(cuts.iter("article"))))
 
-    for words in ("relu_3 as int8", "602 kB", "2 kB", "Leakage (lower bound)", "≥ 20 dB", "Accuracy change"):
+    for words in ("relu_3 as int8", "602 kB", "2 kB", "Leakage (lower bound)", "≥ 20 dB", "none changed"):
         assert words in card
-    assert "all placements were tried (4,120): no split costs less" in card
+    assert "all 4,120 placements tried: no placement costs less in the model of costs, at 12 Mbit/s" in card
     assert "11 device, 16 server" in card
 
 
@@ -93,6 +94,26 @@ def test_decision_names_the_winners_in_order_of_bandwidth() -> None:
     assert len(names) >= 2
     assert [words.index(f"({name})") for name in names] == sorted(words.index(f"({name})") for name in names)
     assert "Splitting pays up to" in words
+
+
+def test_decision_goes_by_what_is_minimised_and_says_where_no_way_keeps_the_limits() -> None:
+    plain = make("sample")
+    others = plain.bandwidths_mbit_s[1:]
+    never = 1e15
+
+    def limited(way: Way) -> Way:
+        """Only the first cut keeps the limits, and not at the lowest bandwidth."""
+        keeps = way.name == "cut3-int8"
+        row = (never, *(2.0 if keeps else never for _ in others))
+        wins = tuple(WinRange(rtt_ms, others[0], others[-1]) for rtt_ms in plain.rtts_ms) if keeps else ()
+        return replace(way, score=(row,) * len(plain.rtts_ms), wins=wins)
+
+    ways = tuple(limited(way) for way in plain.ways)
+    words = decide(replace(plain, ways=ways, objective="energy", unit="mJ"))
+    assert re.search(r"below [\d.]+ Mbit/s no way keeps the limits, above [\d.]+ Mbit/s split", words[0])
+    assert words[1].startswith("Splitting keeps the limits where no whole-model way does")
+    ways = tuple(replace(way, wins=()) for way in ways)
+    assert "no way keeps the limits at any bandwidth" in decide(replace(plain, ways=ways))[0]
 
 
 def test_ribbon_covers_the_whole_axis_without_gaps() -> None:

@@ -427,7 +427,7 @@ def test_cuts_are_extracted_and_measured_as_they_are() -> None:
         assert split.head is not None
         assert {one.name for one in split.sent} <= {one.name for one in split.head.outputs}
         if way.name.endswith("raw"):
-            assert way.plan.accuracy_change == 0.0
+            assert way.plan.answers_changed == 0.0
             sent_bytes = sum(one.size_bytes or 0 for one in split.sent)
             assert way.plan.costs.upload_bytes <= sent_bytes + 600  # and what describes it
 
@@ -447,7 +447,7 @@ def test_split_that_answers_one_output_on_the_device_is_compared_output_by_outpu
         if way.name in measured.splits
         and [one.name for one in measured.splits[way.name].tail.outputs] == ["t3"]
     ]
-    assert [way.plan.accuracy_change for way in mixed if way.name.endswith("raw")] == [0.0]
+    assert [way.plan.answers_changed for way in mixed if way.name.endswith("raw")] == [0.0]
 
 
 def test_leakage_of_the_input_itself_is_total_and_that_of_a_cut_is_measured() -> None:

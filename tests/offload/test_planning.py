@@ -22,7 +22,8 @@ from edgekit_offload.planning.costs import (
     tier_costs,
 )
 from edgekit_offload.planning.envelope import Grid, choose_few, find_winners, win_ranges
-from edgekit_offload.planning.result import WinRange
+from edgekit_offload.planning.explain import describe_certificate
+from edgekit_offload.planning.result import Certificate, WinRange
 from edgekit_offload.planning.sweep import Goal, find_cuts, place_on_tiers
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.cut_table import Objective, OffloadPlan
@@ -235,6 +236,46 @@ def test_memory_limit_is_kept_and_costs_what_an_exhaustive_search_finds() -> Non
         assert min(seconds_of(costs, t, c, link(5.0)) for c, t in ways) == pytest.approx(best, rel=1e-7)
         compared += 1
     assert compared == 15
+
+
+def test_every_cut_of_a_small_graph_is_proved_by_trying_all_placements_whatever_limits_it() -> None:
+    rng = random.Random(3)
+    conditions = [
+        replace(link(mbit_s), device_slowdown=load) for mbit_s in (1.0, 5.0, 50.0) for load in (1, 4)
+    ]
+    proofs = set()
+    for _ in range(6):
+        costs = costs_of(random_graph(rng, 7), rng)
+        every = list(costs.graph.placements(2))
+        limit = float(np.median([device_bytes(costs, tiers) for tiers in every]))
+        for goal in (Goal(), Goal(limits=memory_limits(costs, limit)), Goal("throughput")):
+            for cut in find_cuts(costs, conditions, goal):
+                proofs.add((cut.certificate.proof, cut.certificate.gap))
+                assert cut.certificate.placements == len(every)
+    assert proofs == {("enumerated", 0.0)}
+
+
+@pytest.mark.parametrize(
+    ("certificate", "words"),
+    [
+        (
+            Certificate("enumerated", 0.08, 0.08, 0.0, 4120, 12.0, 5.0, 4.0),
+            (
+                "all 4,120 placements tried: no placement costs less in the model of costs, at 12 Mbit/s"
+                " and 5 ms, with the device 4 times slower"
+            ),
+        ),
+        (
+            Certificate("dual", 0.1, 0.08, 0.2, 0, 1.0, 60.0, 1.0, 2.0, splits_only=True),
+            (
+                "a checked solution of the dual program: no split costs 20 % less in the model of costs,"
+                " at 1 Mbit/s and 60 ms, with the server 2 times slower"
+            ),
+        ),
+    ],
+)
+def test_certificate_says_for_which_link_and_loads_it_holds(certificate: Certificate, words: str) -> None:
+    assert describe_certificate(certificate) == words
 
 
 def test_energy_counts_the_radio_while_the_server_computes() -> None:

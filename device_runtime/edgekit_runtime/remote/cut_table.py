@@ -115,7 +115,7 @@ class OffloadPlan:
         compression: of the request's body, where it pays at the moment (`latency_model.as_sent`).
         escalation: of a cascade; then `head` answers by itself where it is sure.
         codes: input of the model -> the values of it that the head can code; of others, all values.
-        accuracy_change: against the whole model, as a share of the evaluation samples; None if unknown.
+        answers_changed: share of the samples whose answer is not that of the whole model; None if unknown.
         leakage_db: lower bound of what an attacker recovers of the input from what is sent, as PSNR; None if
             unknown, or nothing is sent.
 
@@ -130,7 +130,7 @@ class OffloadPlan:
     media: Mapping[str, str] = field(default_factory=dict)
     compression: Compression = "identity"
     escalation: Escalation | None = None
-    accuracy_change: Annotated[float, Range(-1, 1)] | None = None
+    answers_changed: Annotated[float, Range(0, 1)] | None = None
     leakage_db: Annotated[float, Range(-1000, 1000)] | None = None
     codes: Mapping[str, InputCodes] = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ Source: J.-C. Picard, "Maximal closure of a graph and applications to combinator
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice, product
 from typing import Final
 
@@ -206,16 +207,25 @@ class Cuts:
             stages: the costs of the one stage, or of all.
             limits: the same as for `found`.
         """
+        every = self.placements
+        if every is None:
+            return found
+        costs = np.max([stage.of(self.graph, every) for stage in stages], axis=0)
+        for limit in limits:
+            costs[limit.costs.of(self.graph, every) > limit.at_most * (1 + _GAP)] = np.inf
+        least = float(costs.min())
+        best = tuple(int(tier) for tier in every[int(costs.argmin())])
+        return Placement(
+            found.tiers if found.cost <= least * (1 + _GAP) else best, least, least, "enumerated"
+        )
+
+    @cached_property
+    def placements(self) -> NDArray[np.int8] | None:
+        """All placements, int8 [placements, kernels]; None where there are more than `MAX_ENUMERATED`."""
         every = list(islice(self.graph.placements(self._links + 1), MAX_ENUMERATED + 1))
         if len(every) > MAX_ENUMERATED:
-            return found
-        placements = np.array(every, np.int8).reshape(len(every), -1)
-        costs = np.max([stage.of(self.graph, placements) for stage in stages], axis=0)
-        for limit in limits:
-            costs[limit.costs.of(self.graph, placements) > limit.at_most * (1 + _GAP)] = np.inf
-        least = float(costs.min())
-        tiers = found.tiers if found.cost <= least * (1 + _GAP) else every[int(costs.argmin())]
-        return Placement(tiers, least, least, "enumerated")
+            return None
+        return np.array(every, np.int8).reshape(len(every), -1)
 
     def _constraints(self) -> _Rows:
         """Return what makes values of the variables a placement."""

@@ -262,7 +262,7 @@ def plan_cascade(
     stem = f"{NAME}-{(upload.tail or '').removesuffix('.tail')}"
     return replace(
         upload, name=stem, costs=costs, head=f"{stem}.head", tail=f"{stem}.tail",
-        escalation=cascade.escalation, accuracy_change=cascade.agreement - 1,
+        escalation=cascade.escalation, answers_changed=1 - cascade.agreement,
     )  # fmt: skip
 
 
@@ -302,7 +302,7 @@ def refuse_cascade(
     device_s = plan.costs.device_s * nearest.device_slowdown
     remote_s = predict_s(replace(plan, escalation=None), nearest) - device_s
     best_s = min(predict_s(other, nearest) for other in others)
-    found = Cascade(escalation, 1 + (plan.accuracy_change or 0.0), 0.0, 0.95, 0)
+    found = Cascade(escalation, 1 - (plan.answers_changed or 0.0), 0.0, 0.95, 0)
     return refuse_slow(found, device_s, remote_s, best_s)
 
 

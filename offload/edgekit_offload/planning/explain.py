@@ -4,12 +4,17 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from edgekit_offload.planning.result import PlannedMachine, Way, WinRange
+from edgekit_offload.planning.result import Certificate, PlannedMachine, Way, WinRange
 from edgekit_runtime.remote.cut_table import LOCAL
 
 _WORTH: Final = 1.02  # below, a gain is not worth a sentence
 _LIMIT_BROKEN: Final = 1e6  # a gain that no real scores have
 _NAMED: Final = 3  # tensors that a sentence names
+_PROOFS: Final = {
+    "enumerated": "all {} placements tried",
+    "dual": "a checked solution of the dual program",
+    "solver": "the bound of the search",
+}
 
 
 def explain_way(way: Way, kernels: int, *, is_reserve: bool = False) -> str:
@@ -106,6 +111,35 @@ def describe_ranges(wins: Sequence[WinRange]) -> str:
         low, high = f"{win.from_mbit_s:.3g}", f"{win.to_mbit_s:.3g}"
         parts.append(f"{low if low == high else f'{low} to {high}'} Mbit/s (RTT {win.rtt_ms:g} ms)")
     return ", ".join(parts)
+
+
+def describe_certificate(certificate: Certificate) -> str:
+    """Return what is proved of a cut, how, and for which link and loads."""
+    how = _PROOFS.get(certificate.proof, certificate.proof).format(f"{certificate.placements:,}")
+    rivals = "split" if certificate.splits_only else "placement"
+    if certificate.gap <= 0:
+        what = f"no {rivals} costs less"
+    else:
+        what = f"no {rivals} costs {100 * certificate.gap:.2g} % less"
+    loads = [
+        f"with the {machine} {slowdown:.3g} times slower"
+        for machine, slowdown in (
+            ("device", certificate.device_slowdown), ("server", certificate.server_slowdown)
+        )
+        if slowdown != 1
+    ]  # fmt: skip
+    link = f"at {certificate.bandwidth_mbit_s:.3g} Mbit/s and {certificate.rtt_ms:.3g} ms"
+    return f"{how}: {what} in the model of costs, {', '.join((link, *loads))}"
+
+
+def describe_answers(way: Way) -> str:
+    """Return the share of the answers that a way changes, and that which is expected to be wrong by it."""
+    share, parts = way.plan.answers_changed, []
+    if share is not None:
+        parts.append(f"{100 * share:.2g} % changed" if share else "none changed")
+    if way.expected_loss:
+        parts.append(f"{100 * way.expected_loss:.2g} % wrong (estimated)")
+    return ", ".join(parts) or "not known"
 
 
 def describe_limits(machine: PlannedMachine) -> str:

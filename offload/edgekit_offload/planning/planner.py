@@ -536,7 +536,7 @@ def _cut_draft(one: CutCandidate, costs: GraphCosts) -> _Draft:
         one.plan,
         "modelled",
         one.sent,
-        one.found.certificate,
+        None if one.goes_on else one.found.certificate,  # that one is of three tiers
         sum(1 for tier in one.found.tiers if tier == 0),
         device_bytes(costs, one.found.tiers),
     )

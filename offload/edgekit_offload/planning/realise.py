@@ -137,8 +137,8 @@ class MeasuredCuts:
                 compress_s=device_s.get(one.plan.name + _ZSTD, 0.0),
                 decompress_s=server_s.get(one.plan.name + _ZSTD, 0.0),
             )
-            change = None if found.change is None else -found.change.changed
-            plan = replace(one.plan, costs=costs, compression=found.compression, accuracy_change=change)
+            changed = None if found.change is None else found.change.changed
+            plan = replace(one.plan, costs=costs, compression=found.compression, answers_changed=changed)
             results[plan.name] = Realised(plan, label, found.change)
         local = PlanCosts(device_s[LOCAL], is_measured=True)
         results[LOCAL] = Realised(OffloadPlan(LOCAL, local), self.device.label)

@@ -43,7 +43,7 @@ class Certificate:
         gap: by which share of its cost the cut may be dearer than the best one.
         placements: how many were tried one by one; 0 where the proof is a bound.
         bandwidth_mbit_s, rtt_ms: the link at which this holds.
-        server_slowdown: the load at which this holds.
+        device_slowdown, server_slowdown: the loads at which this holds; 1 is an idle machine.
         unit: of cost and bound.
         splits_only: whether it is the cheapest only of the placements with a kernel on each side.
     """
@@ -55,6 +55,7 @@ class Certificate:
     placements: int
     bandwidth_mbit_s: _Figure
     rtt_ms: float
+    device_slowdown: float = 1.0
     server_slowdown: float = 1.0
     unit: Literal["s", "J"] = "s"
     splits_only: bool = False
@@ -109,7 +110,7 @@ class Way:
         kernels_on_device: of how many the head consists; for a cut.
         device_bytes: weights and activations on the device, modelled; None if unknown.
         devices_per_server: how many devices a server carries at the latency limit, modelled; capacity only.
-        certificate: of a cut.
+        certificate: of a cut; None for one that three tiers led to: `PlanningResult.tiers` has its proof.
         explanation: one sentence.
         expected_loss: share of the answers that its coding is expected to make wrong, by the probabilities
             that the model gives to its answers (estimated); None if unknown.

@@ -6,14 +6,13 @@ sought where all on one side would be cheaper, so that the plan can show what th
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_offload.cuts.costs import Costs
-from edgekit_offload.cuts.solver import MAX_ENUMERATED, Cuts, Limit, Placement
+from edgekit_offload.cuts.solver import Cuts, Limit, Placement
 from edgekit_offload.planning.costs import (
     GraphCosts,
     PowerModel,
@@ -32,7 +31,6 @@ _SETTINGS_OF_SPLITS: Final = 3  # bandwidths; each is a mixed-integer program
 # Service times of waiting that a plan for capacity leaves within the limit. The server may then be busy for
 # 0.01, 0.87, 0.75, 0.56, 0.32, 0.2, 0.13, 0.05 and 0.02 of the time.
 _SLACKS: Final = (0.0, 16.0, 8.0, 4.0, 2.0, 1.4, 1.0, 0.8, 0.5)
-_MAX_CONFIRMED: Final = 3  # settings of a coding that are confirmed by trying all placements
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +100,23 @@ def find_cuts(
     found: dict[tuple[str, tuple[int, ...]], FoundCut] = {}
     total, done = len(costs.codings) * len(conditions), 0
     shown = [conditions[int(n)] for n in np.linspace(0, len(conditions) - 1, _SETTINGS_OF_SPLITS)]
-    few = _few_placements(costs)
+    cuts = Cuts(costs.graph)
     for coding in costs.codings:
-        cuts, confirmed = Cuts(costs.graph), 0
         for condition in conditions:
             for placement, setting in _solutions(cuts, costs, coding, condition, goal, kept):
                 if not any(placement.tiers) or (coding, placement.tiers) in found:
                     continue
-                best = placement
-                if few and confirmed < _MAX_CONFIRMED:
-                    best, confirmed = cuts.confirm(placement, setting.stages, setting.limits), confirmed + 1
-                certificate = _certify(best, condition, goal, few)
-                found[coding, best.tiers] = FoundCut(coding, best.tiers, certificate)
+                best = cuts.confirm(placement, setting.stages, setting.limits)
+                found[coding, best.tiers] = FoundCut(
+                    coding, best.tiers, _certify(cuts, best, condition, goal)
+                )
             done += 1
             if progress is not None:
                 progress(done, total)
         for condition in dict.fromkeys(shown):
-            split = _find_split(cuts, _with_both_sides(costs, coding, condition, goal, kept), goal, few)
+            split = _find_split(cuts, _with_both_sides(costs, coding, condition, goal, kept), goal)
             if split is not None and (coding, split.tiers) not in found:
-                certificate = replace(_certify(split, condition, goal, few), splits_only=True)
+                certificate = replace(_certify(cuts, split, condition, goal), splits_only=True)
                 found[coding, split.tiers] = FoundCut(coding, split.tiers, certificate)
     return tuple(found.values())
 
@@ -141,7 +137,6 @@ def place_on_tiers(
     table = tier_costs(costs, coding, links, kept)
     cuts = Cuts(costs.graph, tiers)
     placement = cuts.confirm(cuts.cheapest(table, limits), [table], limits)
-    tried = sum(1 for _ in islice(costs.graph.placements(tiers), MAX_ENUMERATED + 1))
     coded, placed = costs.codings[coding], np.array(placement.tiers)
     return TierPlan(
         bandwidths_mbit_s=tuple(link.up_bits_per_s / 1e6 for link in links),
@@ -161,8 +156,7 @@ def place_on_tiers(
         total_ms=placement.cost * 1e3,
         certificate=Certificate(
             placement.proof, placement.cost, placement.bound, placement.gap,
-            tried if placement.proof == "enumerated" else 0,
-            links[0].up_bits_per_s / 1e6, links[0].rtt_s * 1e3,
+            _count_tried(cuts, placement), links[0].up_bits_per_s / 1e6, links[0].rtt_s * 1e3,
         ),
         coding=coding,
         tiers=placement.tiers,
@@ -248,28 +242,27 @@ def _with_both_sides(
     return _Setting(setting.stages, tuple(limits))
 
 
-def _find_split(cuts: Cuts, setting: _Setting, goal: Goal, few: int) -> Placement | None:
+def _find_split(cuts: Cuts, setting: _Setting, goal: Goal) -> Placement | None:
     """Return the best cut with something on both sides, or None where there is none."""
     try:
         placement = _solve(cuts, setting, goal)
     except CutError:  # one kernel, pins, or a limit
         return None
-    return cuts.confirm(placement, setting.stages, setting.limits) if few else placement
+    return cuts.confirm(placement, setting.stages, setting.limits)
 
 
-def _few_placements(costs: GraphCosts) -> int:
-    """Return how many placements there are, or 0 where they are too many to be tried."""
-    count = sum(1 for _ in islice(costs.graph.placements(2), MAX_ENUMERATED + 1))
-    return count if count <= MAX_ENUMERATED else 0
+def _count_tried(cuts: Cuts, placement: Placement) -> int:
+    """Return how many placements were tried for a proof, 0 if it is a bound."""
+    return 0 if placement.proof != "enumerated" or cuts.placements is None else len(cuts.placements)
 
 
-def _certify(placement: Placement, condition: Conditions, goal: Goal, few: int) -> Certificate:
+def _certify(cuts: Cuts, placement: Placement, condition: Conditions, goal: Goal) -> Certificate:
     link = condition.link
     if link is None:
         raise CutError("the link is down, so no cut can be used")
     return Certificate(
         placement.proof, placement.cost, placement.bound, placement.gap,
-        few if placement.proof == "enumerated" else 0,
-        link.up_bits_per_s / 1e6, link.rtt_s * 1e3, condition.server_slowdown,
+        _count_tried(cuts, placement), link.up_bits_per_s / 1e6, link.rtt_s * 1e3,
+        condition.device_slowdown, condition.server_slowdown,
         "J" if goal.objective == "energy" else "s",
     )  # fmt: skip

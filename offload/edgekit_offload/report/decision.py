@@ -1,12 +1,16 @@
 """What a plan comes to: its curves, who wins where, and one or two sentences that say so."""
 
 import math
+from collections.abc import Sequence
+from typing import Final
 
 from edgekit_offload.planning.result import PlanningResult, Way
 from edgekit_offload.report.latency_chart import Curve, Reach
 from edgekit_offload.report.markup import three_digits
 
-_WORTH = 1.05  # times faster than the best whole-model way, from where a split is worth a sentence
+_WORTH: Final = 1.05  # times better than the best whole-model way, from where a split is worth a sentence
+_NEVER: Final = 1e15  # a score where the limits do not hold
+_LIMIT_BROKEN: Final = 1e6  # a gain that no real scores have
 
 
 def curves_of(result: PlanningResult, row: int) -> list[Curve]:
@@ -47,22 +51,21 @@ def decide(result: PlanningResult) -> list[str]:
     """Return the decision at the first round trip: who wins where, and what splitting gains."""
     if not result.ways or not result.rtts_ms or not result.bandwidths_mbit_s:
         return ["Nothing was measured, so there is nothing to decide."]
-    reaches = reaches_of(result, 0)
-    rtt = f"At a round trip of {three_digits(result.rtts_ms[0])} ms"
-    if len(reaches) == 1:
-        action = _action(result.ways[reaches[0].curve])
-        return [f"{rtt}: {action} at every bandwidth.", _gain(result)]
-    parts = []
-    for number, reach in enumerate(reaches):
-        low, high = three_digits(_round(reach.low_mbit_s)), three_digits(_round(reach.high_mbit_s))
-        if number == 0:
-            where = f"below {high} Mbit/s"
-        elif number == len(reaches) - 1:
-            where = f"above {low}"
-        else:
-            where = f"from {low} to {high}"
-        parts.append(f"{where} {_action(result.ways[reach.curve])}")
-    return [f"{rtt}: {', '.join(parts)}.", _gain(result)]
+    reaches, grid = reaches_of(result, 0), result.bandwidths_mbit_s
+    parts = [f"{_where(reach, grid)} {_action(result.ways[reach.curve])}" for reach in reaches]
+    if not reaches:
+        parts = ["no way keeps the limits at any bandwidth"]
+    elif reaches[0].low_mbit_s > grid[0]:
+        parts.insert(0, f"below {three_digits(_round(reaches[0].low_mbit_s))} Mbit/s no way keeps the limits")
+    return [f"At a round trip of {three_digits(result.rtts_ms[0])} ms: {', '.join(parts)}.", _gain(result)]
+
+
+def _where(reach: Reach, grid: Sequence[float]) -> str:
+    """Return where a way wins; the ends of the grid are not its ends."""
+    low, high = three_digits(_round(reach.low_mbit_s)), three_digits(_round(reach.high_mbit_s))
+    if reach.low_mbit_s <= grid[0]:
+        return "at every bandwidth" if reach.high_mbit_s >= grid[-1] else f"below {high} Mbit/s"
+    return f"above {low} Mbit/s" if reach.high_mbit_s >= grid[-1] else f"from {low} to {high} Mbit/s"
 
 
 def _round(value: float) -> float:
@@ -79,24 +82,25 @@ def _action(way: Way) -> str:
 
 
 def _gain(result: PlanningResult) -> str:
-    """Return what splitting gains in latency over the best whole-model way, where it gains most."""
+    """Return what splitting gains over the best whole-model way, where it gains most, by the objective."""
     offered = [way for way in result.ways if not way.is_over_loss]
     whole = [way for way in offered if way.kind in ("local", "upload")]
     split = [way for way in offered if way.kind in ("cut", "cascade")]
-    if not split or not whole:
-        return "No split was found." if not split else ""
-    best = max(
+    if not split:
+        return "No split was found."
+    ratio, mbit_s, rtt_ms = max(
         (
-            min(way.latency_ms[row][column] for way in whole)
-            / min(way.latency_ms[row][column] for way in split),
+            min((way.score[row][column] for way in whole), default=_NEVER)
+            / min(way.score[row][column] for way in split),
             result.bandwidths_mbit_s[column],
             result.rtts_ms[row],
         )
         for row in range(len(result.rtts_ms))
         for column in range(len(result.bandwidths_mbit_s))
     )
-    ratio, mbit_s, rtt_ms = best
     where = f"{three_digits(_round(mbit_s))} Mbit/s and {three_digits(rtt_ms)} ms"
+    if ratio >= _LIMIT_BROKEN:
+        return f"Splitting keeps the limits where no whole-model way does, as at {where}."
     if ratio < _WORTH:
-        return f"Splitting does not pay: at best {ratio:.2f} times the speed of the best whole-model way."
+        return f"Splitting does not pay: at best {ratio:.2f} times as good as the best whole-model way."
     return f"Splitting pays up to {ratio:.2f} times over the best whole-model way, at {where}."

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Final
 
-from edgekit_offload.planning.explain import describe_limits
-from edgekit_offload.planning.result import Certificate, Label, PlanningResult, Way
+from edgekit_offload.planning.explain import describe_answers, describe_certificate, describe_limits
+from edgekit_offload.planning.result import Label, PlanningResult, Way
 from edgekit_offload.report.decision import curves_of, decide, reaches_of
 from edgekit_offload.report.latency_chart import Curve, Reach, colors_of, latency_chart
 from edgekit_offload.report.markup import (
@@ -27,11 +27,6 @@ from edgekit_offload.report.markup import (
 
 _NONE: Final = "-"
 _MOST_COLUMNS: Final = 7
-_PROOFS: Final = {
-    "enumerated": "all placements were tried",
-    "dual": "a checked solution of the dual program",
-    "solver": "the bound of the search",
-}
 _MEANING: Final = {
     "measured": "run as it is, on the machines named",
     "emulated": "run on this machine made slower, or over an emulated link",
@@ -176,14 +171,14 @@ def _latency_table(result: PlanningResult, curves: Sequence[Curve], rtt: str) ->
 def _ways(result: PlanningResult) -> Markup | None:
     if not result.ways:
         return None
-    head = ("Way", "", "Device", "Server", "Sent", "Received", "Accuracy", "Leakage", "Origin", "Best")
+    head = ("Way", "", "Device", "Server", "Sent", "Received", "Answers", "Leakage", "Origin", "Best")
     rows = [_way_row(result, number, way) for number, way in enumerate(result.ways)]
     note = el(
         "p",
-        "Sent and received: bodies of a request, the mean of the samples. Accuracy: answers that are not "
-        "those of the whole model, and how many of all are expected to be wrong by it (estimated). Leakage: "
-        "PSNR at which an attacker rebuilt the input from what is sent. It is a lower bound: a better attack "
-        "recovers more.",
+        "Sent and received: bodies of a request, the mean of the samples. Answers: the share that are not "
+        "those of the whole model, and the share of all that is expected to be wrong by it (estimated). "
+        "Leakage: PSNR at which an attacker rebuilt the input from what is sent. It is a lower bound: a"
+        " better attack recovers more.",
         class_="note",
     )
     grid = table(head, rows, numeric=frozenset(range(2, 8)), caption="Every way to run the model")
@@ -200,7 +195,7 @@ def _way_row(result: PlanningResult, number: int, way: Way) -> Markup:
         el("td", _NONE if is_local else show_ms(costs.server_s), class_="n"),
         el("td", _NONE if is_local else show_bytes(costs.upload_bytes), class_="n"),
         el("td", _NONE if is_local else show_bytes(costs.download_bytes), class_="n"),
-        el("td", _NONE if is_local else _show_accuracy(way), class_="n"),
+        el("td", _NONE if is_local else describe_answers(way), class_="n"),
         el("td", _NONE if is_local else _show_leakage(way.plan.leakage_db), class_="n"),
         el("td", badge(way.label)),
         el("td", _where_best(result, way), class_="where"),
@@ -220,19 +215,6 @@ def _where_best(result: PlanningResult, way: Way) -> str:
     if way.is_over_loss:
         return f"not offered: above --max-loss {100 * result.max_loss:g} %"
     return "under load" if way.in_table else "nowhere"
-
-
-def show_accuracy_change(change: float | None) -> str:
-    """Return a change of accuracy in points."""
-    if change is None:
-        return "not known"
-    return "none" if change == 0 else f"{100 * change:+.2f} points"
-
-
-def _show_accuracy(way: Way) -> str:
-    """Return the share of the answers that change, and that which is expected to be wrong by it."""
-    shown = show_accuracy_change(way.plan.accuracy_change)
-    return shown if not way.expected_loss else f"{shown}, {100 * way.expected_loss:.2g} % wrong"
 
 
 def _show_leakage(leakage_db: float | None) -> str:
@@ -256,8 +238,8 @@ def _cut(result: PlanningResult, number: int, way: Way) -> Markup:
     facts = [
         ("Sent", "; ".join(sent) or "nothing"),
         ("Leakage (lower bound)", _show_leakage(way.plan.leakage_db)),
-        ("Accuracy change", _show_accuracy(way)),
-        ("Proof", _show_certificate(way.certificate)),
+        ("Answers", describe_answers(way)),
+        ("Proof", describe_certificate(way.certificate) if way.certificate else "none"),
         (
             "On the device",
             "not known" if way.device_bytes is None else f"{show_bytes(way.device_bytes)}, modelled",
@@ -296,20 +278,6 @@ def _strip(title: str, on_device: float, on_server: float, form: str) -> Markup 
     return el("p", el("span", title), drawing, el("span", words), class_="part")
 
 
-def _show_certificate(certificate: Certificate | None) -> str:
-    if certificate is None:
-        return "none"
-    tried = f" ({certificate.placements:,})" if certificate.placements else ""
-    how = f"{_PROOFS.get(certificate.proof, certificate.proof)}{tried}"
-    gap = (
-        "no split costs less"
-        if certificate.gap <= 0
-        else f"at most {100 * certificate.gap:.2g} % above the best"
-    )
-    where = f"{three_digits(certificate.bandwidth_mbit_s)} Mbit/s and {three_digits(certificate.rtt_ms)} ms"
-    return f"{how}: {gap} in the model of costs, at {where}"
-
-
 def _tiers(result: PlanningResult) -> Markup | None:
     if not result.tiers:
         return None
@@ -328,7 +296,7 @@ def _tiers(result: PlanningResult) -> Markup | None:
                 class_="n",
             ),
             el("td", show_ms(tier.total_ms / 1e3), class_="n"),
-            el("td", _show_certificate(tier.certificate), class_="words"),
+            el("td", describe_certificate(tier.certificate), class_="words"),
         )
         for tier in result.tiers
     ]

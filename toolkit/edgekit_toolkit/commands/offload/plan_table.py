@@ -6,7 +6,7 @@ from typing import Final
 
 from rich.console import Console
 
-from edgekit_offload.planning.explain import describe_limits, size
+from edgekit_offload.planning.explain import describe_answers, describe_certificate, describe_limits, size
 from edgekit_offload.planning.leakage import MAX_DB
 from edgekit_offload.planning.planner import NEVER
 from edgekit_offload.planning.result import PlanningResult, Way
@@ -43,7 +43,11 @@ def print_plan(result: PlanningResult, console: Console, written: Sequence[Path]
     )
     print_section(console, title, effects)
     print_section(console, "What each does", [(way.name, way.explanation) for way in result.ways])
-    proofs = [(way.name, _certificate(way)) for way in result.ways if way.certificate is not None]
+    proofs = [
+        (way.name, describe_certificate(way.certificate))
+        for way in result.ways
+        if way.certificate is not None
+    ]
     print_section(console, "Proof, by sums over kernels", proofs)
     print_section(console, "What to make of it", [(one,) for one in result.sentences])
     print_section(console, "Not offered", [(one.name, one.reason) for one in result.refusals])
@@ -63,22 +67,11 @@ def _row(way: Way, row: int, columns: Sequence[int]) -> tuple[str, ...]:
 
 
 def _effects(way: Way) -> tuple[str, str]:
-    change, leakage_db = way.plan.accuracy_change, way.plan.leakage_db
-    changed = "" if change is None else f"{abs(change):.1%} changed"
-    if way.expected_loss is not None:
-        changed += f", {way.expected_loss:.2%} expected to be wrong by it"
+    changed = "" if way.plan.answers_changed is None else describe_answers(way)
+    leakage_db = way.plan.leakage_db
     if leakage_db is None:
         return changed, ""
     return changed, "the input itself" if leakage_db >= MAX_DB else f"{leakage_db:.1f} dB"
-
-
-def _certificate(way: Way) -> str:
-    found = way.certificate
-    if found is None:
-        return ""
-    how = f"all {found.placements} placements tried" if found.placements else f"bound by {found.proof}"
-    how += ", cheapest with a kernel on each side" if found.splits_only else ""
-    return f"{how}, gap {found.gap:.2g}, at {found.bandwidth_mbit_s:g} Mbit/s and {found.rtt_ms:g} ms"
 
 
 def _tier_row(result: PlanningResult, number: int) -> tuple[str, str, str]:
