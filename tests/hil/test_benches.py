@@ -12,7 +12,7 @@ from yaml import safe_dump
 
 from edgekit_hil.benches.bench_file import BenchFile, find_bench, list_shipped, read_bench
 from edgekit_hil.benches.bench_lock import BenchLock
-from edgekit_runtime.errors import BenchError, BenchUnavailableError
+from edgekit_runtime.errors import BenchError, BenchUnavailableError, CutError
 
 SETTINGS = {"name": "desk", "kind": "real", "target": "jetson-orin-nano", "architecture": "aarch64"}
 SERVICE = {"NetworkService": {"address": "jetson.lan", "username": "user"}}
@@ -104,11 +104,12 @@ def test_bench_that_was_left_broken_stays_so_until_a_person_says_otherwise(tmp_p
     hold(bench)
 
 
-def test_real_bench_that_was_not_to_be_had_is_not_broken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [BenchUnavailableError, BenchError, CutError, KeyboardInterrupt])
+def test_error_in_a_run_does_not_break_a_real_bench(tmp_path: Path, error: type[BaseException]) -> None:
     lock = BenchLock("board", tmp_path / "board")
     for _ in range(2):
-        with pytest.raises(BenchUnavailableError, match="is off"), lock.hold(keeps_state=True):
-            raise BenchUnavailableError("the device is off")
+        with pytest.raises(error, match="it"), lock.hold(keeps_state=True):
+            raise error("it")
     assert lock.describe() is None
 
 

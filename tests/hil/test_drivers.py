@@ -113,15 +113,12 @@ def test_started_command_goes_on_until_it_is_stopped(device: Device) -> None:
 
 
 def test_closed_device_leaves_no_process_and_no_folder(bench: Bench) -> None:
-    device = bench.open_folder("left")
-    pid = device.start("sleep 300", "log")
+    with bench.open_folder("left", "a test") as device:
+        pid = device.start("sleep 300", "log")
 
-    device.close()
-
-    other = bench.open_folder("other")
-    assert other.try_run(f"kill -0 {pid}").exit_code == 1
-    assert other.try_run(f"test -e {device.folder}").exit_code == 1
-    other.close()
+    with bench.open_folder("other", "a test") as other:
+        assert other.try_run(f"kill -0 {pid}").exit_code == 1
+        assert other.try_run(f"test -e {device.folder}").exit_code == 1
 
 
 def test_program_finds_the_runtime(device: Device) -> None:

@@ -33,7 +33,7 @@ def opened(board: SshBoard, path: Path, drivers: dict[str, Any]) -> Iterator[Ben
     document = safe_load(board.write_bench(path).read_text())
     main = document["targets"]["main"]
     main["drivers"] = {**main["drivers"], **drivers}
-    if "ExternalPowerDriver" not in drivers:
+    if "SensorsDriver" in drivers:
         document["imports"] = ["edgekit_hil.drivers.sensors"]
     path.write_text(safe_dump(document))
     with open_bench(read_bench(path)) as bench:
@@ -64,21 +64,46 @@ def test_device_without_a_meter_says_what_is_missing(board: SshBoard, tmp_path: 
         assert "the device's sensors measure no power" in bench.meter_text
 
 
-def test_after_a_power_cut_the_same_device_answers_again(board: SshBoard, tmp_path: Path) -> None:
-    """The switch kills what the device runs for us, as far as a stand-in can."""
-    marks = tmp_path / "marks"
-    off = f"pkill -9 -P {board.server_pid}; echo off >>{marks}"
-    power = {"cmd_off": f"sh -c '{off}'", "cmd_on": f"sh -c 'echo on >>{marks}'", "delay": 0.1}
-    with opened(board, tmp_path / "bench.yaml", {"ExternalPowerDriver": power}) as bench:
-        device = bench.open_folder("cut")
+def make_switch(board: SshBoard, tmp_path: Path) -> dict[str, Any]:
+    """Return the arguments of a switch that kills what the device runs for us, and lets it boot, as it says."""
+    off = f"pkill -9 -P {board.server_pid}; echo off >>{tmp_path}/marks; echo second >{tmp_path}/boot_id"
+    return {"cmd_off": f"sh -c '{off}'", "cmd_on": f"sh -c 'echo on >>{tmp_path}/marks'", "delay": 0.1}
+
+
+def test_after_a_power_cut_the_same_device_and_its_meter_answer_again(
+    board: SshBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgekit_hil.benches.opening._BOOT_ID", str(tmp_path / "boot_id"))
+    (tmp_path / "boot_id").write_text("first\n")
+    Tree(tmp_path / "sys").rail(1, "VDD_IN", 5000, 2000)
+    drivers = {
+        "SensorsDriver": {"python": str(board.python), "sysfs": str(tmp_path / "sys")},
+        "ExternalPowerDriver": make_switch(board, tmp_path),
+    }
+    with (
+        opened(board, tmp_path / "bench.yaml", drivers) as bench,
+        bench.open_folder("cut", "a test") as device,
+    ):
         device.run("echo kept >kept")
 
         bench.cut_power()
 
         assert device.run("cat kept") == "kept"
-        assert marks.read_text().split() == ["off", "on"]
+        assert (tmp_path / "marks").read_text().split() == ["off", "on"]
         assert bench.power_label == "ExternalPowerDriver"
-        device.close()
+        with bench.meter.measure() as readings:
+            time.sleep(3)
+        assert {watts for _, watts in readings} == {10.0}
+
+
+def test_switch_that_cuts_no_power_is_found_out(board: SshBoard, tmp_path: Path) -> None:
+    """As with another outlet, or a hub that cannot switch its ports: the device simply goes on."""
+    power = {"cmd_off": "true", "cmd_on": "true", "delay": 0.1}
+    with (
+        opened(board, tmp_path / "bench.yaml", {"ExternalPowerDriver": power}) as bench,
+        pytest.raises(BenchError, match="bench 'stand-in' did not cut the device's power: it has not booted"),
+    ):
+        bench.cut_power()
 
 
 def test_device_that_stays_away_after_a_power_cut_breaks_the_bench(
@@ -124,7 +149,9 @@ def test_switch_that_does_not_work_is_refused_with_the_reason(
     document = safe_load(path.read_text())
     document["targets"]["main"]["resources"].update(resource)
     document["targets"]["main"]["drivers"][driver] = {}
+    document["edgekit"]["kind"] = "real"
     path.write_text(safe_dump(document))
 
-    with pytest.raises(error, match=message), open_bench(read_bench(path)):
-        pass
+    for _ in range(2):  # the first refusal has not broken the bench
+        with pytest.raises(error, match=message), open_bench(read_bench(path)):
+            pass

@@ -13,7 +13,7 @@ from typing import Final
 
 from edgekit_hil.benches.bench_file import BenchFile
 from edgekit_hil.evidence.evidence_file import find_hil_folder
-from edgekit_runtime.errors import BenchError, BenchUnavailableError
+from edgekit_runtime.errors import BenchError
 
 _FOLDER: Final = "benches"
 
@@ -107,10 +107,8 @@ class BenchLock:
                 self._begun_file.write_text(_now(), encoding="utf-8")
             try:
                 yield
-            except BenchUnavailableError:  # nothing ran on it
+            finally:  # after any error and after Ctrl-C: only a run that was killed does not come here
                 self._begun_file.unlink(missing_ok=True)
-                raise
-            self._begun_file.unlink(missing_ok=True)
 
     @property
     def _lock_file(self) -> Path:

@@ -23,6 +23,7 @@ LEAST_FREE_BYTES: Final = 200 << 20  # for packages in two slots, with their cac
 _BOOT_LIMIT_S: Final = 300
 _CONNECT_LIMIT_S: Final = 10.0
 _LEAST_PYTHON: Final = (3, 10)
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"  # another one after each boot
 _FACTS: Final = """
 import json, os, platform, shutil, sys
 from importlib import metadata
@@ -92,20 +93,28 @@ class Bench:
     lock: BenchLock
 
     def cut_power(self) -> None:
-        """Cut the device's power, give it back, and wait until it answers.
+        """Cut the device's power, give it back, and wait until it has booted and answers.
 
         Raises:
-            BenchError: it does not answer in time.
+            BenchError: it does not answer in time, or it has not booted: the switch did not cut its power.
         """
         command = self.command
-        self.power.cycle()
-        if command is self.power:
+        if command is self.power:  # a device without a boot
+            command.cycle()
             return
+        before = _run(self.target, f"cat {_BOOT_ID}")
+        self.power.cycle()
         deadline = time.monotonic() + _BOOT_LIMIT_S
-        self.target.deactivate(command)
-        while (fault := _try_activate(self.target, command)) is not None:
-            if time.monotonic() > deadline:
-                raise BenchError(f"no answer for {_BOOT_LIMIT_S} s after the power came back: {fault}")
+        stopped = self.target.deactivate(command)  # the drivers that use it too, such as the meter's
+        for driver in stopped:
+            while (fault := _try_activate(self.target, driver)) is not None:
+                if time.monotonic() > deadline:
+                    raise BenchError(f"no answer for {_BOOT_LIMIT_S} s after the power came back: {fault}")
+        if _run(self.target, f"cat {_BOOT_ID}") == before:
+            raise BenchError(
+                f"the power switch of bench '{self.file.settings.name}' did not cut the device's power: it has"
+                " not booted. Is it the right outlet; can the hub switch its ports (`uhubctl`)?"
+            )
 
     @property
     def power_label(self) -> str:
@@ -122,12 +131,37 @@ class Bench:
         """The driver of the device's shell; that of an emulated device can do more to it."""
         return self.target.get_active_driver("CommandProtocol")
 
-    def open_folder(self, name: str) -> Device:
-        """Return the device with a folder of that name for its state; a snapshot is restored first."""
-        with contextlib.suppress(NoStrategyFoundError):
-            self.target.get_strategy().transition("shell")
-        transfer = self.target.get_active_driver("FileTransferProtocol")
-        return Device(self.command, transfer, f"{self.home}/{name}", self.file.settings.python)
+    @contextlib.contextmanager
+    def open_folder(self, name: str, user: str) -> Iterator[Device]:
+        """Yield the device with a folder of that name for its state; a snapshot is restored first.
+
+        A device that does not answer at the begin or at the end breaks the bench.
+
+        Args:
+            name: of the folder, which is removed at the end.
+            user: who uses it, for the reason of a broken bench.
+
+        Raises:
+            BenchError: the device does not answer.
+        """
+        with self._break_on_error(f"before {user}"):
+            with contextlib.suppress(NoStrategyFoundError):
+                self.target.get_strategy().transition("shell")
+            transfer = self.target.get_active_driver("FileTransferProtocol")
+            device = Device(self.command, transfer, f"{self.home}/{name}", self.file.settings.python)
+        try:
+            yield device
+        finally:
+            with self._break_on_error(f"after {user}"):
+                device.close()
+
+    @contextlib.contextmanager
+    def _break_on_error(self, when: str) -> Iterator[None]:
+        try:
+            yield
+        except BenchError as error:
+            self.lock.mark_broken(f"{when}: {error}")
+            raise
 
 
 @contextlib.contextmanager
@@ -260,7 +294,10 @@ def _find_meter(target: Any) -> tuple[Any, str]:
 
 
 def _run(target: Any, command: str) -> str:
-    output, errors, code = target.get_active_driver("CommandProtocol").run(command, timeout=60)
+    try:
+        output, errors, code = target.get_active_driver("CommandProtocol").run(command, timeout=60)
+    except Exception as cause:  # labgrid's drivers raise whatever they met
+        raise BenchUnavailableError(f"the device did not run `{command}`: {describe(cause)}") from cause
     if code:
         raise BenchUnavailableError(f"`{command}` ended with {code} on the device: {' '.join(errors)}")
     return "\n".join(output)

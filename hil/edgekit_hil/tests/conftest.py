@@ -77,13 +77,9 @@ def device(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Device]:
     request.node.stash[BENCH_KEY] = bench
     if (reason := bench.lock.read_reason()) is not None:
         pytest.skip(f"bench '{bench.file.settings.name}' is broken since {reason}")
-    try:
-        device = bench.open_folder(hashlib.sha256(request.node.name.encode()).hexdigest()[:8])
+    folder = hashlib.sha256(request.node.name.encode()).hexdigest()[:8]
+    with bench.open_folder(folder, request.node.name) as device:
         yield device
-        device.close()
-    except BenchError as error:
-        bench.lock.mark_broken(f"after {request.node.name}: {error}")
-        raise
 
 
 @pytest.fixture

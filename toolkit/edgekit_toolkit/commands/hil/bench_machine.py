@@ -63,9 +63,7 @@ def _open_bench(bench: str) -> Iterator[Machine]:
     settings = file.settings
     if not settings.has_time:
         raise BenchError(f"bench '{settings.name}': durations on it are those of an emulator of instructions")
-    with open_bench(file) as opened:
-        device = opened.open_folder(_FOLDER)
+    with open_bench(file) as opened, opened.open_folder(_FOLDER, "edgekit profile") as device:
         argv = (*shlex.split(device.python), "-m", "edgekit_runtime.cli")
         label: Label = "measured" if settings.kind == "real" else "emulated"
         yield Machine(settings.name, argv, label, execute=device.run_program)
-        device.close()
