@@ -19,6 +19,7 @@ README: Final = ROOT / "README.md"
 EVIDENCE: Final = ROOT / "hil" / "evidence"
 BEGIN: Final = "<!-- written by scripts/support_table.py -->\n"
 END: Final = "<!-- end -->\n"
+_GOLDEN: Final = "test_package_installs_and_matches_golden_outputs["  # its last parameter is the engine
 _KINDS: Final = ("real", "emulated", "simulated")
 _ENGINES: Final = {"ort": "onnxruntime", "litert": "LiteRT", "tensorrt": "TensorRT"}
 
@@ -58,10 +59,21 @@ def _describe(evidence: Evidence) -> str:
     failed, skipped = evidence.count("failed"), evidence.count("skipped")
     parts = [f"{evidence.count('passed')} tests passed"]
     parts += [f"**{failed} failed**"] * bool(failed) + [f"{skipped} skipped"] * bool(skipped)
+    if computed := _list_engines(evidence):
+        parts.append(f"golden outputs on {', '.join(computed)}")
     dirty = " with uncommitted changes" if evidence.is_dirty else ""
     source = f"commit {evidence.commit[:9]}{dirty}" if evidence.commit else "a release"
     link = f"[{evidence.bench}](hil/evidence/{evidence.file_name})"
     return f"{link}: {kind}{', '.join(parts)}; {evidence.date[:10]}, {source}"
+
+
+def _list_engines(evidence: Evidence) -> list[str]:
+    """Return the engines on which every package computed its golden outputs."""
+    outcomes: dict[str, set[str]] = {}
+    for each in evidence.tests:
+        if _GOLDEN in each.test:
+            outcomes.setdefault(each.test.rstrip("]").rpartition("-")[2], set()).add(each.outcome)
+    return [title for engine, title in _ENGINES.items() if outcomes.get(engine) == {"passed"}]
 
 
 def split_readme(text: str) -> tuple[str, str, str]:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from edgekit_hil.evidence.evidence_file import (
     Evidence,
     describe_source,
     find_hil_folder,
+    read_checkout,
     read_evidence,
     read_folders,
     read_newest,
@@ -69,6 +72,33 @@ def test_malformed_evidence_is_refused(
 
     with pytest.raises(BenchError, match=message):
         read_evidence(path)
+
+
+@pytest.mark.parametrize(
+    ("written", "is_dirty"),
+    [
+        ("bench.yaml", False),  # where docs/hil.md says that it is
+        ("hil/evidence/rpi5-desk.json", False),
+        ("hil/edgekit_hil/new.py", True),
+        ("hil/README.md", True),
+    ],
+)
+def test_only_changes_of_the_source_make_evidence_dirty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, *, is_dirty: bool
+) -> None:
+    (tmp_path / "hil" / "edgekit_hil").mkdir(parents=True)
+    (tmp_path / "hil" / "evidence").mkdir()
+    for name in ("hil/README.md", "hil/edgekit_hil/a.py", "hil/evidence/README.md"):
+        (tmp_path / name).write_text("")
+    shutil.copy(Path(__file__).parents[2] / ".gitignore", tmp_path)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], check=True)
+    monkeypatch.setattr("edgekit_hil.evidence.evidence_file._PACKAGE", tmp_path / "hil" / "edgekit_hil")
+
+    (tmp_path / written).write_text("new")
+
+    assert read_checkout().is_dirty == is_dirty
 
 
 @pytest.mark.parametrize(

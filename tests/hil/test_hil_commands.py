@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
@@ -17,9 +18,10 @@ from edgekit_hil.benches.bench_file import read_bench
 from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.bench_writer import SshBench
 from edgekit_hil.evidence.evidence_file import read_evidence, write_evidence
-from edgekit_runtime.errors import BenchError
+from edgekit_runtime.errors import BenchError, CutError
 from edgekit_toolkit.cli import main
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
+from edgekit_toolkit.targets.writer import write_target
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +60,47 @@ def test_device_of_a_bench_is_profiled_over_its_own_connection(
     assert init(board, "--name", "desk") == 0
     capsys.readouterr()
 
-    code = main(["profile", "--on", "bench.yaml", "--target", "rpi5", "--seconds", "5", "--json"])
+    code = main(["profile", "--on", "bench.yaml", "--seconds", "5", "--json"])
 
     found = json.loads(capsys.readouterr().out)
-    assert (code, found["label"]) == (0, "measured")
+    assert (code, found["label"], found["target"]) == (0, "measured", "x86-64-desk")
+    assert main(["targets", "x86-64-desk"]) == 0
+    assert "edgekit profile of" in " ".join(capsys.readouterr().out.split())
     target = load_target(found["target"], [find_user_targets()])
     assert target.transfer is not None
     assert any("edgekit profile of" in source.title for source in target.sources)
+
+
+def test_profile_of_what_is_no_bench_needs_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "--on", "ssh:pi"]) == 2
+    assert "name the device's --target" in capsys.readouterr().err
+
+
+def test_profile_that_fails_does_not_break_a_bench(
+    board: SshBoard, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert init(board, "--name", "desk") == 0
+    arguments = ["profile", "--on", "bench.yaml", "--seconds", "5"]
+    with monkeypatch.context() as failing:
+        failing.setattr("edgekit_offload.profiling.machine._MEASURE", ("no", "such", "command"))
+        assert main(arguments) == CutError.exit_code
+
+    assert BenchLock.of(read_bench(folder / "bench.yaml")).describe() is None
+
+
+def test_init_takes_a_target_by_its_name_alone(
+    board: SshBoard, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = replace(load_target("x86-64"), name="my-board", aliases=())
+    write_target(folder / "my-board.toml", target)
+    place = ["--host", f"root@127.0.0.1:{board.port}", "--key", str(board.key), "--python", str(board.python)]
+    command = ["hil", "init", *place, "--meter", "none", "--power", "none"]
+
+    assert main([*command, "--target", "./my-board.toml"]) == BenchError.exit_code
+    assert "tests take a target by its name; copy the file to" in " ".join(capsys.readouterr().err.split())
+    write_target(find_user_targets() / "my-board.toml", target)
+    assert main([*command, "--target", "my-board"]) == 0
+    assert read_bench(folder / "bench.yaml").settings.target == "my-board"
 
 
 def test_bench_on_which_durations_mean_nothing_is_not_profiled(capsys: pytest.CaptureFixture[str]) -> None:

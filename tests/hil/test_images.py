@@ -3,10 +3,13 @@
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from edgekit_hil.drivers.userland import require_userland
 from edgekit_hil.images import recipe
+from edgekit_hil.images.debian_archive import DebianArchive
 from edgekit_hil.images.image_cache import Image, find_image, make_image
 from edgekit_hil.images.initial_disk import KernelModules, write_initrd
 from edgekit_hil.images.root_folder import unpack
@@ -104,6 +107,42 @@ def test_image_without_root_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
     with pytest.raises(BenchUnavailableError, match="needs root"):
         make_image(print)
+
+
+@pytest.mark.parametrize(
+    ("printed", "message"),
+    [
+        ("Ubuntu|deb http://a jammy main", "apt has those of Ubuntu here: use a machine or a container"),
+        ("|deb http://a own main", "run `apt-get update` first"),
+        ("", "run `apt-get update` first"),
+    ],
+)
+def test_machine_without_lists_of_debian_is_refused_with_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, message: str
+) -> None:
+    monkeypatch.setattr("edgekit_hil.images.debian_archive.run_checked", lambda _: printed)
+
+    with pytest.raises(BenchError, match=message):
+        DebianArchive(tmp_path).update()
+
+
+@pytest.mark.parametrize(
+    ("user", "release", "message"),
+    [
+        (1000, "6.12.1", "the ARM64 userland needs root"),
+        (0, "6.6.51+rpt-rpi-v8", "needs Linux 6.7 or newer, this is 6.6.51"),
+        (0, "5.15.148-tegra", "this is 5.15.148-tegra"),
+    ],
+)
+def test_machine_that_cannot_run_the_userland_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, user: int, release: str, message: str
+) -> None:
+    monkeypatch.setattr("edgekit_hil.drivers.userland.require", lambda *_: None)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
+
+    with pytest.raises(BenchUnavailableError, match=message):
+        require_userland()
 
 
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not installed")

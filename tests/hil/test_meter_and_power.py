@@ -13,7 +13,12 @@ from yaml import safe_dump, safe_load
 
 from edgekit_hil.benches.bench_file import read_bench
 from edgekit_hil.benches.bench_lock import BenchLock
+from edgekit_hil.benches.device import Device
 from edgekit_hil.benches.opening import Bench, open_bench
+from edgekit_hil.evidence.evidence_file import Figure
+from edgekit_hil.tests import test_figures
+from edgekit_hil.tests.bench_target import BenchTarget
+from edgekit_hil.tests.models import Promise
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
 
 
@@ -65,7 +70,7 @@ def test_device_without_a_meter_says_what_is_missing(board: SshBoard, tmp_path: 
 
 
 def make_switch(board: SshBoard, tmp_path: Path) -> dict[str, Any]:
-    """Return the arguments of a switch that kills what the device runs for us, and lets it boot, as it says."""
+    """Return a switch that kills what the device runs for us, and changes what it says of its boot."""
     off = f"pkill -9 -P {board.server_pid}; echo off >>{tmp_path}/marks; echo second >{tmp_path}/boot_id"
     return {"cmd_off": f"sh -c '{off}'", "cmd_on": f"sh -c 'echo on >>{tmp_path}/marks'", "delay": 0.1}
 
@@ -118,6 +123,55 @@ def test_device_that_stays_away_after_a_power_cut_breaks_the_bench(
             bench.lock.mark_broken("no answer")
 
         assert "no answer" in (BenchLock.of(bench.file).read_reason() or "")
+
+
+def test_device_that_draws_what_the_target_says_has_no_error_of_energy(
+    board: SshBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A promise of energy is of the whole board, and so is what it is compared with."""
+    tree, figures = Tree(tmp_path / "sys"), {}
+    tree.rail(1, "VDD_IN", 4000, 1000)  # 4 W at rest, 14 W under load, as x86-64.toml says
+
+    class Packages:
+        public_key = board.key
+        make = staticmethod(lambda *_: tmp_path)
+        read_promise = staticmethod(lambda *_: Promise(14.0 * 2.0, "modelled"))
+
+    class Recorded:
+        curve = staticmethod(lambda *_: None)
+
+        def __call__(self, name: str, value: float, unit: str, method: str, predicted: object = None) -> None:
+            figures[name] = Figure(name, value, unit, method, "", predicted)  # type: ignore[arg-type]
+
+    def measure(*_: object) -> dict[str, list[float]]:
+        tree.rail(1, "VDD_IN", 14000, 1000)
+        time.sleep(3)
+        return {"seconds": [0.002]}
+
+    monkeypatch.setattr(test_figures, "measure", measure)
+    monkeypatch.setattr(test_figures, "_POWER_S", 3)
+    monkeypatch.setattr(Device, "edgekit", lambda *_: {})
+    drivers = {"SensorsDriver": {"python": str(board.python), "sysfs": str(tmp_path / "sys")}}
+    with (
+        opened(board, tmp_path / "bench.yaml", drivers) as bench,
+        bench.open_folder("energy", "a test") as device,
+    ):
+        target = BenchTarget.of(bench)
+        test_figures.test_energy_of_an_inference_is_recorded(
+            bench,
+            device,
+            Packages(),
+            target,
+            Recorded(),  # type: ignore[arg-type]
+        )
+
+    whole, above = figures.values()
+    assert (whole.name, whole.value, whole.error) == (
+        "energy of mnist5k_dscnn on ort, whole board",
+        pytest.approx(28.0),
+        pytest.approx(0.0, abs=1e-6),
+    )
+    assert (above.value, above.predicted) == (pytest.approx(20.0), None)
 
 
 @pytest.mark.parametrize(

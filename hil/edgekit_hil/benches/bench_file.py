@@ -1,5 +1,6 @@
 """labgrid's environment files with one more section, `edgekit:`: what the bench is evidence for."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -41,6 +42,11 @@ class BenchSettings:
     python: str = "python3"
     has_time: bool = True
     has_memory: bool = True
+
+    @property
+    def profile_name(self) -> str:
+        """Name of the target that `edgekit profile --on` writes for this bench."""
+        return f"{self.target}-{'-'.join(re.findall('[a-z0-9]+', self.name.lower()))}"
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.replace("-", "").replace("_", "").isalnum():

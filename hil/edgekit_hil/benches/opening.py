@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from labgrid import Environment
 from labgrid.exceptions import NoDriverFoundError, NoResourceFoundError, NoStrategyFoundError
+from labgrid.strategy import StrategyError
 
 from edgekit_hil.benches.bench_file import BenchFile
 from edgekit_hil.benches.bench_lock import BenchLock
@@ -112,14 +113,28 @@ class Bench:
                     raise BenchError(f"no answer for {_BOOT_LIMIT_S} s after the power came back: {fault}")
         if _run(self.target, f"cat {_BOOT_ID}") == before:
             raise BenchError(
-                f"the power switch of bench '{self.file.settings.name}' did not cut the device's power: it has"
-                " not booted. Is it the right outlet; can the hub switch its ports (`uhubctl`)?"
+                f"the power switch of bench '{self.file.settings.name}' did not cut the device's power: it"
+                " has not booted. Is it the right outlet; can the hub switch its ports (`uhubctl`)?"
             )
 
     @property
     def power_label(self) -> str:
         """How the power is cut, for evidence."""
         return str(getattr(self.power, "power_label", type(self.power).__name__))
+
+    @property
+    def can_restore(self) -> bool:
+        """Whether the device goes on from snapshots, by the strategy of its file."""
+        try:
+            return hasattr(self.target.get_strategy(), "restore")
+        except NoStrategyFoundError:
+            return False
+
+    @property
+    def host_address(self) -> str | None:
+        """Where the device reaches this machine, if a driver has a network of its own for it."""
+        found = (getattr(driver, "host_address", None) for driver in self.target.drivers)
+        return next((each for each in found if each is not None), None)
 
     @property
     def slowdown(self) -> float:
@@ -145,8 +160,7 @@ class Bench:
             BenchError: the device does not answer.
         """
         with self._break_on_error(f"before {user}"):
-            with contextlib.suppress(NoStrategyFoundError):
-                self.target.get_strategy().transition("shell")
+            _transition(self.target)
             transfer = self.target.get_active_driver("FileTransferProtocol")
             device = Device(self.command, transfer, f"{self.home}/{name}", self.file.settings.python)
         try:
@@ -227,9 +241,7 @@ def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
 def _bring_up(file: BenchFile, target: Any) -> None:
     """Bring the device to a shell, by the strategy of the file if it names one."""
     try:
-        try:
-            target.get_strategy().transition("shell")
-        except NoStrategyFoundError:
+        if not _transition(target):
             _check_reachable(file, target)
             for protocol in ("CommandProtocol", "FileTransferProtocol"):
                 target.activate(target.get_driver(protocol, activate=False))
@@ -238,6 +250,22 @@ def _bring_up(file: BenchFile, target: Any) -> None:
             raise
         why = cause if isinstance(cause, EdgekitError) else describe(cause)
         raise BenchUnavailableError(f"bench '{file.settings.name}': {why}") from cause
+
+
+def _transition(target: Any) -> bool:
+    """Bring the device to a shell by the strategy of its file; return whether it names one.
+
+    Raises:
+        BenchError: the strategy failed.
+    """
+    try:
+        target.get_strategy().transition("shell")
+    except NoStrategyFoundError:
+        return False
+    except StrategyError as error:  # labgrid says no more than that it is broken
+        cause = error.__cause__ or error
+        raise cause if isinstance(cause, EdgekitError) else BenchError(describe(cause)) from error
+    return True
 
 
 def _find_power(file: BenchFile, target: Any) -> Any:

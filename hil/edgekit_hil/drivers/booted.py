@@ -30,7 +30,10 @@ class BootedMachineDriver(QEMUDriver):
         status: 1 while qemu runs.
         key: file with the key of root.
         folder: holds its disks as long as it is active.
+        host_address: where it reaches servers that listen on this machine's loopback.
     """
+
+    host_address = "10.0.2.2"  # in the network that qemu makes for a user
 
     qemu_bin: str = attr.ib(default="qemu-system-aarch64")
     machine: str = attr.ib(default="virt")

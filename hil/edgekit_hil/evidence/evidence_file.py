@@ -16,6 +16,7 @@ from edgekit_runtime.system.paths import find_config_folder
 FORMAT: Final = 1
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 _GIT_LIMIT_S: Final = 30
+_SOURCES: Final = ("--", ":(top)", ":(top,exclude)hil/evidence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class Checkout:
 
     Attributes:
         commit: its hash, or empty outside of a checkout.
-        is_dirty: whether files differ from it, or are in no commit.
+        is_dirty: whether files differ from it, or are in no commit; evidence of other runs does not count.
     """
 
     commit: str
@@ -172,7 +173,7 @@ def read_checkout() -> Checkout:
         return Checkout("", is_dirty=False)
     try:
         commit = _git("rev-parse", "HEAD")
-        return Checkout(commit, bool(_git("status", "--porcelain")))
+        return Checkout(commit, bool(_git("status", "--porcelain", *_SOURCES)))
     except (OSError, subprocess.SubprocessError):
         return Checkout("unknown", is_dirty=True)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_hil.images.programs import run_checked
-from edgekit_runtime.errors import BenchError
+from edgekit_runtime.errors import BenchError, BenchUnavailableError
 
 _INSTALLED: Final = re.compile(r"Inst (\S+) \((\S+) .*\[(\S+)\]\)")
 
@@ -25,6 +25,7 @@ class DebianArchive:
         """Take the suites of this machine and fetch their lists of packages.
 
         Raises:
+            BenchUnavailableError: this machine is no Debian.
             BenchError: this machine's apt knows no suite of Debian, or no mirror answers.
         """
         for name in ("state/lists/partial", "cache/archives/partial"):
@@ -34,6 +35,12 @@ class DebianArchive:
         found = run_checked(["apt-get", "indextargets", "--format", columns, "Created-By: Packages"])
         lines = [line.split("|", 1) for line in found.splitlines()]
         sources = sorted({source for origin, source in lines if origin == "Debian"})
+        others = sorted({origin for origin, _ in lines if origin} - {"Debian"})
+        if not sources and others:
+            raise BenchUnavailableError(
+                f"an image is made from Debian's packages, and apt has those of {', '.join(others)} here: use"
+                " a machine or a container with Debian"
+            )
         if not sources:
             raise BenchError("apt has no lists of Debian's packages here: run `apt-get update` first")
         (self.folder / "sources.list").write_text("\n".join(sources) + "\n")

@@ -12,6 +12,7 @@ from edgekit_hil.benches.bench_file import find_bench, list_shipped
 from edgekit_hil.benches.device import Device
 from edgekit_hil.benches.opening import Bench, open_bench
 from edgekit_hil.evidence.evidence_file import Curve, Figure
+from edgekit_hil.tests.bench_target import BenchTarget
 from edgekit_hil.tests.models import PackageMaker
 from edgekit_hil.tests.plugin import BENCH_KEY, RunRecord
 from edgekit_runtime.errors import BenchError
@@ -80,6 +81,12 @@ def device(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Device]:
     folder = hashlib.sha256(request.node.name.encode()).hexdigest()[:8]
     with bench.open_folder(folder, request.node.name) as device:
         yield device
+
+
+@pytest.fixture
+def target(bench: Bench) -> BenchTarget:
+    """Return what the packages of the bench are made for."""
+    return BenchTarget.of(bench)
 
 
 @pytest.fixture

@@ -15,12 +15,11 @@ import pytest
 from labgrid.exceptions import NoResourceFoundError
 
 from edgekit_hil.benches.opening import Bench
+from edgekit_hil.tests.bench_target import TOOLKIT
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.system.child_process import ChildProcess, run_program
 
-TOOLKIT: Final = "edgekit_toolkit"
 LOOPBACK: Final = "127.0.0.1"
-_HOST_OF_QEMU: Final = "10.0.2.2"  # in the network that it makes for a user
 _CONNECT_LIMIT_S: Final = 10.0
 _UP_LIMIT_S: Final = 60.0
 _COMMAND_LIMIT_S: Final = 60.0
@@ -48,8 +47,8 @@ class HostSide:
         self.listen_address = self.address = _find_own_address(bench)
         if self._testbed is not None:
             self.listen_address = self.address = self._testbed.server_host
-        elif bench.file.settings.name == "arm64-booted":
-            self.address = _HOST_OF_QEMU
+        elif bench.host_address is not None:
+            self.address = bench.host_address
 
     def free_port(self) -> int:
         """Return a port on which nothing listens here."""

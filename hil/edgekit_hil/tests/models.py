@@ -1,4 +1,4 @@
-"""The packages that the tests install: models/tiny of the checkout, packaged for the target of a bench."""
+"""The packages that the tests install: models/tiny of the checkout, and a large model, for a bench."""
 
 import base64
 import dataclasses
@@ -18,13 +18,15 @@ from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]  
 import edgekit_hil
 import edgekit_runtime
 from edgekit_hil.images.programs import run_checked
+from edgekit_hil.tests import large_model
+from edgekit_hil.tests.bench_target import TOOLKIT
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.package.manifest import Artifact, BackendChoice
 from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan, PlanCosts
 from edgekit_runtime.system.child_process import run_program
-from edgekit_runtime.system.paths import find_cache_folder
+from edgekit_runtime.system.paths import find_cache_folder, find_config_folder
 from edgekit_runtime.trust.dsse import Envelope, encode_signed
 from edgekit_runtime.trust.trust_store import TrustStore
 
@@ -66,27 +68,33 @@ class PackageMaker:
         self.public_key = self._folder / "bench.pub.pem"
 
     def make(self, model: str, target: str, backend: str, version: str = "1.0.0") -> Path:
-        """Return the package of a model of models/tiny.
+        """Return the package of a model of models/tiny, or of the large one.
 
         Args:
             model: its name.
-            target: as in `edgekit targets`.
+            target: a name of `edgekit targets`.
             backend: as `edgekit package` takes it; `auto` carries a variant for each engine of the target.
             version: of the package.
 
         Raises:
             BenchError: `edgekit package` failed.
         """
-        kept = self._folder / f"{model}-{target}-{backend}-{version}"
+        file = find_config_folder() / "targets" / f"{target}.toml"
+        own = hashlib.sha256(file.read_bytes()).hexdigest()[:8] if file.is_file() else ""
+        kept = self._folder / f"{model}-{target}{own}-{backend}-{version}"
         stem = MODELS / model
 
         def make(made: Path) -> None:
+            source = ["--calibration", f"{stem}.calib.npz", "--eval", f"{stem}.eval.npz", f"{stem}.onnx"]
+            if model == large_model.NAME:
+                source = ["--budget", "size=100MB,drop=5%", f"{made}/{model}.onnx"]
+                large_model.write_large_model(made / f"{model}.onnx")
             self._edgekit(
-                *("package", f"{stem}.onnx", "--calibration", f"{stem}.calib.npz"),
-                *("--eval", f"{stem}.eval.npz", "--target", target, "--backend", backend),
+                *("package", *source, "--target", str(file) if own else target, "--backend", backend),
                 *("--version", version, "--search-seconds", "0", "--out", str(made)),
                 *(("--variants", "2") if backend == "auto" else ()),
             )
+            (made / f"{model}.onnx").unlink(missing_ok=True)
 
         self._keep(kept, make)
         (package,) = kept.glob("*.edgepkg")
@@ -165,7 +173,7 @@ class PackageMaker:
 
     def _edgekit(self, *arguments: str) -> None:
         environment = ["env", f"EDGEKIT_HOME={self.home}"]
-        command = [*environment, sys.executable, "-m", "edgekit_toolkit", *arguments]
+        command = [*environment, sys.executable, "-m", TOOLKIT, *arguments]
         result = run_program(command, (), _PACKAGE_LIMIT_S, 0)
         if result.exit_code:
             raise BenchError(

@@ -12,15 +12,16 @@ import pytest
 
 from edgekit_hil.benches.device import Device
 from edgekit_hil.benches.opening import Bench
+from edgekit_hil.tests import large_model
+from edgekit_hil.tests.bench_target import OPEN_LIMIT_S, BenchTarget
 from edgekit_hil.tests.conftest import Recorder
-from edgekit_hil.tests.models import MODEL_NAMES, PackageMaker
+from edgekit_hil.tests.models import MODEL_NAMES, PackageMaker, Promise
 from edgekit_hil.tests.programs import read_program
-from edgekit_hil.tests.test_install import list_engines
 from edgekit_runtime.package.archive import read_unverified_manifest
 
 _POWER_S: Final = 30
 _MODEL: Final = "mnist5k_dscnn"
-_MOST_MEMORY_ERROR: Final = 0.25  # of the measured peak; the goal is 0.1
+_MOST_MEMORY_ERROR: Final = 0.1  # of the measured peak; without an estimate of the model, `large` is 35 % off
 
 
 def measure(device: Device, package: Path, seconds: float) -> dict[str, Any]:
@@ -33,58 +34,87 @@ def measure(device: Device, package: Path, seconds: float) -> dict[str, Any]:
     }
     remote = device.put(package, "model.edgepkg")
     arguments = (remote, str(seconds), json.dumps(inputs))
-    found = device.run_python(read_program("measure"), *arguments, limit_s=60 + 4 * seconds)
+    found = device.run_python(read_program("measure"), *arguments, limit_s=OPEN_LIMIT_S + 4 * seconds)
     result: dict[str, Any] = json.loads(found)
     return result
 
 
-@pytest.mark.parametrize("model", MODEL_NAMES)
+@pytest.mark.parametrize("model", (*MODEL_NAMES, large_model.NAME))
 def test_memory_is_near_the_estimate_and_latency_is_recorded(
     bench: Bench,
     device: Device,
     packages: PackageMaker,
+    target: BenchTarget,
     evidence: Recorder,
     request: pytest.FixtureRequest,
     model: str,
 ) -> None:
-    """Peak memory of a process that runs the package is near its estimate; latency is recorded."""
-    settings = bench.file.settings
-    if not settings.has_memory:
-        pytest.skip(f"on bench '{settings.name}' the emulator is part of each process")
-    engine = list_engines(bench)[0]
-    package = packages.make(model, settings.target, engine)
+    """Peak memory of a process that runs the package is within 10 % of its estimate; latency is recorded."""
+    if not bench.file.settings.has_memory:
+        pytest.skip(f"on bench '{bench.file.settings.name}' the emulator is part of each process")
+    package = packages.make(model, target.name, target.engine)
     device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
 
     found = measure(device, package, request.config.getoption("--measure-seconds"))
 
-    times_ms = sorted(1e3 * each for each in found["seconds"])
-    latency = packages.read_promise(package, "latency_ms")
+    record_latency(
+        bench, target, evidence, model, found["seconds"], packages.read_promise(package, "latency_ms")
+    )
     memory = packages.read_promise(package, "memory_bytes")
-    predicted_ms = None if latency.value is None else latency.value * bench.slowdown
+    # TensorRT's memory is estimated by nobody: a package states that of its fallback.
+    stated = None if target.engine == "tensorrt" else memory.value
+    method = "VmHWM of a process that opens and runs it"
+    if stated is not None:
+        method += f"; prediction {memory.label}, with the engine's own memory on the machine that packages"
+    peak_mb = found["peak_bytes"] / 1e6
+    evidence(f"peak memory of {model} on {target.engine}", peak_mb, "MB", method, stated and stated / 1e6)
+    if target.engine != "tensorrt":
+        assert stated, "the package states no memory"
+        assert abs(stated / found["peak_bytes"] - 1) <= _MOST_MEMORY_ERROR
+
+
+def record_latency(
+    bench: Bench,
+    target: BenchTarget,
+    evidence: Recorder,
+    model: str,
+    seconds: list[float],
+    promise: Promise,
+) -> None:
+    """Record a latency beside its prediction, and its distribution.
+
+    Args:
+        bench: where it was measured.
+        target: of the package.
+        evidence: where it is recorded.
+        model: name of the model.
+        seconds: of each inference.
+        promise: of the package, in ms.
+    """
+    times_ms = sorted(1e3 * each for each in seconds)
     # A quota takes the processor away for parts of a period, which most short inferences never see.
-    kind = "median" if bench.slowdown == 1 else "mean"
-    latency_ms = statistics.median(times_ms) if kind == "median" else statistics.fmean(times_ms)
-    method = f"{kind} of {len(times_ms)} inferences, {engine}; prediction {latency.label}"
-    if bench.slowdown != 1:
-        method += f", times {bench.slowdown:g} for this bench"
-    evidence(f"latency of {model}", latency_ms, "ms", method, predicted_ms)
+    kind, average = ("median", statistics.median) if bench.slowdown == 1 else ("mean", statistics.fmean)
+    method = f"{kind} of {len(times_ms)} inferences"
+    predicted_ms = promise.value if target.engine == target.predicted_engine else None
+    if predicted_ms is not None:
+        method += f"; prediction by {target.prediction}"
+        if bench.slowdown != 1 and not target.is_profile:
+            predicted_ms *= bench.slowdown
+            method += f", times {bench.slowdown:g} for this bench"
+    name = f"latency of {model} on {target.engine}"
+    evidence(name, average(times_ms), "ms", method, predicted_ms)
     shares = [index / 100 for index in range(1, 100)]
     points = [(times_ms[int(share * len(times_ms))], share) for share in shares]
-    evidence.curve(f"latency of {model}", ("ms", "share of inferences below"), points)
-    method = f"VmHWM of a process that opens and runs it, {engine}; prediction {memory.label}"
-    evidence(f"peak memory of {model}", found["peak_bytes"] / 1e6, "MB", method, (memory.value or 0) / 1e6)
-    assert memory.value, "the package states no memory"
-    assert abs(memory.value / found["peak_bytes"] - 1) <= _MOST_MEMORY_ERROR
+    evidence.curve(name, ("ms", "share of inferences below"), points)
 
 
 def test_energy_of_an_inference_is_recorded(
-    bench: Bench, device: Device, packages: PackageMaker, evidence: Recorder
+    bench: Bench, device: Device, packages: PackageMaker, target: BenchTarget, evidence: Recorder
 ) -> None:
     """The device draws more power under load than at rest; energy is recorded beside its prediction."""
     if bench.meter is None:
         pytest.skip(f"bench '{bench.file.settings.name}' has no power meter: {bench.meter_text}")
-    engine = list_engines(bench)[0]
-    package = packages.make(_MODEL, bench.file.settings.target, engine)
+    package = packages.make(_MODEL, target.name, target.engine)
     device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
     with bench.meter.measure() as idle:
         device.run(f"sleep {_POWER_S}", 2 * _POWER_S)
@@ -94,24 +124,28 @@ def test_energy_of_an_inference_is_recorded(
 
     idle_w = statistics.median(watts for _, watts in idle)
     busy_w = statistics.median(watts for _, watts in busy)
-    energy_mj = 1e3 * (busy_w - idle_w) * statistics.median(found["seconds"])
+    latency_ms = 1e3 * statistics.median(found["seconds"])
     promise = packages.read_promise(package, "energy_mj")
-    method = f"{bench.meter_text}, above rest, times the median latency; prediction {promise.label}"
-    evidence(f"energy of {_MODEL}", energy_mj, "mJ", method, promise.value)
-    for name, watts in (("power at rest", idle), ("power under load", busy)):
-        evidence.curve(name, ("s", "W"), watts)
+    predicted_mj = promise.value if target.engine == target.predicted_engine else None
+    # A prediction is of the whole board, as the target states its power.
+    name, method = f"energy of {_MODEL} on {target.engine}", f"{bench.meter_text}, times the median latency"
+    compared = f"{method}; prediction from {target.prediction} and the target's power"
+    evidence(f"{name}, whole board", busy_w * latency_ms, "mJ", compared, predicted_mj)
+    evidence(f"{name}, above rest", (busy_w - idle_w) * latency_ms, "mJ", method)
+    for title, watts in (("power at rest", idle), ("power under load", busy)):
+        evidence.curve(title, ("s", "W"), watts)
     assert busy_w > idle_w
 
 
 def test_tournament_keeps_an_engine_that_is_used_from_then_on(
-    bench: Bench, device: Device, packages: PackageMaker, evidence: Recorder
+    device: Device, packages: PackageMaker, target: BenchTarget, evidence: Recorder
 ) -> None:
     """Each engine of the package is measured in turn, and the session that opens next is the winner's."""
-    package = packages.make(_MODEL, bench.file.settings.target, "auto")
+    package = packages.make(_MODEL, target.name, "auto")
     device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
     remote = device.put(package, "model.edgepkg")
 
-    result = device.edgekit("tournament", remote, "--seconds", "10", limit_s=180)
+    result = device.edgekit("tournament", remote, "--seconds", "10", limit_s=OPEN_LIMIT_S)
 
     measured = {each["name"]: each["median_ms"] for each in result["engines"] if each["median_ms"]}
     assert result["winner"] in measured

@@ -12,11 +12,11 @@ import pytest
 
 from edgekit_hil.benches.device import Device
 from edgekit_hil.benches.opening import Bench
+from edgekit_hil.tests.bench_target import OPEN_LIMIT_S, BenchTarget
 from edgekit_hil.tests.conftest import Recorder
 from edgekit_hil.tests.host_side import LOOPBACK, Fleet, HostSide, require_mosquitto
 from edgekit_hil.tests.models import PackageMaker
 from edgekit_hil.tests.programs import read_program
-from edgekit_hil.tests.test_install import list_engines
 from edgekit_runtime.errors import BenchError
 
 _WAIT_S: Final = 120.0
@@ -88,14 +88,19 @@ def serve_whole(bench: Bench, device: Device, packages: PackageMaker, package: P
 
 
 def test_every_request_is_answered_right_while_the_link_goes_away_and_returns(
-    bench: Bench, device: Device, packages: PackageMaker, evidence: Recorder, tmp_path: Path
+    bench: Bench,
+    device: Device,
+    packages: PackageMaker,
+    target: BenchTarget,
+    evidence: Recorder,
+    tmp_path: Path,
 ) -> None:
-    """A session that uses a server goes on alone, and right, without its link, and then uses it again."""
+    """A session that uses a server goes on alone without its link, then uses it again (a model made slow)."""
     if not hasattr(bench.command, "drop_link"):
         pytest.skip(f"bench '{bench.file.settings.name}' has no link that can be dropped")
     if shutil.which("openssl") is None:
         pytest.skip("openssl is missing on this machine: apt install openssl")
-    package = packages.make(_MODEL, bench.file.settings.target, list_engines(bench)[0])
+    package = packages.make(_MODEL, target.name, target.engine)
     device.edgekit("keys", "trust", device.put(packages.public_key, "bench.pub.pem"))
     remote = device.put(packages.offload(package, tmp_path, _LOCAL_S), "model.edgepkg")
     with serve_whole(bench, device, packages, package):
@@ -113,7 +118,7 @@ def test_every_request_is_answered_right_while_the_link_goes_away_and_returns(
     assert lines[-1]["wrong"] == 0
     assert [line["requests"] for line in lines] == list(range(1, len(lines) + 1))
     without = [line for line in lines if before["requests"] < line["requests"] <= gone["requests"]]
-    method = f"all of {len(lines)} requests right, {len(without)} of them around the loss of the link"
+    method = f"all of {len(lines)} requests right, {len(without)} of them around the loss, {target.engine}"
     longest_ms = 1e3 * max(line["took_s"] for line in without)
     evidence("longest answer when the link goes away", longest_ms, "ms", method)
     points = [(line["at_s"], 1e3 * line["took_s"]) for line in lines]
@@ -121,7 +126,12 @@ def test_every_request_is_answered_right_while_the_link_goes_away_and_returns(
 
 
 def test_release_goes_to_this_device_first_and_to_others_once_it_is_well_here(
-    bench: Bench, device: Device, packages: PackageMaker, evidence: Recorder, tmp_path: Path
+    bench: Bench,
+    device: Device,
+    packages: PackageMaker,
+    target: BenchTarget,
+    evidence: Recorder,
+    tmp_path: Path,
 ) -> None:
     """A fleet offers a release to this device first, and to another one after this one has answered well."""
     settings = bench.file.settings
@@ -131,16 +141,16 @@ def test_release_goes_to_this_device_first_and_to_others_once_it_is_well_here(
     if host.address == LOOPBACK:
         pytest.skip(f"the device of bench '{settings.name}' has no network of its own")
     require_mosquitto()
-    package = packages.make(_MODEL, settings.target, list_engines(bench)[0])
+    package = packages.make(_MODEL, target.name, target.engine)
     fleet = Fleet(host, tmp_path, packages.home)
-    with fleet.up(), fleet.run_device(_ON_HOST, settings.target):
+    with fleet.up(), fleet.run_device(_ON_HOST, target.name):
         runtime = f"{device.python} -m edgekit_runtime.cli"
         code = fleet.invite(_ON_BENCH)
-        device.run(f"EDGEKIT_TARGET={settings.target} {runtime} enroll --code {code}")
+        device.run(f"EDGEKIT_TARGET={target.name} {runtime} enroll --code {code}")
         device.start(f"{runtime} agent", "agent.log")
         begun_s = time.monotonic()
         fleet.start_rollout(_ROLLOUT, package, waves="1,100%")
-        ended = fleet.wait_ended(_ROLLOUT, _WAIT_S)
+        ended = fleet.wait_ended(_ROLLOUT, OPEN_LIMIT_S)
         seconds = time.monotonic() - begun_s
         steps = fleet.read_steps(_ROLLOUT)
 
@@ -148,4 +158,9 @@ def test_release_goes_to_this_device_first_and_to_others_once_it_is_well_here(
     assert steps == [(what, name) for name in (_ON_BENCH, _ON_HOST) for what in ("start", "succeeded")]
     (model,) = device.edgekit("status")["models"]
     assert model["opens"] == _VERSION
-    evidence("rollout in two waves, this device first", seconds, "s", "with mosquitto, soak of 1 s")
+    evidence(
+        "rollout in two waves, this device first",
+        seconds,
+        "s",
+        f"with mosquitto, soak of 1 s, {target.engine}",
+    )

@@ -29,9 +29,12 @@ _SOURCE: Final = "profile"
     " slowed down, needs root).",
 )  # fmt: skip
 @click.option(
-    "--target", "base", metavar="TARGET", required=True, help="The target that the device is one of."
+    "--target", "base", metavar="TARGET",
+    help="The target that the device is one of.  [default: that of the bench]",
+)  # fmt: skip
+@click.option(
+    "--name", help="Name of the new target.  [default: TARGET-BENCH of a bench, else TARGET-profiled]"
 )
-@click.option("--name", help="Name of the new target.  [default: TARGET-profiled]")
 @click.option(
     "--seconds", type=click.FloatRange(5, 3600), default=60.0, show_default=True,
     help="How long to measure on the device.",
@@ -42,13 +45,22 @@ _SOURCE: Final = "profile"
 @click.option("--force", is_flag=True, help="Replace an existing target file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    on: str, *, base: str, name: str | None, seconds: float, output: Path | None, force: bool, as_json: bool
+    on: str,
+    *,
+    base: str | None,
+    name: str | None,
+    seconds: float,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Measure MACHINE and write a target with which `edgekit package` predicts latency on it.
 
     The same small networks run on the device and here. How much longer each kind of kernel takes there is
     fitted on whole networks; the error of networks that the fit has not seen is the uncertainty that reports
     state. The profile holds for packages that are made on this machine, with this release of the engine.
+
+    `edgekit hil run` makes its packages by the profile of a bench, and shows how far off it is there.
 
     A machine named 'ssh:HOST' needs `edgekit[device]` installed, and a login without a password.
     """
@@ -57,7 +69,7 @@ def command(
     from edgekit_offload.profiling.machine import RunnableGraph, time_batches
     from edgekit_runtime.dataclass_json import to_plain
     from edgekit_runtime.system.processor_speed import SpeedGate
-    from edgekit_toolkit.commands.hil.bench_machine import find_device
+    from edgekit_toolkit.commands.hil.bench_machine import find_device, find_names
     from edgekit_toolkit.commands.progress import ProgressBar
     from edgekit_toolkit.console import open_console, print_line
     from edgekit_toolkit.costs.device_transfer import fit_ratios
@@ -66,8 +78,13 @@ def command(
     from edgekit_toolkit.targets.loader import find_user_targets, load_target
     from edgekit_toolkit.targets.writer import write_target
 
-    device, target = find_device(on), load_target(base, [find_user_targets()])
-    target = replace(target, name=name or f"{target.name}-profiled", aliases=(), transfer=None)
+    device, (own_base, own_name) = find_device(on), find_names(on) or (None, None)
+    if (base := base or own_base) is None:
+        raise click.UsageError(f"{on} is no bench, whose file would say it: name the device's --target")
+    target = load_target(base, [find_user_targets()])
+    if base != own_base or own_name is None:
+        own_name = f"{target.name}-profiled"
+    target = replace(target, name=name or own_name, aliases=(), transfer=None)
     path = output or find_user_targets() / f"{target.name}.toml"
     _check(target, path, is_forced=force)
     networks = make_calibration_networks()

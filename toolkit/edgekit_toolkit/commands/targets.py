@@ -56,7 +56,9 @@ def _list(console: Console, found: Sequence[Target]) -> None:
         backend = " > ".join(name for name in (target.backend.default, target.backend.fallback) if name)
         modes = ", ".join(mode.name for mode in target.power.modes)
         free = f"{target.memory.free.value / 1e9:.1f} GB"
-        seen = "\n".join(f"{one.kind} {one.date[:10]}" for one in _seen(target)) or "modelled"
+        runs = [f"{one.kind} {one.date[:10]}" for one in _seen(target)]
+        profiled = [source for source in target.sources if target.transfer and source.key == "profile"]
+        seen = "\n".join([*runs, *(f"profile {source.date}" for source in profiled)]) or "no run"
         table.add_row(names, target.title, backend, target.quantization.form, free, modes, seen)
     console.print(table)
     console.print("`edgekit targets NAME` shows the figures of one, and where each comes from.", style="dim")
@@ -116,14 +118,15 @@ def _show_evidence(console: Console, target: Target) -> None:
     seen = _seen(target)
     if not seen:
         console.print(
-            "No run on a bench yet: latency and energy are modelled. `edgekit hil run` changes that."
+            "No run on a bench yet: latency and energy are modelled. `edgekit hil run` shows how far off they"
+            " are on your device."
         )
         return
     current = read_checkout()
     for one in seen:
         engines = ", ".join(f"{name} {version}" for name, version in one.device.engines.items())
         counts = ", ".join(f"{one.count(each)} {each}" for each in ("passed", "failed", "skipped"))
-        table = Table("figure", "measured", "predicted", "error", title_justify="left")
+        table = Table("figure", "measured", "predicted", "error", "method", title_justify="left")
         table.title = (
             f"{one.kind}: bench {one.bench}, {one.device.model}, {one.device.os}, kernel {one.device.kernel},"
             f" {engines}; {one.date[:10]}, {describe_source(one, current)}; tests: {counts}"
@@ -131,9 +134,8 @@ def _show_evidence(console: Console, target: Target) -> None:
         for figure in one.figures:
             value = "none" if figure.value is None else f"{figure.value:.4g} {figure.unit}"
             predicted = "" if figure.predicted is None else f"{figure.predicted:.4g} {figure.unit}"
-            table.add_row(
-                figure.name, value, predicted, "" if figure.error is None else f"{figure.error:+.0%}"
-            )
+            error = "" if figure.error is None else f"{figure.error:+.0%}"
+            table.add_row(figure.name, value, predicted, error, figure.method)
         console.print(table)
 
 

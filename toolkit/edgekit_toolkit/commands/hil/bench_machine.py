@@ -37,6 +37,16 @@ def find_device(text: str) -> contextlib.AbstractContextManager[Machine]:
     return _open_bench(text)
 
 
+def find_names(text: str) -> tuple[str, str] | None:
+    """Return the target of a bench and the name of its profile, or None where `text` names no bench."""
+    if not _is_bench(text):
+        return None
+    from edgekit_hil.benches.bench_file import find_bench
+
+    settings = find_bench(text).settings
+    return settings.target, settings.profile_name
+
+
 def _is_bench(text: str) -> bool:
     try:
         from edgekit_hil.benches.bench_file import SHIPPED

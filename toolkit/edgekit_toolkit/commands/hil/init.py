@@ -61,12 +61,18 @@ def command(
     from edgekit_hil.benches.bench_file import read_bench
     from edgekit_hil.benches.bench_writer import SshBench, write_bench
     from edgekit_hil.benches.opening import open_bench
-    from edgekit_toolkit.targets.loader import find_user_targets, load_target
+    from edgekit_toolkit.targets.loader import find_user_targets, list_targets, load_target
 
     if out.exists() and not force:
         raise OutputError(f"{out} exists; --force replaces it, -o writes another file")
     host = host or _ask("Host of the device, as USER@HOST[:PORT]", "--host")
-    found = load_target(target or _ask("Target, one of `edgekit targets`", "--target"), [find_user_targets()])
+    target = target or _ask("Target, one of `edgekit targets`", "--target")
+    found = load_target(target, [find_user_targets()])
+    if found.name not in {each.name for each in list_targets([find_user_targets()])}:
+        raise BenchError(
+            f"{target}: tests take a target by its name; copy the file to"
+            f" {find_user_targets()}/{found.name}.toml"
+        )
     power = power or _ask("Power switch, as MODEL:HOST:OUTLET or usb:HUB:PORT", "--power", _NONE)
     meter = meter or _ask(
         "Meter: sensors (an INA3221 and others that the device reads) or none", "--meter", _SENSORS

@@ -1,0 +1,91 @@
+"""What the packages of a bench are made for, and by which engine its device runs them."""
+
+import functools
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+
+from edgekit_hil.benches.opening import Bench
+from edgekit_runtime.errors import BenchError
+from edgekit_runtime.remote.measure import describe_machine
+from edgekit_runtime.system.child_process import run_program
+from edgekit_runtime.system.paths import find_config_folder
+
+TOOLKIT: Final = "edgekit_toolkit"
+OPEN_LIMIT_S: Final = 900.0
+"""For opening a package: TensorRT builds its engine then."""
+ENGINE_PACKAGES: Final = {
+    "ort": ("onnxruntime", "onnxruntime-gpu"),
+    "litert": ("ai-edge-litert", "tflite-runtime"),
+    "tensorrt": ("tensorrt",),
+}
+
+_SHOW_LIMIT_S: Final = 60.0
+_MAX_OUTPUT_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTarget:
+    """The target of a bench, beside the engines of its device.
+
+    Attributes:
+        name: what packages are made for: the target or, where `edgekit profile --on` has measured this bench
+            from this machine, its profile.
+        engines: of the device, as packages name them; those that the target prefers come first.
+        predicted_engine: the one that predictions of latency and energy are for.
+        prediction: what those predictions are made from, for the method of a figure.
+        is_profile: whether that is a profile of this bench.
+    """
+
+    name: str
+    engines: tuple[str, ...]
+    predicted_engine: str
+    prediction: str
+    is_profile: bool
+
+    @classmethod
+    def of(cls, bench: Bench) -> "BenchTarget":
+        """Return the target of a bench.
+
+        Raises:
+            BenchError: there is no such target.
+        """
+        settings = bench.file.settings
+        found, source = _show_target(settings.target), "published figures of the target"
+        name = settings.profile_name
+        is_profile = (find_config_folder() / "targets" / f"{name}.toml").is_file() and _holds_here(name)
+        if is_profile:
+            found = _show_target(name)
+            (date,) = (each["date"] for each in found["sources"] if each["key"] == "profile")
+            source = f"profile {name} of {date}"
+        preferred = [each for each in (found["backend"]["default"], found["backend"]["fallback"]) if each]
+        there = [each for each, needed in ENGINE_PACKAGES.items() if bench.facts.engines.keys() & set(needed)]
+        engines = sorted(there, key=(*preferred, *ENGINE_PACKAGES).index)
+        return cls(found["name"], tuple(engines), preferred[0], source, is_profile)
+
+    @property
+    def engine(self) -> str:
+        """The engine that the tests use; a test is skipped where the device has none."""
+        if not self.engines:
+            pytest.skip("the device has no engine: `edgekit device install` puts one there")
+        return self.engines[0]
+
+
+def _holds_here(name: str) -> bool:
+    """Return whether a profile was made on this machine by its engine: `edgekit package` ignores others."""
+    transfer, host = _show_target(name)["transfer"], describe_machine()
+    return bool(transfer) and (transfer["host"], transfer["engine"]) == (host.cpu, host.engine)
+
+
+@functools.cache
+def _show_target(name: str) -> dict[str, Any]:
+    """Return the JSON of `edgekit targets NAME`."""
+    command = [sys.executable, "-m", TOOLKIT, "targets", name, "--json"]
+    done = run_program(command, (), _SHOW_LIMIT_S, _MAX_OUTPUT_BYTES)
+    if done.exit_code != 0:
+        raise BenchError(f"`edgekit targets {name}`: {done.last_line}")
+    found: dict[str, Any] = json.loads(done.output)
+    return found

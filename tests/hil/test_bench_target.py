@@ -1,0 +1,109 @@
+"""What packages of a bench are made for: its target or its profile, and the engine that it prefers."""
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.hil.evidence_parts import FACTS
+
+from edgekit_hil.benches.bench_file import BenchSettings
+from edgekit_hil.tests import bench_target
+from edgekit_hil.tests.bench_target import BenchTarget
+from edgekit_hil.tests.models import PackageMaker
+from edgekit_runtime.errors import BenchError
+from edgekit_runtime.remote.measure import describe_machine
+from edgekit_toolkit.targets.figures import Figure, Source
+from edgekit_toolkit.targets.loader import find_user_targets, load_target
+from edgekit_toolkit.targets.spec import Transfer
+from edgekit_toolkit.targets.writer import write_target
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    bench_target._show_target.cache_clear()
+
+
+def make_bench(target: str, *engines: str, name: str = "My_desk") -> Any:
+    facts = dataclasses.replace(FACTS, engines=dict.fromkeys(engines, "1"))
+    settings = BenchSettings(name, "real", target, "aarch64")
+    return SimpleNamespace(facts=facts, file=SimpleNamespace(settings=settings))
+
+
+def write_profile(name: str, *, host: str, engine: str) -> None:
+    one = Figure(1.0, "1", "measured", "profile")
+    transfer = Transfer(host, engine, Figure(1.0, "s", "measured", "profile"), {"conv": one}, one)
+    base = load_target("rpi5")
+    source = Source("profile", "edgekit profile of a board", "2026-11-23", derivation="measured")
+    target = dataclasses.replace(
+        base, name=name, aliases=(), transfer=transfer, sources=(*base.sources, source)
+    )
+    write_target(find_user_targets() / f"{name}.toml", target)
+
+
+@pytest.mark.parametrize(
+    ("target", "engines", "expected"),
+    [
+        ("jetson-orin-nano", ("onnxruntime", "tensorrt"), ("tensorrt", "ort")),
+        ("jetson-orin-nano", ("onnxruntime-gpu",), ("ort",)),
+        ("android-arm64", ("onnxruntime", "ai-edge-litert"), ("litert", "ort")),
+        ("rpi5", ("ai-edge-litert", "onnxruntime"), ("ort", "litert")),
+    ],
+)
+def test_engine_that_the_target_prefers_comes_first(
+    target: str, engines: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    found = BenchTarget.of(make_bench(target, *engines))
+
+    assert (found.name, found.engines, found.engine) == (target, expected, expected[0])
+    assert (found.predicted_engine == found.engine) == (expected != ("ort",))
+
+
+def test_device_without_an_engine_skips_the_test() -> None:
+    with pytest.raises(pytest.skip.Exception, match="the device has no engine"):
+        _ = BenchTarget.of(make_bench("rpi5")).engine
+
+
+def test_target_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(BenchError, match="`edgekit targets my-board`"):
+        BenchTarget.of(make_bench("my-board"))
+
+
+def test_profile_of_a_bench_takes_the_place_of_its_target() -> None:
+    here = describe_machine()
+    write_profile("rpi5-my-desk", host=here.cpu, engine=here.engine)
+
+    found = BenchTarget.of(make_bench("rpi5", "onnxruntime"))
+    other = BenchTarget.of(make_bench("rpi5", "onnxruntime", name="shelf"))
+
+    assert (found.name, found.is_profile) == ("rpi5-my-desk", True)
+    assert found.prediction == "profile rpi5-my-desk of 2026-11-23"
+    assert (other.name, other.is_profile, other.prediction) == (
+        "rpi5",
+        False,
+        "published figures of the target",
+    )
+
+
+def test_profile_of_another_host_is_not_used() -> None:
+    write_profile("rpi5-my-desk", host="another processor", engine=describe_machine().engine)
+
+    assert BenchTarget.of(make_bench("rpi5", "onnxruntime")).name == "rpi5"
+
+
+def test_package_is_made_for_a_target_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+    board = dataclasses.replace(load_target("rpi5"), name="my-board", aliases=())
+    write_target(find_user_targets() / "my-board.toml", board)
+    packages = PackageMaker()
+
+    made = packages.make("italy_power_mlp", "my-board", "ort")
+    again = packages.make("italy_power_mlp", "my-board", "ort")
+    write_target(find_user_targets() / "my-board.toml", dataclasses.replace(board, notes="changed"))
+    other = packages.make("italy_power_mlp", "my-board", "ort")
+
+    assert made.name == "italy_power_mlp-1.0.0-my-board.edgepkg"
+    assert again == made
+    assert other.parent != made.parent

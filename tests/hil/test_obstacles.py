@@ -1,0 +1,84 @@
+"""What this machine lacks for an emulated device or for power cuts is said, not met as a traceback."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgekit_hil.benches.bench_file import find_bench
+from edgekit_hil.benches.opening import open_bench
+from edgekit_hil.drivers import constrained
+from edgekit_hil.power_cuts import mounts
+from edgekit_runtime.errors import BenchUnavailableError, ConfigError
+
+
+def refuse(*_: object, **__: object) -> object:
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda patch: patch.setattr("sys.platform", "darwin"), "power cuts need Linux"),
+        (lambda patch: patch.setattr(mounts, "_CAP_SYS_ADMIN", 63), "need root"),
+        (
+            lambda patch: patch.setattr(mounts, "_can_open", lambda path: path.name != "fuse"),
+            "power cuts need /dev/fuse, which is missing or not allowed here",
+        ),
+        (
+            lambda patch: patch.setattr(mounts, "_can_open", lambda path: path.name != "loop-control"),
+            "power cuts need /dev/loop-control",
+        ),
+        (lambda patch: patch.setenv("PATH", "/none"), "apt-get install qemu-utils"),
+    ],
+    ids=["system", "root", "fuse", "loop", "qemu"],
+)
+def test_machine_without_what_power_cuts_need_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, prepare: Callable[[pytest.MonkeyPatch], None], message: str
+) -> None:
+    status = "CapEff:\t000001ffffffffff\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: status)
+    monkeypatch.setattr(mounts, "_can_open", lambda _: True)
+    prepare(monkeypatch)
+
+    assert message in (mounts.find_obstacle() or "")
+
+
+def test_file_that_this_user_may_not_open_counts_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "open", refuse)
+    assert not mounts._can_open(Path("/dev/fuse"))
+
+
+def test_constrained_bench_without_root_is_not_to_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    monkeypatch.setattr(Path, "mkdir", _without_cgroups(Path.mkdir))
+    bench = find_bench("constrained")
+
+    with (
+        pytest.raises(
+            BenchUnavailableError, match=r"bench 'constrained': .*needs root and a writable cgroup"
+        ),
+        open_bench(bench),
+    ):
+        pass
+
+
+def test_limit_on_memory_without_a_writable_cgroup_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constrained, "_MEMORY", tmp_path / "none")
+
+    with pytest.raises(ConfigError, match="a limit on memory needs root and a writable cgroup"):
+        constrained._limit_memory(1 << 20, tmp_path / "no" / "quota")
+
+
+def _without_cgroups(mkdir: Callable[..., None]) -> Callable[..., None]:
+    def make(path: Path, *arguments: object, **options: object) -> None:
+        if path.is_relative_to("/sys/fs/cgroup"):
+            refuse()
+        mkdir(path, *arguments, **options)
+
+    return make
