@@ -15,7 +15,7 @@ from labgrid.strategy import StrategyError
 from edgekit_hil.benches.bench_file import BenchFile
 from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.device import Device, describe
-from edgekit_hil.drivers.sensors import MeterProtocol
+from edgekit_hil.drivers.sensors import SensorsDriver
 from edgekit_hil.evidence.evidence_file import DeviceFacts
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import BenchError, BenchUnavailableError, EdgekitError
@@ -79,7 +79,7 @@ class Bench:
         target: labgrid's, for drivers that only some benches have.
         home: absolute path of the folder on the device in which tests make theirs.
         power: labgrid's driver that cuts the device's power, or None.
-        meter: driver that measures what the device draws, or None.
+        meter: the active `SensorsDriver`, or None.
         meter_text: what it measures, or why there is none.
         lock: to note that the bench is broken.
     """
@@ -314,7 +314,7 @@ def _try_activate(target: Any, driver: Any) -> str | None:
 
 def _find_meter(target: Any) -> tuple[Any, str]:
     """Return the active driver that measures power, with what it measures; or None, and why."""
-    meters = [each for each in target.drivers if isinstance(each, MeterProtocol)]
+    meters = [each for each in target.drivers if isinstance(each, SensorsDriver)]
     if not meters:
         return None, "none in the environment file"
     fault = _try_activate(target, meters[0])

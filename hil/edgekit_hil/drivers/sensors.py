@@ -1,11 +1,9 @@
 """The device's own meter, such as the INA3221 of a Jetson, as `edgekit-device sensors` reads it."""
 
-import abc
 import contextlib
 import json
 import shlex
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 
 import attr
 from labgrid.driver import Driver
@@ -16,22 +14,9 @@ from edgekit_runtime.errors import BenchError
 _START_LIMIT_S = 20
 
 
-class MeterProtocol(abc.ABC):
-    """Measures what the device draws."""
-
-    @abc.abstractmethod
-    def measure(self) -> AbstractContextManager[list[tuple[float, float]]]:
-        """Measure during the block; then the list holds (seconds since the first, watts) of each reading."""
-
-    @property
-    @abc.abstractmethod
-    def scope(self) -> str:
-        """What the watts are of, such as `board`; for the method of a figure."""
-
-
 @target_factory.reg_driver
 @attr.s(eq=False)
-class SensorsDriver(Driver, MeterProtocol):
+class SensorsDriver(Driver):
     """Reads the sensors over the device's shell, once a second.
 
     Attributes:
@@ -57,13 +42,13 @@ class SensorsDriver(Driver, MeterProtocol):
 
     @property
     def scope(self) -> str:
-        """What the watts are of."""
+        """What the watts are of, such as `board`; for the method of a figure."""
         return self._scope
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     @contextlib.contextmanager
     def measure(self) -> Iterator[list[tuple[float, float]]]:
-        """Measure during the block, see `MeterProtocol`.
+        """Measure during the block; then the list holds (seconds since the first, watts) of each reading.
 
         Raises:
             BenchError: there are no readings.
