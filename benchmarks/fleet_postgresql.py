@@ -140,7 +140,7 @@ class Site:
             selector="all",
             waves=waves,
             minimum=minimum or len(self.members),
-            options={"soak_s": 0.5, "quorum": 1.0},
+            options={"soak_s": 0.5},
         )
         return start_rollout(self.store, request, "benchmark"), version
 

@@ -168,7 +168,7 @@ def _plan(name: str, version: str, **options: object) -> Act:
             selector="all",
             waves="1,2,100%",
             minimum=1,
-            options={"soak_s": 0.0, "quorum": 1.0, **options},
+            options={"soak_s": 0.0, **options},
             name=name,
         )
         with world.store() as store:

@@ -157,7 +157,7 @@ def _use(
         return
     at = now + draw.uniform(5, 60)
     if draw.random() < 0.005:
-        yield at, Answered(device=device.name, outcome="failed", code="link")
+        yield at, Answered(device=device.name, outcome="failed", code="timeout")
         return
     if draw.random() < max(model.install_failures, 0.005):
         yield at, Answered(device=device.name, outcome="failed", code="self-test")

@@ -1,15 +1,18 @@
 """Rollouts of simulated devices: bad releases stop early, good ones get through, the log decides alike."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.agent.parts import NOON, make_desired, view, want
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, Model, decisions, simulate
 
 from edgekit_fleet.rollouts.decide import decide
 from edgekit_fleet.rollouts.gates import GateLimits, Sample, judge_samples, measure
 from edgekit_fleet.rollouts.progress import (
+    TRANSIENT_CODES,
     Answered,
     Decision,
     Joined,
@@ -23,8 +26,17 @@ from edgekit_fleet.rollouts.progress import (
     entry_to_plain,
 )
 from edgekit_fleet.rollouts.replay import replay
-from edgekit_fleet.rollouts.waves import default_minimum, freeze_cohort, join_cohort, plan_waves
+from edgekit_fleet.rollouts.waves import (
+    default_minimum,
+    draw_delay,
+    freeze_cohort,
+    join_cohort,
+    plan_waves,
+)
 from edgekit_runtime.agent.documents import ModelFigures
+from edgekit_runtime.agent.execution.step_child import MAX_FAILURES
+from edgekit_runtime.agent.execution.step_result import StepResult
+from edgekit_runtime.agent.reconcile import MAX_LOADS, count_time, reconcile
 from edgekit_runtime.errors import FleetError
 
 LIMITS = GateLimits()
@@ -32,7 +44,8 @@ LIMITS = GateLimits()
 
 def start(count: int, **settings: object) -> Progress:
     devices = tuple(f"d{number}" for number in range(count))
-    made = RolloutSettings(waves=(2, count) if count > 2 else (count,), minimum=2, **settings)  # type: ignore[arg-type]
+    waves = (2, count) if count > 2 else (count,)
+    made = RolloutSettings(**{"waves": waves, "minimum": 2, **settings})  # type: ignore[arg-type]
     return begin(Started(settings=made, devices=devices, classes=("rpi5",) * count), 0.0)
 
 
@@ -228,7 +241,7 @@ def test_wave_waits_for_its_approval(approval: str, asked: list[int]) -> None:
 def test_failure_of_the_network_is_tried_again_and_others_are_not() -> None:
     progress = start(40)
     first = step(progress, 0.0).devices
-    apply(progress, Answered(device=first[0], outcome="failed", code="link"), 1.0)
+    apply(progress, Answered(device=first[0], outcome="failed", code="timeout"), 1.0)
     apply(progress, Answered(device=first[1], outcome="failed", code="self-test"), 1.0)
     retried = step(progress, 2.0)
     assert retried.action == "retry" and retried.devices == first[:1]
@@ -317,7 +330,7 @@ def test_rollout_to_one_device_that_fails_does_not_end_well() -> None:
     ended = step(progress, 3.0)
     assert (ended.action, progress.state) == ("abort", "aborted")
     assert ended.sentence == (
-        "stopped, and 1 device goes back: 1 of 1 devices are judged, and none runs the release"
+        "stopped, and 1 device goes back: 1 of 1 devices are judged, and none runs the release well"
     )
 
 
@@ -328,4 +341,93 @@ def test_end_of_a_rollout_counts_the_devices_that_do_not_run_the_release() -> No
     answer(progress, (second,), 2.0)
     ended = step(progress, 3.0)
     assert ended.action == "succeed"
-    assert "1 device does not run the release" in ended.sentence
+    assert "1 device does not run the release well" in ended.sentence
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 5, 10])
+def test_small_fleet_begins_with_one_device(devices: int) -> None:
+    minimum = default_minimum(devices)
+    assert (minimum, plan_waves("1%,10%,50%,100%", devices, minimum)[0]) == (1, 1)
+
+
+@pytest.mark.parametrize("waves", [(1, 2), (2,)])
+@pytest.mark.parametrize("fault", ["", "not-finite", "crash-loop", "fallback"])
+def test_bad_release_on_the_only_canary_never_reaches_the_second_device(
+    waves: tuple[int, ...], fault: str
+) -> None:
+    progress = start(2, waves=waves, minimum=1)
+    (canary,) = step(progress, 0.0).devices
+    apply(progress, Answered(device=canary, outcome="succeeded" if fault else "failed"), 1.0)
+    if fault:
+        apply(progress, Answered(device=canary, fault=fault), 2.0)  # type: ignore[arg-type]
+    ended = step(progress, 3.0)
+    assert (ended.action, ended.devices) == ("abort", (canary,))
+    assert "none runs the release well" in ended.sentence
+
+
+def test_slow_canary_of_two_devices_is_shown_to_a_person_before_the_second() -> None:
+    progress = start(2, waves=(1, 2), minimum=1)
+    (canary,) = step(progress, 0.0).devices
+    slow = {"latency": math.log(2.0)}
+    apply(progress, Answered(device=canary, outcome="succeeded", measures=slow), 1.0)
+    paused = step(progress, 2.0)
+    assert paused.action == "pause" and "latency is 2.00 times the old version's" in paused.sentence
+    apply(progress, Ordered(order="resume", who="anna"), 3.0)
+    assert step(progress, 4.0).action == "start"
+
+
+def test_wave_of_a_small_fleet_is_not_passed_while_the_evidence_leans_against_the_release() -> None:
+    progress = start(30, waves=(4, 30), minimum=2)
+    now = 0.0
+    while progress.state == "running":
+        now += 10.0
+        for device in step(progress, now).devices:
+            answer(progress, (device,), now, "failed" if device == "d0" else "succeeded")
+    assert (progress.state, progress.started) == ("paused", 4)
+
+
+def test_faulty_device_of_a_small_fleet_pauses_the_rollout_at_its_end() -> None:
+    progress = start(3, waves=(3,), minimum=3)
+    devices = step(progress, 0.0).devices
+    answer(progress, devices, 1.0)
+    apply(progress, Answered(device=devices[0], fault="not-finite"), 2.0)
+    paused = step(progress, 3.0)
+    assert paused.action == "pause" and "1 of 3 devices" in paused.sentence
+
+
+def test_codes_that_are_tried_again_are_codes_of_the_agent() -> None:
+    wanted = want()
+    conditions = NOON
+    begun = reconcile(make_desired(wanted), (), view(), conditions).executions
+    late = count_time(begun, wanted.timeout_s + 1)
+    (ended,) = reconcile(make_desired(wanted), late, view(), conditions).executions
+    installed = view(version=wanted.version, manifest_sha256=wanted.manifest_sha256, health="unproven")
+    (asked,) = reconcile(make_desired(wanted), begun, installed, conditions).executions
+    for _ in range(MAX_LOADS):
+        asked = asked.fail_once("load", "refused", 0.0)
+    (unserved,) = reconcile(make_desired(wanted), (asked,), installed, conditions).executions
+    (killed,) = begun
+    for _ in range(MAX_FAILURES):
+        killed = StepResult(outcome="retry", code="internal", max_failures=MAX_FAILURES).apply(killed)
+    reports = [one.report for one in (ended, unserved, killed)]
+    assert [one.state for one in reports] == ["timed_out", "failed", "failed"]
+    assert {one.code for one in reports} == TRANSIENT_CODES
+
+
+def test_retries_bound_the_attempts() -> None:
+    progress = start(1, waves=(1,), minimum=1, retries=1)
+    attempts = 0
+    for now in range(0, 20, 2):
+        decision = step(progress, float(now))
+        if decision.action not in ("start", "retry"):
+            break
+        attempts += 1
+        apply(progress, Answered(device="d0", outcome="failed", code="timeout"), now + 1.0)
+    assert (attempts, progress.state) == (2, "aborted")
+
+
+def test_delays_are_spread_over_the_whole_time() -> None:
+    delays = [draw_delay("r", f"d{number}", 600.0) for number in range(1000)]
+    assert delays == [draw_delay("r", f"d{number}", 600.0) for number in range(1000)]
+    counts, _ = np.histogram(delays, bins=6, range=(0.0, 600.0))
+    assert counts.sum() == 1000 and counts.min() > 120

@@ -175,6 +175,49 @@ def test_bad_release_stops_and_takes_its_devices_back(store: Store) -> None:
     assert rollouts.replay_rollout(store, fleet.name) == []
 
 
+def test_devices_of_a_step_begin_at_times_of_their_own_and_go_back_at_once(store: Store) -> None:
+    add_devices(store, 10)
+    add_release(store)
+    fleet = start(store, waves="100%", minimum=10, options={"spread_s": 600.0})
+    fleet.run(succeed)
+    delays = {one.not_before_s for one in fleet.wanted().values()}
+    assert len(delays) == 10 and 0 <= min(delays) < max(delays) <= 600
+    rollouts.give_order(store, fleet.name, "abort", "anna")
+    fleet.run(succeed)
+    assert {(one.version, one.not_before_s) for one in fleet.wanted().values()} == {("1", 0.0)}
+
+
+YEAR_S = 365 * 86_400.0
+
+
+def test_rollout_goes_on_after_the_clock_was_a_year_ahead(store: Store) -> None:
+    add_devices(store, 20)
+    add_release(store)
+    fleet = start(store)
+    fleet.run(succeed, turns=1)
+    fleet.now += YEAR_S
+    fleet.run(succeed, turns=2)
+    fleet.now -= YEAR_S
+    assert fleet.row().state == "running"
+    assert fleet.run(succeed) == "succeeded"
+    assert rollouts.replay_rollout(store, fleet.name) == []
+
+
+def test_answer_that_comes_while_the_clock_is_set_back_by_seconds_counts(store: Store) -> None:
+    add_devices(store, 1)
+    add_release(store)
+    fleet = start(store)
+    with store.transaction() as session:
+        fleet.runner.turn(session, fleet.now)
+    with store.transaction() as session:
+        fleet.runner.turn(session, fleet.now - 30.0)
+        (row,) = session.scalars(select(ExecutionRow)).all()
+        row.state, row.changed_at = "succeeded", fleet.now - 29.0
+    with store.transaction() as session:
+        fleet.runner.turn(session, fleet.now - 29.0)
+    assert rollouts.find_rollout(store, fleet.name).members == {"succeeded": 1}
+
+
 def add_figures(store: Store, devices: int, hours_ago: int, figures: ModelFigures) -> None:
     with store.transaction() as session:
         for number in range(devices):
@@ -610,7 +653,7 @@ def test_device_that_fails_twice_by_the_network_is_tried_a_third_time(store: Sto
 
     def answer(row: ExecutionRow) -> str:
         tries.append(row.execution)
-        row.code = "link" if len(tries) < 3 else ""
+        row.code = "timeout" if len(tries) < 3 else ""
         return "failed" if len(tries) < 3 else "succeeded"
 
     assert fleet.run(answer) == "succeeded"

@@ -14,7 +14,7 @@ from edgekit_fleet.simulation.simulated_fleet import SimulatedFleet
 
 NAMES = tuple(f"sim-{number:02}" for number in range(50))
 FAST = DeviceBehaviour(install_s=0.05, confirm_s=0.1, figures_s=1.0, requests_per_s=100.0)
-OPTIONS = {"soak_s": 1.0, "quorum": 0.9, "patience_s": 5.0}
+OPTIONS = {"soak_s": 1.0, "patience_s": 5.0}
 
 
 class Site:

@@ -239,6 +239,8 @@ def _make_settings(request: RolloutRequest, packages: Sequence[PackageView], dev
     if plain.get("window"):  # a device may answer a day later and is not offline
         plain.setdefault("patience_s", 93_600.0)
         plain.setdefault("step_timeout_s", 259_200.0)
+    elif spread_s := plain.get("spread_s", 0.0):
+        plain.setdefault("patience_s", 3600.0 + spread_s)
     return from_plain(RolloutSettings, plain, "rollout", FleetError)
 
 

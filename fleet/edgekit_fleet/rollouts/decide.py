@@ -22,10 +22,13 @@ _MOST_RETURNS: Final = 3
 _RETURN_PAUSE_S: Final = 60.0
 _RETURN_PATIENCE_S: Final = 3600.0
 """A device that does not answer for so long is taken for offline; it goes back when it comes back."""
+_QUORUM: Final = 0.9
+"""Share of the started devices, without the silent ones, that must be judged before more are started."""
 _LEANING: Final = 0.1
 """From this share of the way to a stop, the evidence leans against the release."""
 _MOST_SUSPECTED: Final = 30
-"""So many devices get a release against which the evidence leans; a larger minimum holds."""
+"""So many devices get a release against which the evidence leans, in fleets of no more a wave; a larger
+minimum holds."""
 
 
 def decide(progress: Progress, now: float) -> Decision | None:
@@ -124,21 +127,22 @@ def _abort(progress: Progress, reason: str, figures: Mapping[str, float]) -> Dec
 
 
 def _retry(progress: Progress) -> Decision | None:
-    devices = tuple(
-        device
+    failed = {
+        device: member.code
         for device, member in progress.members.items()
         if member.state == "failed"
         and member.code in TRANSIENT_CODES
         and member.attempts <= progress.settings.retries
-    )
-    if not devices:
+    }
+    if not failed:
         return None
+    codes = ", ".join(sorted(set(failed.values())))
     return Decision(
         action="retry",
         wave=progress.wave,
-        devices=devices,
-        sentence=f"{_count(len(devices), 'tries', 'try')} again after a failure of the network",
-        figures={"devices": len(devices)},
+        devices=tuple(failed),
+        sentence=f"{_count(len(failed), 'tries', 'try')} again after a failure that may pass ({codes})",
+        figures={"devices": len(failed)},
     )
 
 
@@ -153,7 +157,7 @@ def _go_on(progress: Progress, judgement: Judgement, now: float) -> Decision:
     is_all = started == len(progress.members)
     # A person who resumed it from a doubt has accepted that doubt for twice as many devices.
     is_leaning = judgement.leaning >= _LEANING and started >= 2 * progress.resumed_with
-    quorum = 1.0 if is_all or is_leaning else settings.quorum
+    quorum = 1.0 if is_all or is_leaning else _QUORUM
     needed = max(math.ceil(quorum * (started - silent)), 1)
     figures: dict[str, float] = {"judged": judged, "started": started, "needed": needed, "silent": silent}
     said = f"{judged} of {started} devices are judged"
@@ -163,9 +167,13 @@ def _go_on(progress: Progress, judgement: Judgement, now: float) -> Decision:
         return _start(progress, progress.wave, replaced_at_most, f"{said}, and {silent} do not answer")
     if judged < needed:
         return _wait(progress, now, f"{said} and {needed} are needed", figures)
+    running = _count_running(progress)
+    if judged == started and is_leaning and running == 0:
+        return _abort(progress, f"{said}, and none runs the release well", figures)
     most = 2 * judged + silent if judged >= settings.minimum else max(2 * judged, replaced_at_most)
-    if is_leaning and not is_all:
-        if started >= max(settings.minimum, _MOST_SUSPECTED):
+    is_small = len(progress.members) <= _MOST_SUSPECTED
+    if is_leaning and (not is_all or (is_small and running < judged)):
+        if started >= (progress.wave_end if is_small else max(settings.minimum, _MOST_SUSPECTED)):
             doubt = f"paused: {judgement.suspicion}: too few to stop it; look at them, then resume or abort"
             return Decision(
                 action="pause", wave=progress.wave, sentence=doubt, figures=figures, is_doubt=True
@@ -176,7 +184,7 @@ def _go_on(progress: Progress, judgement: Judgement, now: float) -> Decision:
         if most > started:
             return _start(progress, progress.wave + 1, most, f"wave {progress.wave + 1} passed, {said}")
     elif started >= progress.wave_end:
-        return _finish(progress, judged, said, figures)
+        return _finish(progress, judged, said, {**figures, "running": running})
     elif most > started:
         return _start(progress, progress.wave, most, f"{said} and nothing is shown against the release")
     return _wait(progress, now, f"{said}, and more must be before the next are started", figures)
@@ -220,16 +228,23 @@ def _start(progress: Progress, wave: int, most: int, reason: str) -> Decision:
 
 def _finish(progress: Progress, judged: int, said: str, figures: Mapping[str, float]) -> Decision:
     """End the rollout: well if at least one device runs the release."""
-    running = sum(member.state == "succeeded" for member in progress.members.values())
-    figures = {**figures, "running": running}
+    running = int(figures["running"])
     if running == 0:
-        return _abort(progress, f"{said}, and none runs the release", figures)
+        return _abort(progress, f"{said}, and none runs the release well", figures)
     found = "nothing is shown against the release"
     if running < judged:
-        found = f"{_count(judged - running, 'does', 'do')} not run the release, too few to stop it"
+        found = f"{_count(judged - running, 'does', 'do')} not run the release well, too few to stop it"
     rest = f"; {progress.started - judged} others follow when they answer" * (judged < progress.started)
     return Decision(
         action="succeed", wave=progress.wave, sentence=f"done: {said} and {found}{rest}", figures=figures
+    )
+
+
+def _count_running(progress: Progress) -> int:
+    """Return how many devices have the release, and have shown no fault with it."""
+    return sum(
+        member.state == "succeeded" and not (member.sample and member.sample.fault)
+        for member in progress.members.values()
     )
 
 

@@ -35,6 +35,9 @@ _FEWEST_ERRORS: Final = 0.1
 _LEAST_DRIFT: Final = 0.1
 _MOST_LOG: Final = 20.0
 _LARGEST_DRIFT: Final = 2.0
+_FEW: Final = 5
+"""With fewer devices no test can decide; then a mean of more than twice its limit is a doubt for a person."""
+_DOUBT: Final = 0.5
 _TESTS: Final = 7  # the measures, failed installs, faults
 
 
@@ -161,7 +164,8 @@ class Judgement:
 
     Attributes:
         verdict: why the release must stop, or None while nothing is shown against it.
-        leaning: how far the gate that is worst off has come towards a stop, 0 to 1.
+        leaning: how far the gate that is worst off has come towards a stop, 0 to 1; at least a half where
+            fewer than five devices in all show more than twice its limit.
         suspicion: what that gate would say, or an empty string.
     """
 
@@ -269,8 +273,11 @@ def judge_samples(samples: Iterable[Sample], limits: GateLimits) -> Judgement:
             if evidence >= group.needed:
                 verdict = describe(gate, values, group.where)
                 return Judgement(verdict=verdict, leaning=1.0, suspicion=verdict.sentence)
-            if evidence / group.needed > leaning:
-                leaning = evidence / group.needed
+            leans = evidence / group.needed
+            if not group.where and 0 < len(values) < _FEW and values.mean() > 2 * gate.limit:
+                leans = max(leans, _DOUBT)
+            if leans > leaning:
+                leaning = leans
                 suspicion = describe(gate, values, group.where).sentence
     return Judgement(verdict=None, leaning=leaning, suspicion=suspicion)
 

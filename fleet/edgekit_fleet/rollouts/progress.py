@@ -28,12 +28,13 @@ class RolloutSettings:
         waves: devices that have the release at the end of each wave; the last is all.
         minimum: devices of the first step. Each further step at most doubles the devices that were judged.
         limits: of the gates.
-        quorum: share of the started devices that must be judged before more are started.
         soak_s: so long a device must have the release, or have answered enough calls, before it is judged.
         patience_s: a device that does not answer for so long is taken for offline: the rollout goes on
             without it, and it follows when it comes back.
-        step_timeout_s: without the quorum in this time, the rollout pauses and asks for a person.
-        retries: further attempts on a device after a failure of the network.
+        step_timeout_s: without enough answers in this time, the rollout pauses and asks for a person.
+        retries: further attempts on a device after one of `TRANSIENT_CODES`.
+        spread_s: each device waits for a time drawn from 0 to this before it begins, so that a step of many
+            devices does not download at once.
         approval: before which waves somebody must approve.
         is_dynamic: whether devices that match the selector later join at the end.
         window: local time of day in which devices switch, or None.
@@ -43,11 +44,11 @@ class RolloutSettings:
     waves: tuple[int, ...]
     minimum: int
     limits: GateLimits = field(default_factory=GateLimits)
-    quorum: Annotated[float, Range(0.01, 1.0)] = 0.9
     soak_s: float = 300.0
     patience_s: float = 3600.0
     step_timeout_s: float = 172_800.0
-    retries: int = 2
+    retries: Annotated[int, Range(0, 10)] = 2
+    spread_s: Annotated[float, Range(0.0, 86_400.0)] = 0.0
     approval: Approval = "none"
     is_dynamic: bool = False
     window: str | None = None
@@ -86,7 +87,7 @@ class Answered:
     Attributes:
         device: which.
         outcome: of its execution, or None where only `fault` or `measures` are new.
-        code: of the execution, such as `link`.
+        code: of the execution, such as `self-test`.
         fault: that the new version has shown.
         measures: see `gates.measure`.
     """
@@ -136,10 +137,20 @@ class Withdrawn:
     devices: tuple[str, ...]
 
 
-Entry: TypeAlias = Started | Joined | Answered | Ordered | Decision | Withdrawn
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSetBack:
+    """The manager's clock was `ahead_s` ahead, and is right again: what it noted then counts from now."""
 
-TRANSIENT_CODES: Final = frozenset(("link", "download", "timeout", "broken-off", "service-away"))
-"""Failures that speak against the network or the moment, and are worth another attempt."""
+    ahead_s: Annotated[float, Range(0.0, 1e12)]
+
+
+Entry: TypeAlias = Started | Joined | Answered | Ordered | Decision | Withdrawn | ClockSetBack
+
+TRANSIENT_CODES: Final = frozenset(("timeout", "load", "internal"))
+"""Failures that may pass: not done in time, the service did not serve it, the process of a step was killed.
+
+A device repeats a download that breaks by itself, until the time of its execution is over.
+"""
 
 _KINDS: Final[dict[str, type[Any]]] = {
     "started": Started,
@@ -148,6 +159,7 @@ _KINDS: Final[dict[str, type[Any]]] = {
     "ordered": Ordered,
     "decided": Decision,
     "withdrawn": Withdrawn,
+    "clock": ClockSetBack,
 }
 
 
@@ -202,6 +214,7 @@ class Progress:
 
     Attributes:
         settings: of the rollout.
+        newest_at: time of the newest entry.
         members: device -> its state, in the order of the cohort.
         state: of the rollout.
         wave: that is open, from 0.
@@ -216,6 +229,7 @@ class Progress:
     """
 
     settings: RolloutSettings
+    newest_at: float = 0.0
     members: dict[str, Member] = field(default_factory=dict)
     state: Literal["running", "paused", "succeeded", "aborted"] = "running"
     wave: int = 0
@@ -252,7 +266,7 @@ class Progress:
 
 def begin(entry: Started, at: float) -> Progress:
     """Return the progress at the start of a rollout; `at` is in seconds since 1970."""
-    progress = Progress(entry.settings, step_at=at)
+    progress = Progress(entry.settings, newest_at=at, step_at=at)
     _join(progress, entry)
     return progress
 
@@ -275,11 +289,20 @@ def apply(progress: Progress, entry: Entry, at: float) -> None:
         _join(progress, entry)
     elif isinstance(entry, Withdrawn):
         _withdraw(progress, entry)
+    else:
+        _set_back(progress, at)
+    progress.newest_at = at
 
 
 def _join(progress: Progress, entry: Started | Joined) -> None:
     for device, device_class in zip(entry.devices, entry.classes, strict=True):
         progress.members.setdefault(device, Member(device_class))
+
+
+def _set_back(progress: Progress, at: float) -> None:
+    progress.step_at = min(progress.step_at, at)
+    for member in progress.members.values():
+        member.started_at, member.answered_at = min(member.started_at, at), min(member.answered_at, at)
 
 
 def _withdraw(progress: Progress, entry: Withdrawn) -> None:

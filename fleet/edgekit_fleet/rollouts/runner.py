@@ -19,6 +19,7 @@ from edgekit_fleet.rollouts.gates import Fault, measure
 from edgekit_fleet.rollouts.preview import preview
 from edgekit_fleet.rollouts.progress import (
     Answered,
+    ClockSetBack,
     Entry,
     Joined,
     Outcome,
@@ -32,10 +33,11 @@ from edgekit_fleet.rollouts.progress import (
 )
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import read_before, read_devices, read_packages
-from edgekit_fleet.rollouts.waves import join_cohort
+from edgekit_fleet.rollouts.waves import draw_delay, join_cohort
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import insert_many, update_many, upsert_many
 from edgekit_fleet.store.due import mark_due
+from edgekit_fleet.store.future import CLOCK_STEP_S
 from edgekit_fleet.store.shards import Shards
 from edgekit_fleet.store.tables import (
     AuditRow,
@@ -172,6 +174,10 @@ class RolloutRunner:
 
     def _run(self, session: Session, row: RolloutRow, now: float) -> None:
         known = self._follow_log(session, row)
+        ahead_s = known.progress.newest_at - now
+        if ahead_s > CLOCK_STEP_S:
+            self._log(session, row, known, [ClockSetBack(ahead_s=ahead_s)], now)
+            known.decided_at = known.joined_at = now
         self._decide(session, row, known, now)
         if known.backlog:
             self._log(session, row, known, _carry_out(session, row, known, now), now)
@@ -192,6 +198,7 @@ class RolloutRunner:
         While devices of an earlier decision wait for their documents, an abort or a pause withdraws the
         release from them; all other decisions wait until they have them.
         """
+        known.observed_at = min(known.observed_at, now)  # the clock may have been set back
         if known.progress.settings.is_dynamic and now - known.joined_at >= _JOIN_S:
             known.joined_at = now
             self._log(session, row, known, _join(session, row, known), now)
@@ -523,6 +530,7 @@ def _carry_out(session: Session, row: RolloutRow, known: _Known, now: float) -> 
         .where(MemberRow.rollout == row.name, MemberRow.device.in_(devices), DeviceRow.revoked_at.is_(None))
     ).all()
     foreign = _list_foreign(session, row.name, returning) if returning else set()
+    spread_s = known.progress.settings.spread_s
     skipped: dict[str, str] = {}  # device -> why
     unwanted: list[tuple[str, str]] = []
     offers = {place: _document(row, package, known) for place, package in known.packages.items()}
@@ -549,6 +557,8 @@ def _carry_out(session: Session, row: RolloutRow, known: _Known, now: float) -> 
                 rollout = ran[model].get("rollout") or None
             if document:
                 document["execution"] = execution_name(row.name, device, model, attempt)
+            if document and not is_return:
+                document["not_before_s"] = draw_delay(row.name, device, spread_s)
             place = {"device": device, "model": model, "rollout": rollout}
             wanted.append({**place, "document": document, "is_removed": not document})
         state = "returning" if is_return else "offered"

@@ -50,8 +50,8 @@ def plan_waves(text: str, devices: int, minimum: int) -> tuple[int, ...]:
 
 
 def default_minimum(devices: int) -> int:
-    """Return the least exposure that judges a release: 30 devices, in small fleets a tenth and at least 2."""
-    return min(max(math.ceil(devices / 10), 2), _MOST_MINIMUM, max(devices, 1))
+    """Return the devices of the first step: 30, in fleets of less than 300 a tenth, and at least one."""
+    return min(max(math.ceil(devices / 10), 1), _MOST_MINIMUM)
 
 
 def freeze_cohort(rollout: str, classes: Mapping[str, str]) -> tuple[str, ...]:
@@ -81,6 +81,11 @@ def join_cohort(rollout: str, cohort: tuple[str, ...], devices: Collection[str])
         devices: that shall be in it, also those that are already.
     """
     return (*cohort, *sorted(set(devices) - set(cohort), key=lambda device: _draw(rollout, device)))
+
+
+def draw_delay(rollout: str, device: str, spread_s: float) -> float:
+    """Return after how many seconds a device begins, within 0..`spread_s`; the same at each attempt."""
+    return round(int.from_bytes(_draw(rollout, device)[-4:], "big") / (1 << 32) * spread_s, 1)
 
 
 def _read_size(part: str, text: str, devices: int) -> float:

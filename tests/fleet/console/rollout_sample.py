@@ -22,7 +22,7 @@ from edgekit_runtime.dataclass_json import to_plain
 _STATES = {"returning": "returned", "pending": "waiting", "started": "offered"}
 _WORDS = {
     "self-test": "the self-test gives other answers than on the host",
-    "link": "the link was away for 60 s",
+    "timeout": "did not end within 172800 s; was downloading: the link was away for 60 s",
 }
 
 

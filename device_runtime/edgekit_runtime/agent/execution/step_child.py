@@ -30,7 +30,7 @@ _PERIOD_S: Final = 0.5
 _PIECE_BYTES: Final = 64 << 10  # are reported at once: a process that is killed takes no more with it
 _SILENCE_S: Final = 60.0  # then the process hangs, or its disk does
 _SEND_S: Final = 10.0
-_MAX_FAILURES: Final = 3
+MAX_FAILURES: Final = 3
 _END_S: Final = 1.0  # for the exit code of a process that closed its channel
 _STOP_S: Final = 3.0  # for a process that was told to stop, before it is killed
 _MAX_NEWS_BYTES: Final = 1 << 16
@@ -102,7 +102,7 @@ class ChildSteps:
         except OSError as cause:
             how = f"cannot be started: {cause}"
         reason = f"the process of the step '{order.step.action}' {how}"
-        return StepResult(outcome="retry", code="internal", reason=reason, max_failures=_MAX_FAILURES)
+        return StepResult(outcome="retry", code="internal", reason=reason, max_failures=MAX_FAILURES)
 
 
 def _follow(

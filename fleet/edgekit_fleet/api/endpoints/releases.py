@@ -119,7 +119,7 @@ class PlanRollout:
     Attributes:
         release, selector: what goes where.
         waves: shares or counts.
-        minimum: devices of the first step; a tenth, 2 to 30, if left out.
+        minimum: devices of the first step; a tenth, 1 to 30, if left out.
     """
 
     release: str
@@ -136,8 +136,8 @@ class StartRollout:
         release, selector, waves, minimum: as in `PlanRollout`.
         name: the release and a number if empty.
         limits: of the gates.
-        soak_s, patience_s, step_timeout_s, approval, is_dynamic, window, trial, order, priority: see
-            `RolloutSettings`.
+        soak_s, patience_s, step_timeout_s, retries, spread_s, approval, is_dynamic, window, trial, order,
+            priority: see `RolloutSettings`.
     """
 
     release: str
@@ -149,6 +149,8 @@ class StartRollout:
     soak_s: float | None = None
     patience_s: float | None = None
     step_timeout_s: float | None = None
+    retries: Annotated[int | None, Range(0, 10)] = None
+    spread_s: Annotated[float | None, Range(0.0, 86_400.0)] = None
     approval: Approval = "none"
     is_dynamic: bool = False
     window: str | None = None

@@ -15,6 +15,7 @@ from edgekit_fleet.console.rollouts.evidence import Course, find_courses
 from edgekit_fleet.rollouts.gates import Fault
 from edgekit_fleet.rollouts.progress import (
     Answered,
+    ClockSetBack,
     Decision,
     Entry,
     Joined,
@@ -207,4 +208,9 @@ def _describe(entry: Entry) -> tuple[str, str]:
         return "join", f"{len(entry.devices):,} devices joined"
     if isinstance(entry, Withdrawn):
         return "withdraw", f"{len(entry.devices):,} devices do not get it after all"
+    if isinstance(entry, ClockSetBack):
+        return (
+            "clock",
+            f"the manager's clock was set back by {entry.ahead_s:,.0f} s; waiting times begin again",
+        )
     raise TypeError(f"{entry!r} is no moment")

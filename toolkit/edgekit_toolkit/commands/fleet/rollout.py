@@ -46,7 +46,7 @@ def _request_options(function: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--minimum",
             type=click.IntRange(min=1),
-            help="Devices of the first step.  [default: a tenth, 2 to 30]",
+            help="Devices of the first step.  [default: a tenth, 1 to 30]",
         ),
         folder_option,
         as_json_option,
@@ -93,6 +93,21 @@ def plan(
 @click.option("--priority", type=click.IntRange(min=0), default=0, help="Higher goes first on a device.")
 @click.option(
     "--soak", "soak_s", type=click.FloatRange(min=0), default=300.0, show_default=True, help="Seconds."
+)
+@click.option(
+    "--spread",
+    "spread_s",
+    type=click.FloatRange(0, 86_400),
+    default=0.0,
+    show_default=True,
+    help="Seconds over which the devices of a step begin.",
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(0, 10),
+    default=2,
+    show_default=True,
+    help="Further attempts on a device whose failure may pass.",
 )
 @click.option(
     "--min-agreement", type=click.FloatRange(0, 0.9999), help="With the old version, on the same inputs."

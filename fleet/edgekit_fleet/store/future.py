@@ -1,0 +1,53 @@
+"""Times in the store that lie ahead of now: the clock of the manager was ahead when it wrote them.
+
+What waits for such a time would wait until it comes. Rollouts (`ClockSetBack`), desired documents and the
+repository mend theirs themselves.
+"""
+
+from typing import Final
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.tables import (
+    CodeRow,
+    DeviceRow,
+    FailureRow,
+    FigureRow,
+    LoginRow,
+    WebhookRow,
+)
+
+CLOCK_STEP_S: Final = 60.0
+"""By so much a clock that is kept by the network is set back without harm."""
+_LONGEST_WAIT_S: Final = 7200.0  # of a webhook
+
+
+def forget_future(session: Session, now: float) -> None:
+    """Mend what lies ahead of now, and say so in the audit log.
+
+    Figures, one-time codes, logins and failed attempts of then are removed: they would count as the newest,
+    or be good for too long.
+
+    Args:
+        session: of a transaction.
+        now: seconds since 1970.
+    """
+    limit = now + CLOCK_STEP_S
+    newest = session.scalar(select(func.max(DeviceRow.last_seen_at)))
+    for row, column in (
+        (FigureRow, FigureRow.reported_at),
+        (FailureRow, FailureRow.begun_at),
+        (LoginRow, LoginRow.created_at),
+        (CodeRow, CodeRow.created_at),
+    ):
+        session.execute(delete(row).where(column > limit))
+    session.execute(update(DeviceRow).where(DeviceRow.last_seen_at > limit).values(last_seen_at=now))
+    session.execute(update(WebhookRow).where(WebhookRow.due_at > now + _LONGEST_WAIT_S).values(due_at=now))
+    if newest is not None and newest > limit:
+        text = (
+            f"the clock was {newest - now:.0f} s ahead of now; documents, metadata and waiting times of then"
+            " are made again; set the clock by NTP"
+        )
+        audit.record(session, "manager", "alarm.clock", "manager", text=text, ahead_s=round(newest - now))
