@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -15,13 +16,13 @@ from sqlalchemy import select, update
 from tests.fleet.conftest import Fleet
 from tests.fleet.fleet_device import eventually, free_port, make_csr, post
 
-from edgekit_fleet.manager import inbox
+from edgekit_fleet.manager import control_loop, inbox
 from edgekit_fleet.operations import devices, running
 from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.shards import LEASE_S, Shards
-from edgekit_fleet.store.tables import AuditRow, DesiredRow, ManagerRow, WantedModelRow
+from edgekit_fleet.store.tables import AuditRow, DesiredRow, DeviceRow, ManagerRow, WantedModelRow
 from edgekit_runtime.agent.documents import DesiredModel, Event, Hello
 from edgekit_runtime.agent.signing import key_id, seal
 from edgekit_runtime.dataclass_json import to_plain
@@ -286,6 +287,64 @@ def test_device_ahead_of_a_restored_store_gets_a_higher_number_and_an_alarm(flee
         await device.connect(held=41)
         await eventually(lambda: any(document.version == 42 for document in device.desired))
         assert "alarm.restored" in actions(fleet, "d1")
+        await device.disconnect()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("said", ["hello", "reported"])
+def test_device_that_numbers_its_documents_anew_is_told_the_highest_number(fleet, said):
+    async def run():
+        device = fleet.device("d1").enrol()
+        await device.connect()
+        if said == "hello":
+            device.sequence = 2_000_000
+            await device.disconnect()
+            await device.connect()
+        device.sequence = 1_000_000 if said == "reported" else 3_000_000
+        device.report(status="working")
+        await eventually(lambda: fleet.detail("d1").summary.status == "working")
+        highest = device.sequence
+        await device.disconnect()
+        device.desired.clear()
+        device.sequence = 1 if said == "hello" else 500_000  # lost its journal, and its clock is wrong
+        await device.connect(held=0)
+        if said == "reported":
+            await eventually(lambda: fleet.detail("d1").summary.is_online)
+            device.report(status="converged")
+        await eventually(lambda: any(document.sequence == highest for document in device.desired))
+        device.sequence = highest
+        await device.disconnect()
+        await device.connect()
+        device.report(status="converged")
+        await eventually(lambda: fleet.detail("d1").summary.status == "converged")
+        await device.disconnect()
+
+    asyncio.run(run())
+
+
+def test_manager_whose_clock_was_a_year_ahead_renews_what_it_wrote_then(fleet, monkeypatch):
+    ahead_s = 365 * 86_400.0
+    clock = SimpleNamespace(time=lambda: time.time() + ahead_s, monotonic=time.monotonic)
+    monkeypatch.setattr(control_loop, "time", clock)
+
+    async def run():
+        device = fleet.device("d1").enrol()
+        await device.connect()
+        await eventually(lambda: device.desired and device.desired[-1].issued_at > time.time() + 1e6)
+        device.report(status="working")
+        await eventually(lambda: fleet.detail("d1").summary.status == "working")
+        nonlocal ahead_s
+        ahead_s = 0.0
+        await eventually(lambda: device.desired[-1].issued_at < time.time())
+        assert device.desired[-1].version > device.desired[0].version
+        assert device.desired[-1].epoch > device.desired[0].epoch
+        with fleet.store.transaction() as session:
+            assert session.get(DeviceRow, "d1").last_seen_at <= time.time()
+            said = session.scalars(select(AuditRow.detail).where(AuditRow.action == "alarm.clock")).all()
+        assert [round(one["ahead_s"], -5) for one in said] == [31_500_000]
+        device.report(status="converged")
+        await eventually(lambda: fleet.detail("d1").summary.status == "converged")
         await device.disconnect()
 
     asyncio.run(run())

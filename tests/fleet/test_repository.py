@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 import pytest
 from tuf.api.exceptions import DownloadHTTPError, ExpiredMetadataError, RepositoryError
+from tuf.api.metadata import Metadata
 from tuf.ngclient import FetcherInterface, Updater
 
 from edgekit_fleet.releases.repository import Lifetimes, NewTarget, PublishedTarget, TufRepository
@@ -152,6 +153,18 @@ def test_metadata_past_half_of_its_life_is_signed_again(repository: TufRepositor
     for day in (0.6, 10, 120, 200):
         assert repository.refresh(NOW + day * DAY_S)
         assert device.fetch("rpi5/digits-1.edgepkg", NOW + day * DAY_S) == b"weights"
+
+
+def test_metadata_of_a_clock_that_was_a_year_ahead_is_signed_again(
+    repository: TufRepository, tmp_path: Path
+) -> None:
+    ahead = NOW + 365 * 86_400.0
+    repository.publish([new_target(tmp_path, b"a")], ahead)
+    assert repository.refresh(NOW)
+    assert not repository.refresh(NOW)
+    folder = repository.folder / "metadata"
+    timestamp = Metadata.from_bytes((folder / "timestamp.json").read_bytes()).signed
+    assert timestamp.version > ahead and timestamp.expires.timestamp() < NOW + 2 * 86_400.0
 
 
 def test_repository_restored_from_a_backup_is_newer_than_all_that_devices_saw(

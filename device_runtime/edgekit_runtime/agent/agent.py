@@ -157,6 +157,7 @@ class Agent:
         self._last: tuple[Any, Any] = (None, None)
         self._figures: tuple[Any, ...] = ()
         self._boot = _read_boot()
+        self._will_sha256 = ""
 
     def run(self, stop: threading.Event) -> Literal["stopped", "renewed"]:
         """Work until `stop` is set, or until there is a new certificate, with which to connect."""
@@ -228,11 +229,15 @@ class Agent:
         desired = unseal(payload, "desired", Desired, keys, "desired")
         if not accept_desired(desired, self._desired, self._device):
             return
-        record = self._journal.record
-        known_s = max(record.known_time_s, desired.issued_at)
-        self._journal.write(replace(record, desired=payload.decode(), known_time_s=known_s))
+        # Also where that is earlier than the last: the newest word of the manager, whose clock was wrong.
+        known_s = desired.issued_at
+        record = replace(self._journal.record, desired=payload.decode(), known_time_s=known_s)
+        self._journal.write(record)
         self._desired, self._link.reconnect_s = desired, desired.reconnect_s
         self._last = (None, None)  # the manager waits for a report that names the version
+        if self._journal.raise_sequence(desired.sequence):  # it took the hello of this connection for late
+            self._presence = self._journal.next_sequence()
+            self._send_hello()
 
     def _read_desired(self) -> Desired | None:
         text = self._journal.record.desired
@@ -255,12 +260,16 @@ class Agent:
         self._link.will = seal(will, "hello", self._member.key)
 
     def _greet(self) -> None:
+        self._will_sha256 = hashlib.sha256(self._link.will).hexdigest()  # of this connection
+        self._send_hello()
+
+    def _send_hello(self) -> None:
         hello = Hello(
             device=self._device,
             sequence=self._presence,
             desired_version=0 if self._desired is None else self._desired.version,
             reported=self._reported,
-            will_sha256=hashlib.sha256(self._link.will).hexdigest(),
+            will_sha256=self._will_sha256,
             runtime=__version__,
         )
         self._link.put("hello", seal(hello, "hello", self._member.key), is_retained=True)

@@ -78,7 +78,8 @@ class DesiredModel:
             it, or only the old one is unloaded until a safe version exists.
         priority: models with a higher one are updated first.
         not_before_s: seconds after the receipt of the document at which the work may begin, drawn by the
-            manager, so that a fleet does not download at once.
+            manager within the `spread_s` of the rollout, so that a step of many devices does not download at
+            once.
         timeout_s: the execution ends after this time, whatever it waits for.
         window: local time of day in which the device may switch, as `01:00-04:00`, or None for any time.
         is_return: the version was in use before and may be installed again, also if it was rejected here.
@@ -117,6 +118,8 @@ class Desired:
         epoch: number of the manager's lease; a lower one than seen before comes from a manager that has been
             replaced, and is refused.
         models: at most one entry a model.
+        sequence: highest number of a document of this device that the manager has taken. The device goes on
+            above it: its own numbers are too low if it lost its journal, and its clock is wrong.
         reconnect_s: width of the time window over which devices spread their reconnects.
         removed: models to remove from the device.
     """
@@ -127,6 +130,7 @@ class Desired:
     expires_at: Annotated[float, _COUNT]
     epoch: Annotated[int, _COUNT]
     models: tuple[DesiredModel, ...] = ()
+    sequence: Annotated[int, _COUNT] = 0
     reconnect_s: float = 30.0
     removed: tuple[str, ...] = ()
 

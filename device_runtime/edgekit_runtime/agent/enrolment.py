@@ -94,7 +94,7 @@ def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Dis
 
 
 def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
-    """Return whether it is time for a new certificate.
+    """Return whether it is time for a new certificate: a third of its life is left, or it is not valid yet.
 
     Args:
         enrolment: with the certificate.
@@ -102,7 +102,8 @@ def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
     """
     certificate = x509.load_pem_x509_certificate(enrolment.certificate.encode())
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return datetime.fromtimestamp(now_s, timezone.utc) > end - (end - begin) * _RENEW_AT
+    now = datetime.fromtimestamp(now_s, timezone.utc)
+    return now > end - (end - begin) * _RENEW_AT or now < begin  # the fleet's clock was ahead
 
 
 def renew(config: Path, disk: Disk = DISK) -> Membership:

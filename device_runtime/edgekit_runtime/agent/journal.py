@@ -129,7 +129,7 @@ class Journal:
             self.record = JournalRecord()
             with contextlib.suppress(OSError):  # the damaged file stays beside it, to find the cause
                 disk.replace(path, path.with_suffix(".damaged"))
-        # A lost journal must not make documents look old.
+        # A lost journal must not make documents look old; where the clock lies, the manager names the number.
         self._sequence = self.record.sequence_bound or int(max(0.0, clock()) * 1000)
 
     def write(self, record: JournalRecord) -> None:
@@ -145,6 +145,13 @@ class Journal:
         with write_atomically(self._path, mode=0o600, disk=self._disk) as file:
             file.write(encode_json({"record": body, "sha256": digest}))
         self.record = record
+
+    def raise_sequence(self, taken: int) -> bool:
+        """Number the next document above `taken`; returns False where it is already."""
+        if self._sequence > taken:
+            return False
+        self._sequence = taken + 1
+        return True
 
     def next_sequence(self) -> int:
         """Return the number of the next document; it is higher than all before, also after a restart.

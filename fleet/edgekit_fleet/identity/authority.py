@@ -203,7 +203,8 @@ class Authority:
         now = datetime.fromtimestamp(int(time.time() - _TOLERATED_S), timezone.utc)
         with contextlib.suppress(OSError, ValueError):  # OpenSSL prefers the newer list, by the second
             last = x509.load_pem_x509_crl(self.crl.read_bytes()).last_update_utc
-            now = max(now, last + timedelta(seconds=1))
+            if last.timestamp() < time.time():  # else the clock was ahead, and that list is not valid yet
+                now = max(now, last + timedelta(seconds=1))
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)
@@ -222,7 +223,8 @@ class Authority:
         if path.exists():
             there = _read_certificate(path)
             left_s = there.not_valid_after_utc.timestamp() - time.time()
-            if _alternative_names(there) == names and left_s > _SERVER_LIFE_S / 4:
+            is_valid = _SERVER_LIFE_S / 4 < left_s <= _SERVER_LIFE_S + _TOLERATED_S
+            if _alternative_names(there) == names and is_valid:
                 return
         _write(path, _pem(self._sign(common_name, key.public_key(), _SERVER_LIFE_S, names)))
 

@@ -27,6 +27,7 @@ from edgekit_fleet.manager.publisher import Outgoing, Publisher
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetSettings
+from edgekit_fleet.store.future import CLOCK_STEP_S, forget_future
 from edgekit_fleet.store.shards import BEAT_S, Shards
 from edgekit_fleet.store.tables import AuditRow
 from edgekit_runtime.errors import OutputError, PackageError, TransportError, UnavailableError
@@ -39,6 +40,7 @@ _DECIDE_S: Final = 0.5
 _UPKEEP_S: Final = 2.0
 _EXPIRY_S: Final = 60.0
 _REFRESH_S: Final = 600.0
+_LACKING_AT_ONCE: Final = 200
 _UNANSWERED_S: Final = 15.0  # also how soon a device is served whose hello came while we were away
 _ADMINISTERED: Final = ("device.enrol", "device.revoke")
 _log = logging.getLogger(__name__)
@@ -96,7 +98,6 @@ class ControlLoop:
         self._parts = parts
         self._store, self.shards = parts.store, parts.shards
         self._repository = repository
-        self._refreshed_at = float("-inf")
         self._has_run = False
         self._join()
 
@@ -107,16 +108,20 @@ class ControlLoop:
         self._publisher = Publisher(
             self.index, shards, parts.authority.manager_key, parts.settings.desired_life_s
         )
-        now = time.time()
+        now = self._turned_at = time.time()
         with self._store.transaction() as session:
+            forget_future(session, now)
             shards.join(session, now)
             balance = shards.balance(session, now)
             self.index.load_shards(session, balance.taken.keys())
             self._audit_seen = _last_number(session)
             write_revoked(parts.authority, list_revoked_serials(session), parts.broker_folder)
         shards.apply(balance)
+        if parts.broker is not None:
+            parts.broker.reload()
         self._link = BrokerLink(self.inbox.put, parts.authority.name_manager(shards.number))
         self._decided_at = self._kept_at = self._expired_at = self._beat_at = float("-inf")
+        self._refreshed_at = float("-inf")
         self._decided_number = self._audit_seen
         self._hellos: list[str] = []
         self._unsure: float | None = None  # a turn that may have been committed, or not
@@ -178,9 +183,10 @@ class ControlLoop:
         """Do what is due now: one batch of messages, decisions, documents, upkeep.
 
         Raises:
-            UnavailableError: another manager has taken over.
+            UnavailableError: another manager has taken over, or the clock was set back.
             OutputError: the store cannot be written.
         """
+        self._check_clock()
         if self._unsure is not None:
             self._settle()
         if self._is_balancing:
@@ -220,6 +226,17 @@ class ControlLoop:
         if clock - self._kept_at >= _UPKEEP_S:
             self._kept_at = clock
             await self._keep_up(now)
+
+    def _check_clock(self) -> None:
+        """Note the time.
+
+        Raises:
+            UnavailableError: the clock was set back: all that was noted by it is to be read again.
+        """
+        now, before = time.time(), self._turned_at
+        if now < before - CLOCK_STEP_S:
+            raise UnavailableError(f"the clock was set back by {before - now:.0f} s")
+        self._turned_at = now
 
     def _settle(self) -> None:
         """Forget what the turn wrote whose commit was not confirmed, if it was committed."""
@@ -281,9 +298,11 @@ class ControlLoop:
             ]
             answers = self._publisher.answer(session, unanswered)
             lacking = [known for known in self.index.devices.values() if known.lacks_report(now)]
+            # A node of a cluster may repeat what thousands of devices said long ago.
+            lacking = lacking[:_LACKING_AT_ONCE]
             self._publisher.renew(session, [known.name for known in lacking])  # each new one is answered
         for known in lacking:
-            known.asked_at = now
+            known.asked_at, known.is_late = now, False
         await self._publish(answers, now)
         if revoked and self._parts.broker is not None:
             self._parts.broker.reload()

@@ -2,7 +2,8 @@
 
 A document counts only if its signature is by the key of the device that its topic names, and its number is
 higher than that of the last one of its kind. So a broker that forges, replays, repeats or reorders changes
-nothing; what is refused is counted, and goes to the audit log once a minute and device.
+nothing; what is refused is counted, and goes to the audit log once a minute and device. A device whose
+numbers are lower than before is told the highest one (`Desired.sequence`): it may have lost its journal.
 """
 
 import hashlib
@@ -37,6 +38,7 @@ from edgekit_runtime.errors import SignatureError
 _HOUR_S: Final = 3600.0
 _ALARM_S: Final = 60.0
 _REPORT_S: Final = 15.0
+_LATE_S: Final = 60.0
 _EVENTS_A_MINUTE: Final = 10
 _MAX_NAME: Final = 128  # characters; see `tables.NAME`
 _FOREIGN_S: Final = 4 * LEASE_S
@@ -77,12 +79,24 @@ class KnownDevice:
     taken: dict[str, int] = field(default_factory=dict)  # kind -> hash of the last envelope
     events: list[float] = field(default_factory=list)
     dropped: int = 0  # events that no alarm has counted yet
+    is_late: bool = False  # a document of it had a lower number than one before
     attributes_hash: int = 0
 
+    @property
+    def highest_sequence(self) -> int:
+        """Return the highest number of its documents."""
+        return max(self.sequence, self.hello_sequence, self.event_sequence)
+
     def lacks_report(self, now: float) -> bool:
-        """Return whether the last report of a connected device has not come, and is not on its way."""
-        is_behind = self.is_online and not self.is_revoked and self.sequence < self.reported
-        return is_behind and now - max(self.last_seen_at, self.asked_at) >= _REPORT_S
+        """Return whether a new document is due, so that the device reports.
+
+        The last report of a connected device has not come, and is not on its way. Or the device is late: it
+        does not know its highest number; that is told once a minute at most.
+        """
+        is_behind = self.is_online and self.sequence < self.reported
+        is_missing = is_behind and now - max(self.last_seen_at, self.asked_at) >= _REPORT_S
+        is_lost = self.is_late and now - self.asked_at >= _LATE_S
+        return (is_missing or is_lost) and not self.is_revoked
 
 
 _WRITTEN: Final = (
@@ -310,6 +324,12 @@ class Inbox:
             self._alarm(device, "alarm.impersonated", f"{topic}: names '{document.device[:80]}'", now)
             return "impersonated"
         if not self._apply(device, document, now):
+            last = {
+                "hello": device.hello_sequence,
+                "reported": device.sequence,
+                "event": device.event_sequence,
+            }
+            device.is_late = device.is_late or document.sequence < last[kind]
             return "replayed"
         device.taken[kind] = hash(payload)
         device.last_seen_at = now

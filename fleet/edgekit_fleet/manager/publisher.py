@@ -16,6 +16,7 @@ from edgekit_fleet.manager.inbox import DeviceIndex
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import update_many
 from edgekit_fleet.store.due import mark_due
+from edgekit_fleet.store.future import CLOCK_STEP_S
 from edgekit_fleet.store.shards import Shards
 from edgekit_fleet.store.tables import SHARDS, DesiredRow, DeviceRow, WantedModelRow
 from edgekit_runtime.agent.signing import seal_payload
@@ -50,6 +51,7 @@ class Publisher:
         self._shards = shards
         self._key = key
         self._life_s = desired_life_s
+        self._longest_s = desired_life_s + CLOCK_STEP_S
 
     def make_due(self, session: Session, now: float, limit: int = 900) -> list[Outgoing]:
         """Return new documents of devices whose wanted models have changed; commit before they are published.
@@ -75,7 +77,7 @@ class Publisher:
         for row in due:
             content = wanted.get(row.device, [])
             digest = hashlib.sha256(repr(content).encode()).hexdigest()
-            if digest == row.content_sha256 and row.expires_at - now > self._life_s / 2:
+            if digest == row.content_sha256 and self._life_s / 2 < row.expires_at - now <= self._longest_s:
                 unchanged.append(row.device)
                 continue
             known = self._index.devices.get(row.device)
@@ -149,11 +151,19 @@ class Publisher:
         mark_due(session, devices, content_sha256="")  # no content has this digest
 
     def mark_expiring(self, session: Session, now: float) -> None:
-        """Mark documents that are past half of their life, so that `make_due` writes them again."""
+        """Mark documents that are past half of their life, so that `make_due` writes them again.
+
+        Also those that live too long: they were written when the clock was ahead, and state that time.
+        """
+        ends = DesiredRow.expires_at
         expiring = (
             select(DesiredRow.device)
             .join(DeviceRow, DeviceRow.name == DesiredRow.device)
-            .where(DesiredRow.version > 0, DesiredRow.expires_at < now + self._life_s / 2, *self._own())
+            .where(
+                DesiredRow.version > 0,
+                (ends < now + self._life_s / 2) | (ends > now + self._longest_s),
+                *self._own(),
+            )
         )
         mark_due(session, session.scalars(expiring))
 
@@ -172,6 +182,7 @@ class Publisher:
             "issued_at": now,
             "expires_at": now + self._life_s,
             "epoch": self._shards.epoch_of(device),
+            "sequence": known.highest_sequence if (known := self._index.devices.get(device)) else 0,
             "removed": [model for model, text in content if not text],
             "reconnect_s": max(_LEAST_RECONNECT_S, devices / _DEVICES_A_SECOND),
         }

@@ -42,6 +42,7 @@ from tuf.api.serialization.json import JSONSerializer
 from edgekit_fleet.releases.artifact_storage import ArtifactStorage
 from edgekit_fleet.releases.repository_keys import RepositoryKeys, make_root_keys, read_root_signers
 from edgekit_fleet.store.fleet_folder import FleetFolder
+from edgekit_fleet.store.future import CLOCK_STEP_S
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import OutputError, PackageError, SignatureError
 from edgekit_runtime.system.atomic_files import DISK, Disk, hash_file, make_folders, write_atomically
@@ -246,7 +247,7 @@ class TufRepository:
         return self._read_bytes(f"{version}.root.json")
 
     def refresh(self, now: float) -> bool:
-        """Sign again what is past half of its life; returns whether anything was signed.
+        """Sign again what is past half of its life, or lives too long; returns whether anything was signed.
 
         The root is not: its keys may be offline. `root_expires_at` says when `rotate` is due.
 
@@ -579,7 +580,8 @@ def _expiry(now: float, life_s: float) -> datetime:
 
 
 def _is_due(signed: Targets | Snapshot | Timestamp, life_s: float, now: float) -> bool:
-    return signed.expires.timestamp() - now < life_s / 2
+    """Return whether half of its life is over, or it was signed when the clock was ahead."""
+    return not life_s / 2 <= signed.expires.timestamp() - now <= life_s + CLOCK_STEP_S
 
 
 def _describe_meta(version: int, data: bytes) -> MetaFile:

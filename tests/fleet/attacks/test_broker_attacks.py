@@ -177,6 +177,36 @@ def test_clock_at_1970_neither_revives_old_metadata_nor_stops_updates(site):  # 
     assert site.running() == "2.0.0"
 
 
+def test_device_without_journal_and_clock_numbers_on_from_where_the_manager_is(site):  # noqa: F811
+    (site.folder / "agent" / "journal.json").write_bytes(b"torn")
+    site.clock.lie_s = -(NOW_S + site.clock.passed_s)
+    site.restart()
+    site.run(3.0)
+    taken = 10**13
+    assert all(plain["sequence"] < taken for _, plain in site.broker.sent)
+    now_s = NOW_S + site.clock.passed_s
+    site.broker.sent.clear()
+    site.broker.deliver(site.order(sequence=taken, issued_at=now_s, expires_at=now_s + 86_400.0))
+    site.run(3.0)
+    kinds = [kind for kind, plain in site.broker.sent if plain["sequence"] > taken]
+    assert kinds == ["hello", "reported"] == [kind for kind, _ in site.broker.sent]
+    site.restart()
+    site.run(3.0)
+    assert all(plain["sequence"] > taken for _, plain in site.broker.sent)
+
+
+def test_device_follows_a_manager_whose_clock_was_a_year_ahead(site):  # noqa: F811
+    year_s = 365 * 86_400.0
+    ahead_s = NOW_S + site.clock.passed_s + year_s
+    site.broker.deliver(site.order(issued_at=ahead_s, expires_at=ahead_s + 7 * 86_400.0))
+    site.run(3.0)
+    wanted = site.publish("2.0.0")
+    site.repository.refresh(NOW_S + site.clock.passed_s)
+    site.broker.deliver(site.order(replace(wanted, window="00:00-23:59")))
+    site.run_until(lambda: site.execution == ("succeeded", ""))
+    assert site.running() == "2.0.0"
+
+
 def test_clock_far_ahead_stops_updates_and_says_so(site):  # noqa: F811
     site.clock.lie_s = 10 * 365 * 86_400.0
     site.run(5.0)
@@ -307,6 +337,17 @@ def test_manager_keeps_the_newest_report_whatever_the_broker_does(manager, seed)
         assert session.get(DeviceRow, "d1").status == statuses[newest % 3]
     assert manager.inbox.refused["forged"] == 5
     assert "alarm.forged" in manager.alarms()
+
+
+def test_document_of_a_clock_that_was_a_year_ahead_is_written_again(manager):
+    with manager.store.transaction() as session:
+        manager.publisher.make_due(session, NOW_S + 365 * 86_400.0)
+    with manager.store.transaction() as session:
+        manager.publisher.mark_expiring(session, NOW_S)
+    made = manager.make_due()["d1"]
+    public = manager.manager.public_key()
+    found = unseal(made.envelope, "desired", Desired, {key_id(public): public}, "desired")
+    assert (found.version, found.issued_at) == (2, NOW_S)
 
 
 def test_retained_documents_after_a_reconnect_are_not_verified_again(manager, monkeypatch):
