@@ -102,6 +102,19 @@ def test_codes_with_a_range_are_half_a_step_away_at_most(
     assert (restored[2] == 0).all()
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("opset", [8, 17, 20])
+@pytest.mark.parametrize("size", [7, 5000])
+def test_value_that_is_not_finite_is_seen_in_the_range_of_its_row(kind: str, opset: int, size: int) -> None:
+    model = model_of([("Identity", ["x"], ["y"])], {"x": ("N", size)}, ["y"], opset=opset)
+    split = whole_upload(model, Coding(kind))  # type: ignore[arg-type]
+    x = np.random.default_rng(10).normal(size=(4, size)).astype(np.float32)
+    x[range(3), [0, 3, size - 1]] = np.nan, np.inf, -np.inf
+    sent, restored = send(split, x)
+    assert np.isnan(sent["x.range"]).any(axis=1).tolist() == [True, True, True, False]
+    np.testing.assert_array_equal(restored[3], send(split, x[3:])[1][0])
+
+
 def test_codes_of_small_tensors_have_16_bits() -> None:
     sizes = {
         shape: upload_identity(shape, Coding("int8")).sent[0].dtype for shape in [(2048,), (2049,), (4, 600)]

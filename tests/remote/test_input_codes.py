@@ -8,7 +8,7 @@ from tests.remote.planned_package import Array, make_model, make_pictures, offlo
 
 from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
 from edgekit_offload.partition.coding import Lattice
-from edgekit_runtime.errors import DataError
+from edgekit_runtime.errors import DataError, RefusedInputError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.cut_table import OffloadPlan, PlanCosts
 from edgekit_runtime.remote.session.tail_way import TailWay
@@ -46,6 +46,32 @@ def test_picture_that_is_none_of_8_bits_is_not_rounded(folder: Path, tmp_path: P
         for other in (off_the_grid(image), image + 2, image * np.float32("nan")):
             found, expected = (one.run({"image": other})["logits"] for one in (session, whole))
             np.testing.assert_array_equal(found, expected)
+        assert session.counts.remote == 1
+
+
+@pytest.mark.parametrize("plan", ["raw", "cut3-int8", "cut5"])
+def test_what_is_not_finite_is_computed_here_and_nobody_is_blamed(
+    folder: Path, tmp_path: Path, plan: str
+) -> None:
+    dead, infinite = PICTURES[:1].copy(), PICTURES[:1] * np.float32("inf")
+    dead[0, 0, 0, 0] = np.nan
+    overflowing = [] if plan == "raw" else [PICTURES[:1] * np.float32(3e38)]  # in the head
+    whole = OrtSession(make_model(), OrtOptions(threads=1))
+    with offloading(folder, find_package(folder, "planned"), plan, tmp_path) as session:
+        for image in (dead, infinite, *overflowing):
+            found, expected = (one.run({"image": image})["logits"] for one in (session, whole))
+            np.testing.assert_array_equal(found, expected)
+            assert session.decision().plan.name == plan
+        assert session.counts.failed == 0
+
+
+def test_device_that_cannot_run_the_model_refuses_what_is_not_finite(folder: Path, tmp_path: Path) -> None:
+    with offloading(folder, find_package(folder, "split-only"), "cut3-int8", tmp_path) as session:
+        with pytest.raises(DataError, match="not finite"):
+            session.run({"image": PICTURES[:1] * np.float32("nan")})
+        with pytest.raises(RefusedInputError, match="not finite"):
+            session.run({"image": PICTURES[:1] * np.float32(3e38)})
+        session.run({"image": PICTURES[:1]})
         assert session.counts.remote == 1
 
 

@@ -113,7 +113,7 @@ def _describe(session: dict[str, Any]) -> Iterator[str]:
         f" were late, {counts['failed']} failed"
     )
     if uncoded := counts.get("uncoded"):
-        yield f"  {uncoded} requests had values beyond those of the plan's samples and went another way"
+        yield f"  {uncoded} requests had values that the plan cannot send, and went another way"
     if session["device"]:
         yield f"  {session['device']}"
     for switch in session["switches"]:

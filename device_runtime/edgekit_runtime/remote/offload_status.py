@@ -27,7 +27,8 @@ class Counts:
         remote: with the server.
         hedged: a local run was begun because the reply was late.
         failed: the server's part failed, and the device answered.
-        uncoded: of all of these, the inputs were beyond the codes of the usual plan and went another way.
+        uncoded: of all of these, the inputs were not finite or beyond the codes of the usual plan, and went
+            another way.
     """
 
     local: int = 0

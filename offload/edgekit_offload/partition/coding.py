@@ -288,8 +288,14 @@ def _by_groups(spec: TensorSpec, kind: str, sizes: Sequence[int], opset: int) ->
 
 
 def _range_of(nodes: Nodes, tensor: str, axes: Sequence[int], levels: int) -> tuple[str, str]:
-    """Smallest value along axes, and the step to the largest one in so many levels."""
+    """Smallest value along axes, and the step to the largest one in so many levels.
+
+    Both are NaN where a value is not finite, so that the device notices it in the few bytes of the range.
+    """
     low = nodes.reduce("ReduceMin", tensor, axes)
+    # onnxruntime's ReduceMin and ReduceMax skip NaN. A mean does not, so NaN and infinity reach the range.
+    zero = nodes.add("Mul", [nodes.reduce("ReduceMean", tensor, axes), nodes.constant(0)])
+    low = nodes.add("Add", [low, zero])
     span = nodes.add("Sub", [nodes.reduce("ReduceMax", tensor, axes), low])
     step = nodes.add("Div", [span, nodes.constant(levels)])
     return low, nodes.add("Max", [step, nodes.constant(_LEAST_STEP)])

@@ -176,8 +176,8 @@ class RemoteSession:
         other = self.state.decision_among(names, rows)
         if other is None:
             raise DataError(
-                f"plan '{decision.plan.name}' cannot carry these inputs: they are beyond the values of its"
-                " samples, and no other plan of the package runs on this device; plan it with more samples"
+                f"plan '{decision.plan.name}' cannot carry these inputs: they are not finite, or beyond the values"
+                " of its samples, and no other plan runs on this device; plan the model with more samples"
             )
         self.counts.uncoded += 1
         return other
@@ -215,11 +215,12 @@ class RemoteSession:
             head_s = time.monotonic() - began_s
             compression, fields = decision.plan.compression, self._server.fields
             request = way.prepare(sent, self.outputs, compression=compression, fields=fields)
-        except EdgekitError:
+        except EdgekitError as cause:
             if self.local is None:
                 raise
             outputs = self._run_local(inputs, rows)  # which fails too if the inputs are to blame
-            self.state.disprove(way)
+            if not isinstance(cause, RefusedInputError):
+                self.state.disprove(way)
             return outputs
         self.state.note_head(decision.plan, head_s)
         outputs = self._fetch(decision, request, inputs, rows, began_s=began_s)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from edgekit_runtime.codecs.media import MediaCodec, encode_media
-from edgekit_runtime.errors import BackendError, CutError, DataError
+from edgekit_runtime.errors import BackendError, CutError, DataError, RefusedInputError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.remote.cut_table import Compression, InputCodes, OffloadPlan
 from edgekit_runtime.remote.offload_server import TailRequest, make_tail_request
@@ -50,8 +50,13 @@ class TailWay:
         self._check_outputs()
 
     def carries(self, inputs: Mapping[str, Array]) -> bool:
-        """Return whether the head can code these inputs of the model: others it would change."""
-        return all(_fits(inputs[name], codes) for name, codes in self.plan.codes.items())
+        """Return whether head and server compute with these inputs of the model what the whole model does.
+
+        The head changes what its codes cannot hold. No reply with NaN is used, so NaN is not sent either.
+        """
+        return all(map(_is_finite, inputs.values())) and all(
+            _fits(inputs[name], codes) for name, codes in self.plan.codes.items()
+        )
 
     def open_head(self) -> Session | None:
         """Return the head, loaded; None where the inputs are sent as they are."""
@@ -77,12 +82,15 @@ class TailWay:
 
         Raises:
             DataError: there is nothing for one of its inputs, or media of several rows.
+            RefusedInputError: the head made NaN or infinity of these inputs.
         """
         sent = {}
         for spec in self.inputs:
             array = made[spec.name] if spec.name in made else inputs.get(spec.name)
             if array is None:
                 raise DataError(f"plan '{self.plan.name}': nothing makes '{spec.name}', which its tail takes")
+            if not _is_finite(array):
+                raise RefusedInputError(f"plan '{self.plan.name}': '{spec.name}' is not finite, so it is not sent")
             codec = self._codecs.get(spec.name)
             sent[spec.name] = array if codec is None else _encode(codec, array)
         return sent
@@ -143,6 +151,10 @@ class TailWay:
             needed.add(plan.escalation.output)
         if missing := sorted(needed - made):
             raise CutError(f"plan '{plan.name}' does not give {', '.join(missing)}; plan the model again")
+
+
+def _is_finite(array: Array) -> bool:
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
 def _fits(array: Array, codes: InputCodes) -> bool:
