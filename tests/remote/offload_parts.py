@@ -29,7 +29,9 @@ LOCAL = OffloadPlan("local", PlanCosts(100.0))
 RAW = OffloadPlan("raw", PlanCosts(0.0, 1e-4, 16.0, 8.0), tail="linear")
 
 
-def write_offloaded(maker: PackageMaker, path: Path, *plans: OffloadPlan, **changes: Any) -> None:
+def write_offloaded(
+    maker: PackageMaker, path: Path, *plans: OffloadPlan, version: str = "1.0.0", **changes: Any
+) -> None:
     """Write `linear` with a cut table of `plans`."""
     table = CutTable(plans, **changes)
     contents = {**maker.artifacts, "cut-table.json": json.dumps(to_plain(table)).encode()}
@@ -41,7 +43,7 @@ def write_offloaded(maker: PackageMaker, path: Path, *plans: OffloadPlan, **chan
         Artifact(name, len(data), hashlib.sha256(data).hexdigest(), roles[name])
         for name, data in sorted(contents.items())
     )
-    manifest = dataclasses.replace(maker.manifest(), artifacts=artifacts, backend=choice)
+    manifest = dataclasses.replace(maker.manifest(version=version), artifacts=artifacts, backend=choice)
     write_package(path, manifest, contents, maker.signer)
 
 

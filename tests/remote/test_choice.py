@@ -111,8 +111,13 @@ def test_loaded_server_keeps_the_device_local_and_says_so() -> None:
     assert "loaded" in decision.reason
 
 
-def test_model_without_local_plan_uses_a_bad_server() -> None:
-    assert choose(CutTable((RAW,)), Conditions(None), cause="it failed").plan.name == "raw"
+def test_model_without_local_plan_asks_a_server_that_failed_for_a_plan_that_it_proved() -> None:
+    table = CutTable((RAW, CUT))
+    failed = choose(table, Conditions(None), usable=("cut3",), cause="it failed")
+    assert failed.plan.name == "cut3"
+    assert failed.reason.startswith("it failed; ")
+    unproved = choose(table, link(200), usable=())
+    assert unproved.reason == "the server has not proved a plan that can run now; raw takes 13 ms"
 
 
 def test_bandwidth_falls_at_once_and_rises_with_a_second_sample() -> None:

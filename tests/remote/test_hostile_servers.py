@@ -11,7 +11,7 @@ from tests.remote.hostile_server import HostileServer, Misbehave, http, tensor_r
 from tests.remote.offload_parts import LOCAL, RAW, X, Y, offloading, set_server, wait_until, write_offloaded
 from tests.runtime.conftest import PackageMaker
 
-from edgekit_runtime.errors import SignatureError
+from edgekit_runtime.errors import BackendError, SignatureError, UnavailableError
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 
@@ -29,6 +29,10 @@ def drip(server: HostileServer, client: socket.socket, right: bytes) -> None:
 def die_halfway(server: HostileServer, client: socket.socket, right: bytes) -> None:
     client.sendall(tensor_reply(right)[:-3])
     client.shutdown(socket.SHUT_RDWR)
+
+
+def compute_something_else(server: HostileServer, client: socket.socket, right: bytes) -> bytes:
+    return tensor_reply((np.frombuffer(right, np.float32) + 1).tobytes())
 
 
 def say(reply: bytes) -> Misbehave:
@@ -100,9 +104,7 @@ def test_faulty_server_never_changes_an_answer(
 def test_server_that_computes_something_else_is_never_used(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
 ) -> None:
-    server.misbehave = lambda server, client, right: tensor_reply(
-        (np.frombuffer(right, np.float32) + 1).tobytes()
-    )
+    server.misbehave = compute_something_else
     path = tmp_path / "offloaded.edgepkg"
     write_offloaded(maker, path, LOCAL, RAW)
     set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
@@ -112,6 +114,42 @@ def test_server_that_computes_something_else_is_never_used(
             np.testing.assert_allclose(session.run({"x": X})["y"], Y)
         assert session.counts.remote == 0
         assert "something else" in session.decision().reason
+
+
+def test_server_that_computes_something_else_is_not_used_where_the_device_cannot_run_the_model(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    server.misbehave = compute_something_else
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, RAW)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    with offloading(maker, path) as session:
+        for _ in range(3):
+            with pytest.raises(BackendError, match="something else"):
+                session.run({"x": X})
+        assert "something else" in session.decision().reason
+
+
+def test_server_that_failed_proves_itself_again_before_it_gets_the_next_request(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, RAW)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    with offloading(maker, path) as session:
+        for _ in range(3):
+            np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+            server.misbehave = say(http(b"{}", "500 Oh"))
+            with pytest.raises(UnavailableError, match="cannot run the model"):
+                session.run({"x": X})
+            server.misbehave = None  # the next request does not wait for the end of a pause
+        np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+        server.misbehave = say(http(b"{}", "500 Oh"))
+        with pytest.raises(UnavailableError):
+            session.run({"x": X})
+        server.misbehave = compute_something_else
+        with pytest.raises(BackendError, match="something else"):
+            session.run({"x": X})
 
 
 @pytest.mark.parametrize("accepts", [True, False])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.remote.offload_parts import wait_until
 
-from edgekit_runtime.remote.cut_table import CutTable, Objective, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.cut_table import CutTable, Escalation, Objective, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.link_estimate import Exchange
 from edgekit_runtime.remote.offload_options import OffloadOptions
 from edgekit_runtime.remote.offload_server import OffloadServer, Reply, ServerTimes
@@ -84,6 +84,15 @@ def test_several_rows_are_compared_with_the_costs_of_so_many() -> None:
     assert state.conditions(0.0).server_slowdown == pytest.approx(1.0)
 
 
+def test_cascade_sends_all_rows_of_a_request_if_one_is_not_sure() -> None:
+    cascade = dataclasses.replace(CUT, escalation=Escalation("y", 0.5, 0.3))
+    one, eight = (scale_plan(cascade, rows).escalation for rows in (1, 8))
+    assert one is not None
+    assert eight is not None
+    assert one.share == pytest.approx(0.3)
+    assert eight.share == pytest.approx(0.942, abs=1e-3)  # 1 - 0.7^8
+
+
 def test_longer_round_trip_is_measured_once_the_bandwidth_seems_to_fall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +104,7 @@ def test_longer_round_trip_is_measured_once_the_bandwidth_seems_to_fall(
         state.estimate.note(at, Exchange(100_000, 0, 0.064, 0.0, 1e9))  # 20 Mbit/s
     # TCP's average has not reached the new round trip of 60 ms yet.
     server = SimpleNamespace(measure_round_trip=lambda _: (0.036, 0.064))
-    prober = ServerProber(state, cast(OffloadServer, server), "m", has_rows=False)
+    prober = ServerProber(state, cast(OffloadServer, server), "m", has_rows=False, timeout_s=10.0)
     try:
         for at in (3.0, 4.0):
             state.estimate.note(at, Exchange(1_000, 500, 0.065, 0.0, 1e9))

@@ -1,6 +1,7 @@
 """A session with a server: against the real service."""
 
 import contextlib
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,23 @@ def test_proved_server_that_is_faster_takes_over(
             np.testing.assert_allclose(session.run({"x": X})["y"], Y)
             assert session.counts.remote + session.counts.hedged == 1
             assert "Mbit/s" in session.decision().reason
+
+
+def test_several_rows_take_a_plan_that_carries_them_where_the_device_cannot_run_the_model(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    slow = dataclasses.replace(RAW, costs=dataclasses.replace(RAW.costs, server_s=1.0))
+    jpeg = dataclasses.replace(RAW, name="jpeg", media={"x": "jpeg:90"})
+    write_offloaded(maker, path, jpeg, slow)
+    with running_linear(maker, tmp_path) as service:
+        set_server(tmp_path, monkeypatch, f"127.0.0.1:{service.port}")
+        with offloading(maker, path) as session:
+            wait_until(lambda: session.decision().plan.name == "jpeg", "the file is not sent")
+            rows = np.concatenate([X, 2 * X, 3 * X])
+            np.testing.assert_allclose(session.run({"x": rows})["y"], np.concatenate([Y, 2 * Y, 3 * Y]))
+            predicted_s = session.decision(rows=3).predicted_s
+            assert predicted_s > 3.0  # three times the time of one row
 
 
 def test_server_that_ends_costs_no_answer(

@@ -98,7 +98,7 @@ class PlanChoice:
         """One sentence that says why."""
         own = self._judge(self.predicted_s, self.cost)
         if self.is_forced:
-            return f"{self.plan.name} was asked for by name"
+            return f"{self.plan.name} was asked for by name" + (f"; {self.cause}" if self.cause else "")
         if self.cause:
             return f"{self.cause}; {self.plan.name} takes {own}"
         link, other = self.conditions.link, self.other
@@ -192,24 +192,26 @@ def choose(
 def _list_plans(
     table: CutTable, forced: str | None, usable: Collection[str] | None, cause: str
 ) -> tuple[list[OffloadPlan], str]:
-    """Return the plans that can run, or the one that was asked for by name; and why no others."""
+    """Return the plans that can run, or the one that was asked for by name; and why no others.
+
+    Where the device cannot run the model, a server that failed or is loaded is asked all the same. If it has
+    proved no plan at all, all are returned; a session has one proved before it sends anything.
+    """
     local = table.local
-    plans = [
-        plan
-        for plan in table.plans
-        if plan.tail is None or (not cause and (usable is None or plan.name in usable))
+    proved = [
+        plan for plan in table.plans if plan.tail is not None and (usable is None or plan.name in usable)
     ]
-    if not cause and local is not None and len(plans) == 1 < len(table.plans):
+    plans = proved if local is None else [local, *([] if cause else proved)]
+    if not cause and not proved and any(plan.tail for plan in table.plans):
         cause = "the server has not proved a plan that can run now"
     if forced is not None:
         if forced not in {plan.name for plan in table.plans}:
-            cause = f"the package has no plan '{forced}', which was asked for"
-        elif forced not in {plan.name for plan in plans} and local is not None:
+            cause = f"the package has no plan '{forced}' for this request, which was asked for"
+        elif forced not in {plan.name for plan in plans}:
             cause = cause or f"the server has not proved '{forced}' yet, which was asked for"
-        plans = [plan for plan in plans if plan.name == forced] or ([local] if local is not None else [])
-    if not plans:  # the model is too large for this device, so a bad server is better than none
-        plans = list(table.plans)
-    return plans, cause
+        asked = [plan for plan in plans if plan.name == forced]
+        plans = asked or (plans if local is None else [local])
+    return plans or list(table.plans), cause
 
 
 def _resist(

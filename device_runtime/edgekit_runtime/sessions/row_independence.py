@@ -6,6 +6,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.tensors import Array
 
@@ -16,9 +17,9 @@ _EPSILONS: Final = 16.0  # of a dtype: what sums of some hundred such values in 
 _FACTOR: Final = 16.0
 
 
-def has_free_rows(session: Session) -> bool:
+def has_free_rows(model: Session | Manifest) -> bool:
     """Return whether the first dimension of every input and output is free."""
-    return all(spec.shape and isinstance(spec.shape[0], str) for spec in (*session.inputs, *session.outputs))
+    return all(spec.shape and isinstance(spec.shape[0], str) for spec in (*model.inputs, *model.outputs))
 
 
 def rows_are_independent(session: Session, inputs: Mapping[str, Array]) -> bool:

@@ -127,11 +127,7 @@ class OffloadState:
         """Return the choice of this moment; with `only`, for one request that has other plans than usual."""
         known = self._decisions.get(rows) if only is None else None
         asked, now_s = self._preference, time.monotonic()
-        usable = {
-            name
-            for name, way in self.ways.items()
-            if way.is_proved and (rows == 1 or not way.plan.media)  # a file holds one row
-        }
+        usable = {name for name, way in self.ways.items() if way.is_proved}
         is_in_debt = self.hedges.is_in_debt and not self.has_local_failed
         decision = choose(
             self._table(rows) if only is None else only,
@@ -173,8 +169,9 @@ class OffloadState:
         if rows not in self._tables:
             if len(self._tables) > _MOST_TABLES:
                 self._tables = {1: self._tables[1]}
-            plans = tuple(scale_plan(plan, rows) for plan in self.table.plans)
-            self._tables[rows] = dataclasses.replace(self.table, plans=plans)
+            plans = [one for one in self.table.plans if rows == 1 or not one.media]  # a file holds one row
+            scaled = tuple(scale_plan(plan, rows) for plan in plans or self.table.plans)
+            self._tables[rows] = dataclasses.replace(self.table, plans=scaled)
         return self._tables[rows]
 
     def send_plain(self, way: TailWay) -> None:
@@ -395,4 +392,7 @@ def scale_plan(plan: OffloadPlan, rows: int) -> OffloadPlan:
         decompress_s=costs.decompress_s * rows,
         device_j=None if costs.device_j is None else costs.device_j * rows,
     )
-    return dataclasses.replace(plan, costs=scaled)
+    escalation = plan.escalation
+    if escalation is not None:  # one row that is not sure sends them all
+        escalation = dataclasses.replace(escalation, share=1 - (1 - escalation.share) ** rows)
+    return dataclasses.replace(plan, costs=scaled, escalation=escalation)

@@ -2,7 +2,7 @@
 
 The caller gets right answers only. A reply that is late, wrong or missing is replaced by a local run, which
 begins when the reply is later than predicted; the first answer wins and the other is cancelled. No request
-waits for a server that has not proved itself on golden inputs.
+waits for a server that has not proved itself on golden inputs, but where the device cannot run the model.
 
 The choice is `offload_state`, the proof `server_prober`, the wire `offload_server`.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from edgekit_runtime.codecs.compression import has_zstd
-from edgekit_runtime.errors import BackendError, DataError, EdgekitError, RefusedInputError
+from edgekit_runtime.errors import BackendError, DataError, EdgekitError, RefusedInputError, UnavailableError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.remote.choose import PlanChoice
 from edgekit_runtime.remote.cut_table import CutTable, Escalation
@@ -30,6 +30,7 @@ from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.tensors import Array
 
 _LOOK_S: Final = 0.3  # between two looks whether the connection is open, which cost microseconds
+_RETRY_S: Final = 1.0  # after which a server that this device depends on is worth another try
 
 
 class _Hedge:
@@ -71,6 +72,8 @@ class RemoteSession:
         options: OffloadOptions,
         local: Session | None,
         threads: int | None,
+        *,
+        token: str | None = None,
     ) -> None:
         """Begin locally, and prove the server in the background.
 
@@ -80,9 +83,10 @@ class RemoteSession:
             options: which server, and what to choose for.
             local: session of the whole model, owned from now on; None where no plan runs it here.
             threads: threads of a head, or None.
+            token: what the server asks for, or None.
 
         Raises:
-            ConfigError: the token cannot be read.
+            CutError: a plan does not give all outputs of the model.
         """
         if not has_zstd():
             table = dataclasses.replace(table, plans=tuple(map(send_plain, table.plans)))
@@ -91,12 +95,18 @@ class RemoteSession:
         self.local = local
         self.is_concurrent: bool = local is None or getattr(local, "is_concurrent", False)
         self._package, self._options = package, options
-        self._has_rows = local is not None and has_free_rows(local)
+        self._has_rows = has_free_rows(source)
         ways = {plan.name: TailWay(plan, package, threads) for plan in table.plans if plan.tail}
         self.state = OffloadState(table, ways, options)
-        self._server = OffloadServer(options.address, options.read_token())
+        self._server = OffloadServer(options.address, token)
         self._is_open, self._looked_s = True, float("-inf")
-        self._prober = ServerProber(self.state, self._server, package.manifest.name, has_rows=self._has_rows)
+        self._prober = ServerProber(
+            self.state,
+            self._server,
+            package.manifest.name,
+            has_rows=self._has_rows,
+            timeout_s=options.timeout_s,
+        )
 
     @property
     def counts(self) -> Counts:
@@ -109,7 +119,9 @@ class RemoteSession:
         Raises:
             DataError: an array does not fit its spec.
             RefusedInputError: the engine refused these inputs.
-            BackendError: the engine failed, or the server where the model cannot run here.
+            BackendError: the engine failed, or the server computes something else and this device cannot run
+                the model.
+            UnavailableError: the server does not answer, and this device cannot run the model.
         """
         if not self._is_open:
             raise BackendError("backend 'offload': the session is closed")
@@ -176,8 +188,8 @@ class RemoteSession:
         other = self.state.decision_among(names, rows)
         if other is None:
             raise DataError(
-                f"plan '{decision.plan.name}' cannot carry these inputs: they are not finite, or beyond the values"
-                " of its samples, and no other plan runs on this device; plan the model with more samples"
+                f"plan '{decision.plan.name}' cannot carry these inputs: they are not finite, or beyond the"
+                " values of its samples, and no other plan runs on this device; plan it with more samples"
             )
         self.counts.uncoded += 1
         return other
@@ -211,6 +223,8 @@ class RemoteSession:
             if decision.plan.escalation is not None and _is_sure(made, decision.plan.escalation):
                 self.counts.local += 1
                 return {spec.name: made[spec.name] for spec in self.outputs}
+            if self.local is None and not way.is_proved:
+                return self._run_split(self._wait_for_proof(inputs, rows), inputs, rows)
             sent = way.encode(inputs, made)
             head_s = time.monotonic() - began_s
             compression, fields = decision.plan.compression, self._server.fields
@@ -228,6 +242,29 @@ class RemoteSession:
             spec.name: outputs[spec.name] if spec.name in outputs else made[spec.name]
             for spec in self.outputs
         }
+
+    def _wait_for_proof(self, inputs: Mapping[str, Array], rows: int) -> PlanChoice:
+        """Return what these inputs run, by a plan that the server has proved.
+
+        Raises:
+            BackendError: it computes something else.
+            UnavailableError: it has proved none of the plans that carry these inputs.
+        """
+        state, until_s = self.state, time.monotonic() + self._options.timeout_s
+        for _ in state.ways:
+            self._prober.prove_now(max(0.0, until_s - time.monotonic()))
+            decision = self._choose_for(inputs, rows)
+            if state.ways[decision.plan.name].is_proved:
+                return decision
+        mismatches = [way.mismatch for way in state.ways.values()]
+        if all(mismatches):
+            raise BackendError(f"backend 'offload': {self._server}: {show(mismatches[0])}")
+        raise self._cannot_run(decision.cause)
+
+    def _cannot_run(self, cause: str) -> UnavailableError:
+        """Return the error of a request that only the server could answer."""
+        text = f"this device cannot run the model without {self._server}: {show(cause)}"
+        return UnavailableError(f"backend 'offload': {text}", _RETRY_S)
 
     def _check_inputs(self, inputs: Mapping[str, Array]) -> None:
         """Check names, dtypes and shapes.
@@ -271,7 +308,7 @@ class RemoteSession:
             is_there = pending.done.wait(timeout_s)
             if self.local is None and not is_there:
                 pending.abort()
-                raise BackendError(f"backend 'offload': no answer of {self._server} within {timeout_s:g} s")
+                raise self._cannot_run(f"no answer within {timeout_s:g} s")
         else:
             patience_s = max(1.0, 4 * (expected_s + local_s))  # only a hedge ends it sooner
             pending = self._server.send(request, patience_s, finish)
@@ -338,12 +375,15 @@ class RemoteSession:
 
         Raises:
             BackendError: it has none.
+            UnavailableError: it has none, and the model cannot run here.
         """
         reply = pending.reply
         if reply is not None and reply.outputs is not None:
             self.state.count_remote(plan)
             return reply.outputs
         error = None if reply is None else reply.error
+        if self.local is None:
+            raise self._cannot_run(str(error)) from error
         raise BackendError(
             f"backend 'offload': the server {self._server} failed: {show(str(error))}"
         ) from error

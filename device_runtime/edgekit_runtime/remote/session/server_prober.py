@@ -4,6 +4,7 @@ import dataclasses
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
@@ -45,7 +46,9 @@ class ServerProber:
         late: the last request that was late; while it is under way there is no probe.
     """
 
-    def __init__(self, state: OffloadState, server: OffloadServer, model: str, *, has_rows: bool) -> None:
+    def __init__(
+        self, state: OffloadState, server: OffloadServer, model: str, *, has_rows: bool, timeout_s: float
+    ) -> None:
         """Start the thread.
 
         Args:
@@ -53,10 +56,13 @@ class ServerProber:
             server: the server.
             model: name of the package, for `edgekit-device offload status`.
             has_rows: whether golden inputs count as several requests.
+            timeout_s: limit of a proof where the device cannot run the model, so requests wait for it.
         """
         self.late: Pending | None = None
         self._state, self._server, self._model, self._has_rows = state, server, model, has_rows
         self._is_open, self._probed = True, threading.Event()
+        self._prove_s = timeout_s if state.table.local is None else _PROBE_TIMEOUT_S
+        self._waiting: deque[threading.Event] = deque()  # for the end of a proof
         self._round_trip_s = float("-inf")  # when it was last measured
         self._asked = -1  # requests before the last probe
         self._status, self._cpu = StatusFile(id(self)), find_cpu()
@@ -66,6 +72,13 @@ class ServerProber:
     def wait(self, timeout_s: float) -> bool:
         """Wait until the server has been probed for the first time; return whether it was."""
         return self._probed.wait(timeout_s)
+
+    def prove_now(self, timeout_s: float) -> None:
+        """Prove the next plan without the pause after a fault, and wait until that has ended."""
+        proof = threading.Event()
+        self._waiting.append(proof)
+        self._state.wake.set()
+        proof.wait(timeout_s)
 
     def stop(self) -> None:
         """Begin to end; the server must be closed next."""
@@ -80,8 +93,9 @@ class ServerProber:
     def _run(self) -> None:
         state = self._state
         while self._is_open:
-            now_s = time.monotonic()
-            if self._is_due(now_s):
+            now_s, waiting = time.monotonic(), len(self._waiting)
+            is_due = self._find_unproved(now_s) is not None if waiting else self._is_due(now_s)
+            if is_due:
                 self._asked, took_s = state.count_requests(), 0.0
                 try:
                     took_s = self._probe()
@@ -91,6 +105,8 @@ class ServerProber:
                 now_s = time.monotonic()
                 state.schedule.note_probe(now_s, took_s)
                 self._probed.set()
+            for _ in range(waiting):
+                self._waiting.popleft().set()
             self._write_status()
             tick_s = _BUSY_TICK_S if state.running or not state.breaker.is_closed else _TICK_S
             due_s = state.schedule.due_s - now_s
@@ -217,7 +233,7 @@ class ServerProber:
         state, golden = self._state, way.read_golden()
         request = way.prepare_golden(golden, self._server.fields)
         replies: list[Reply] = []
-        pending = self._server.send(request, _PROBE_TIMEOUT_S, lambda _, reply: replies.append(reply))
+        pending = self._server.send(request, self._prove_s, lambda _, reply: replies.append(reply))
         pending.done.wait()
         reply = replies[0]
         self._spend(reply)
@@ -234,7 +250,9 @@ class ServerProber:
         if not test.passed:
             state.disprove(way)
             wrong = next(check.message for check in test.checks if not check.passed)
-            raise BackendError(f"{way.plan.tail} computes something else there: {wrong}")
+            way.mismatch = f"{way.plan.tail} computes something else there: {wrong}"
+            raise BackendError(way.mismatch)
+        way.mismatch = ""
         way.open_head()  # here, because a request of the application shall not wait for it
         state.note_reply(scale_plan(way.plan, rows), reply, is_late=False)
         return reply.exchange.elapsed_s

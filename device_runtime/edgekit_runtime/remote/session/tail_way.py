@@ -26,6 +26,7 @@ class TailWay:
     Attributes:
         plan: the plan, without compression where this device or the server cannot do it.
         is_proved: whether the server has answered its golden inputs rightly.
+        mismatch: what the server answered to them instead, or empty.
         retry_s: when to ask a server again that does not have the tail.
 
     Raises:
@@ -34,7 +35,7 @@ class TailWay:
 
     def __init__(self, plan: OffloadPlan, package: OpenedPackage, threads: int | None) -> None:
         self.plan, self._package, self._threads = plan, package, threads
-        self.is_proved, self.retry_s = False, -math.inf
+        self.is_proved, self.mismatch, self.retry_s = False, "", -math.inf
         self._head: Session | None = None
         self._is_open = True
         self._lock = threading.Lock()
@@ -90,7 +91,9 @@ class TailWay:
             if array is None:
                 raise DataError(f"plan '{self.plan.name}': nothing makes '{spec.name}', which its tail takes")
             if not _is_finite(array):
-                raise RefusedInputError(f"plan '{self.plan.name}': '{spec.name}' is not finite, so it is not sent")
+                raise RefusedInputError(
+                    f"plan '{self.plan.name}': '{spec.name}' is not finite, so it is not sent"
+                )
             codec = self._codecs.get(spec.name)
             sent[spec.name] = array if codec is None else _encode(codec, array)
         return sent

@@ -256,7 +256,8 @@ def _prove(
         proved = [getattr(one, "local", None) or one for one in instances]
         _check(golden, proved[0], f"{package.path}: variant '{variant}'")
         max_batch = options.scheduling.max_batch
-        if max_batch > 1 and not rows_are_independent(proved[0], golden.inputs):
+        needs_server = getattr(proved[0], "may_wait", False)  # which makes batches itself
+        if max_batch > 1 and (needs_server or not rows_are_independent(proved[0], golden.inputs)):
             max_batch = 1
         warm_runs = warm_up(proved, golden.inputs, max_batch=max_batch)
     except BaseException:
