@@ -1,6 +1,7 @@
 """Devices that are set up over a real ssh, without a network of their own."""
 
 import contextlib
+import hashlib
 import subprocess
 import sys
 import sysconfig
@@ -21,6 +22,7 @@ from edgekit_hil.provisioning import wheelhouse
 from edgekit_hil.provisioning.install import Wanted, install, probe, uninstall
 from edgekit_hil.provisioning.ssh_host import SshHost
 from edgekit_runtime.errors import ProvisioningError, TransportError
+from edgekit_runtime.service import systemd
 
 pytestmark = pytest.mark.skipif(find_obstacle() is not None, reason=find_obstacle() or "")
 
@@ -44,7 +46,7 @@ def own_packages(monkeypatch, tmp_path):
     if version.split(".")[:2] != [str(number) for number in sys.version_info[:2]]:
         pytest.skip("/usr/bin/python3 is not of the version of this Python, whose packages it would take")
     monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(wheelhouse, "_read_requirements", lambda name: "")
+    monkeypatch.setattr(wheelhouse, "read_pinned", lambda *_: [])
     monkeypatch.setattr(
         wheelhouse.Wheelhouse, "download", lambda self: self.folder.mkdir(parents=True, exist_ok=True)
     )
@@ -95,12 +97,8 @@ def test_device_is_set_up_and_the_second_run_changes_nothing(device, key):
     second = set_up(device, keys=[key], target="rpi5")
     assert (second.changed, second.notes, second.release) == ((), (), first.release)
     facts = probe(device.host)
-    assert (facts.release, facts.service, facts.agent, facts.keys) == (
-        first.release,
-        "active",
-        "inactive",
-        ("vendor",),
-    )
+    assert (facts.release, facts.service, facts.agent) == (first.release, "active", "inactive")
+    assert facts.keys == {"vendor": hashlib.sha256(key.read_bytes()).hexdigest()}
     assert device.run("ls /opt/edgekit") == "current\nlock\nreleases\nstarted\n"
     assert "Environment=EDGEKIT_TARGET=rpi5" in device.run("cat /etc/systemd/system/edgekit.service")
     assert "ExecStart=/opt/edgekit/current/bin/edgekit-device serve" in device.run(
@@ -155,6 +153,25 @@ def test_version_that_does_not_start_is_taken_back(device, monkeypatch):
     assert set_up(device).release == second == probe(device.host).release
 
 
+def test_version_that_does_not_start_leaves_the_units_of_the_old_one(device, monkeypatch):
+    first = set_up(device, target="rpi5")
+    units = " ".join(f"/etc/systemd/system/{unit}" for unit in UNITS)
+    before = device.run(f"cat {units}")
+    source = Path(systemd.__file__).read_text()
+    changed = source.replace("WatchdogSec=10s", "WatchdogSec=11s")
+    assert changed != source
+    change_runtime(monkeypatch, {"edgekit_runtime/service/systemd.py": changed})
+    facts = probe(device.host)
+    second = wheelhouse.Wheelhouse.plan(facts, facts.choose_python(), "ort").release
+    device.run(f"echo {second} >/run/refused")
+    with pytest.raises(ProvisioningError, match=f"{first.release} runs again"):
+        set_up(device, target="rpi4")
+    assert device.run(f"cat {units}") == before
+    device.run("rm /run/refused")
+    assert set_up(device, target="rpi5").release == second
+    assert "WatchdogSec=11s" in device.run(f"cat {units}")
+
+
 def test_interrupted_installation_is_mended_by_the_next_one(device, key, monkeypatch):
     set_up(device)
     real = installing.read_script()
@@ -170,7 +187,7 @@ def test_interrupted_installation_is_mended_by_the_next_one(device, key, monkeyp
                 set_up(device, keys=[key])
         found = set_up(device, keys=[key])
         facts = probe(device.host)
-        assert (facts.release, facts.keys, facts.service) == (found.release, ("vendor",), "active")
+        assert (facts.release, [*facts.keys], facts.service) == (found.release, ["vendor"], "active")
         assert device.run("cat /opt/edgekit/started").strip() == found.release
     assert set_up(device, keys=[key]).changed == ()
 
@@ -230,9 +247,17 @@ def test_uninstall_keeps_models_and_keys_unless_purged(device, key):
 def test_key_that_has_the_name_of_another_is_refused(device, key):
     set_up(device, keys=[key])
     device.run("echo other >/etc/edgekit/keys/vendor.pub.pem")
+    with pytest.raises(ProvisioningError, match="another key by the name 'vendor'"):
+        set_up(device, keys=[key])
+
+
+def test_key_alone_is_copied_without_packages(device, key, monkeypatch):
+    first = set_up(device, keys=[key])
     (key.parent / "more.pub.pem").write_text(KEY)
-    with pytest.raises(ProvisioningError, match="vendor is another one"):
-        set_up(device, keys=[key, key.parent / "more.pub.pem"])
+    monkeypatch.setattr(wheelhouse.Wheelhouse, "list_content", lambda _: pytest.fail("packages are copied"))
+    second = set_up(device, keys=[key, key.parent / "more.pub.pem"])
+    assert (second.changed, second.release) == (("key more",), first.release)
+    assert [*probe(device.host).keys] == ["more", "vendor"]
 
 
 def test_device_with_a_full_disk_is_refused_before_anything_is_copied(device):
@@ -242,26 +267,28 @@ def test_device_with_a_full_disk_is_refused_before_anything_is_copied(device):
     assert device.run("ls /opt") == ""
 
 
-def test_two_installations_at_once_are_refused(device):
-    device.run("mkdir -p /opt/edgekit")
-    holder = [
-        "nsenter",
-        "-t",
-        str(device.pid),
-        "-m",
-        "flock",
-        "/opt/edgekit/lock",
-        "sh",
-        "-c",
-        "echo held; exec sleep 60",
-    ]
-    with subprocess.Popen(holder, stdout=subprocess.PIPE) as process:
+@contextlib.contextmanager
+def hold_lock(device):
+    """Hold the lock of an installation, as another one would."""
+    words = ["flock", "/opt/edgekit/lock", "sh", "-c", "echo held; exec cat"]
+    holder = ["nsenter", "-t", str(device.pid), "-m", *words]
+    with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"held\n"
-        try:
-            with pytest.raises(ProvisioningError, match=r"another installation|exit code 1"):
-                set_up(device)
-        finally:
-            process.kill()
+        yield  # at the end of its input it ends
+
+
+def test_two_installations_at_once_are_refused(device, key):
+    device.run("mkdir -p /opt/edgekit")
+    for wanted in ({}, {"keys": [key]}, {}):  # packages to copy, a key to copy, nothing
+        with hold_lock(device), pytest.raises(ProvisioningError, match="another installation is running"):
+            set_up(device, **wanted)
+        set_up(device, **wanted)
+
+
+def test_device_that_cannot_take_the_packages_says_why(device):
+    device.run("mkdir -p /opt/edgekit && mount -t tmpfs -o ro tmpfs /opt/edgekit")
+    with pytest.raises(ProvisioningError, match="lock: Read-only file system"):
+        set_up(device)
 
 
 def test_unknown_host_key_is_never_accepted(device):

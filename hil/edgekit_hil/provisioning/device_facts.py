@@ -10,7 +10,8 @@ from edgekit_runtime.errors import ProvisioningError
 MACHINES: Final = ("aarch64", "x86_64")
 """For which all packages have wheels."""
 
-_OLDEST, _NEWEST = (3, 10), (3, 13)
+OLDEST_PYTHON: Final = (3, 10)
+_NEWEST: Final = (3, 13)  # for which all packages have wheels
 _TEXTS: Final = (
     *("machine", "system", "model", "libc", "rights", "release", "previous"),
     *("service", "agent", "device", "models"),
@@ -41,7 +42,7 @@ class DevicePython:
         if self.path.startswith(_PRIVATE):
             return False
         numbers = tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
-        return self.implementation == "CPython" and _OLDEST <= numbers <= _NEWEST
+        return self.implementation == "CPython" and OLDEST_PYTHON <= numbers <= _NEWEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class HostFacts:
         release, previous: what is installed, or empty.
         service, agent: states of the units, or empty.
         device: its name in a fleet, or empty.
-        keys: names of the keys that it trusts.
+        keys: name -> SHA-256 of the file, in hexadecimal, of the keys that it trusts.
         models: what `edgekit-device status --json` prints, or empty.
     """
 
@@ -77,7 +78,7 @@ class HostFacts:
     service: str
     agent: str
     device: str
-    keys: tuple[str, ...]
+    keys: dict[str, str]
     models: str
 
     @classmethod
@@ -101,7 +102,7 @@ class HostFacts:
             pythons=tuple(pythons.values()),
             free_bytes=int(one["free_kb"]) * _KIB,
             has_systemd=one.get("systemd") == "1",
-            keys=tuple(value for name, value in pairs if name == "key"),
+            keys=dict(value.partition(" ")[::2] for name, value in pairs if name == "key"),
         )
 
     @property

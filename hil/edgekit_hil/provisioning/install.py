@@ -1,5 +1,6 @@
 """Installs, shows and removes edgekit on a device over ssh."""
 
+import hashlib
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,18 +8,20 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_hil.provisioning.device_facts import HostFacts
+from edgekit_hil.provisioning.pinned_packages import Engine
 from edgekit_hil.provisioning.ssh_host import SshHost
-from edgekit_hil.provisioning.wheelhouse import MODULES, Engine, Wheelhouse
+from edgekit_hil.provisioning.wheelhouse import MODULES, Wheelhouse, pack
 from edgekit_runtime.errors import ProvisioningError
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
 
 _PROBE_LIMIT_S: Final = 60.0
 _UPLOAD_LIMIT_S: Final = 1800.0
 _INSTALL_LIMIT_S: Final = 1800.0  # of a slow card
-_STAGE: Final = "/opt/edgekit"
-_RECEIVE: Final = (
-    f"mkdir -p {_STAGE} && flock -n {_STAGE}/lock"
-    f" sh -c 'rm -rf {_STAGE}/stage && mkdir -m 700 {_STAGE}/stage && tar -xf - -C {_STAGE}/stage'"
+_PREFIX: Final = "/opt/edgekit"
+_RECEIVE: Final = (  # 75 is flock's own exit code then, and none of tar's
+    f"mkdir -p {_PREFIX} && cd {_PREFIX} && flock -n -E 75 lock"
+    " sh -c 'rm -rf stage && mkdir -m 700 stage && tar -xf - -C stage' || { code=$?; [ $code != 75 ] ||"
+    " echo 'another installation is running on this device; wait for it' >&2; exit $code; }"
 )
 _MB: Final = 1e6
 
@@ -87,8 +90,9 @@ def install(host: SshHost, wanted: Wanted, show: Callable[[str], None]) -> Insta
     facts = probe(host)
     python = facts.choose_python()
     house = Wheelhouse.plan(facts, python, wanted.engine)
-    missing_keys = {key.name.removesuffix(PUBLIC_KEY_SUFFIX) for key in wanted.keys} - {*facts.keys}
-    if facts.release != house.release or missing_keys:
+    new_keys = _find_new(wanted.keys, facts)
+    content = []
+    if facts.release != house.release:
         show("fetching packages for it")
         house.download()
         needed = house.measure()
@@ -97,9 +101,12 @@ def install(host: SshHost, wanted: Wanted, show: Callable[[str], None]) -> Insta
                 f"the device has {facts.free_bytes / _MB:.0f} MB free, expected {needed / _MB:.0f} MB; free"
                 " some space and run this again"
             )
+        content = house.list_content()
+    content += [(f"keys/{key.name}", key) for key in new_keys]
+    if content:
         show("copying")
         receive = _RECEIVE if facts.rights == "root" else f"sudo -n sh -c {shlex.quote(_RECEIVE)}"
-        host.run(receive, house.pack(wanted.keys), _UPLOAD_LIMIT_S)
+        host.run(receive, pack(content), _UPLOAD_LIMIT_S)
     show("installing")
     arguments = [house.release, python.path, MODULES[wanted.engine], str(int(python.has_tensorrt))]
     lines = _run(
@@ -130,6 +137,25 @@ def uninstall(host: SshHost, *, purge: bool) -> tuple[str, ...]:
         raise ProvisioningError("the user of the device may not use sudo without a password")
     lines = _run(host, facts.rights, "uninstall", str(int(purge)), limit_s=_PROBE_LIMIT_S)
     return _pick(lines, "changed")
+
+
+def _find_new(keys: Sequence[Path], facts: HostFacts) -> list[Path]:
+    """Return the keys that the device does not trust yet.
+
+    Raises:
+        ProvisioningError: it trusts another one of the same name.
+    """
+    new = []
+    for key in keys:
+        name = key.name.removesuffix(PUBLIC_KEY_SUFFIX)
+        if name not in facts.keys:
+            new.append(key)
+        elif facts.keys[name] != hashlib.sha256(key.read_bytes()).hexdigest():
+            raise ProvisioningError(
+                f"the device trusts another key by the name {name!r}: /etc/edgekit/keys/{key.name}; rename"
+                f" {key}, or remove that file on the device"
+            )
+    return new
 
 
 def _run(host: SshHost, rights: str, *call: str, limit_s: float) -> list[str]:

@@ -104,28 +104,30 @@ trust_keys() {
         [ -e "$key" ] || continue
         name=${key##*/}
         if cmp -s "$key" "$config/keys/$name"; then continue; fi
-        [ ! -e "$config/keys/$name" ] ||
-            fail "key ${name%.pub.pem} is another one on the device: $config/keys/$name"
+        [ ! -e "$config/keys/$name" ] || fail "another installation has just brought another key ${name%.pub.pem}"
         install -m 644 -o edgekit -g edgekit "$key" "$config/keys/.$name.new"
         mv "$config/keys/.$name.new" "$config/keys/$name"
         changed "key ${name%.pub.pem}"
     done
 }
 
-write_units() { # ID TARGET
-    mkdir -p "$units"
+write_units() { # ID TARGET; beside the release, which keeps them for a way back
+    edit="s|$prefix/releases/$1/|$prefix/current/|"
+    if [ -n "$2" ]; then edit="$edit; s|^\[Service\]\$|&\nEnvironment=EDGEKIT_TARGET=$2|"; fi
     for pair in edgekit:serve edgekit-agent:agent; do
-        name=${pair%:*}.service
-        "$prefix/releases/$1/bin/edgekit-device" "${pair#*:}" --print-unit |
-            sed "s|$prefix/releases/$1/|$prefix/current/|" >"$prefix/$name"
-        if [ -n "$2" ]; then sed -i "s|^\[Service\]\$|&\nEnvironment=EDGEKIT_TARGET=$2|" "$prefix/$name"; fi
-        if cmp -s "$prefix/$name" "$units/$name"; then
-            rm "$prefix/$name"
-        else
-            must_restart
-            mv "$prefix/$name" "$units/$name"
-            changed "$name"
-        fi
+        unit=$("$prefix/releases/$1/bin/edgekit-device" "${pair#*:}" --print-unit)
+        printf '%s\n' "$unit" | sed "$edit" >"$prefix/releases/$1/${pair%:*}.service"
+    done
+}
+
+use_units() { # ID
+    mkdir -p "$units"
+    for name in edgekit.service edgekit-agent.service; do
+        if cmp -s "$prefix/releases/$1/$name" "$units/$name"; then continue; fi
+        must_restart
+        cp "$prefix/releases/$1/$name" "$units/.$name.new"
+        mv "$units/.$name.new" "$units/$name"
+        changed "$name"
     done
 }
 
@@ -168,6 +170,7 @@ activate() { # ID
     before=$(find_release previous)
     [ -n "$before" ] && [ "$before" != "$1" ] || fail "the service does not start: $reason"
     must_restart
+    use_units "$before"
     point current "$before"
     rm -rf "$prefix/releases/$1" "$prefix/previous"
     start_services "$before" || fail "the service of $1 does not start, nor does that of $before: $reason"
@@ -198,6 +201,7 @@ install_release() { # ID PYTHON ENGINE SYSTEM-PACKAGES TARGET CODE
     make_user
     trust_keys
     write_units "$1" "$5"
+    use_units "$1"
     activate "$1"
     if [ -n "$6" ]; then
         enrol "$6" "$5"
@@ -229,7 +233,7 @@ status() {
         echo "device=$(sed -n 's/.*"device": *"\([^"]*\)".*/\1/p' "$config/fleet/enrolment.json")"
     fi
     for key in "$config"/keys/*.pub.pem; do
-        if [ -e "$key" ]; then name=${key##*/} && echo "key=${name%.pub.pem}"; fi
+        if [ -e "$key" ]; then echo "key=$(basename "$key" .pub.pem) $(sha256sum <"$key" | cut -c -64)"; fi
     done
     if [ -n "$(find_release current)" ] && [ "$(id -u)" = 0 ]; then
         echo "models=$($as_edgekit "$prefix/current/bin/edgekit-device" status --json 2>/dev/null | tr -d '\n' || true)"

@@ -11,24 +11,20 @@ import sys
 import tarfile
 import tempfile
 import zipfile  # noqa: TID251  # wheels are archives of pip's, whose hashes pip checks
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
-
-from packaging.requirements import Requirement
+from typing import Final
 
 import edgekit_runtime
 from edgekit_hil.provisioning.device_facts import DevicePython, HostFacts
+from edgekit_hil.provisioning.pinned_packages import Engine, read_pinned
 from edgekit_runtime import __version__
 from edgekit_runtime.errors import OutputError, ProvisioningError
 from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_cache_folder
 
-Engine: TypeAlias = Literal["ort", "litert"]
-
-_FILES: Final = {"ort": "device.txt", "litert": "device-litert.txt"}
 MODULES: Final = {"ort": "onnxruntime", "litert": "ai_edge_litert"}
 """What a device must be able to import."""
 
@@ -65,7 +61,7 @@ class Wheelhouse:
         Raises:
             ProvisioningError: its C library has no wheels, or the lists of packages are missing here.
         """
-        pinned = _select(_read_requirements(_FILES[engine]), facts.machine, python)
+        pinned = read_pinned(engine, facts.machine, python.version)
         name, content = make_own_wheel()
         own = f"edgekit=={__version__} --hash=sha256:{hashlib.sha256(content).hexdigest()}"
         platforms = [word for each in _list_platforms(facts) for word in ("--platform", each)]
@@ -117,25 +113,28 @@ class Wheelhouse:
                 unpacked += sum(member.file_size for member in archive.infolist())
         return int(unpacked * _BYTECODE) + sum(wheel.stat().st_size for wheel in wheels) + _SPARE_BYTES
 
-    def pack(self, keys: Sequence[Path]) -> Iterator[bytes]:
-        """Yield a tar archive of everything, for the device; after `download`.
+    def list_content(self) -> list[tuple[str, Path | bytes]]:
+        """Return names and contents of what the device needs; after `download`."""
+        return [
+            *((f"wheels/{wheel.name}", wheel) for wheel in sorted(self.folder.glob("*.whl"))),
+            (f"wheels/{self.own_wheel[0]}", self.own_wheel[1]),
+            ("requirements.txt", self.requirements.encode()),
+            ("pip.zip", _pack_pip()),
+        ]
 
-        Args:
-            keys: public keys that it is to trust, `NAME.pub.pem`.
-        """
-        with tempfile.TemporaryFile() as file:
-            with tarfile.open(fileobj=file, mode="w") as archive:
-                for wheel in sorted(self.folder.glob("*.whl")):
-                    archive.add(wheel, f"wheels/{wheel.name}")
-                name, content = self.own_wheel
-                _add(archive, f"wheels/{name}", content)
-                _add(archive, "requirements.txt", self.requirements.encode())
-                _add(archive, "pip.zip", _pack_pip())
-                for key in keys:
-                    _add(archive, f"keys/{key.name}", key.read_bytes())
-            file.seek(0)
-            while part := file.read(1 << 20):
-                yield part
+
+def pack(content: Iterable[tuple[str, Path | bytes]]) -> Iterator[bytes]:
+    """Yield a tar archive of files that have a name and a content."""
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w") as archive:
+            for name, source in content:
+                data = source if isinstance(source, bytes) else source.read_bytes()
+                entry = tarfile.TarInfo(name)
+                entry.size, entry.mode = len(data), 0o644
+                archive.addfile(entry, io.BytesIO(data))
+        file.seek(0)
+        while part := file.read(1 << 20):
+            yield part
 
 
 def make_own_wheel() -> tuple[str, bytes]:
@@ -181,12 +180,6 @@ def _pack_pip() -> bytes:
     return _zip({str(path.relative_to(root.parent)): path.read_bytes() for path in paths})
 
 
-def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.mode = len(content), 0o644
-    archive.addfile(entry, io.BytesIO(content))
-
-
 def _list_platforms(facts: HostFacts) -> list[str]:
     """Return the tags of platforms whose wheels the device takes, the newest first."""
     major, minor = facts.glibc
@@ -195,39 +188,3 @@ def _list_platforms(facts: HostFacts) -> list[str]:
     return [f"manylinux_2_{each}_{facts.machine}" for each in range(minor, _OLDEST_GLIBC[1] - 1, -1)] + [
         f"manylinux2014_{facts.machine}"
     ]
-
-
-def _read_requirements(name: str) -> str:
-    """Return a list of pinned packages: of this installation, or of the checkout."""
-    here = Path(__file__).parent
-    for folder in (here / "requirements", here.parents[2] / "requirements"):
-        if (folder / name).is_file():
-            return (folder / name).read_text()
-    raise ProvisioningError(f"the list of packages {name} is missing; install edgekit again")
-
-
-def _select(text: str, machine: str, python: DevicePython) -> list[str]:
-    """Return the packages that a device needs, each with its hashes, without conditions.
-
-    pip itself judges conditions for the machine that it runs on.
-    """
-    environment = {
-        "implementation_name": "cpython",
-        "os_name": "posix",
-        "platform_machine": machine,
-        "platform_python_implementation": "CPython",
-        "platform_system": "Linux",
-        "python_full_version": python.version,
-        "python_version": ".".join(python.version.split(".")[:2]),
-        "sys_platform": "linux",
-    }
-    chosen = []
-    for line in text.replace("\\\n", " ").splitlines():
-        words = line.split(" --hash=")
-        if not words[0].strip() or words[0].startswith("#"):
-            continue
-        requirement = Requirement(words[0])
-        if requirement.marker is None or requirement.marker.evaluate(environment):
-            hashes = "".join(f" --hash={word.strip()}" for word in words[1:])
-            chosen.append(f"{requirement.name}{requirement.specifier}{hashes}")
-    return chosen

@@ -1,0 +1,60 @@
+"""The packages that a device gets: names, versions and hashes of `requirements/device*.txt`."""
+
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from packaging.requirements import Requirement
+
+from edgekit_runtime.errors import ProvisioningError
+
+Engine: TypeAlias = Literal["ort", "litert"]
+
+_FILES: Final[dict[Engine, str]] = {"ort": "device.txt", "litert": "device-litert.txt"}
+
+
+def read_pinned(engine: Engine, machine: str, python: str) -> list[str]:
+    """Return the packages of an engine, each with its hashes and without conditions.
+
+    pip itself judges conditions for the machine that it runs on.
+
+    Args:
+        engine: that is among them.
+        machine: such as `aarch64`.
+        python: version of CPython, such as `3.11.2`.
+
+    Raises:
+        ProvisioningError: the list is missing here.
+    """
+    environment = {
+        "implementation_name": "cpython",
+        "os_name": "posix",
+        "platform_machine": machine,
+        "platform_python_implementation": "CPython",
+        "platform_system": "Linux",
+        "python_full_version": python,
+        "python_version": ".".join(python.split(".")[:2]),
+        "sys_platform": "linux",
+    }
+    chosen = []
+    for line in find_list(engine).read_text().replace("\\\n", " ").splitlines():
+        words = line.split(" --hash=")
+        if not words[0].strip() or words[0].startswith("#"):
+            continue
+        requirement = Requirement(words[0])
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            hashes = "".join(f" --hash={word.strip()}" for word in words[1:])
+            chosen.append(f"{requirement.name}{requirement.specifier}{hashes}")
+    return chosen
+
+
+def find_list(engine: Engine) -> Path:
+    """Return the list of an engine's packages: of this installation, or of the checkout.
+
+    Raises:
+        ProvisioningError: it is missing.
+    """
+    here = Path(__file__).parent
+    for folder in (here / "requirements", here.parents[2] / "requirements"):
+        if (folder / _FILES[engine]).is_file():
+            return folder / _FILES[engine]
+    raise ProvisioningError(f"the list of packages {_FILES[engine]} is missing; install edgekit again")
