@@ -81,7 +81,7 @@ def command(
         click.echo(f"  note: {note}")
     if not wanted.keys:
         click.echo(
-            "  note: the device trusts no key yet; make one with `edgekit keys new`, then run this again"
+            "  note: the device trusts no key yet; make one with `edgekit keys generate`, then run this again"
         )
     click.echo(f"{host}: {'set up' if found.changed else 'nothing to change'}, release {found.release}")
     click.echo(f"  next: edgekit device status --host {host}")
