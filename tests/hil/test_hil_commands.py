@@ -119,7 +119,9 @@ def test_init_keeps_the_file_of_a_device_that_does_not_answer(
 
     assert code == BenchError.exit_code
     assert "a.yaml is written, but the bench is not usable yet" in capsys.readouterr().err
-    assert read_bench(folder / "a.yaml").identity == f"127.0.0.2_{board.port}"
+    file = read_bench(folder / "a.yaml")
+    assert file.identity == f"127.0.0.2_{board.port}"
+    assert file.settings.python == "/opt/edgekit/current/bin/python"  # what `device install` makes
 
 
 def test_init_replaces_no_file_without_force(board: SshBoard, folder: Path) -> None:

@@ -17,13 +17,13 @@ from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.device import Device, describe
 from edgekit_hil.drivers.sensors import SensorsDriver
 from edgekit_hil.evidence.evidence_file import DeviceFacts
+from edgekit_hil.provisioning.device_facts import OLDEST_PYTHON
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import BenchError, BenchUnavailableError, EdgekitError
 
 LEAST_FREE_BYTES: Final = 200 << 20  # for packages in two slots, with their caches
 _BOOT_LIMIT_S: Final = 300
 _CONNECT_LIMIT_S: Final = 10.0
-_LEAST_PYTHON: Final = (3, 10)
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"  # another one after each boot
 _FACTS: Final = """
 import json, os, platform, shutil, sys
@@ -217,18 +217,19 @@ def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
             f" {file.settings.architecture}: check the address, or correct the file"
         )
     version = device.try_run(f"{python} -c 'import sys; print(*sys.version_info[:2])'")
-    if version.exit_code or tuple(map(int, version.output.split())) < _LEAST_PYTHON:
+    if version.exit_code or tuple(map(int, version.output.split())) < OLDEST_PYTHON:
         what = f"is {'.'.join(version.output.split())}" if not version.exit_code else "does not start"
-        least = ".".join(map(str, _LEAST_PYTHON))
+        least = ".".join(map(str, OLDEST_PYTHON))
         raise BenchUnavailableError(
             f"bench '{name}': `{python}` on the device {what}, and the runtime needs Python {least} or later:"
-            f" name another one as `python:` in {file.path}. {version.errors.strip()[-300:]}".strip()
+            " `edgekit device install --host` makes /opt/edgekit/current/bin/python; or name another one as"
+            f" `python:` in {file.path}. {version.errors.strip()[-300:]}".strip()
         )
     facts = from_plain(DeviceFacts, json.loads(device.run_python(_FACTS)), "facts", BenchError)
     if not facts.runtime:
         raise BenchUnavailableError(
             f"bench '{name}': `{python}` on the device has no edgekit: `edgekit device install --host` puts"
-            f" it there; then name its Python as `python:` in {file.path}"
+            f" it into /opt/edgekit/current/bin/python; name that as `python:` in {file.path}"
         )
     if facts.free_bytes < LEAST_FREE_BYTES:
         raise BenchUnavailableError(

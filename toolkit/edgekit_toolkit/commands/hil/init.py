@@ -32,7 +32,10 @@ _SENSORS = "sensors"
 @click.option(
     "--key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Private key of ssh."
 )
-@click.option("--python", default="python3", show_default=True, help="Python with the runtime on the device.")
+@click.option(
+    "--python", default="/opt/edgekit/current/bin/python", show_default=True,
+    help="Python with the runtime on the device; the default is that of `edgekit device install`.",
+)  # fmt: skip
 @click.option("--name", help="Of the bench.  [default: the host]")
 @click.option(
     "--out",
