@@ -50,7 +50,7 @@ def command(
     """
     device = parse_host(host, ssh_config)
     from edgekit_hil.provisioning.install import Wanted, install
-    from edgekit_hil.provisioning.wheelhouse import Engine
+    from edgekit_hil.provisioning.pinned_packages import Engine
     from edgekit_runtime.dataclass_json import to_plain
     from edgekit_runtime.errors import ProvisioningError
     from edgekit_runtime.system.paths import find_keys_folder
