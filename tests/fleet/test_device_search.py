@@ -3,10 +3,13 @@
 import random
 
 import pytest
+from sqlalchemy import select
+from sqlalchemy.dialects import sqlite
 
-from edgekit_fleet.operations import devices
+from edgekit_fleet.operations import device_search, devices
 from edgekit_fleet.operations.device_search import ATTENTION, Search, count_devices, find_devices
 from edgekit_fleet.rollouts.selector import parse_selector
+from edgekit_fleet.rollouts.selector_sql import compile_selector
 from edgekit_fleet.rollouts.views import list_attributes, read_devices
 from edgekit_fleet.simulation.filled_store import fill_store
 from edgekit_fleet.store.database import open_store
@@ -76,7 +79,9 @@ def find_all(session, search, **options):
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_store_finds_what_a_selector_means(store, by_name):
+@pytest.mark.parametrize("many", [0, 20_000])
+def test_store_finds_what_a_selector_means(store, by_name, many, monkeypatch):
+    monkeypatch.setattr(device_search, "_MANY", many)
     with store.snapshot() as session:
         attributes = {row.name: list_attributes(row) for row in session.query(DeviceRow)}
         for text in make_selectors():
@@ -90,6 +95,17 @@ def test_store_finds_what_a_selector_means(store, by_name):
             assert sum(counts.values()) == len(expected), text
             again = find_all(session, Search(selector=text), by_name=by_name, counts=counts)
             assert [row.name for row in again] == found, text
+
+
+def test_page_of_a_frequent_version_makes_no_list_of_its_devices(tmp_path):
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    with store.snapshot() as session:
+        condition = compile_selector(session, parse_selector("model:detector=1.5.0"), lookup="index")
+        statement = select(DeviceRow.name).where(DeviceRow.status == "faulty", condition)
+        text = statement.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True})
+        plan = [row[3] for row in session.connection().exec_driver_sql(f"EXPLAIN QUERY PLAN {text}")]
+    store.close()
+    assert plan[1:] == ["USING INDEX ix_device_attributes_name_value_device FOR IN-OPERATOR"], plan
 
 
 def test_what_needs_attention_comes_first(store):

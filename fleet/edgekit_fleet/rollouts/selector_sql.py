@@ -6,9 +6,21 @@
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
-from sqlalchemy import ColumnElement, UnaryExpression, and_, false, not_, or_, select, true
+from sqlalchemy import (
+    ColumnElement,
+    UnaryExpression,
+    and_,
+    false,
+    func,
+    literal,
+    not_,
+    or_,
+    select,
+    true,
+    tuple_,
+)
 from sqlalchemy.orm import InstrumentedAttribute, Session
 from sqlalchemy.sql.operators import custom_op
 
@@ -28,26 +40,50 @@ from edgekit_fleet.store.tables import AttributeRow, DeviceRow
 # As the documentation of SQLite's query planner has it.
 _WITHOUT_INDEX: Final["custom_op[str]"] = custom_op("+")
 
+Lookup: TypeAlias = Literal["names", "list", "index"]
+"""How SQLite looks attributes up; PostgreSQL chooses by itself.
 
-def compile_selector(session: Session, selector: Selector, *, counts: bool = False) -> ColumnElement[bool]:
+`names`: it may begin with the matching devices and look each up by name; best where few match.
+`list`: it goes through the devices by their index, and looks each up in a list of those with the attribute;
+best to count them.
+`index`: as `list`, but a single value is looked up in the index of attributes; best where a list would be
+long, and few devices are read.
+"""
+
+
+def compile_selector(
+    session: Session, selector: Selector, *, lookup: Lookup = "names"
+) -> ColumnElement[bool]:
     """Return the condition that a device matches, for a statement on `DeviceRow`.
 
     Args:
         session: of the store.
         selector: of the devices.
-        counts: whether the statement only counts: then SQLite does not look each of 80,000 matching devices
-            up by name, but goes through the index that it counts by.
+        lookup: how attributes are looked up.
     """
-    return _Compiler(session.get_bind().dialect.name, counts).compile(selector.test)
+    return _Compiler(session.get_bind().dialect.name, lookup).compile(selector.test)
+
+
+def count_by_attribute(session: Session, selector: Selector) -> int | None:
+    """Return how many devices match a selector of one tag, fact or version; None for any other selector.
+
+    The index of attributes has the number: no device is looked at.
+    """
+    test = selector.test
+    if not isinstance(test, Has | Equals) or test.name in _OWN:
+        return None
+    condition = _Compiler(session.get_bind().dialect.name).compile_row(test)
+    return session.scalar(select(func.count()).select_from(AttributeRow).where(condition)) or 0
 
 
 class _Compiler:
     """Turns the tree of a selector into a condition."""
 
-    def __init__(self, dialect: str, counts: bool) -> None:
+    def __init__(self, dialect: str, lookup: Lookup = "names") -> None:
         self._has_glob = dialect == "sqlite"
+        self._probes_index = dialect == "sqlite" and lookup == "index"
         self._device: ColumnElement[str] = DeviceRow.__table__.c.name
-        if counts and dialect == "sqlite":
+        if dialect == "sqlite" and lookup != "names":
             self._device = UnaryExpression(self._device, operator=_WITHOUT_INDEX)
 
     def compile(self, test: Test) -> ColumnElement[bool]:
@@ -56,9 +92,9 @@ class _Compiler:
             case Everything():
                 return true()
             case Has(name=name):
-                return true() if name in _OWN else self._attribute(name)
-            case Equals(name=name, patterns=patterns):
-                return self._equals(name, patterns)
+                return true() if name in _OWN else self._attribute(test)
+            case Equals():
+                return self._equals(test)
             case Negation(test=inner):
                 return not_(self.compile(inner))
             case Every(tests=tests):
@@ -66,23 +102,34 @@ class _Compiler:
             case Either(tests=tests):
                 return or_(*map(self.compile, tests))
 
-    def _equals(self, name: str, patterns: tuple[str, ...]) -> ColumnElement[bool]:
+    def compile_row(self, test: Has | Equals) -> ColumnElement[bool]:
+        """Return the condition that a row of `AttributeRow` matches."""
+        is_named = AttributeRow.name == test.name
+        if isinstance(test, Has):
+            return is_named
+        return and_(is_named, self._match(AttributeRow.value, test.patterns))
+
+    def _equals(self, test: Equals) -> ColumnElement[bool]:
+        name, patterns = test.name, test.patterns
         if name == "online":
             values = [value for value in ("yes", "no") if any(fnmatchcase(value, one) for one in patterns)]
             return or_(false(), *(DeviceRow.is_online.is_(value == "yes") for value in values))
         if name in _OWN:
             return self._match(_OWN[name], patterns)
-        return self._attribute(name, patterns)
+        return self._attribute(test)
 
-    def _attribute(self, name: str, patterns: tuple[str, ...] = ("*",)) -> ColumnElement[bool]:
-        named = select(AttributeRow.device).where(AttributeRow.name == name)
-        if patterns != ("*",):
-            named = named.where(self._match(AttributeRow.value, patterns))
-        return self._device.in_(named)
+    def _attribute(self, test: Has | Equals) -> ColumnElement[bool]:
+        if self._probes_index and isinstance(test, Equals):
+            value = test.patterns[0]
+            if len(test.patterns) == 1 and not _is_glob(value):
+                # SQLite probes the index of these columns. For an EXISTS it takes the key, without the value.
+                indexed = select(AttributeRow.name, AttributeRow.value, AttributeRow.device)
+                return tuple_(literal(test.name), literal(value), self._device).in_(indexed)
+        return self._device.in_(select(AttributeRow.device).where(self.compile_row(test)))
 
     def _match(self, column: InstrumentedAttribute[str], patterns: tuple[str, ...]) -> ColumnElement[bool]:
-        plain = [pattern for pattern in patterns if not set(pattern) & set("*?[")]
-        globs = [pattern for pattern in patterns if set(pattern) & set("*?[")]
+        plain = [pattern for pattern in patterns if not _is_glob(pattern)]
+        globs = [pattern for pattern in patterns if _is_glob(pattern)]
         tests: list[ColumnElement[bool]] = [column.in_(plain)] if plain else []
         for pattern in globs:
             operator, text = ("GLOB", _to_glob(pattern)) if self._has_glob else ("~", _to_regex(pattern))
@@ -96,6 +143,10 @@ _OWN: Final[dict[str, InstrumentedAttribute[str]]] = {
     "status": DeviceRow.status,
     "online": DeviceRow.status,  # not used: see `_equals`
 }
+
+
+def _is_glob(pattern: str) -> bool:
+    return not set(pattern).isdisjoint("*?[")
 
 
 def _split(pattern: str) -> Iterator[tuple[str, str]]:
