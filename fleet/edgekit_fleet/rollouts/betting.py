@@ -61,7 +61,8 @@ def find_refuted_limits(
         float64 [number of counts]; 0 where not even the lowest limit is refuted.
     """
     held = np.clip(np.asarray(values, np.float64), 0.0, 1.0)
-    starts = np.unique([*range(0, len(held), _FACTORS), *(count for count in counts if count < len(held))])
+    # `numpy.unique` would import `numpy.ma`, for which the first page of a rollout waits.
+    starts = sorted({*range(0, len(held), _FACTORS), *(count for count in counts if count < len(held))})
     places = np.searchsorted(starts, counts) - 1  # the piece that ends there
     capital = np.empty((len(limits), len(counts)))
     for row, limit in zip(capital, limits, strict=True):

@@ -93,9 +93,9 @@ def _follow(gate: Gate, leaning: float, group: SampleGroup, values: NDArray[np.f
     estimates = np.maximum(counted.cumsum()[np.array(counts) - 1] / counts, 0.0)
     # The gate's own limit is one of the tried ones, so the line crosses it exactly when the gate stops.
     limits = [*np.geomspace(gate.limit / 50, gate.limit, _STEPS // 2)]
-    tried = np.unique(gate.scale(np.array([*limits, *np.linspace(gate.limit, gate.most, _STEPS // 2)])))
-    tried = tried[tried >= _LEAST_LIMIT]
-    refuted = find_refuted_limits(gate.scale(values), counts, tried.tolist(), group.needed)
+    scaled = gate.scale(np.array([*limits, *np.linspace(gate.limit, gate.most, _STEPS // 2)])).tolist()
+    tried = sorted({limit for limit in scaled if limit >= _LEAST_LIMIT})
+    refuted = find_refuted_limits(gate.scale(values), counts, tried, group.needed)
     lows = np.maximum(gate.least + refuted * (gate.most - gate.least), 0.0)
     return Course(
         gate=gate.name,
