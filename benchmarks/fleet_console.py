@@ -33,6 +33,7 @@ from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN
 from edgekit_fleet.access import users
 from edgekit_fleet.access.guard import LOGIN
 from edgekit_fleet.access.logins import open_login
+from edgekit_fleet.console.fleet_page import warm_up
 from edgekit_fleet.simulation.filled_store import fill_store
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store, update_many
@@ -45,6 +46,7 @@ SELECTORS = {
     "a class and not a tag": "class=jetson and not beta",
     "a version": "model:detector=1.4.0",
     "the version of most": "model:detector=1.5.0",
+    "two of many": "model:detector=1.5.0 and runtime=0.1.0",
     "part of a name": "01234",
     "nothing": "site=nowhere",
 }
@@ -164,7 +166,6 @@ def measure_work(port: int, work: dict[str, str], cookie: str) -> dict[str, dict
     Meanwhile another client asks for the first page.
     """
     found = {}
-    fetch(http.client.HTTPConnection("127.0.0.1", port, timeout=60), "/", cookie)  # as in `measure_pages`
     for name, path in work.items():
         is_whole = threading.Event()
         with ThreadPoolExecutor(1) as other:
@@ -174,7 +175,7 @@ def measure_work(port: int, work: dict[str, str], cookie: str) -> dict[str, dict
             whole_ms = (time.perf_counter() - begin_s) * 1000
             is_whole.set()
             beside = first_page.result()
-        found[name] = {"slowest_ms": max(times), "whole_ms": whole_ms, "beside_ms": max(beside)}
+        found[name] = {"slowest_ms": max(times), "whole_ms": whole_ms, "beside_ms": beside}
         print(
             f"{name:34} answers at most {max(times):.0f} ms, whole after {whole_ms:.0f} ms;"
             f" the first page meanwhile {statistics.median(beside):.0f}, at most {max(beside):.0f} ms",
@@ -260,8 +261,12 @@ def main() -> int:
         store.close()
         print(f"{arguments.devices} devices in the store after {time.monotonic() - begin_s:.0f} s")
         served = Served(folder)
+        warm_up(served.store)  # as at a start
         prepare_interpreter()
         try:
+            first = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+            result["first page after the start, ms"], _, _ = fetch(first, "/", cookie)
+            print(f"first page after the start: {result['first page after the start, ms']:.0f} ms")
             print(f"{'page':34} {'p50 ms':>8} {'p95 ms':>8} {'kB':>8}")
             result["live at rest"] = measure_live(served, cookie, arguments.repeats)
             with Reports(served.store, arguments.reports_a_second):
@@ -281,7 +286,9 @@ def main() -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1, default=str))
     slow = [name for name, one in result["pages"].items() if one["p95_ms"] > GOAL_MS or one["kB"] > GOAL_KB]
-    slow += [name for name, one in result["work"].items() if one["slowest_ms"] > GOAL_MS]
+    slow += [
+        name for name, one in result["work"].items() if max(one["slowest_ms"], *one["beside_ms"]) > GOAL_MS
+    ]
     print(f"above {GOAL_MS:.0f} ms or {GOAL_KB:.0f} kB: {', '.join(slow) or 'none'}")
     return bool(slow or live["p95_ms"] > GOAL_LIVE_MS)
 

@@ -13,6 +13,7 @@ from edgekit_fleet.access.first_admin import FirstAdminCode, has_users
 from edgekit_fleet.api.endpoints.endpoint import Fleet
 from edgekit_fleet.api.routes import join_apps, make_api
 from edgekit_fleet.console.app import make_app
+from edgekit_fleet.console.fleet_page import warm_up
 from edgekit_fleet.console.shell import Console
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.operations.webhooks import WebhookSender
@@ -50,6 +51,7 @@ def serve_people(
     Raises:
         TransportError: the port is taken or may not be used.
         ConfigError: certificate or key cannot be read.
+        OutputError: the store cannot be read.
     """
     pair = None
     if settings.console_certificate:
@@ -60,6 +62,7 @@ def serve_people(
     console = Console(store, folder, settings, code)
     app = join_apps(make_api(Fleet(folder, store)), make_app(console))
     sender = WebhookSender(store)
+    warm_up(store)
     url = f"{'http' if pair is None else 'https'}://{bracket(name)}:{settings.console_port}"
     with (
         console.closing,

@@ -4,9 +4,11 @@ import re
 import time
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy import text as sql
 from tests.fleet.console.conftest import DEVICES, PASSWORD, Client, log_in
 
+from edgekit_fleet.console import fleet_page
 from edgekit_fleet.operations import devices
 from edgekit_fleet.store.tables import DeviceRow, RolloutRow, TokenRow, UserRow
 
@@ -37,6 +39,23 @@ def test_first_page_says_what_needs_attention_with_counts(client, served):
     assert said.index("NaN") < said.index("something else than wanted")
     assert "1.5.0" in said
     assert "1.4.0" in said
+
+
+def test_first_page_after_the_start_compiles_no_statement_of_its_own(served):
+    fleet_page.warm_up(served.store)
+    compiled, connections = [], []
+    event.listen(served.store.engine, "connect", lambda *_: connections.append(1))
+
+    @event.listens_for(served.store.engine, "before_cursor_execute")
+    def note(_connection, _cursor, statement, _parameters, context, _many):
+        if context.compiled is not None and context.cache_hit.name != "CACHE_HIT":
+            compiled.append(statement)
+
+    with served.store.snapshot() as one, served.store.snapshot() as other:
+        for session in (one, other):
+            fleet_page._read_values(session)
+    assert compiled == []
+    assert connections == []
 
 
 def test_list_goes_through_all_devices_once(client):
