@@ -16,8 +16,8 @@ ATTENTION: Final = ("faulty", "diverged", "stale", "working", "new", "converged"
 """Statuses, those first that need a person."""
 SILENT_S: Final = 7 * 86_400.0
 EXPIRING_S: Final = 30 * 86_400.0
-_MANY: Final = 20_000
-"""Devices with an attribute, of which SQLite makes no list to find the 50 of a page."""
+_MANY: Final = 5000
+"""Devices that match, of which SQLite makes no list to find the 50 of a page."""
 
 Special: TypeAlias = Literal["", "silent", "expiring"]
 

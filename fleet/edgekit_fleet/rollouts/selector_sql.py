@@ -46,8 +46,8 @@ Lookup: TypeAlias = Literal["names", "list", "index"]
 `names`: it may begin with the matching devices and look each up by name; best where few match.
 `list`: it goes through the devices by their index, and looks each up in a list of those with the attribute;
 best to count them.
-`index`: as `list`, but a single value is looked up in the index of attributes; best where a list would be
-long, and few devices are read.
+`index`: as `list`, but a name and a single value are looked up in the index of attributes; best where a list
+would be long, and few devices are read.
 """
 
 
@@ -119,12 +119,12 @@ class _Compiler:
         return self._attribute(test)
 
     def _attribute(self, test: Has | Equals) -> ColumnElement[bool]:
-        if self._probes_index and isinstance(test, Equals):
-            value = test.patterns[0]
-            if len(test.patterns) == 1 and not _is_glob(value):
-                # SQLite probes the index of these columns. For an EXISTS it takes the key, without the value.
-                indexed = select(AttributeRow.name, AttributeRow.value, AttributeRow.device)
-                return tuple_(literal(test.name), literal(value), self._device).in_(indexed)
+        values = () if isinstance(test, Has) else test.patterns
+        if self._probes_index and len(values) <= 1 and not any(map(_is_glob, values)):
+            # SQLite probes the index of these columns. For an EXISTS it takes the key, without the value.
+            columns = (AttributeRow.name, AttributeRow.value, AttributeRow.device)
+            indexed = select(*columns) if values else select(AttributeRow.name, AttributeRow.device)
+            return tuple_(literal(test.name), *map(literal, values), self._device).in_(indexed)
         return self._device.in_(select(AttributeRow.device).where(self.compile_row(test)))
 
     def _match(self, column: InstrumentedAttribute[str], patterns: tuple[str, ...]) -> ColumnElement[bool]:
