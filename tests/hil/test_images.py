@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from edgekit_hil.drivers.userland import require_userland
-from edgekit_hil.images import recipe
+from edgekit_hil.images import recipe, root_folder
 from edgekit_hil.images.debian_archive import DebianArchive
 from edgekit_hil.images.image_cache import Image, find_image, make_image
 from edgekit_hil.images.initial_disk import KernelModules, write_initrd
 from edgekit_hil.images.root_folder import unpack
+from edgekit_hil.provisioning.pinned_packages import read_pinned
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
 
 
@@ -69,6 +70,32 @@ def test_initrd_holds_its_program_and_the_modules_in_their_order(tmp_path: Path)
 
 def test_newer_version_of_a_package_is_another_image() -> None:
     assert recipe.hash_recipe("bash_5.2_arm64.deb") != recipe.hash_recipe("bash_5.3_arm64.deb")
+
+
+def test_changed_pins_of_an_engine_make_another_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = recipe.hash_recipe()
+    changed = tmp_path / "device.txt"
+    changed.write_text("onnxruntime==1.0.0\n")
+    monkeypatch.setattr(recipe, "find_list", lambda engine: changed)
+
+    assert recipe.hash_recipe() != before
+
+
+def test_image_gets_the_packages_of_a_device_by_their_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[list[str | Path], str]] = []
+    monkeypatch.setattr(
+        root_folder, "run_checked", lambda words: seen.append((words, Path(words[-1]).read_text()))
+    )
+    pinned = read_pinned("ort", recipe.MACHINE, "3.11")
+
+    root_folder.install_wheels(pinned, "3.11", Path("root"), are_pinned=True)
+
+    ((words, lines),) = seen
+    assert "--require-hashes" in words
+    assert lines.splitlines() == pinned
+    assert any(line.startswith("onnxruntime==1.24.4 --hash=sha256:") for line in pinned)
 
 
 def test_image_in_use_is_not_removed(tmp_path: Path) -> None:

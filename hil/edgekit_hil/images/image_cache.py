@@ -5,7 +5,7 @@ An image is a folder, named after the hash of the recipe and of the versions of 
     root/          the system, to run programs in
     boot/          what qemu boots: kernel, initrd, disks and the key of root
     snapshot/      the disks as they are once it has booted, and its memory
-    versions.txt   its packages and wheels
+    versions.txt   its packages of Debian
 """
 
 import contextlib
@@ -22,7 +22,14 @@ from edgekit_hil.images import recipe
 from edgekit_hil.images.debian_archive import DebianArchive
 from edgekit_hil.images.initial_disk import KernelModules, write_initrd
 from edgekit_hil.images.programs import require, run_checked
-from edgekit_hil.images.root_folder import compile_modules, find_python, install_wheels, make_root, unpack
+from edgekit_hil.images.root_folder import (
+    compile_modules,
+    find_python,
+    install_wheels,
+    make_root,
+    unpack,
+)
+from edgekit_hil.provisioning.pinned_packages import read_pinned
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
 from edgekit_runtime.system.paths import find_cache_folder
 
@@ -113,7 +120,7 @@ def make_image(show: Show, *, rebuild: bool = False) -> Image:
         show("reading the lists of Debian's packages")
         archive = DebianArchive(folder / "apt")
         archive.update()
-        versions = [*archive.find([*recipe.PACKAGES, recipe.KERNEL]), *recipe.WHEELS]
+        versions = archive.find([*recipe.PACKAGES, recipe.KERNEL])
         image = Image(folder / f"{recipe.hash_recipe()}-{recipe.hash_recipe(*versions)}")
         if rebuild:
             image.remove()
@@ -136,7 +143,10 @@ def _make_root(image: Image, archive: DebianArchive, versions: list[str], show: 
         make_root(root, packages, show)
         show("installing wheels")
         python = find_python(root)
-        install_wheels(recipe.WHEELS, python, root / _WHEELS.format(version=python))
+        wheels = root / _WHEELS.format(version=python)
+        pinned = [line for engine in recipe.ENGINES for line in read_pinned(engine, recipe.MACHINE, python)]
+        install_wheels([*dict.fromkeys(pinned)], python, wheels, are_pinned=True)
+        install_wheels(recipe.TEST_WHEELS, python, wheels)
         show("compiling Python modules")
         compile_modules(root, python)
 
@@ -163,10 +173,14 @@ def _make_boot(image: Image, archive: DebianArchive, show: Show) -> None:
 
 
 def _make_keys(boot: Path, root: Path) -> None:
-    """Make the key of the machine, and one that may log in as root."""
+    """Make the key of the machine, and one that may log in as root.
+
+    What ssh must know of them is in `boot`: `id_ed25519` and `host_key.pub`.
+    """
     for path in (root / "etc/ssh/ssh_host_ed25519_key", boot / "id_ed25519"):
         run_checked(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "edgekit", "-f", path])
     shutil.copy(boot / "id_ed25519.pub", root / "root/.ssh/authorized_keys")
+    shutil.copy(root / "etc/ssh/ssh_host_ed25519_key.pub", boot / "host_key.pub")
 
 
 def _make_disk(path: Path, size_bytes: int, root: Path | None) -> None:

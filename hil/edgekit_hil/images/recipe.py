@@ -4,6 +4,8 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
+from edgekit_hil.provisioning.pinned_packages import Engine, find_list
+
 PACKAGES: Final = (
     *("base-files", "base-passwd", "bash", "coreutils", "dash", "debianutils", "diffutils", "findutils"),
     *("grep", "gzip", "hostname", "libc-bin", "login", "mount", "ncurses-base", "passwd", "sed", "tar"),
@@ -30,15 +32,14 @@ TEST_MODULES: Final = (
     *("dm-flakey", "dm-log-writes", "loop", "overlay", "softdog"),
 )
 
-# Newer versions of the engines end with SIGSEGV under qemu 7.2.
-WHEELS: Final = (
-    *("numpy==2.4.6", "onnxruntime==1.26.0", "ai-edge-litert==2.1.6", "securesystemslib==1.6.0"),
-    *("cryptography==50.0.2", "httptools==0.9.0", "paho-mqtt==2.2.0", "tuf==7.0.1", "zstandard==0.25.0"),
-    *("pillow==13.0.0", "pytest==9.2.0"),
-)
+# Their packages are those of a device: see `provisioning.pinned_packages`.
+ENGINES: Final[tuple[Engine, ...]] = ("ort", "litert")
+# What the tests of the runtime import on top.
+TEST_WHEELS: Final = ("zstandard==0.25.0", "pillow==13.0.0", "pytest==9.2.0")
 
 DISK_BYTES: Final = 2 << 30
 DATA_DISK_BYTES: Final = 512 << 20
+MACHINE: Final = "aarch64"
 MEMORY: Final = "1024M"
 CPU: Final = "cortex-a76"
 KERNEL_ARGUMENTS: Final = (
@@ -58,7 +59,6 @@ FILES: Final = {
     **{f"etc/pam.d/common-{name}": text for name, text in _PAM.items()},
     "etc/hostname": "edge\n",
     "etc/hosts": "127.0.0.1 localhost\n127.0.1.1 edge\n::1 localhost\n",
-    "etc/resolv.conf": "nameserver 10.0.2.3\n",
     "etc/fstab": "/dev/vda / ext4 noatime 0 0\n/dev/vdb /data ext4 noatime,nofail 0 0\n",
     "etc/machine-id": "",
     "etc/shells": "/bin/sh\n/bin/bash\n",
@@ -66,10 +66,9 @@ FILES: Final = {
         "HostKey /etc/ssh/ssh_host_ed25519_key\nPermitRootLogin prohibit-password\n"
         "PasswordAuthentication no\nUsePAM no\nUseDNS no\nSubsystem sftp internal-sftp\n"
     ),
-    # The network that qemu makes for a user.
+    # The network that qemu makes for a user: no gateway and no names, so the machine has no internet.
     "etc/systemd/network/10-qemu.network": (
-        "[Match]\nName=eth0\n[Network]\nAddress=10.0.2.15/24\nGateway=10.0.2.2\n"
-        "LinkLocalAddressing=no\nIPv6AcceptRA=no\n"
+        "[Match]\nName=eth0\n[Network]\nAddress=10.0.2.15/24\nLinkLocalAddressing=no\nIPv6AcceptRA=no\n"
     ),
     "etc/sysusers.d/sshd.conf": "u sshd - - /run/sshd /usr/sbin/nologin\n",
 }
@@ -107,9 +106,12 @@ exec $busybox switch_root $disk /sbin/init
 
 
 def hash_recipe(*found: str) -> str:
-    """Return 16 hexadecimal digits of this folder's modules and of what was found, such as versions."""
+    """Return 16 hexadecimal digits of the recipe and of what was found, such as versions.
+
+    The recipe is this folder's modules and the lists of the engines' packages.
+    """
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in (*sorted(Path(__file__).parent.glob("*.py")), *map(find_list, ENGINES)):
         digest.update(path.read_bytes())
     for text in found:
         digest.update(b"\0" + text.encode())

@@ -7,6 +7,7 @@ What their maintainer scripts would do on an emulated processor, and take most o
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -82,13 +83,17 @@ def compile_modules(root: Path, python: str) -> None:
         subprocess.run([*words, *(str(root / name) for name in names)], check=False, capture_output=True)
 
 
-def install_wheels(requirements: Sequence[str], python: str, folder: Path) -> None:
+def install_wheels(
+    requirements: Sequence[str], python: str, folder: Path, *, are_pinned: bool = False
+) -> None:
     """Install wheels for arm64 into `folder` by this machine's pip.
 
     Args:
-        requirements: as pip takes them; what they need is installed too.
+        requirements: lines of a file of pip's.
         python: version of the Python that imports them.
         folder: where they go.
+        are_pinned: whether the lines are all that is wanted, each with its hashes; if not, what they need is
+            installed too.
 
     Raises:
         BenchError: the index has no such wheel, or does not answer.
@@ -96,5 +101,9 @@ def install_wheels(requirements: Sequence[str], python: str, folder: Path) -> No
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--root-user-action=ignore", "--only-binary=:all:", "--no-compile", "--python-version", python]
     pip += ["--target", str(folder)]
-    pip += [word for name in _PLATFORMS for word in ("--platform", f"{name}_aarch64")]
-    run_checked([*pip, *requirements])
+    pip += [word for name in _PLATFORMS for word in ("--platform", f"{name}_{recipe.MACHINE}")]
+    pip += ["--no-deps", "--require-hashes"] if are_pinned else []
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(requirements))
+        file.flush()
+        run_checked([*pip, "--requirement", file.name])
