@@ -1,6 +1,5 @@
-"""`edgekit package` on every tiny model and target, and on models that are not the usual kind."""
+"""`edgekit package` on every tiny model, target and engine, and on models that are not the usual kind."""
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,16 +28,21 @@ pytestmark = pytest.mark.usefixtures("home")
 
 
 TINY_MODELS = ("mnist5k_dscnn", "digits_cnn", "italy_power_mlp", "japanese_vowels_tcn")
-TARGETS = [target.name for target in list_targets()]
-# Every target, and every model; the largest one once.
-DEFAULT_COMBINATIONS = set(zip([*TINY_MODELS, *TINY_MODELS[1:] * 2], TARGETS, strict=False))
+# Every target, and every model with each engine; benchmarks/combinations.py takes all 28 pairs.
+TARGETS_OF_ENGINES = (
+    ("rpi-zero-2w", "rpi4", "rpi5", "x86-64"),
+    ("android-arm64",) * 4,
+    ("jetson-agx-orin", *("jetson-orin-nano",) * 3),
+)
+COMBINATIONS = [pair for targets in TARGETS_OF_ENGINES for pair in zip(TINY_MODELS, targets, strict=True)]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("model", TINY_MODELS)
-def test_every_tiny_model_is_packaged_for_every_target(model: str, target: str, tmp_path: Path) -> None:
-    if (model, target) not in DEFAULT_COMBINATIONS and not os.environ.get("EDGEKIT_ALL_COMBINATIONS"):
-        pytest.skip("set EDGEKIT_ALL_COMBINATIONS=1 for all 28")
+def test_every_target_is_among_the_combinations() -> None:
+    assert {target for _, target in COMBINATIONS} == {target.name for target in list_targets()}
+
+
+@pytest.mark.parametrize(("model", "target"), COMBINATIONS)
+def test_tiny_model_is_packaged_for_a_target(model: str, target: str, tmp_path: Path) -> None:
     source, data = tiny(model)
     assert package(source, tmp_path, *data, "--search-seconds", 1, target=target).code == 0
     with read_only(tmp_path) as opened:
