@@ -159,18 +159,23 @@ class Bench:
         Raises:
             BenchError: the device does not answer.
         """
-        with self._break_on_error(f"before {user}"):
+        with self.break_on_error(f"before {user}"):
             _transition(self.target)
             transfer = self.target.get_active_driver("FileTransferProtocol")
             device = Device(self.command, transfer, f"{self.home}/{name}", self.file.settings.python)
         try:
             yield device
         finally:
-            with self._break_on_error(f"after {user}"):
+            with self.break_on_error(f"after {user}"):
                 device.close()
 
     @contextlib.contextmanager
-    def _break_on_error(self, when: str) -> Iterator[None]:
+    def break_on_error(self, when: str) -> Iterator[None]:
+        """Note that the bench is broken if the device does not answer within the block.
+
+        Args:
+            when: for the reason of a broken bench.
+        """
         try:
             yield
         except BenchError as error:

@@ -82,6 +82,7 @@ class ServiceMachine:
             packages: version -> package of the model.
             public_key: that packages are signed with.
         """
+        self._bench = bench
         self._strategy = bench.target.get_strategy()
         self._machine = bench.target.get_driver("BootedMachineDriver")
         self._ssh = bench.target.get_driver("SSHDriver", activate=False)
@@ -100,8 +101,9 @@ class ServiceMachine:
         self._machine.save(_SERVING)
 
     def begin(self) -> None:
-        """Restore the machine on which the first version serves."""
-        self._strategy.restore(_SERVING)
+        """Restore the machine on which the first version serves; the bench breaks if it does not answer."""
+        with self._bench.break_on_error("before an event"):
+            self._strategy.restore(_SERVING)
 
     def run(self, command: str, limit_s: float = 120.0) -> str:
         """Return what a command prints.

@@ -73,13 +73,19 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def device(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Device]:
-    """Return the device with a folder of its own; one that answers no more afterwards breaks the bench."""
+def working_bench(bench: Bench, request: pytest.FixtureRequest) -> Bench:
+    """Return the bench; the test is skipped if the bench has broken in this run."""
     request.node.stash[BENCH_KEY] = bench
     if (reason := bench.lock.read_reason()) is not None:
         pytest.skip(f"bench '{bench.file.settings.name}' is broken since {reason}")
+    return bench
+
+
+@pytest.fixture
+def device(working_bench: Bench, request: pytest.FixtureRequest) -> Iterator[Device]:
+    """Return the device with a folder of its own; one that answers no more afterwards breaks the bench."""
     folder = hashlib.sha256(request.node.name.encode()).hexdigest()[:8]
-    with bench.open_folder(folder, request.node.name) as device:
+    with working_bench.open_folder(folder, request.node.name) as device:
         yield device
 
 

@@ -46,7 +46,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--measure-seconds", type=int, default=5, help="length of a measurement of latency (default: 5)"
     )
-    group.addoption("--power-cuts", type=int, default=5, help="power cuts around an update (default: 5)")
+    group.addoption(
+        "--power-cuts",
+        type=int,
+        default=5,
+        help="power cuts around an update, each a boot on a machine that boots (default: 5)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
