@@ -4,6 +4,7 @@ import http.client
 import json
 import math
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -247,3 +248,27 @@ def test_demo_carries_no_way_that_the_plan_does_not_offer() -> None:
     ways = tuple(replace(way, is_over_loss=way.name == "cut3-int8") for way in plain.ways)
     assert [way.name for way in choose_ways(plain)] == ["local", "jpeg:90", "cut3-int8"]
     assert [way.name for way in choose_ways(replace(plain, ways=ways))] == ["local", "jpeg:90", "cut5-int4"]
+
+
+def test_demo_as_a_user_starts_it_switches_and_answers_right(tmp_path: Path) -> None:
+    """Without root the device is as fast as the server, so nothing says that a switch pays."""
+    page = tmp_path / "demo.html"
+    command = ["offload", "demo", "--proxy", "--seconds", "40", "--no-browser", "--json", "-o", str(page)]
+    found = subprocess.run(
+        [sys.executable, "-m", "edgekit_toolkit", *command],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert found.returncode == 0, found.stderr
+    measured = json.loads(found.stdout)
+    own = [one for one in measured["requests"] if one["way"] == EDGEKIT]
+    assert [one["phase"]["title"] for one in measured["begun"]] == [phase.title for phase in PHASES]
+    assert len(own) > len(PHASES)
+    assert all(one["is_right"] for one in own)
+    assert own[-1]["plan"] == "local"  # the server is dead
+    assert "<script" not in page.read_text()
+    if os.geteuid() == 0:  # the device has 5 % of a processor
+        assert any(one["plan"] != "local" for one in own)
+        assert all(one["reason"] for one in measured["switches"])
