@@ -29,7 +29,6 @@ class BootedMachineDriver(QEMUDriver):
         image: whose disks it boots from; None is the newest one with a snapshot.
         status: 1 while qemu runs.
         key: file with the key of root.
-        host_key: public key of the machine, as a line of `known_hosts` ends.
         folder: holds its disks as long as it is active.
         host_address: where it reaches servers that listen on this machine's loopback.
     """
@@ -52,7 +51,6 @@ class BootedMachineDriver(QEMUDriver):
         require("qemu-system-aarch64", "qemu-img", "ssh")
         image = self.image or find_image(booted=True)
         self.key, self._boot = image.boot / "id_ed25519", image.boot
-        self.host_key = (image.boot / "host_key.pub").read_text()
         with contextlib.ExitStack() as undo:
             undo.enter_context(image.hold())
             self.folder = make_folder("machine")

@@ -21,28 +21,16 @@ from labgrid.strategy import Strategy, never_retry
 import edgekit_runtime
 from edgekit_hil.drivers.booted import DISKS, SNAPSHOT, BootedMachineDriver
 from edgekit_hil.images.image_cache import Image, replacing
-from edgekit_hil.provisioning.ssh_host import SshHost
 from edgekit_runtime.errors import BenchError
 
 _CONNECT_S: Final = 600.0  # a boot under load
 _TRY_S: Final = 20.0  # a machine that hangs after it has accepted a connection never answers on that one
+_UNPACK_S: Final = 300.0  # labgrid's own 30 s are too few on a machine under load
 _READY: Final = "ready"
 _MODULES: Final = "usr/lib/python3/dist-packages"
 _PROGRAM: Final = "usr/bin/edgekit-device"
 _STARTER: Final = b"#!/usr/bin/python3\nimport sys\nfrom edgekit_runtime.cli import main\nsys.exit(main())\n"
 _ARCHIVE: Final = "/srv/runtime.tar"
-_NAME: Final = "edge"
-_SSH: Final = """\
-Host {name}
-    HostName 127.0.0.1
-    HostKeyAlias {name}
-    Port {port}
-    User root
-    IdentityFile {key}
-    IdentitiesOnly yes
-    UserKnownHostsFile {folder}/known_hosts
-    GlobalKnownHostsFile /dev/null
-"""
 
 
 class Status(enum.Enum):
@@ -114,14 +102,6 @@ class BootedMachineStrategy(Strategy):  # type: ignore[misc]  # labgrid has no t
                     ) from cause
         self.ssh.run_check(f"date -s @{time.time():.3f}")  # a snapshot's clock stands where it was made
 
-    def describe_host(self) -> SshHost:
-        """Return the machine as `edgekit device` reaches it: by a configuration of ssh that knows its key."""
-        folder, port = self.machine.folder, self.ssh.networkservice.port
-        (folder / "known_hosts").write_text(f"{_NAME} {self.machine.host_key}")
-        text = _SSH.format(name=_NAME, port=port, key=self.machine.key, folder=folder)
-        (folder / "ssh_config").write_text(text)
-        return SshHost(_NAME, config=folder / "ssh_config")
-
     def _start(self) -> None:
         self.target.activate(self.machine)
         if not self.machine.status:
@@ -142,7 +122,8 @@ class BootedMachineStrategy(Strategy):  # type: ignore[misc]  # labgrid has no t
                 archive.addfile(program, io.BytesIO(_STARTER))
             file.flush()
             self.ssh.put(file.name, _ARCHIVE)
-        self.ssh.run_check(f"tar -x --no-same-owner -f {_ARCHIVE} -C / && rm {_ARCHIVE} && sync")
+        unpack = f"tar -x --no-same-owner -f {_ARCHIVE} -C / && rm {_ARCHIVE} && sync"
+        self.ssh.run_check(unpack, timeout=_UNPACK_S)
 
 
 def save_snapshot(image: Image, show: Callable[[str], None]) -> None:
