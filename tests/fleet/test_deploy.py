@@ -6,6 +6,8 @@ import json
 import os
 import shlex
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +15,14 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.fleet.fleet_device import free_port
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from tests.fleet.fleet_device import free_port, make_csr
 from tests.offload.export_parts import cached_environment
 from tests.waiting import wait_for
 
-from edgekit_fleet.broker.mosquitto import write_configuration
+from edgekit_fleet.broker.mosquitto import write_configuration, write_revoked
+from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 
@@ -172,6 +177,49 @@ def test_broker_of_the_manifests_is_that_of_the_compose_file() -> None:
     assert manager["command"][:3] == shlex.split("edgekit fleet up")
     assert broker["command"] == COMPOSE["services"]["broker"]["command"]
     assert [each["mountPath"] for each in broker["volumeMounts"]] == ["/fleet/broker"]
+
+
+def make_client(authority: Authority, name: str, folder: Path) -> tuple[ssl.SSLContext, str]:
+    """Return TLS of a device, and the serial of its certificate."""
+    key = Ed25519PrivateKey.generate()
+    signed = authority.sign_device(make_csr(key), name, 600.0)
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    (folder / f"{name}.pem").write_text(signed.pem + private)
+    context = ssl.create_default_context(cafile=authority.certificate_path)
+    context.load_cert_chain(folder / f"{name}.pem")
+    return context, signed.serial
+
+
+def is_let_in(port: int, context: ssl.SSLContext, name: str) -> bool:
+    """Return whether the broker accepts a client of MQTT 3.1.1."""
+    connect = bytes([0x10, 12 + len(name), 0, 4]) + b"MQTT" + bytes([4, 2, 0, 60, 0, len(name)])
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), 5) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            connection.sendall(connect + name.encode())
+            return connection.recv(4) == b"\x20\x02\x00\x00"
+    except OSError:
+        return False
+
+
+def test_broker_of_a_container_shuts_a_revoked_device_out(
+    image: Image, tmp_path: Path, mosquitto: None
+) -> None:
+    folder, settings = FleetFolder(tmp_path / "fleet"), FleetSettings(broker_port=free_port())
+    broker = image.start(COMPOSE["services"]["broker"]["command"])
+    authority = open_authority(folder, settings)
+    write_configuration(folder, settings, authority)
+    (revoked, serial), (kept, _) = (make_client(authority, name, tmp_path) for name in ("d1", "d2"))
+    port = settings.broker_port
+    wait_for(lambda: is_let_in(port, revoked, "d1") and is_let_in(port, kept, "d2"), "the broker", 20)
+    write_revoked(authority, [serial], folder.broker)
+    wait_for(lambda: not is_let_in(port, revoked, "d1"), f"the refusal; {image.log()}", 20)
+    assert is_let_in(port, kept, "d2")
+    broker.terminate()
+    broker.wait(20)
+    assert not is_let_in(port, kept, "d2")
 
 
 def test_broker_reads_its_folder_alone(tmp_path: Path) -> None:
