@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from edgekit_fleet.console.formats import format_age, format_count, format_share
 from edgekit_fleet.console.shell import Console
+from edgekit_fleet.manager.expiry import EXPIRY_ALARM
 from edgekit_fleet.operations.device_search import EXPIRING_S, SILENT_S, Search, count_devices
 from edgekit_fleet.store.attributes import MODEL
 from edgekit_fleet.store.database import Store
@@ -124,9 +125,21 @@ def _find_concerns(session: Session, counts: Mapping[tuple[str, bool], int]) -> 
             yield Concern(kind, text, _read_reasons(session, status), f"/devices?status={status}", status)
     yield from _find_device_concerns(session, by_status)
     since = time.time() - _DAY_S
+    expiring = (
+        select(AuditRow)
+        .where(AuditRow.action == EXPIRY_ALARM, AuditRow.at > since)
+        .order_by(AuditRow.detail["ends_at"].as_float())
+    )
+    for row in {row.subject: row for row in session.scalars(expiring)}.values():
+        sentence, _, advice = row.detail["text"].partition("; ")
+        kind = "bad" if row.detail["ends_at"] < time.time() + 30 * _DAY_S else "warn"
+        yield Concern(kind, _begin(sentence), _begin(advice), f"/audit?action={EXPIRY_ALARM}", "audit")
     alarms = session.scalar(
         select(func.count()).where(
-            AuditRow.action >= "alarm.", AuditRow.action < "alarm/", AuditRow.at > since
+            AuditRow.action >= "alarm.",
+            AuditRow.action < "alarm/",
+            AuditRow.action != EXPIRY_ALARM,
+            AuditRow.at > since,
         )
     )
     if alarms:
@@ -134,7 +147,7 @@ def _find_concerns(session: Session, counts: Mapping[tuple[str, bool], int]) -> 
         yield Concern(
             "warn",
             text,
-            "forged documents, too many events, or a restored store",
+            "forged documents, too many events, a restored store, or a wrong clock",
             "/audit?action=alarm.",
             "audit",
         )
@@ -194,6 +207,11 @@ def _find_device_concerns(session: Session, by_status: Mapping[str, int]) -> Ite
     if new := by_status.get("new", 0):
         text = f"{_devices(new)} {'has' if new == 1 else 'have'} enrolled and never reported"
         yield Concern("idle", text, "", "/devices?status=new", "new")
+
+
+def _begin(text: str) -> str:
+    """Return a text as the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
 
 
 def _devices(count: int) -> str:

@@ -150,6 +150,15 @@ class Authority:
         self._make_pair(name, self.name_manager(number), ())
         return self.pair(name)
 
+    def read_own(self) -> dict[str, x509.Certificate]:
+        """Return the certificates of the servers and of the managers of this machine.
+
+        Raises:
+            ConfigError: one cannot be read.
+        """
+        paths = sorted([*self.folder.glob("manager*.crt"), *self.folder.glob("server.crt")])
+        return {path.stem: _read_certificate(path) for path in paths}
+
     def make_server(self, names: tuple[str, ...]) -> None:
         """Make the certificate of broker and web server, for these names; leaves one that still fits.
 

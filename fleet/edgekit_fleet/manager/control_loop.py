@@ -22,6 +22,7 @@ from edgekit_fleet.broker.mosquitto import Mosquitto, write_revoked
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.identity.enrolment import list_revoked_serials
 from edgekit_fleet.manager.broker_link import BrokerLink, make_context
+from edgekit_fleet.manager.expiry import Expiry, alarm_expiries, list_expiries
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.manager.publisher import Outgoing, Publisher
 from edgekit_fleet.releases.repository import TufRepository
@@ -30,7 +31,13 @@ from edgekit_fleet.store.fleet_folder import FleetSettings
 from edgekit_fleet.store.future import CLOCK_STEP_S, forget_future
 from edgekit_fleet.store.shards import BEAT_S, Shards
 from edgekit_fleet.store.tables import AuditRow
-from edgekit_runtime.errors import OutputError, PackageError, TransportError, UnavailableError
+from edgekit_runtime.errors import (
+    ConfigError,
+    OutputError,
+    PackageError,
+    TransportError,
+    UnavailableError,
+)
 
 _BATCH_S: Final = 0.2  # a transaction costs as much as thirty messages
 _READ_S: Final = 0.002  # for what came meanwhile
@@ -272,18 +279,10 @@ class ControlLoop:
                 self._parts.broker.restart_if_ended()
             except TransportError as error:
                 _log.error("%s", error)
-        repository = self._repository
-        if repository is not None and now - self._refreshed_at >= _REFRESH_S and repository.exists:
-            try:
-                await asyncio.to_thread(repository.refresh, now)
-                self._refreshed_at = now
-            except OutputError as error:  # as on a full disk
-                _log.error("%s; trying again", error)
-            except PackageError as error:  # also a missing key; devices report `stale` if nobody mends it
-                self._refreshed_at = now
-                _log.error("the repository cannot be signed again: %s", error)
+        expiries = await self._refresh(now)
         with self._store.concurrent_transaction() as session:
             self.shards.check(session)
+            alarm_expiries(session, expiries, now)
             revoked, seen = self._follow_administration(session)
             if now - self._expired_at >= _EXPIRY_S:
                 self._expired_at = now
@@ -310,6 +309,25 @@ class ControlLoop:
             if self.shards.holds(name):
                 await self._disconnect(name)
         self._audit_seen = seen  # at last: after a full disk, all of it is done again
+
+    async def _refresh(self, now: float) -> list[Expiry]:
+        """Sign the repository again where it is time; returns what of the fleet ends to be valid."""
+        repository = self._repository
+        if repository is None or now - self._refreshed_at < _REFRESH_S or not repository.exists:
+            return []
+        try:
+            await asyncio.to_thread(repository.refresh, now)
+        except OutputError as error:  # as on a full disk
+            _log.error("%s; trying again", error)
+            return []
+        except PackageError as error:  # also a missing key; devices report `stale` if nobody mends it
+            _log.error("the repository cannot be signed again: %s", error)
+        self._refreshed_at = now
+        try:
+            return await asyncio.to_thread(list_expiries, self._parts.authority, repository)
+        except (PackageError, ConfigError) as error:
+            _log.error("%s", error)
+            return []
 
     def _follow_administration(self, session: Session) -> tuple[list[str], int]:
         """Read devices that were enrolled or revoked since the last time.

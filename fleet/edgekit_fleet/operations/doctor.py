@@ -1,4 +1,4 @@
-"""Probes a broker with certificates of this fleet."""
+"""Probes a broker with certificates of this fleet, and says what of the fleet ends to be valid."""
 
 import socket
 import ssl
@@ -8,7 +8,9 @@ from pathlib import Path
 from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
 from edgekit_fleet.broker.probe import BrokerProbe, Finding
 from edgekit_fleet.identity.authority import MANAGER, Authority
+from edgekit_fleet.manager.expiry import Expiry, list_expiries
 from edgekit_fleet.operations.running import open_authority
+from edgekit_fleet.releases.repository import open_repository
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_runtime.errors import ConfigError
 
@@ -37,6 +39,17 @@ def probe_broker(authority: Authority | None, addresses: tuple[tuple[str, int], 
         return context
 
     return BrokerProbe(addresses[0], context_of, manager=MANAGER, devices=_DEVICES, nodes=addresses[1:]).run()
+
+
+def find_expiries(folder: FleetFolder) -> list[Expiry]:
+    """Return what of a fleet is valid for a time, the first to end at the beginning.
+
+    Raises:
+        ConfigError: a certificate cannot be read.
+        PackageError: the repository cannot be read.
+    """
+    repository = None if folder.has_joined else open_repository(folder)
+    return list_expiries(Authority(folder.identity), repository)
 
 
 def probe_own() -> list[Finding]:

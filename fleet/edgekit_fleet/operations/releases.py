@@ -328,7 +328,7 @@ def rotate_keys(
     Args:
         folder: of the fleet.
         store: of the fleet.
-        roles: `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`.
+        roles: `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`; empty signs the root again.
         actor: who orders it.
         root_folder: of the root's private keys; beside the others by default.
 
@@ -343,4 +343,4 @@ def rotate_keys(
     except ValueError as cause:
         raise FleetError(str(cause)) from cause
     with store.transaction() as session:
-        audit.record(session, actor, "keys.rotate", ",".join(roles))
+        audit.record(session, actor, "keys.rotate", ",".join(roles) or "root, the same keys")

@@ -249,7 +249,7 @@ class TufRepository:
     def refresh(self, now: float) -> bool:
         """Sign again what is past half of its life, or lives too long; returns whether anything was signed.
 
-        The root is not: its keys may be offline. `root_expires_at` says when `rotate` is due.
+        The root is not: its keys may be offline. `read_expiries` says when `rotate` is due.
 
         Args:
             now: seconds since 1970.
@@ -308,13 +308,22 @@ class TufRepository:
             files = {f"metadata/{name}": self._read_bytes(name) for name in names}
             return {**files, "metadata/timestamp.json": metadata.to_bytes(JSONSerializer(compact=True))}
 
-    def root_expires_at(self) -> float:
-        """Return when the root ends to be valid, in seconds since 1970.
+    def read_expiries(self) -> dict[str, tuple[float, float]]:
+        """Return role -> when it ends, in seconds since 1970, and for how long it is signed, in seconds.
 
         Raises:
             PackageError: the repository cannot be read.
         """
-        return self._read_root().signed.expires.timestamp()
+        top, classes = self._read_targets()
+        lifetimes = self._lifetimes
+        found: dict[str, tuple[Root | Snapshot | Timestamp | Targets, float]] = {
+            "root": (self._read_root().signed, lifetimes.root_s),
+            "snapshot": (self._read("snapshot", Snapshot), lifetimes.snapshot_s),
+            "timestamp": (self._read_timestamp(), lifetimes.timestamp_s),
+        }
+        for role, listed in {"targets": top, **classes}.items():
+            found[role] = listed, lifetimes.targets_s
+        return {role: (signed.expires.timestamp(), life_s) for role, (signed, life_s) in found.items()}
 
     def rotate(
         self,

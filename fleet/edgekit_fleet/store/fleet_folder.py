@@ -171,13 +171,18 @@ class FleetFolder:
                 )
             yield is_alone
 
+    @property
+    def has_joined(self) -> bool:
+        """Return whether this is the folder of a further manager."""
+        return (self.path / _JOINED).exists()
+
     def check_repository(self) -> None:
         """Refuse to change the repository of a further manager, which no device sees.
 
         Raises:
             FleetError: it is one.
         """
-        if (self.path / _JOINED).exists():
+        if self.has_joined:
             raise FleetError(
                 "this manager has joined a fleet; releases are made and withdrawn on the machine where the"
                 " fleet began, or with --server and its address"

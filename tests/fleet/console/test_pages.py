@@ -9,6 +9,7 @@ from sqlalchemy import text as sql
 from tests.fleet.console.conftest import DEVICES, PASSWORD, Client, log_in
 
 from edgekit_fleet.console import fleet_page
+from edgekit_fleet.manager.expiry import Expiry, alarm_expiries
 from edgekit_fleet.operations import devices
 from edgekit_fleet.store.tables import DeviceRow, RolloutRow, TokenRow, UserRow
 
@@ -56,6 +57,22 @@ def test_first_page_after_the_start_compiles_no_statement_of_its_own(served):
             fleet_page._read_values(session)
     assert compiled == []
     assert connections == []
+
+
+def test_first_page_says_what_ends_soon_and_what_to_do(client, served):
+    root = Expiry(
+        what="root of the repository",
+        ends_at=time.time() + 20 * 86_400.0,
+        notice_s=60 * 86_400.0,
+        advice="sign it again",
+    )
+    with served.store.transaction() as session:
+        alarm_expiries(session, [root], time.time())
+    page = client.get("/")
+    assert re.search(
+        r"The root of the repository ends at [-0-9]+ [:0-9]+ UTC\. Sign it again", words(page.text)
+    )
+    assert 'href="/audit?action=alarm.expiry"' in page.text
 
 
 def test_list_goes_through_all_devices_once(client):

@@ -1,8 +1,10 @@
-"""`edgekit fleet doctor`: what a broker really does."""
+"""`edgekit fleet doctor`: what a broker really does, and what of the fleet ends to be valid."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +16,10 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
     print_json,
 )
 
+if TYPE_CHECKING:
+    from edgekit_fleet.broker.probe import Finding
+    from edgekit_fleet.manager.expiry import Expiry
+
 
 @click.command("doctor")
 @click.argument("brokers", nargs=-1, metavar="[HOST:PORT]...")
@@ -21,12 +27,13 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
 @folder_option
 @as_json_option
 def command(brokers: tuple[str, ...], *, no_tls: bool, path: Path | None, as_json: bool) -> None:
-    """Probe a broker: the one at HOST:PORT, several nodes of a cluster, or a mosquitto as `up` starts it.
+    """Probe a broker, and show what of the fleet ends to be valid, with what to do.
 
-    It must trust the fleet's authority. The fleet's manager must not be connected to it.
+    The broker is the one at HOST:PORT, several nodes of a cluster, or a mosquitto as `up` starts it. It must
+    trust the fleet's authority. The fleet's manager must not be connected to it.
     """
     folder = find_folder(path)
-    from edgekit_fleet.operations.doctor import probe_broker, probe_own
+    from edgekit_fleet.operations.doctor import find_expiries, probe_broker, probe_own
     from edgekit_fleet.operations.running import open_authority
 
     if brokers:
@@ -35,16 +42,27 @@ def command(brokers: tuple[str, ...], *, no_tls: bool, path: Path | None, as_jso
         found = probe_broker(authority, addresses)
     else:
         found = probe_own()
+    expiries = find_expiries(folder) if folder.has_settings else []
     if as_json:
-        print_json(found)
+        print_json({"broker": found, "expiries": expiries})
     else:
-        from edgekit_toolkit.console import open_console, print_section
-
-        rows = [(each.check, "yes" if each.works else "no", each.effect, each.text) for each in found]
-        print_section(open_console(), "Broker", rows)
+        _print(found, expiries)
     refused = [each.check for each in found if each.effect == "refused"]
     if refused:
         raise FleetError(f"no fleet may run on this broker: {', '.join(refused)}")
+
+
+def _print(found: list[Finding], expiries: list[Expiry]) -> None:
+    from edgekit_toolkit.console import open_console, print_section
+
+    console, now = open_console(), time.time()
+    rows = [(each.check, "yes" if each.works else "no", each.effect, each.text) for each in found]
+    print_section(console, "Broker", rows)
+    due = [("act now" if one.is_urgent(now) else "act soon", one) for one in expiries if one.is_due(now)]
+    print_section(console, "Ends to be valid", [(how, one.describe(now), one.advice) for how, one in due])
+    if expiries and not due:
+        first = expiries[0]
+        print_section(console, "Ends to be valid", [("nothing soon", f"first {first.describe(now)}")])
 
 
 def _read_address(text: str) -> tuple[str, int]:

@@ -21,7 +21,7 @@ def command() -> None:
 
 
 @command.command("rotate")
-@click.argument("roles", nargs=-1, required=True, metavar="ROLE...")
+@click.argument("roles", nargs=-1, metavar="[ROLE]...")
 @click.option(
     "--root-keys",
     "root_folder",
@@ -33,7 +33,8 @@ def command() -> None:
 def rotate(roles: tuple[str, ...], root_folder: Path | None, path: Path | None, as_json: bool) -> None:
     """Exchange the keys of root, targets, snapshot, timestamp or class-CLASS; devices follow by themselves.
 
-    It may be done while the fleet runs. If it is cut off, do it again.
+    Without ROLE no key changes: the root is signed again, for two years. It may be done while the fleet runs.
+    If it is cut off, do it again.
     """
     with open_fleet(path) as (folder, store):
         from edgekit_fleet.operations import releases
@@ -41,5 +42,7 @@ def rotate(roles: tuple[str, ...], root_folder: Path | None, path: Path | None, 
         releases.rotate_keys(folder, store, roles, actor=find_actor(), root_folder=root_folder)
     if as_json:
         print_json({"rotated": roles})
+    elif not roles:
+        click.echo("the root is signed again, with the same keys")
     else:
         click.echo(f"new keys for {', '.join(roles)}; back the fleet up: edgekit fleet backup FILE")

@@ -1,0 +1,127 @@
+"""What of the fleet itself ends to be valid, when, and what to do about it.
+
+Certificates of devices are not here: a device renews its own.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Final
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.releases.repository import TufRepository
+from edgekit_fleet.store import audit
+from edgekit_fleet.store.tables import AuditRow
+
+EXPIRY_ALARM: Final = "alarm.expiry"
+"""Action of the entries of the audit log."""
+_DAY_S: Final = 86_400.0
+_NOTICE_S: Final = 60 * _DAY_S
+_AUTHORITY_NOTICE_S: Final = 365 * _DAY_S
+_ROOT: Final = (
+    "sign it again with its keys: `edgekit fleet keys rotate`, with --root-keys FOLDER where they lie;"
+    " devices follow, also from several versions behind"
+)
+_ONLINE: Final = (
+    "`edgekit fleet up` signs it again by itself; see that it runs, and its log for a missing key"
+)
+_CERTIFICATE: Final = (
+    "restart `edgekit fleet up`, which makes a new one; copy the folder `broker` to brokers that others run"
+)
+_AUTHORITY: Final = "devices trust this one alone; make a new fleet before, and enrol each device there"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expiry:
+    """Something that is valid for a time.
+
+    Attributes:
+        what: its name.
+        begins_at, ends_at: from when to when it is valid, in seconds since 1970.
+        notice_s: so long before its end somebody should act.
+        advice: what to do.
+    """
+
+    what: str
+    begins_at: float = 0.0
+    ends_at: float
+    notice_s: float
+    advice: str
+
+    def is_due(self, now: float) -> bool:
+        """Return whether somebody should act."""
+        return now > self.ends_at - self.notice_s or now < self.begins_at
+
+    def is_urgent(self, now: float) -> bool:
+        """Return whether half of the notice has passed, or it is not valid at all."""
+        return now > self.ends_at - self.notice_s / 2 or now < self.begins_at
+
+    def describe(self, now: float) -> str:
+        """Return until when it is valid, as a sentence without its end."""
+        if now < self.begins_at:
+            return f"the {self.what} is not valid before {_format(self.begins_at)}: a clock is or was wrong"
+        verb = "ended" if now > self.ends_at else "ends"
+        return f"the {self.what} {verb} at {_format(self.ends_at)}"
+
+
+def list_expiries(authority: Authority, repository: TufRepository | None) -> list[Expiry]:
+    """Return all that ends, the first to end at the beginning.
+
+    Args:
+        authority: of the fleet.
+        repository: of the fleet; None where another machine has it.
+
+    Raises:
+        ConfigError: a certificate cannot be read.
+        PackageError: the repository cannot be read.
+    """
+    found = []
+    certificates = {"authority": authority.certificate, **authority.read_own()}
+    for name, certificate in certificates.items():
+        is_authority = name == "authority"
+        found.append(
+            Expiry(
+                what=f"certificate of the {name}",
+                begins_at=certificate.not_valid_before_utc.timestamp(),
+                ends_at=certificate.not_valid_after_utc.timestamp(),
+                notice_s=_AUTHORITY_NOTICE_S if is_authority else _NOTICE_S,
+                advice=_AUTHORITY if is_authority else _CERTIFICATE,
+            )
+        )
+    if repository is not None and repository.exists:
+        for role, (ends_at, life_s) in repository.read_expiries().items():
+            is_root = role == "root"
+            found.append(
+                Expiry(
+                    what=f"{role} of the repository",
+                    ends_at=ends_at,
+                    notice_s=_NOTICE_S if is_root else life_s / 4,  # half of its life is left by then
+                    advice=_ROOT if is_root else _ONLINE,
+                )
+            )
+    return sorted(found, key=lambda one: one.ends_at)
+
+
+def alarm_expiries(session: Session, expiries: list[Expiry], now: float) -> None:
+    """Write what is due to the audit log, once a day each.
+
+    Args:
+        session: of a transaction.
+        expiries: from `list_expiries`.
+        now: seconds since 1970.
+    """
+    due = [one for one in expiries if one.is_due(now)]
+    if not due:
+        return
+    recent = select(AuditRow.subject).where(AuditRow.action == EXPIRY_ALARM, AuditRow.at > now - _DAY_S)
+    said = set(session.scalars(recent))
+    for one in due:
+        if one.what not in said:
+            text = f"{one.describe(now)}; {one.advice}"
+            audit.record(session, "manager", EXPIRY_ALARM, one.what, text=text, ends_at=one.ends_at)
+
+
+def _format(at: float) -> str:
+    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
