@@ -243,7 +243,9 @@ class ProductBench(EmulatedBench):
     def open(self, planned: Planned, names: Sequence[str]) -> None:
         """Close the open sessions on the device and open those of a model."""
         packages = {name: str(planned.packages[name]) for name in names}
-        self.order("load", packages=packages, local=str(planned.packages[LOCAL]), rows=str(planned.rows))
+        is_exact = planned.plans.keys() <= {LOCAL, UINT8}
+        local, rows = str(planned.packages[LOCAL]), str(planned.rows)
+        self.order("load", packages=packages, local=local, rows=rows, is_exact=is_exact)
 
     def set_link(self, mbit_s: float, rtt_ms: float) -> None:
         """Change the link."""
