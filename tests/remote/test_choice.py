@@ -174,11 +174,15 @@ def test_commands_set_show_and_remove_the_server(
     assert main(["offload", "server", "ftp://edge"]) == 16
     capsys.readouterr()
     assert main(["offload", "status", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"server": "https://edge:8443", "sessions": []}
+    assert json.loads(capsys.readouterr().out) == {
+        "server": "https://edge:8443",
+        "fault": "",
+        "sessions": [],
+    }
     assert main(["offload", "off"]) == 0
     capsys.readouterr()
     main(["offload", "status"])
-    assert capsys.readouterr().out == "server for packages that start now: none\n"
+    assert capsys.readouterr().out == "server for packages that this user starts now: none\n"
 
 
 def test_limit_of_probes_is_kept_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

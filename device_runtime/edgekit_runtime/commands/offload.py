@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.commands.command import Outcome, seconds
+from edgekit_runtime.errors import ConfigError
 
 _MOST_MEGABYTES: Final = 1e6
 
@@ -89,12 +90,20 @@ def run_status(_: argparse.Namespace) -> Outcome:
     from edgekit_runtime.remote.offload_options import read_offload_options
     from edgekit_runtime.remote.offload_status import read_statuses
 
-    options = read_offload_options()
+    options, fault = None, ""
+    try:
+        options = read_offload_options()
+        if options is not None:
+            options.read_token()
+    except ConfigError as cause:
+        fault = str(cause)
     sessions = read_statuses()
     server = None if options is None else options.server
     lines = [line for one in sessions for line in _describe(one)]
-    lines.append(f"server for packages that start now: {server or 'none'}")
-    return Outcome({"server": server, "sessions": sessions}, lines)
+    lines.append(f"server for packages that this user starts now: {server or 'none'}")
+    if fault:
+        lines.append(f"  it cannot be used, so they run on this device: {fault}")
+    return Outcome({"server": server, "fault": fault, "sessions": sessions}, lines)
 
 
 def _describe(session: dict[str, Any]) -> Iterator[str]:

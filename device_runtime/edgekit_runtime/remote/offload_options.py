@@ -117,7 +117,7 @@ def write_offload_options(options: OffloadOptions | None) -> Path:
     if options is None:
         path.unlink(missing_ok=True)
         return path
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with write_atomically(path, mode=0o600) as file:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with write_atomically(path, mode=0o644) as file:  # root sets it for the service, which is another user
         file.write(json.dumps(to_plain(options), indent=2).encode())
     return path

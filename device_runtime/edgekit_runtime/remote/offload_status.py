@@ -11,8 +11,11 @@ from typing import Any, Final
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import OutputError
 from edgekit_runtime.system.atomic_files import write_atomically
-from edgekit_runtime.system.paths import find_cache_folder
+from edgekit_runtime.system.paths import SYSTEM_CACHE, find_cache_folder
 
+_FOLDER: Final = "offload"
+_PATTERN: Final = "*-*-*.json"  # process, its start, session
+_START_AT: Final = 19  # of the fields behind the name in /proc/PID/stat (proc(5): starttime)
 _MAX_FILES: Final = 256
 _MAX_BYTES: Final = 64 << 10
 _PAUSE_S: Final = 1.0  # between two writes, which cost a slow device milliseconds
@@ -71,8 +74,13 @@ class StatusFile:
     """The file of one session; it is removed at `close`."""
 
     def __init__(self, key: int) -> None:
-        """Name the file; `key` tells sessions of one process apart."""
-        self._path = _find_folder() / f"{os.getpid()}-{key:x}.json"
+        """Name the file, and remove those of dead processes; `key` tells sessions of one process apart."""
+        folder = find_cache_folder() / _FOLDER
+        with contextlib.suppress(OSError):
+            for path in folder.glob(_PATTERN):
+                if not _is_living(path):
+                    path.unlink(missing_ok=True)
+        self._path = folder / f"{os.getpid()}-{_read_start(os.getpid())}-{key:x}.json"
         self._last: dict[str, Any] | None = None
         self._next_s = float("-inf")
 
@@ -83,8 +91,8 @@ class StatusFile:
             return
         self._last, self._next_s = document, now_s + _PAUSE_S
         with contextlib.suppress(OSError, OutputError):
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with write_atomically(self._path, mode=0o600) as file:
+            self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            with write_atomically(self._path, mode=0o640) as file:  # for the group that may use the service
                 file.write(json.dumps(document).encode())
 
     def close(self) -> None:
@@ -94,16 +102,28 @@ class StatusFile:
 
 
 def read_statuses() -> list[dict[str, Any]]:
-    """Return what the sessions of living processes wrote; files of processes that ended are ignored."""
-    found = []
-    with contextlib.suppress(OSError):
-        for path in sorted(_find_folder().glob("*-*.json"))[:_MAX_FILES]:
-            with contextlib.suppress(OSError, ValueError):
-                if Path(f"/proc/{int(path.name.split('-')[0])}").exists():
-                    document = json.loads(path.read_bytes()[:_MAX_BYTES])
-                    found.append(dict(document))
+    """Return what the sessions of living processes wrote, of this user and of the service of the system."""
+    found, paths = [], list[Path]()
+    for cache in dict.fromkeys((find_cache_folder(), SYSTEM_CACHE)):
+        with contextlib.suppress(OSError):  # of another user
+            paths += [path for path in sorted((cache / _FOLDER).glob(_PATTERN)) if _is_living(path)]
+    for path in paths[:_MAX_FILES]:
+        with contextlib.suppress(OSError, ValueError):
+            document = json.loads(path.read_bytes()[:_MAX_BYTES])
+            found.append(dict(document))
     return found
 
 
-def _find_folder() -> Path:
-    return find_cache_folder() / "offload"
+def _is_living(path: Path) -> bool:
+    """Return whether the process of a file lives; another one may have its number after a restart."""
+    process, start, _ = path.name.split("-", 2)
+    return process.isdecimal() and start == _read_start(int(process))
+
+
+def _read_start(process: int) -> str:
+    """Return when a process started, in clock ticks since the system did; empty if it does not live."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return fields[_START_AT]

@@ -7,6 +7,9 @@ from typing import Final
 SYSTEM_FOLDER: Final = Path("/run/edgekit")
 """Where the service of the system listens."""
 
+SYSTEM_CACHE: Final = Path("/var/cache/edgekit")
+"""The caches of the service of the system, as its unit says."""
+
 _SOCKET_NAME: Final = "edgekit.sock"
 
 

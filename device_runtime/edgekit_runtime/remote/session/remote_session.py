@@ -2,7 +2,7 @@
 
 The caller gets right answers only. A reply that is late, wrong or missing is replaced by a local run, which
 begins when the reply is later than predicted; the first answer wins and the other is cancelled. No request
-waits for a server that has not proved itself on golden inputs, but where the device cannot run the model.
+waits until a server has proved itself on golden inputs, unless the device cannot run the model.
 
 The choice is `offload_state`, the proof `server_prober`, the wire `offload_server`.
 """
