@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.service.test_drift import looked, new_drift
 
+from edgekit_runtime.agent.documents import ModelFigures
 from edgekit_runtime.agent.figures import read_figures
 from edgekit_runtime.service.api.metrics_page import write_metrics
 from edgekit_runtime.service.observability.metrics import LaneMetrics, ServiceMetrics
@@ -58,3 +59,10 @@ def test_answers_with_nan_to_finite_inputs_are_counted():
         drift.add(picked, {"logits": scores})
     (found,) = read_figures(make_page(drift.to_json()))
     assert (found.not_finite, found.looked_at) == (2, 9)
+
+
+def test_agreement_of_a_trial_is_kept_after_it():
+    tried = ModelFigures(model="kws", version="2.0.0", agreement=0.9, compared=50)
+    other = ModelFigures(model="kws", version="1.0.0", agreement=0.8, compared=50)
+    (found,) = read_figures(make_page(None), (other, tried))
+    assert (found.agreement, found.compared) == (0.9, 50)

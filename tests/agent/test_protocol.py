@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -8,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.wire_schema import check_message
 
 from edgekit_runtime.agent import documents as forms
-from edgekit_runtime.agent.signing import key_id, seal, seal_payload, unseal
+from edgekit_runtime.agent.signing import key_id, seal, seal_payload, seal_report, unseal
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import SignatureError
@@ -83,7 +84,14 @@ def test_message_with_an_unknown_state_does_not_fit_the_written_protocol():
 def test_changed_payload_is_refused():
     data = seal(_DESIRED, "desired", _KEY)
     other = seal(_SAMPLES["event"], "event", _KEY)
-    for wrong in (data[:-3], data.replace(b"desired", b"reported"), other, b"[]", b"{" * 9000, b"[" * 8000):
+    for wrong in (
+        data[:-3],
+        data.replace(b"desired", b"reported"),
+        other,
+        b"[]",
+        b"{" * 33_000,
+        b"[" * 32_000,
+    ):
         with pytest.raises(SignatureError):
             unseal(wrong, "desired", forms.Desired, _KEYS, "message")
 
@@ -94,6 +102,55 @@ def test_document_of_a_foreign_key_is_refused_and_its_key_is_named():
         unseal(seal(_DESIRED, "desired", stranger), "desired", forms.Desired, _KEYS, "message")
 
 
+def make_report(models, sequence):
+    names = [f"model-of-the-camera-{number:02}" for number in range(models)]
+    return forms.Reported(
+        device="camera-0001", sequence=sequence, status="working", facts={"target": "jetson-orin-nano"},
+        models=tuple(
+            forms.ReportedModel(
+                model=name, version="1.10.2", manifest_sha256="4" * 64, health="healthy", previous="1.10.1"
+            )
+            for name in names
+        ),
+        executions=tuple(
+            forms.Execution(execution=f"release-of-december-r1.1.{number:024}", model=name, version="1.10.3",
+                            state="succeeded", done_bytes=4_000_000, sent_bytes=4_000_000)
+            for number, name in enumerate(names)
+        ),
+        figures=tuple(
+            forms.ModelFigures(
+                model=name, version=version, requests=1_000_000, looked_at=1_000_000, answer_s=12_345.678901,
+                p50_ms=12.345678901234, p99_ms=23.456789012345, energy_mj=34.56789012, agreement=0.9876543,
+                compared=100_000, drift=0.012345678901234,
+            )
+            for name in names for version in ("1.10.2", "1.10.3")
+        ),
+    )  # fmt: skip
+
+
+def read_report(models, sequence):
+    data = seal_report(make_report(models, sequence), _KEY)
+    return unseal(data, "reported", forms.Reported, _KEYS, "message")
+
+
+def test_report_of_twenty_models_on_trial_holds_all_figures():
+    assert len(read_report(20, 1).figures) == 40
+
+
+def test_figures_that_do_not_fit_follow_in_later_reports():
+    found = set()
+    for sequence in range(1, 61):
+        report = read_report(40, sequence)
+        assert len(report.executions) == len(report.models) == 40
+        found |= {(one.model, one.version) for one in report.figures}
+    assert len(found) == 80
+
+
+def test_desired_document_of_twenty_five_models_fits():
+    models = tuple(replace(_MODEL, model=f"model-of-the-camera-{number}") for number in range(25))
+    seal(replace(_DESIRED, models=models), "desired", _KEY)
+
+
 def test_document_over_the_limit_is_not_sealed():
-    with pytest.raises(ValueError, match="at most 8192"):
-        seal(forms.Event(device="a", sequence=1, kind="k", text="x" * 9000, at=0.0), "event", _KEY)
+    with pytest.raises(ValueError, match="at most 32768"):
+        seal(forms.Event(device="a", sequence=1, kind="k", text="x" * 32_000, at=0.0), "event", _KEY)

@@ -43,7 +43,7 @@ from edgekit_runtime.agent.reconcile import (
     count_time,
     reconcile,
 )
-from edgekit_runtime.agent.signing import seal, unseal
+from edgekit_runtime.agent.signing import seal, seal_report, unseal
 from edgekit_runtime.client.control import read_metrics
 from edgekit_runtime.errors import EdgekitError, SignatureError
 from edgekit_runtime.power.sensors.battery import find_battery
@@ -430,22 +430,9 @@ class Agent:
             figures=detail[1],
             facts=self._list_facts(),
         )
-        self._link.put("reported", self._seal_report(reported), is_retained=True)
+        self._link.put("reported", seal_report(reported, self._member.key), is_retained=True)
         self._reported = reported.sequence
         self._last, self._reported_s = (main, detail), now_s
-
-    def _seal_report(self, reported: Reported) -> bytes:
-        """Return the envelope; what explains most is left out last where the document would be too large."""
-        brief = tuple(replace(model, because="") for model in reported.models)
-        tried = (
-            reported,
-            replace(reported, figures=()),
-            replace(reported, figures=(), executions=(), models=brief),
-        )
-        for document in tried:
-            with contextlib.suppress(ValueError):
-                return seal(document, "reported", self._member.key)
-        return seal(replace(tried[-1], models=()), "reported", self._member.key)
 
     def _read_figures(self, plan: NextSteps, now_s: float) -> tuple[Any, ...]:
         if any(not one.has_ended for one in plan.executions):
@@ -455,7 +442,7 @@ class Agent:
         if self._service[0] and socket_path is not None and now_s - self._figures_s > period_s:
             self._figures_s = now_s
             with contextlib.suppress(EdgekitError):
-                self._figures = read_figures(read_metrics(socket_path))[:16]
+                self._figures = read_figures(read_metrics(socket_path), self._figures)
         return self._figures
 
     def _list_facts(self) -> dict[str, str]:

@@ -17,8 +17,8 @@ from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import ConfigError
 
 PROTOCOL: Final = 1
-MAX_DOCUMENT_BYTES: Final = 8 << 10
-"""No document is larger; a larger one is refused before it is parsed."""
+MAX_DOCUMENT_BYTES: Final = 32 << 10
+"""No document is larger; a larger one is refused before it is parsed. About 25 models of a device fit in."""
 
 _COUNT: Final = Range(0, 1 << 53)
 _CODE: Final = re.compile(r"(\S+:[0-9]+)/([0-9a-f]{64})/([A-Za-z0-9_-]{16,})", re.ASCII)
@@ -192,8 +192,9 @@ class ModelFigures:
         looked_at: answers that the drift statistics looked at.
         not_finite: those of them with NaN or infinity to finite inputs.
         restarts: crashes of the process that runs the model.
-        p50_ms, p99_ms: latency, or None before the first call.
-        energy_mj: median energy a call, in millijoules, or None where it is not measured.
+        answer_s: time from arrival to answer, summed over the calls that did not fail.
+        p50_ms, p99_ms: latency, or None before the first call; to be shown.
+        energy_mj: mean energy a call, in millijoules, or None where it is not measured.
         agreement: mean agreement with the old version on the same inputs, 0..1, or None without a trial.
         compared: pairs behind it.
         drift: population stability index of inputs or outputs, the larger, or None.
@@ -206,6 +207,7 @@ class ModelFigures:
     looked_at: Annotated[int, _COUNT] = 0
     not_finite: Annotated[int, _COUNT] = 0
     restarts: Annotated[int, _COUNT] = 0
+    answer_s: float = 0.0
     p50_ms: float | None = None
     p99_ms: float | None = None
     energy_mj: float | None = None

@@ -3,6 +3,8 @@
 import math
 import re
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from edgekit_runtime.agent.documents import ModelFigures
@@ -13,11 +15,13 @@ _LABEL: Final = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 _Key = tuple[str, str]
 
 
-def read_figures(metrics: str) -> tuple[ModelFigures, ...]:
+def read_figures(metrics: str, before: Iterable[ModelFigures] = ()) -> tuple[ModelFigures, ...]:
     """Return the figures of each version in the service's metrics.
 
     Args:
         metrics: in Prometheus' text format.
+        before: figures that were read earlier; the service states the agreement of a version only while its
+            trial runs, so the last one is kept.
     """
     counts: dict[str, dict[_Key, float]] = defaultdict(lambda: defaultdict(float))
     buckets: dict[_Key, list[tuple[float, float]]] = defaultdict(list)
@@ -35,7 +39,15 @@ def read_figures(metrics: str) -> tuple[ModelFigures, ...]:
                 counts["failed"][key] += value
         else:
             counts[name][key] += value
-    return tuple(_make(key, counts, sorted(buckets[key])) for key in sorted(counts["requests"]))
+    tried = {(one.model, one.version): one for one in before if one.agreement is not None}
+    found = []
+    for key in sorted(counts["requests"]):
+        figures = _make(key, counts, sorted(buckets[key]))
+        if figures.agreement is None and key in tried:
+            last = tried[key]
+            figures = replace(figures, agreement=last.agreement, compared=last.compared)
+        found.append(figures)
+    return tuple(found)
 
 
 def _make(
@@ -48,6 +60,7 @@ def _make(
         requests=int(counts["requests"][key]),
         failed=int(counts["failed"].get(key, 0)),
         restarts=int(counts["edgekit_worker_restarts_total"].get(key, 0)),
+        answer_s=counts["edgekit_request_seconds_sum"].get(key, 0.0),
         p50_ms=_find_quantile(buckets, 0.5),
         p99_ms=_find_quantile(buckets, 0.99),
         energy_mj=None if energy_j is None else energy_j * 1e3,

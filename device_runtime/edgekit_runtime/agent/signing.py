@@ -6,17 +6,19 @@ Source: DSSE 1.0 (secure-systems-lab/dsse, envelope.md, protocol.md); RFC 8032.
 """
 
 import base64
+import contextlib
 import functools
 import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Kind
+from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Kind, Reported
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import from_plain, keep_known, to_plain
 from edgekit_runtime.errors import SignatureError
@@ -62,6 +64,25 @@ def seal_payload(payload: bytes, kind: Kind, key: Ed25519PrivateKey) -> bytes:
     if len(envelope) > MAX_DOCUMENT_BYTES:
         raise ValueError(f"a document of {len(envelope)} bytes, at most {MAX_DOCUMENT_BYTES} are allowed")
     return envelope
+
+
+def seal_report(reported: Reported, key: Ed25519PrivateKey) -> bytes:
+    """Return the envelope of a report; what explains most is left out last where it would be too large.
+
+    Of too many figures each report has some, in turn: the manager keeps the last ones of each model.
+    """
+    figures, brief = reported.figures, tuple(replace(model, because="") for model in reported.models)
+    first = reported.sequence % max(len(figures), 1)
+    in_turn = (*figures[first:], *figures[:first])
+    tried = (
+        reported,
+        *(replace(reported, figures=in_turn[: len(figures) * part // 8]) for part in range(7, -1, -1)),
+        replace(reported, figures=(), executions=(), models=brief),
+    )
+    for document in tried:
+        with contextlib.suppress(ValueError):
+            return seal(document, "reported", key)
+    return seal(replace(tried[-1], models=()), "reported", key)
 
 
 def unseal(

@@ -44,6 +44,7 @@ _MAX_NAME: Final = 128  # characters; see `tables.NAME`
 _FOREIGN_S: Final = 4 * LEASE_S
 _MAX_FOREIGN_BYTES: Final = 32 << 20
 _MAX_PENDING: Final = 100_000  # messages; the broker's own queue is behind it
+_MAX_PENDING_BYTES: Final = 128 << 20
 _IS_MEMBER: Final = DeviceRow.revoked_at.is_(None)
 _IS_OPEN: Final = ExecutionRow.ended_at.is_(None)
 _log = logging.getLogger(__name__)
@@ -179,6 +180,7 @@ class Inbox:
         self._foreign: deque[tuple[float, str, bytes]] = deque()
         self._foreign_bytes = 0
         self._pending: list[tuple[str, bytes]] = []
+        self._pending_bytes = 0
         self._changed: set[str] = set()
         self._reports: dict[str, Reported] = {}
         self._entries: list[audit.AuditEntry] = []
@@ -189,8 +191,9 @@ class Inbox:
         """Keep a message for `take`, or for `take_over` if it is for another manager."""
         if not self._shards.is_complete and not self._shards.holds(_device_of(topic)):
             self._put_foreign(topic, payload)
-        elif len(self._pending) < _MAX_PENDING:
+        elif len(self._pending) < _MAX_PENDING and self._pending_bytes < _MAX_PENDING_BYTES:
             self._pending.append((topic, payload))
+            self._pending_bytes += len(payload)
         else:
             self.refused["flood"] += 1
 
@@ -224,6 +227,7 @@ class Inbox:
             limit: at most so many messages, so that the loop stays responsive.
         """
         taken, self._pending = self._pending[:limit], self._pending[limit:]
+        self._pending_bytes -= sum(len(payload) for _, payload in taken)
         hellos: list[Hello] = []
         for topic, payload in taken:
             refusal = self._take(topic, payload, now, hellos.append)
