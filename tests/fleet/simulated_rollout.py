@@ -5,28 +5,33 @@ devices are broken whatever they run. Nothing here knows a gate: it makes the fi
 """
 
 import heapq
+import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from edgekit_fleet.rollouts.decide import decide
-from edgekit_fleet.rollouts.gates import GateLimits, measure
+from edgekit_fleet.rollouts.gates import GateLimits, Measure, measure
+from edgekit_fleet.rollouts.periods import Period
 from edgekit_fleet.rollouts.progress import (
     Answered,
     Decision,
     Entry,
+    ModelSettings,
     Progress,
+    Reading,
     RolloutSettings,
     Started,
     apply,
     begin,
 )
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES, default_minimum, freeze_cohort, plan_waves
-from edgekit_runtime.agent.documents import ModelFigures
 
 CLASSES = ("jetson-orin-nano", "rpi5", "x86-64")
+MODEL = "digits"
+STAGES = 3  # of figures that are made; a device takes hours to the fourth
 NOW = 1_800_000_000.0
-TICK_S = 5.0
+TICK_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,10 @@ def simulate(
     waves: str = DEFAULT_WAVES,
     minimum: int | None = None,
     limits: GateLimits | None = None,
+    others: int = 0,
     days: float = 30,
 ) -> Simulation:
-    """Return what happens when `model` goes out to so many devices."""
+    """Return what happens when `model`, and `others` more that are good, go out to so many devices."""
     draw = random.Random(seed)
     fleet = {device.name: device for device in _make_devices(draw, devices)}
     cohort = freeze_cohort(f"rollout-{seed}", {device.name: device.device_class for device in fleet.values()})
@@ -105,6 +111,7 @@ def simulate(
         waves=plan_waves(waves, devices, minimum),
         minimum=minimum,
         limits=limits or GateLimits(),
+        models={name: ModelSettings(classes=CLASSES) for name in (*_name_others(others), MODEL)},
     )
     start = Started(
         settings=settings,
@@ -129,7 +136,7 @@ def simulate(
         apply(run.progress, decision, now)
         if decision.action in ("start", "retry"):
             for device in decision.devices:
-                for at, answer in _use(draw, fleet[device], model, now, settings.limits):
+                for at, answer in _use(draw, fleet[device], model, now, settings):
                     number += 1
                     heapq.heappush(events, (at, number, answer))
     run.ended_at = now - NOW
@@ -150,7 +157,7 @@ def _make_devices(draw: random.Random, count: int) -> Iterator[Device]:
 
 
 def _use(
-    draw: random.Random, device: Device, model: Model, now: float, limits: GateLimits
+    draw: random.Random, device: Device, model: Model, now: float, settings: RolloutSettings
 ) -> Iterator[tuple[float, Answered]]:
     """Yield what a device answers after it was offered the version, and when."""
     if device.is_offline:
@@ -163,55 +170,62 @@ def _use(
         yield at, Answered(device=device.name, outcome="failed", code="self-test")
         return
     yield at, Answered(device=device.name, outcome="succeeded")
-    used = at + limits.min_requests / device.requests_per_s
+    used = at + settings.limits.min_requests / device.requests_per_s
     if device.is_flaky or draw.random() < model.crash_share:
         yield used, Answered(device=device.name, fault="crash-loop")
         return
     if draw.random() < model.not_finite_share:
         yield used, Answered(device=device.name, fault="not-finite")
         return
-    yield used, Answered(device=device.name, measures=dict(_measure(draw, device, model)))
+    for stage in range(STAGES):
+        requests = settings.limits.min_requests * 10**stage
+        readings = []
+        for name in settings.models:
+            found = _measure(draw, device, model if name == MODEL else CLEAN, requests)
+            readings.append(Reading(model=name, stage=stage, measures=found))
+        yield at + requests / device.requests_per_s, Answered(device=device.name, readings=tuple(readings))
 
 
-def _measure(draw: random.Random, device: Device, model: Model) -> dict[str, float]:
+def _name_others(count: int) -> list[str]:
+    return [f"another{number}" for number in range(count)]
+
+
+def _measure(draw: random.Random, device: Device, model: Model, requests: int) -> dict[Measure, float]:
     """Return what the device's figures say, compared with devices that still run the old version."""
     evening = draw.uniform(0.8, 1.6)  # all devices are slower at some hours
-    agreement = min(max(draw.gauss(model.agreement, 0.02), 0.0), 1.0)
-    before, after = (_figures(draw, device, version) for version in (CLEAN, model))
-    after = _at_hours(after, evening, agreement)
     controls = []
     for _ in range(9):
-        other = Device(
-            "control", device.device_class, draw.lognormvariate(0, 0.4), device.noise, 1, False, False
-        )
-        pair = [_figures(draw, other, CLEAN) for _ in range(2)]
-        controls.append((pair[0], _at_hours(pair[1], evening, None)))
-    return {str(name): value for name, value in measure(before, after, controls).items()}
+        speed = draw.lognormvariate(0, 0.4)
+        loads = (1.0, evening)
+        controls.append(tuple(_draw_period(draw, (speed, device.noise), CLEAN, load, 400) for load in loads))
+    own = device.speed, device.noise
+    before = _draw_period(draw, own, CLEAN, 1.0, 400)
+    found = measure(before, _draw_period(draw, own, model, evening, requests), controls)
+    return {**found, "disagreement": 1.0 - min(max(draw.gauss(model.agreement, 0.02), 0.0), 1.0)}
 
 
-def _figures(draw: random.Random, device: Device, model: Model) -> ModelFigures:
-    requests = 400
-    rate = 0.002 + model.errors
-    return ModelFigures(
-        model="digits",
-        version="2",
-        requests=requests,
-        failed=sum(draw.random() < rate for _ in range(requests)),
-        p50_ms=10 * device.speed * model.latency * draw.lognormvariate(0, device.noise),
-        energy_mj=5 * device.speed * model.energy * draw.lognormvariate(0, device.noise),
+def _draw_period(
+    draw: random.Random, device: tuple[float, float], model: Model, load: float, calls: int
+) -> Period:
+    """Return the figures of a period on a device of this speed and noise."""
+    speed, noise = device
+    return Period(
+        requests=calls,
+        latency_ms=10 * speed * model.latency * load * draw.lognormvariate(0, noise),
+        energy_mj=5 * speed * model.energy * load * draw.lognormvariate(0, noise),
+        errors=_count_failures(draw, 0.002 + model.errors, calls) / calls,
         drift=abs(draw.gauss(0.03, 0.02)) + model.drift,
     )
 
 
-def _at_hours(figures: ModelFigures, evening: float, agreement: float | None) -> ModelFigures:
-    assert figures.p50_ms is not None and figures.energy_mj is not None
-    return replace(
-        figures,
-        p50_ms=figures.p50_ms * evening,
-        energy_mj=figures.energy_mj * evening,
-        agreement=agreement,
-        compared=0 if agreement is None else 400,
-    )
+def _count_failures(draw: random.Random, rate: float, calls: int) -> int:
+    """Return how many calls fail, by the gaps between them."""
+    failed, at = 0, 0
+    while True:
+        at += 1 + int(math.log(1.0 - draw.random()) / math.log(1.0 - rate))
+        if at > calls:
+            return failed
+        failed += 1
 
 
 def decisions(run: Simulation) -> list[Decision]:

@@ -11,13 +11,16 @@ from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, Model, decisions, s
 
 from edgekit_fleet.rollouts.decide import decide
 from edgekit_fleet.rollouts.gates import GateLimits, Sample, judge_samples, measure
+from edgekit_fleet.rollouts.periods import Period, find_period
 from edgekit_fleet.rollouts.progress import (
     TRANSIENT_CODES,
     Answered,
     Decision,
     Joined,
+    ModelSettings,
     Ordered,
     Progress,
+    Reading,
     RolloutSettings,
     Started,
     apply,
@@ -45,7 +48,8 @@ LIMITS = GateLimits()
 def start(count: int, **settings: object) -> Progress:
     devices = tuple(f"d{number}" for number in range(count))
     waves = (2, count) if count > 2 else (count,)
-    made = RolloutSettings(**{"waves": waves, "minimum": 2, **settings})  # type: ignore[arg-type]
+    models = {"m": ModelSettings(classes=("rpi5",))}
+    made = RolloutSettings(**{"waves": waves, "minimum": 2, "models": models, **settings})  # type: ignore[arg-type]
     return begin(Started(settings=made, devices=devices, classes=("rpi5",) * count), 0.0)
 
 
@@ -59,7 +63,8 @@ def step(progress: Progress, now: float) -> Decision:
 
 def answer(progress: Progress, devices: tuple[str, ...], now: float, outcome: str = "succeeded") -> None:
     for device in devices:
-        apply(progress, Answered(device=device, outcome=outcome, measures={"latency": 0.0}), now)  # type: ignore[arg-type]
+        readings = (Reading(model="m", stage=0, measures={"latency": 0.0}),)
+        apply(progress, Answered(device=device, outcome=outcome, readings=readings), now)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", BAD_MODELS)
@@ -125,6 +130,13 @@ def test_resume_of_a_pause_by_a_person_leaves_the_doubt() -> None:
     assert step(progress, 1e6).sentence == "paused by order; resume it"
 
 
+@pytest.mark.parametrize("name", ["2 x latency", "5 points more errors", "NaN"])
+def test_bad_model_among_twelve_stops_at_few_devices(name: str) -> None:
+    run = simulate(1, 1_000, BAD_MODELS[name], others=11)
+    assert run.exposed <= default_minimum(1_000)
+    assert run.progress.state in ("aborted", "paused")
+
+
 @pytest.mark.parametrize("devices", [1, 2, 7, 20, 200])
 def test_clean_release_reaches_every_device(devices: int) -> None:
     for seed in range(10):
@@ -160,7 +172,7 @@ def test_log_without_a_start_is_refused() -> None:
 def test_thirty_failures_of_a_hundred_answers_stop_a_group_of_a_thousand() -> None:
     """The peer divides by the group: 3 % of 1,000 would go on below a limit of 5 %."""
     samples = [Sample(device_class="rpi5", is_failed=number < 30) for number in range(100)]
-    verdict = judge_samples(samples, LIMITS).verdict
+    verdict = judge_samples(samples, LIMITS, ["m"]).verdict
     assert verdict is not None and verdict.gate == "install"
     assert "30 of 100 devices that began failed to install it" in verdict.sentence
 
@@ -172,10 +184,12 @@ def test_noise_of_a_model_that_has_not_changed_never_stops_it() -> None:
         failed = draws.binomial(20, 0.02, 5_000) / 20 - draws.binomial(2_000, 0.02, 5_000) / 2_000
         ratios = draws.normal(0.0, 0.3, 5_000)
         samples = [
-            Sample(device_class="rpi5", is_failed=False, measures={"errors": few, "latency": ratio})
+            sample("rpi5", errors=few, latency=ratio)
             for few, ratio in zip(failed.tolist(), ratios.tolist(), strict=True)
         ]
-        assert all(judge_samples(samples[:count], LIMITS).verdict is None for count in (30, 300, 5_000))
+        assert all(
+            judge_samples(samples[:count], LIMITS, ["m"]).verdict is None for count in (30, 300, 5_000)
+        )
 
 
 def test_failures_that_come_before_successes_do_not_stop_a_step() -> None:
@@ -189,26 +203,98 @@ def test_failures_that_come_before_successes_do_not_stop_a_step() -> None:
 
 def test_package_that_is_bad_for_one_class_stops() -> None:
     """Twelve slow ones of 600 are no mean over the fleet."""
-    good = [Sample(device_class="x86-64", is_failed=False, measures={"latency": 0.0})] * 588
-    slow = [Sample(device_class="rpi5", is_failed=False, measures={"latency": 0.7})] * 16
-    verdict = judge_samples([*good, *slow], LIMITS).verdict
+    good, slow = [sample("x86-64", latency=0.0)] * 588, [sample("rpi5", latency=0.7)] * 16
+    verdict = judge_samples([*good, *slow], LIMITS, ["m"]).verdict
     assert verdict is not None and "of class rpi5" in verdict.sentence
 
 
-def figures(p50_ms: float, **others: float) -> ModelFigures:
-    return ModelFigures(model="m", version="1", requests=100, p50_ms=p50_ms, **others)  # type: ignore[arg-type]
+@pytest.mark.parametrize("bad", ["m0", "m11"])
+def test_one_bad_model_of_twelve_stops_the_release_and_is_named(bad: str) -> None:
+    models = [f"m{number}" for number in range(12)]
+    slow = {(model, 0): {"latency": 0.7 if model == bad else 0.0} for model in models}
+    samples = [Sample(device_class="rpi5", is_failed=False, measures=slow)] * 20  # type: ignore[arg-type]
+    verdict = judge_samples(samples, LIMITS, models).verdict
+    assert verdict is not None and verdict.sentence.startswith(f"latency of {bad} is 2.01 times")
+
+
+def test_twelve_noisy_models_stop_no_release() -> None:
+    draws = np.random.default_rng(1)
+    models = [f"m{number}" for number in range(12)]
+    samples = [
+        Sample(
+            device_class="rpi5",
+            is_failed=False,
+            measures={(model, 0): {"latency": draws.normal(0.0, 0.3)} for model in models},
+        )
+        for _ in range(2_000)
+    ]
+    assert all(judge_samples(samples[:count], LIMITS, models).verdict is None for count in (30, 300, 2_000))
+
+
+def test_model_that_gets_slow_later_stops_the_release() -> None:
+    progress = start(100)
+    devices = tuple(list(progress.members)[:30])
+    apply(progress, Decision(action="start", wave=0, sentence="", devices=devices), 0.0)
+    answer(progress, devices, 1.0)
+    assert judge_samples(progress.samples(2.0), LIMITS, ["m"]).verdict is None
+    for device in devices:
+        late = (Reading(model="m", stage=1, measures={"latency": 0.7}),)
+        apply(progress, Answered(device=device, readings=late), 3.0)
+    decision = step(progress, 4.0)
+    assert decision.action == "abort" and "latency is 2.01 times" in decision.sentence
+
+
+def test_device_is_judged_when_all_its_models_have_answered() -> None:
+    classes = {"m": ("rpi5",), "words": ("rpi5",), "jetson-only": ("jetson",)}
+    models = {name: ModelSettings(classes=of) for name, of in classes.items()}
+    progress = start(40, models=models)
+    first, second = step(progress, 0.0).devices
+    answer(progress, (first, second), 1.0)
+    assert step(progress, 2.0).sentence == "0 of 2 devices are judged and 2 are needed"
+    for device in (first, second):
+        words = (Reading(model="words", stage=0, measures={"latency": 0.0}),)
+        apply(progress, Answered(device=device, readings=words), 3.0)
+    assert step(progress, 4.0).action == "start"
+
+
+def sample(device_class: str, **measures: float) -> Sample:
+    return Sample(device_class=device_class, is_failed=False, measures={("m", 0): measures})  # type: ignore[dict-item]
+
+
+def figures(requests: int, latency_ms: float, **others: float) -> ModelFigures:
+    """Return counts of so many calls with this mean latency."""
+    answer_s = requests * latency_ms / 1e3
+    return ModelFigures(model="m", version="1", requests=requests, answer_s=answer_s, **others)  # type: ignore[arg-type]
+
+
+def test_period_has_the_calls_between_two_reports() -> None:
+    """A busy hour before the first one says nothing."""
+    begin = figures(1000, 50.0, energy_mj=8.0, failed=0)
+    end = replace(begin, requests=1300, failed=100, answer_s=begin.answer_s + 2.0, energy_mj=7.0, drift=0.1)
+    assert find_period(begin, end) == Period(
+        requests=300,
+        latency_ms=pytest.approx(10.0),
+        energy_mj=pytest.approx((7.0 * 1300 - 8.0 * 1000) / 300),
+        errors=pytest.approx(1 / 3),
+        drift=0.1,
+    )
+
+
+def test_period_over_a_restart_of_the_service_begins_with_it() -> None:
+    assert find_period(figures(1000, 50.0), figures(10, 5.0)).latency_ms == pytest.approx(5.0)
+
+
+def test_period_without_calls_says_nothing() -> None:
+    report = figures(1000, 50.0, energy_mj=8.0)
+    assert find_period(report, report) == Period()
+    assert find_period(None, ModelFigures(model="m", version="1")) == Period()
 
 
 def test_busy_evening_speaks_not_against_a_release() -> None:
-    controls = [(figures(10.0), figures(20.0))] * 5
-    assert measure(figures(30.0), figures(60.0), controls)["latency"] == pytest.approx(0.0)
-    assert measure(figures(30.0), figures(60.0), controls[:4])["latency"] == pytest.approx(0.693, abs=1e-3)
-
-
-def test_new_model_without_an_old_one_has_only_its_agreement() -> None:
-    assert measure(None, figures(10.0, agreement=0.9, compared=50), []) == {
-        "disagreement": pytest.approx(0.1)
-    }
+    controls = [(Period(latency_ms=10.0), Period(latency_ms=20.0))] * 5
+    before, after = Period(latency_ms=30.0), Period(latency_ms=60.0)
+    assert measure(before, after, controls)["latency"] == pytest.approx(0.0)
+    assert measure(before, after, controls[:4])["latency"] == pytest.approx(0.693, abs=1e-3)
 
 
 def test_abort_takes_back_every_device_that_was_offered_the_release() -> None:
@@ -368,8 +454,8 @@ def test_bad_release_on_the_only_canary_never_reaches_the_second_device(
 def test_slow_canary_of_two_devices_is_shown_to_a_person_before_the_second() -> None:
     progress = start(2, waves=(1, 2), minimum=1)
     (canary,) = step(progress, 0.0).devices
-    slow = {"latency": math.log(2.0)}
-    apply(progress, Answered(device=canary, outcome="succeeded", measures=slow), 1.0)
+    slow = (Reading(model="m", stage=0, measures={"latency": math.log(2.0)}),)
+    apply(progress, Answered(device=canary, outcome="succeeded", readings=slow), 1.0)
     paused = step(progress, 2.0)
     assert paused.action == "pause" and "latency is 2.00 times the old version's" in paused.sentence
     apply(progress, Ordered(order="resume", who="anna"), 3.0)

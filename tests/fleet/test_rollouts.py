@@ -1,6 +1,7 @@
 """Rollouts over the store: what devices are told, what a plan says, and that a killed manager goes on."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from edgekit_fleet.identity import enrolment
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.operations import devices, rollouts
 from edgekit_fleet.operations.rollouts import RolloutRequest
-from edgekit_fleet.rollouts import runner
+from edgekit_fleet.rollouts import observations, runner
 from edgekit_fleet.rollouts.progress import Answered
 from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
 from edgekit_fleet.rollouts.selector import parse_selector
@@ -26,7 +27,6 @@ from edgekit_fleet.store.tables import (
     DeviceRow,
     ExecutionRow,
     FigureRow,
-    MemberRow,
     ReleasePackageRow,
     ReleaseRow,
     RolloutRow,
@@ -107,11 +107,15 @@ class Fleet:
                     row.state = answer(row)
                     row.changed_at = row.ended_at = self.now
                     self.answered.add(row.device)
-                    if figures is not None and row.state == "succeeded" and row.version == figures.version:
+                    if (
+                        figures is not None
+                        and row.state == "succeeded"
+                        and (row.model, row.version) == (figures.model, figures.version)
+                    ):
                         session.merge(
                             FigureRow(
                                 device=row.device,
-                                model="digits",
+                                model=row.model,
                                 version=row.version,
                                 hour=int(self.now // 3600),
                                 figures=to_plain(figures),
@@ -268,13 +272,13 @@ def test_figures_of_the_version_before_are_read_once_a_device(
     old = ModelFigures(model="digits", version="1", requests=50, looked_at=50, not_finite=2)
     add_figures(store, 20, 1, old)
     reads: list[str] = []
-    read = runner._count_before
+    read = observations._count_before
 
     def count(session: Session, row: FigureRow) -> tuple[int, int]:
         reads.append(row.device)
         return read(session, row)
 
-    monkeypatch.setattr(runner, "_count_before", count)
+    monkeypatch.setattr(observations, "_count_before", count)
     fleet = start(store, options={"soak_s": 3600.0})
     for _ in range(3):
         fleet.run(succeed, turns=1, figures=replace(old, version="2"))
@@ -590,32 +594,129 @@ def test_rollout_whose_selector_is_no_longer_allowed_keeps_its_cohort(store: Sto
     assert len(fleet.wanted()) == 10
 
 
-def test_latency_is_compared_with_devices_that_still_run_the_old_version(store: Store) -> None:
-    """All devices are twice as slow in the new hour: the release is not the reason."""
-    add_devices(store, 100)
-    add_release(store)
-    fleet = start(store)
+def add_reports(
+    store: Store, hours: dict[float, tuple[int, float]], *, but: Collection[str] = (), model: str = "digits"
+) -> None:
+    """Add what all but some of 100 devices report of version 1: hours from now -> calls, their seconds."""
     with store.transaction() as session:
-        for number in range(100):
-            for hours, p50_ms in ((-2, 10.0), (-1, 10.0), (1, 20.0), (2, 20.0)):
-                at = NOW + hours * 3600
-                figures = ModelFigures(model="digits", version="1", requests=100, p50_ms=p50_ms)
-                session.add(
+        for name in {f"d{number:03}" for number in range(100)}.difference(but):
+            for hour, (requests, answer_s) in hours.items():
+                at = NOW + hour * 3600
+                figures = ModelFigures(model=model, version="1", requests=requests, answer_s=answer_s)
+                session.merge(
                     FigureRow(
-                        device=f"d{number:03}",
-                        model="digits",
+                        device=name,
+                        model=model,
                         version="1",
                         hour=int(at // 3600),
                         figures=to_plain(figures),
                         reported_at=at,
                     )
                 )
-    slow = ModelFigures(model="digits", version="2", requests=100, p50_ms=20.0)
-    fleet.run(succeed, turns=3, figures=slow)
-    assert fleet.row().state == "running" and len(fleet.wanted()) > 10
+
+
+def read_latencies(store: Store, rollout: str) -> list[float]:
     with store.transaction() as session:
-        members = session.scalars(select(MemberRow).where(MemberRow.state == "succeeded")).all()
-    assert len(members) >= 10
+        logged = [one for _, _, one in read_entries(session, rollout) if isinstance(one, Answered)]
+    return [reading.measures["latency"] for one in logged for reading in one.readings]
+
+
+def test_latency_is_compared_with_devices_that_still_run_the_old_version(store: Store) -> None:
+    """All devices are twice as slow from the start of the rollout on: the release is not the reason."""
+    add_devices(store, 100)
+    add_release(store)
+    fleet = start(store, minimum=30)
+    slow = ModelFigures(model="digits", version="2", requests=100, answer_s=2.0)
+    fleet.run(succeed, turns=1, figures=slow)
+    add_reports(store, {-3: (1000, 10.0), -0.5: (1100, 11.0)})
+    add_reports(store, {0.1: (1200, 13.0)}, but=fleet.wanted())
+    fleet.run(succeed, turns=1, figures=slow)
+    assert read_latencies(store, fleet.name) == pytest.approx([0.0] * 30, abs=1e-9)
+    assert fleet.row().state == "running" and len(fleet.wanted()) > 30
+
+
+@pytest.mark.parametrize("busy_s", [1.0, 500.0])
+def test_busy_hours_before_speak_neither_for_a_release_nor_against_it(store: Store, busy_s: float) -> None:
+    """Twice the latency counts as such, whatever the old version counted on either side the day before."""
+    add_devices(store, 100)
+    add_release(store)
+    fleet = start(store, minimum=30)
+    add_reports(store, {-20: (1000, busy_s), -0.5: (2000, busy_s + 10.0), 0.05: (3000, busy_s + 20.0)})
+    slow = ModelFigures(model="digits", version="2", requests=100, answer_s=2.0)
+    assert fleet.run(succeed, figures=slow) == "aborted"
+    assert read_latencies(store, fleet.name) == pytest.approx([math.log(2.0)] * 30)
+
+
+def test_model_that_the_device_ran_already_is_not_judged(store: Store) -> None:
+    add_devices(store, 100)
+    add_release(store)
+    add_model(store, "words")
+    with store.transaction() as session:
+        for row in session.scalars(select(DeviceRow)):
+            ran = {"model": "words", "version": "2", "manifest_sha256": f"words-2-{row.target}"}
+            row.reported = {"models": [*row.reported["models"], ran]}
+    fleet = start(store)
+    add_reports(store, {-2: (1000, 10.0), -1: (2000, 20.0)}, model="words")
+    slow = ModelFigures(model="words", version="2", requests=100, answer_s=9.0)
+    assert fleet.run(succeed, figures=slow) == "succeeded"
+    assert read_latencies(store, fleet.name) == []
+
+
+def test_second_model_that_is_slow_stops_the_rollout(store: Store) -> None:
+    add_devices(store, 100)
+    add_release(store)
+    add_model(store, "words")
+    fleet = start(store, minimum=30)
+    for model in ("digits", "words"):
+        add_reports(store, {-2: (1000, 10.0), -1: (2000, 20.0), 1: (3000, 30.0)}, model=model)
+    good = ModelFigures(model="digits", version="2", requests=100, answer_s=1.0)
+    fleet.run(succeed, turns=2, figures=good)
+    with store.transaction() as session:  # words follows later
+        for device in session.scalars(select(FigureRow.device).where(FigureRow.version == "2")).all():
+            slow = ModelFigures(model="words", version="2", requests=100, answer_s=2.0)
+            session.add(
+                FigureRow(
+                    device=device,
+                    model="words",
+                    version="2",
+                    hour=int(fleet.now // 3600),
+                    figures=to_plain(slow),
+                    reported_at=fleet.now,
+                )
+            )
+    assert fleet.run(succeed, figures=good) == "aborted"
+    assert "latency of words is 2.00 times the old version's" in fleet.row().because
+    assert rollouts.replay_rollout(store, fleet.name) == []
+
+
+def test_figures_that_get_worse_later_stop_the_rollout(store: Store) -> None:
+    add_devices(store, 100)
+    add_release(store)
+    fleet = start(store, minimum=30)
+    add_reports(store, {-2: (1000, 10.0), -1: (2000, 20.0), 1: (3000, 30.0)})
+    good = ModelFigures(model="digits", version="2", requests=100, answer_s=1.0)
+    fleet.run(succeed, turns=2, figures=good)
+    with store.transaction() as session:
+        for row in session.scalars(select(FigureRow).where(FigureRow.version == "2")):
+            row.figures = to_plain(replace(good, requests=1000, answer_s=20.0))
+            row.reported_at = fleet.now
+    assert fleet.run(succeed, figures=good) == "aborted"
+    assert rollouts.replay_rollout(store, fleet.name) == []
+
+
+def test_models_of_a_release_have_their_own_order_and_priority(store: Store) -> None:
+    add_devices(store, 4)
+    add_release(store)
+    add_model(store, "words")
+    wanted = {"order": "old-first", "orders": {"words": "unloaded"}, "priorities": {"words": 3}}
+    fleet = start(store, waves="100%", minimum=4, **wanted)
+    fleet.run(lambda row: "waiting", turns=1)
+    with store.transaction() as session:
+        documents = [row.document for row in session.scalars(select(WantedModelRow))]
+    found = {(one["model"], one["order"], one["priority"]) for one in documents}
+    assert found == {("digits", "old-first", 0), ("words", "unloaded", 3)}
+    with pytest.raises(FleetError, match="release 'r' has no model 'word', it has: digits, words"):
+        start(store, orders={"word": "unloaded"})
 
 
 def test_figures_that_no_device_can_have_do_not_stop_the_manager(store: Store) -> None:
@@ -623,7 +724,7 @@ def test_figures_that_no_device_can_have_do_not_stop_the_manager(store: Store) -
     add_release(store)
     fleet = start(store)
     with store.transaction() as session:
-        tiny = ModelFigures(model="digits", version="1", requests=100, p50_ms=5e-324, energy_mj=1e-300)
+        tiny = ModelFigures(model="digits", version="1", requests=100, answer_s=5e-320, energy_mj=1e-300)
         session.add_all(
             FigureRow(
                 device=f"d{number:03}",
@@ -636,13 +737,18 @@ def test_figures_that_no_device_can_have_do_not_stop_the_manager(store: Store) -
             for number in range(20)
         )
     huge = ModelFigures(
-        model="digits", version="2", requests=100, p50_ms=1e9, energy_mj=2e9, agreement=2e9, compared=9
+        model="digits", version="2", requests=100, answer_s=1e9, energy_mj=2e9, agreement=2e9, compared=9
     )
     fleet.run(succeed, turns=4, figures=huge)
     with store.transaction() as session:
         logged = read_entries(session, fleet.name)
-    measured = [one.measures for _, _, one in logged if isinstance(one, Answered) and one.measures]
-    assert measured[0] == {"latency": 20.0, "energy": 20.0, "disagreement": 0.0, "errors": 0.0}
+    measured = [one.readings[0] for _, _, one in logged if isinstance(one, Answered) and one.readings]
+    assert measured[0].stage == 0 and measured[0].measures == {
+        "latency": 20.0,
+        "energy": 20.0,
+        "disagreement": 0.0,
+        "errors": 0.0,
+    }
 
 
 def test_device_that_fails_twice_by_the_network_is_tried_a_third_time(store: Store) -> None:

@@ -11,7 +11,14 @@ from sqlalchemy.orm import Session
 
 from edgekit_fleet.operations.names import check_name
 from edgekit_fleet.rollouts.preview import PackageView, Planned, Refused, preview
-from edgekit_fleet.rollouts.progress import Order, Ordered, RolloutSettings, Started
+from edgekit_fleet.rollouts.progress import (
+    LoadOrder,
+    ModelSettings,
+    Order,
+    Ordered,
+    RolloutSettings,
+    Started,
+)
 from edgekit_fleet.rollouts.replay import Difference, replay
 from edgekit_fleet.rollouts.runner import OPEN_STATES, log_entries, read_entries
 from edgekit_fleet.rollouts.selector import parse_selector
@@ -84,6 +91,8 @@ class RolloutRequest:
         waves: as for `waves.plan_waves`.
         minimum: devices of the first step, or None for the default of the number of devices.
         options: further fields of `RolloutSettings`, such as `approval`, `trial`, `window`, `limits`.
+        order, priority: of all models, see `ModelSettings`.
+        orders, priorities: model -> another one for that model.
         name: of the rollout; the release and a number by default.
     """
 
@@ -92,6 +101,10 @@ class RolloutRequest:
     waves: str = DEFAULT_WAVES
     minimum: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    order: LoadOrder = "new-first"
+    priority: int = 0
+    orders: Mapping[str, LoadOrder] = field(default_factory=dict)
+    priorities: Mapping[str, int] = field(default_factory=dict)
     name: str = ""
 
 
@@ -233,7 +246,9 @@ def _make_settings(request: RolloutRequest, packages: Sequence[PackageView], dev
     minimum = min(request.minimum or default_minimum(devices), devices)
     waves = plan_waves(request.waves, devices, minimum)
     limits = {**_find_limits(packages), **request.options.get("limits", {})}
-    plain = {"waves": list(waves), "minimum": minimum, **request.options, "limits": limits}
+    models = {name: to_plain(one) for name, one in _make_models(request, packages).items()}
+    own = {"waves": list(waves), "minimum": minimum, "models": models}
+    plain = {**own, **request.options, "limits": limits}
     if plain.get("window") and not is_window(plain["window"]):
         raise FleetError(f"window {str(plain['window'])[:40]!r} is not of the form 01:00-04:00")
     if plain.get("window"):  # a device may answer a day later and is not offline
@@ -242,6 +257,24 @@ def _make_settings(request: RolloutRequest, packages: Sequence[PackageView], dev
     elif spread_s := plain.get("spread_s", 0.0):
         plain.setdefault("patience_s", 3600.0 + spread_s)
     return from_plain(RolloutSettings, plain, "rollout", FleetError)
+
+
+def _make_models(request: RolloutRequest, packages: Sequence[PackageView]) -> dict[str, ModelSettings]:
+    classes: dict[str, list[str]] = {}
+    for package in packages:
+        classes.setdefault(package.model, []).append(package.target)
+    unknown = sorted((request.orders.keys() | request.priorities.keys()) - classes.keys())
+    if unknown:
+        known = ", ".join(sorted(classes))
+        raise FleetError(f"release '{request.release}' has no model '{unknown[0][:80]}', it has: {known}")
+    return {
+        model: ModelSettings(
+            classes=tuple(sorted(targets)),
+            order=request.orders.get(model, request.order),
+            priority=request.priorities.get(model, request.priority),
+        )
+        for model, targets in sorted(classes.items())
+    }
 
 
 def _find_limits(packages: Sequence[PackageView]) -> dict[str, float]:

@@ -44,7 +44,8 @@ def decide(progress: Progress, now: float) -> Decision | None:
         return _abort(progress, f"{progress.wants_abort} aborted the rollout", {})
     if progress.state == "succeeded":
         return None
-    judgement = judge_samples(progress.samples(now), progress.settings.limits)
+    models = sorted(progress.settings.models)
+    judgement = judge_samples(progress.samples(now), progress.settings.limits, models)
     if (verdict := judgement.verdict) is not None:
         figures = {**verdict.figures, "exposed": progress.started, "devices": len(progress.members)}
         return _abort(progress, verdict.sentence, figures)
@@ -57,15 +58,17 @@ def decide(progress: Progress, now: float) -> Decision | None:
 def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
     """Return whether a device has shown all that it will show.
 
-    It failed or was refused; or it has answered enough calls; or it has had the release for the time of the
-    soak, with few calls or none.
+    It failed or was refused; or each of its models has answered enough calls; or it has had the release for
+    the time of the soak, with few calls or none.
     """
     if member.state in ("pending", "started"):
         return False
-    if member.state != "succeeded" or (
-        member.sample is not None and (member.sample.measures or member.sample.fault)
-    ):
+    if member.state != "succeeded" or (member.sample is not None and member.sample.fault):
         return True
+    if member.sample is not None and member.sample.measures:
+        models = [name for name, one in settings.models.items() if member.device_class in one.classes]
+        if all((model, 0) in member.sample.measures for model in models):
+            return True
     return now - member.answered_at >= settings.soak_s
 
 

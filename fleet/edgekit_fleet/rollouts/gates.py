@@ -7,13 +7,18 @@ every answer, so that a bad release stops at the first few devices: 30 failures 
 `GateLimits.alpha`.
 
 Latency, energy, errors and drift are differences: after minus before on the device itself, less the same
-difference on devices of its class that still run the old version, in the same hours. So neither a slow device
-nor a busy evening speaks against a release.
+difference on devices of its class that still run the old version, in the same periods. So neither a slow
+device nor a busy evening speaks against a release.
+
+Each model of a release has tests of its own, and so has each stage of its figures: after 20 calls on a
+device, 200, 2,000 and 20,000. Within a test a device says one thing once, as the bound on wrong stops
+demands; what shows only after hours is seen in a later stage.
 """
 
+import bisect
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -21,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_fleet.rollouts.betting import log_capital
-from edgekit_runtime.agent.documents import ModelFigures
+from edgekit_fleet.rollouts.periods import Period
 
 Measure: TypeAlias = Literal["latency", "energy", "errors", "disagreement", "drift"]
 GateName: TypeAlias = Measure | Literal["install", "fault"]
@@ -39,6 +44,8 @@ _FEW: Final = 5
 """With fewer devices no test can decide; then a mean of more than twice its limit is a doubt for a person."""
 _DOUBT: Final = 0.5
 _TESTS: Final = 7  # the measures, failed installs, faults
+_STAGE_SHARES: Final = (0.5, 0.25, 0.125, 0.125)  # of the alpha of a measure
+_STAGE_FACTOR: Final = 10  # calls of a stage over those of the one before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +59,8 @@ class GateLimits:
         max_extra_errors: mean over devices of the share of calls that failed, new less old.
         min_agreement: mean over devices of the agreement with the old version on the same inputs.
         max_drift: mean over devices of the population stability index, new less old.
-        min_requests: calls that a device must have answered before it counts for latency and the like.
+        min_requests: calls that a device must have answered before it counts for latency and the like; each
+            later stage needs ten times as many.
         alpha: chance that a release which keeps all limits is stopped.
     """
 
@@ -87,13 +95,13 @@ class Sample:
         is_failed: whether the installation failed; None where it was refused beforehand. While it is under
             way it counts as one that succeeds: failures answer before successes do.
         fault: what went wrong after it.
-        measures: see `measure`; empty until the device has answered enough calls.
+        measures: (model, stage) -> see `measure`; without those for which it has not answered enough calls.
     """
 
     device_class: str
     is_failed: bool | None = None
     fault: Fault = ""
-    measures: Mapping[Measure, float] = field(default_factory=dict)
+    measures: Mapping[tuple[str, int], Mapping[Measure, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,43 +119,45 @@ class Verdict:
     figures: Mapping[str, float]
 
 
+def find_stage(requests: int, limits: GateLimits) -> int:
+    """Return the last stage that a model has reached by its calls on a device, from 0; -1 before it."""
+    needed = [limits.min_requests * _STAGE_FACTOR**stage for stage in range(len(_STAGE_SHARES))]
+    return bisect.bisect_right(needed, requests) - 1
+
+
 def measure(
-    before: ModelFigures | None,
-    after: ModelFigures,
-    controls: Sequence[tuple[ModelFigures, ModelFigures]],
+    before: Period | None, after: Period, controls: Sequence[tuple[Period, Period]]
 ) -> dict[Measure, float]:
     """Return what changed on a device with the new version, less what changed on those without it.
 
     Args:
         before: the old version's figures on this device, or None if there was none.
         after: the new version's.
-        controls: (then, now) of devices of the same class that still run the old version; with fewer than 5
-            nothing is subtracted.
+        controls: (then, now) of devices of the same class that still run the old version, of the same periods
+            as `before` and `after`; with fewer than 5 nothing is subtracted.
 
     Returns:
-        `latency` and `energy` as logarithms of ratios, `errors` and `drift` as differences, `disagreement`
-        as a share; without what is not known.
+        `latency` and `energy` as logarithms of ratios, `errors` and `drift` as differences; without what is
+        not known.
     """
-    found: dict[Measure, float] = {}
-    if after.agreement is not None and after.compared:
-        found["disagreement"] = max(1.0 - after.agreement, 0.0)
     if before is None:
-        return found
-    shifts = [_difference(*pair) for pair in controls] if len(controls) >= _LEAST_CONTROLS else []
+        return {}
+    found: dict[Measure, float] = {}
+    shifts = [_difference(*pair) for pair in controls]
     for name, change in _difference(before, after).items():
         known = [shift[name] for shift in shifts if name in shift]
-        found[name] = change - (statistics.median(known) if known else 0.0)
+        found[name] = change - (statistics.median(known) if len(known) >= _LEAST_CONTROLS else 0.0)
     return found
 
 
-def _difference(before: ModelFigures, after: ModelFigures) -> dict[Measure, float]:
+def _difference(before: Period, after: Period) -> dict[Measure, float]:
     found: dict[Measure, float] = {}
-    if before.p50_ms and after.p50_ms:
-        found["latency"] = _log_ratio(before.p50_ms, after.p50_ms)
-    if before.energy_mj and after.energy_mj:
+    if before.latency_ms is not None and after.latency_ms is not None:
+        found["latency"] = _log_ratio(before.latency_ms, after.latency_ms)
+    if before.energy_mj is not None and after.energy_mj is not None:
         found["energy"] = _log_ratio(before.energy_mj, after.energy_mj)
-    if before.requests and after.requests:
-        found["errors"] = after.failed / after.requests - before.failed / before.requests
+    if before.errors is not None and after.errors is not None:
+        found["errors"] = after.errors - before.errors
     if before.drift is not None and after.drift is not None:
         found["drift"] = after.drift - before.drift
     return found
@@ -181,33 +191,28 @@ class Gate:
     Attributes:
         name: `install`, `fault`, or a measure.
         limit: of the mean, in the unit of `measure`; a share of devices for `install` and `fault`.
+        alpha: its share of the chance of a wrong stop.
         most: the largest value that counts.
         least: the smallest one, 0 or less: a device that is better than before counts at most so.
+        model, stage: of a measure, see `Sample.measures`.
+        of_model: empty if the release has one model, else ` of MODEL`.
     """
 
     name: GateName
     limit: float
+    alpha: float
     most: float = 1.0
     least: float = 0.0
+    model: str = ""
+    stage: int = 0
+    of_model: str = ""
 
     def scale(self, values: NDArray[np.float64] | float) -> NDArray[np.float64]:
         """Return values as shares of the way from `least` to `most`, within 0..1."""
         return np.clip((np.asarray(values) - self.least) / (self.most - self.least), 0.0, 1.0)
 
-    def read(self, samples: Iterable[Sample]) -> NDArray[np.float64]:
-        """Return what the devices that have answered show, in their order."""
-        values = self.read_known(samples)
-        return values[~np.isnan(values)]
 
-    def read_known(self, samples: Iterable[Sample]) -> NDArray[np.float64]:
-        """Return what each device shows, NaN for one that has not answered."""
-        if self.name == "install":
-            shown = [math.nan if one.is_failed is None else one.is_failed for one in samples]
-        elif self.name == "fault":
-            shown = [math.nan if one.is_failed is None else one.fault != "" for one in samples]
-        else:
-            shown = [one.measures.get(self.name, math.nan) for one in samples]
-        return np.array(shown, np.float64)
+_NOTHING: Final[Mapping[Measure, float]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,75 +221,138 @@ class SampleGroup:
 
     Attributes:
         where: empty for all, else ` of class NAME`.
-        samples: of the devices.
-        needed: evidence that stops the rollout, the logarithm of a capital; see `betting`.
+        members: of all samples, which are in it: bool [number of samples].
+        alpha: its share of the chance of a wrong stop.
     """
 
     where: str
-    samples: Sequence[Sample]
-    needed: float
+    members: NDArray[np.bool_]
+    alpha: float
+
+    def choose(self, known: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what its devices show that have answered, of what all show (`read_gates`)."""
+        values = known[self.members]
+        return values[~np.isnan(values)]
 
 
-def list_groups(samples: Iterable[Sample], limits: GateLimits) -> list[SampleGroup]:
+def list_groups(samples: Sequence[Sample]) -> list[SampleGroup]:
     """Return all devices, and those of each class where there are several."""
-    everywhere = list(samples)
-    of_class: dict[str, list[Sample]] = {}
-    for sample in everywhere:
-        of_class.setdefault(sample.device_class, []).append(sample)
+    classes = np.array([sample.device_class for sample in samples])
+    names = sorted(set(classes.tolist()))
+    everywhere = np.ones(len(samples), np.bool_)
+    if len(names) < 2:
+        return [SampleGroup("", everywhere, 1.0)]
     # Half of alpha for the whole fleet, half for all its classes together: a package that is bad for one
     # class of many must not hide among the good ones.
-    share = 0.5 if len(of_class) > 1 else 1.0
-    groups = [SampleGroup("", everywhere, math.log(_TESTS / (limits.alpha * share)))]
-    if len(of_class) > 1:
-        needed = math.log(_TESTS / (limits.alpha * share / len(of_class)))
-        groups += [SampleGroup(f" of class {name}", of_class[name], needed) for name in sorted(of_class)]
-    return groups
+    groups = [SampleGroup("", everywhere, 0.5)]
+    return groups + [SampleGroup(f" of class {name}", classes == name, 0.5 / len(names)) for name in names]
 
 
-def list_gates(limits: GateLimits) -> list[Gate]:
-    """Return the tests of a release, without those whose limits are off."""
-    gates = [Gate("install", limits.max_failed_share), Gate("fault", limits.max_faulty_share)]
-    ratios = math.log(_LARGEST_RATIO), -math.log(_BEST_RATIO)
-    if limits.max_latency_ratio < _LARGEST_RATIO:
-        gates.append(Gate("latency", math.log(limits.max_latency_ratio), *ratios))
-    if limits.max_energy_ratio < _LARGEST_RATIO:
-        gates.append(Gate("energy", math.log(limits.max_energy_ratio), *ratios))
-    if limits.max_extra_errors < 1:
-        gates.append(Gate("errors", limits.max_extra_errors, 1.0, -_FEWEST_ERRORS))
-    if limits.min_agreement > 0:
-        gates.append(Gate("disagreement", 1.0 - limits.min_agreement))
-    if limits.max_drift < _LARGEST_DRIFT:
-        gates.append(Gate("drift", limits.max_drift, _LARGEST_DRIFT, -_LEAST_DRIFT))
+def list_gates(limits: GateLimits, models: Sequence[str]) -> list[Gate]:
+    """Return the tests of a release, without those whose limits are off.
+
+    Args:
+        limits: of the release.
+        models: that it changes.
+    """
+    share = limits.alpha / _TESTS
+    gates = [
+        Gate("install", limits.max_failed_share, share),
+        Gate("fault", limits.max_faulty_share, share),
+    ]
+    for stage, stage_share in enumerate(_STAGE_SHARES):
+        for model in models:
+            of_model = f" of {model}" if len(models) > 1 else ""
+            alpha = share / len(models) * stage_share
+            gates += [
+                Gate(name, limit, alpha, most, least, model, stage, of_model)
+                for name, limit, most, least in _list_measured(limits)
+            ]
     return gates
 
 
-def judge_samples(samples: Iterable[Sample], limits: GateLimits) -> Judgement:
+def _list_measured(limits: GateLimits) -> list[tuple[Measure, float, float, float]]:
+    """Return (measure, limit, most, least) of those whose limits are on."""
+    most, least = math.log(_LARGEST_RATIO), -math.log(_BEST_RATIO)
+    found: list[tuple[Measure, float, float, float]] = []
+    if limits.max_latency_ratio < _LARGEST_RATIO:
+        found.append(("latency", math.log(limits.max_latency_ratio), most, least))
+    if limits.max_energy_ratio < _LARGEST_RATIO:
+        found.append(("energy", math.log(limits.max_energy_ratio), most, least))
+    if limits.max_extra_errors < 1:
+        found.append(("errors", limits.max_extra_errors, 1.0, -_FEWEST_ERRORS))
+    if limits.min_agreement > 0:
+        found.append(("disagreement", 1.0 - limits.min_agreement, 1.0, 0.0))
+    if limits.max_drift < _LARGEST_DRIFT:
+        found.append(("drift", limits.max_drift, _LARGEST_DRIFT, -_LEAST_DRIFT))
+    return found
+
+
+def read_gates(
+    samples: Sequence[Sample], gates: Iterable[Gate]
+) -> Iterator[tuple[Gate, NDArray[np.float64]]]:
+    """Yield each gate for which there are answers, with what each device shows, NaN for one without.
+
+    Args:
+        samples: of the devices.
+        gates: measures of the same model and stage stand together.
+    """
+    place, at_place, is_known = ("", -1), [_NOTHING], False
+    for gate in gates:
+        if gate.name == "install":
+            shown = [math.nan if one.is_failed is None else one.is_failed for one in samples]
+        elif gate.name == "fault":
+            shown = [math.nan if one.is_failed is None else one.fault != "" for one in samples]
+        else:
+            if place != (gate.model, gate.stage):
+                place = gate.model, gate.stage
+                at_place = [one.measures.get(place, _NOTHING) for one in samples]
+                is_known = any(at_place)
+            if not is_known:
+                continue
+            shown = [each.get(gate.name, math.nan) for each in at_place]
+        yield gate, np.array(shown, np.float64)
+
+
+def judge_samples(samples: Iterable[Sample], limits: GateLimits, models: Sequence[str]) -> Judgement:
     """Return what the samples say about a release.
 
     Args:
         samples: of all devices that have answered, in any order.
         limits: of the release.
+        models: that it changes.
     """
+    everyone = list(samples)
+    groups = list_groups(everyone)
     leaning, suspicion = 0.0, ""
-    for group in list_groups(samples, limits):
-        for gate in list_gates(limits):
-            values = gate.read(group.samples)
-            evidence = weigh(gate, values)
-            if evidence >= group.needed:
+    for gate, known in read_gates(everyone, list_gates(limits, models)):
+        if not (known > 0).any():
+            continue
+        for group in groups:
+            values = group.choose(known)
+            share = weigh(gate, group, values)
+            if share >= 1.0:
                 verdict = describe(gate, values, group.where)
                 return Judgement(verdict=verdict, leaning=1.0, suspicion=verdict.sentence)
-            leans = evidence / group.needed
-            if not group.where and 0 < len(values) < _FEW and values.mean() > 2 * gate.limit:
-                leans = max(leans, _DOUBT)
-            if leans > leaning:
-                leaning = leans
-                suspicion = describe(gate, values, group.where).sentence
+            is_first = gate.stage == 0 and not group.where
+            if is_first and 0 < len(values) < _FEW and values.mean() > 2 * gate.limit:
+                share = max(share, _DOUBT)
+            if share > leaning:
+                leaning, suspicion = share, describe(gate, values, group.where).sentence
     return Judgement(verdict=None, leaning=leaning, suspicion=suspicion)
 
 
-def weigh(gate: Gate, values: NDArray[np.float64]) -> float:
-    """Return the evidence that a gate has against the release."""
-    return log_capital(gate.scale(values), float(gate.scale(gate.limit))) if (values > 0).any() else 0.0
+def find_needed(gate: Gate, group: SampleGroup) -> float:
+    """Return the evidence that stops the rollout, the logarithm of a capital; see `betting`."""
+    return -math.log(gate.alpha * group.alpha)
+
+
+def weigh(gate: Gate, group: SampleGroup, values: NDArray[np.float64]) -> float:
+    """Return how far the evidence of a gate has come towards a stop, which is at 1; 0 if it has not begun."""
+    scaled, limit = gate.scale(values), float(gate.scale(gate.limit))
+    if not len(values) or scaled.mean() <= limit:  # then no bet has won anything
+        return 0.0
+    return max(log_capital(scaled, limit) / find_needed(gate, group), 0.0)
 
 
 def describe(gate: Gate, values: NDArray[np.float64], where: str) -> Verdict:
@@ -292,11 +360,11 @@ def describe(gate: Gate, values: NDArray[np.float64], where: str) -> Verdict:
 
     Args:
         gate: which.
-        values: what `Gate.read` returns, at least one.
+        values: what `SampleGroup.choose` returns, at least one.
         where: see `SampleGroup`.
     """
     if gate.name != "install" and gate.name != "fault":
-        return _describe_mean(gate.name, values.tolist(), gate.limit, where)
+        return _describe_mean(gate, gate.name, values.tolist(), where)
     count, answered = int(values.sum()), len(values)
     what = "failed to install it" if gate.name == "install" else "crash with it, answer NaN or fell back"
     text = f"{count} of {answered} devices{where} that began {what}, expected at most {gate.limit:.0%}"
@@ -304,16 +372,20 @@ def describe(gate: Gate, values: NDArray[np.float64], where: str) -> Verdict:
     return Verdict(gate=gate.name, sentence=text, figures=figures)
 
 
-def _describe_mean(name: Measure, values: Sequence[float], limit: float, where: str) -> Verdict:
-    mean = statistics.fmean(values)
+def _describe_mean(gate: Gate, name: Measure, values: Sequence[float], where: str) -> Verdict:
+    mean, limit, model = statistics.fmean(values), gate.limit, gate.of_model
     on = f"on {len(values)} devices{where}"
     if name in ("latency", "energy"):
         ratio, most = math.exp(mean), math.exp(limit)
-        text = f"{name} is {ratio:.2f} times the old version's {on}, expected at most {most:.2f}"
+        text = f"{name}{model} is {ratio:.2f} times the old version's {on}, expected at most {most:.2f}"
     elif name == "disagreement":
-        text = f"agreement with the old version is {1 - mean:.3f} {on}, expected at least {1 - limit:.3f}"
+        text = (
+            f"agreement{model} with the old version is {1 - mean:.3f} {on}, expected at least {1 - limit:.3f}"
+        )
     elif name == "errors":
-        text = f"{mean:.1%} more calls fail than with the old version {on}, expected at most {limit:.1%}"
+        text = (
+            f"{mean:.1%} more calls{model} fail than with the old version {on}, expected at most {limit:.1%}"
+        )
     else:
-        text = f"drift is {mean:.2f} above the old version's {on}, expected at most {limit:.2f}"
+        text = f"drift{model} is {mean:.2f} above the old version's {on}, expected at most {limit:.2f}"
     return Verdict(gate=name, sentence=text, figures={"mean": mean, "devices": len(values), "limit": limit})

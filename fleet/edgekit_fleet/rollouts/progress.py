@@ -18,6 +18,21 @@ Outcome: TypeAlias = Literal["succeeded", "failed", "refused", "superseded"]
 Approval: TypeAlias = Literal["none", "first", "each"]
 Action: TypeAlias = Literal["start", "retry", "wait", "ask", "pause", "succeed", "abort", "return"]
 Order: TypeAlias = Literal["approve", "pause", "resume", "abort"]
+LoadOrder: TypeAlias = Literal["new-first", "old-first", "unloaded"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """How a rollout changes one model of its release.
+
+    Attributes:
+        classes: of the devices for which the release holds it.
+        order, priority: see `DesiredModel`.
+    """
+
+    classes: tuple[str, ...]
+    order: LoadOrder = "new-first"
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +53,8 @@ class RolloutSettings:
         approval: before which waves somebody must approve.
         is_dynamic: whether devices that match the selector later join at the end.
         window: local time of day in which devices switch, or None.
-        trial, order, priority: see `DesiredModel`.
+        trial: see `DesiredModel`.
+        models: of the release, by their names.
     """
 
     waves: tuple[int, ...]
@@ -53,8 +69,7 @@ class RolloutSettings:
     is_dynamic: bool = False
     window: str | None = None
     trial: Literal["none", "shadow", "canary"] = "none"
-    order: Literal["new-first", "old-first", "unloaded"] = "new-first"
-    priority: int = 0
+    models: Mapping[str, ModelSettings] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,22 +96,38 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What the figures of one model on a device say.
+
+    Attributes:
+        model: its name.
+        stage: that its calls have reached, see `gates.find_stage`; it counts for earlier ones without a
+            reading, too.
+        measures: see `gates.measure`.
+    """
+
+    model: str
+    stage: int
+    measures: Mapping[Measure, Annotated[float, _FIGURE]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
     """A device answered.
 
     Attributes:
         device: which.
-        outcome: of its execution, or None where only `fault` or `measures` are new.
+        outcome: of its execution, or None where only `fault` or `readings` are new.
         code: of the execution, such as `self-test`.
         fault: that the new version has shown.
-        measures: see `gates.measure`.
+        readings: of its models.
     """
 
     device: str
     outcome: Outcome | None = None
     code: str = ""
     fault: Fault = ""
-    measures: Mapping[str, Annotated[float, _FIGURE]] = field(default_factory=dict)
+    readings: tuple[Reading, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +354,7 @@ def _apply_answer(progress: Progress, entry: Answered, at: float) -> None:
             member.code, member.answered_at = entry.code, at
         return
     sample = member.sample or Sample(device_class=member.device_class)
-    is_failed, fault, measures = sample.is_failed, sample.fault, sample.measures
+    is_failed, fault, measures = sample.is_failed, sample.fault, dict(sample.measures)
     if entry.outcome is not None and member.state == "started":
         member.state, member.code, member.answered_at = entry.outcome, entry.code, at
         # The first attempt is the sample: a release that needs three attempts everywhere is no good release.
@@ -331,16 +362,12 @@ def _apply_answer(progress: Progress, entry: Answered, at: float) -> None:
             is_failed = entry.outcome == "failed"
     if entry.fault:
         fault, is_failed = entry.fault, is_failed or False
-    if entry.measures and not measures:
-        measures = {name: entry.measures[name] for name in _measures_of(entry)}
+    for reading in entry.readings:
+        for stage in range(reading.stage + 1):  # the first reading of a stage counts
+            measures.setdefault((reading.model, stage), reading.measures)
     member.sample = Sample(
         device_class=member.device_class, is_failed=is_failed, fault=fault, measures=measures
     )
-
-
-def _measures_of(entry: Answered) -> list[Measure]:
-    known: tuple[Measure, ...] = ("latency", "energy", "errors", "disagreement", "drift")
-    return [name for name in known if name in entry.measures]
 
 
 def _apply_decision(progress: Progress, entry: Decision, at: float) -> None:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import and_, bindparam, delete, event, null, or_, select
+from sqlalchemy import delete, event, null, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.rollouts.decide import decide, describe_return, is_returning
-from edgekit_fleet.rollouts.gates import Fault, measure
+from edgekit_fleet.rollouts.gates import Fault
+from edgekit_fleet.rollouts.observations import KnownFigures, observe_figures
 from edgekit_fleet.rollouts.preview import preview
 from edgekit_fleet.rollouts.progress import (
     Answered,
@@ -43,43 +44,21 @@ from edgekit_fleet.store.tables import (
     AuditRow,
     DeviceRow,
     ExecutionRow,
-    FigureRow,
     MemberRow,
     ReleasePackageRow,
     RolloutRow,
     WantedModelRow,
 )
-from edgekit_runtime.agent.documents import ENDED, DeltaOffer, DesiredModel, ModelFigures
+from edgekit_runtime.agent.documents import ENDED, DeltaOffer, DesiredModel
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import FleetError
-from edgekit_runtime.statistics.confidence_sequences import share_is_above
 
 OPEN_STATES: Final = ("running", "paused", "returning")
 """States of rollouts that still decide; devices of one that is `returning` are on their way back."""
 LOG_ACTION: Final = "rollout.log"
-_CRASHES: Final = 3
 _JOIN_S: Final = 10.0
-_HOUR_S: Final = 3600.0
 _DEVICES_PER_S: Final = 2000
 _DEVICES_A_TURN: Final = 900  # a commit waits for the disk; a statement may have 999 parameters
-_MOST_CONTROLS: Final = 20
-_LEAST_BEFORE: Final = 20
-"""Answers looked at of the version before, from which their share of NaN is known."""
-_MOST_NOT_FINITE: Final = 0.01
-"""Share of answers with NaN that is allowed where that is not known."""
-_ALPHA: Final = 0.01
-_HOURS_BEFORE: Final = 48
-# Made once, and without objects of rows: it runs for each device, and to make it takes longer than to run it.
-_BEFORE: Final = (
-    select(*(FigureRow.__table__.c[name] for name in ("version", "hour", "figures")))
-    .where(
-        FigureRow.__table__.c.device == bindparam("device"),
-        FigureRow.__table__.c.model == bindparam("model"),
-        FigureRow.__table__.c.version != bindparam("version"),
-    )
-    .order_by(FigureRow.__table__.c.reported_at.desc())
-    .limit(1)
-)
 _FAULT_CODES: Final[dict[str, Fault]] = {"not-finite": "not-finite", "crash-loop": "crash-loop"}
 
 
@@ -119,14 +98,12 @@ class _Known:
     epoch: int = 0
     observed_at: float = 0.0
     joined_at: float = 0.0
-    has_pending: bool = True
     decided_at: float = 0.0
     has_news: bool = True
     packages: dict[tuple[str, str], ReleasePackageRow] = field(default_factory=dict)
     backlog: dict[str, None] = field(default_factory=dict)
     """Devices of logged decisions whose documents are not written yet, in their order."""
-    not_finite: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    """(device, model) -> see `_count_before`."""
+    figures: KnownFigures = field(default_factory=KnownFigures)
 
     def note_seen(self, number: int) -> None:
         """Remember that all entries up to this one are in `progress`."""
@@ -204,12 +181,18 @@ class RolloutRunner:
             self._log(session, row, known, _join(session, row, known), now)
         ended = list(_observe_executions(session, row.name, known))
         self._log(session, row, known, ended, now)
-        known.has_pending = any(one.state == "pending" for one in known.progress.members.values())
         # Figures of a device count from its success on, and may have come with it or before it.
         fresh = [answer.device for answer in ended if answer.outcome == "succeeded"]
-        self._log(session, row, known, list(_observe_figures(session, row.name, known, fresh)), now)
+        read_until = now if self._shards is None else min(now, self._shards.horizon)
+        read = observe_figures(
+            *(session, row.name, known.progress, known.packages, known.figures),
+            since=known.observed_at,
+            fresh=fresh,
+            now=read_until,
+        )
+        self._log(session, row, known, list(read), now)
         self._log(session, row, known, list(_observe_fallbacks(session, row.name, known)), now)
-        known.observed_at = now if self._shards is None else min(now, self._shards.horizon)
+        known.observed_at = read_until
         # Without news only the time can change a decision: a large rollout is not weighed twice a second.
         pause_s = len(known.progress.members) / _DEVICES_PER_S
         if not known.has_news and now - known.decided_at < pause_s:
@@ -332,57 +315,6 @@ def _sum_up(rows: Iterable[ExecutionRow]) -> tuple[Outcome, str]:
     return worst
 
 
-def _observe_figures(
-    session: Session, rollout: str, known: _Known, fresh: Sequence[str]
-) -> Iterable[Answered]:
-    progress = known.progress
-    versions = {package.version for package in known.packages.values()}
-    rows = session.scalars(
-        select(FigureRow)
-        .join(MemberRow, (MemberRow.device == FigureRow.device) & (MemberRow.rollout == rollout))
-        .where(
-            FigureRow.version.in_(versions),
-            or_(
-                # The hour leads to the rows by the index.
-                and_(
-                    FigureRow.hour >= int(known.observed_at // _HOUR_S),
-                    FigureRow.reported_at >= known.observed_at,
-                ),
-                FigureRow.device.in_(fresh),
-            ),
-        )
-    )
-    of_device: dict[str, list[FigureRow]] = {}
-    for row in rows:
-        member = progress.members.get(row.device)
-        if member is not None and member.state == "succeeded" and row.reported_at >= member.started_at:
-            of_device.setdefault(row.device, []).append(row)
-    for device, figures in of_device.items():
-        member = progress.members[device]
-        sample = member.sample
-        fault: Fault = ""
-        measures: dict[str, float] = {}
-        for row in figures:
-            package = known.packages.get((member.device_class, row.model))
-            if package is None or package.version != row.version:
-                continue
-            after = from_plain(ModelFigures, row.figures, device)
-            if after.restarts >= _CRASHES:
-                fault = "crash-loop"
-            is_suspect = after.not_finite > 0 and not (sample is not None and sample.fault)
-            if is_suspect and _is_more_not_finite(session, known, row, after):
-                fault = "not-finite"
-            is_measured = sample is not None and bool(sample.measures)
-            if after.requests >= progress.settings.limits.min_requests and not is_measured:
-                pair = _find_before(session, known, (device, member.device_class, row.model), row.version)
-                for name, value in measure(pair[0], after, pair[1]).items():
-                    measures[name] = max(value, measures.get(name, value))
-        if sample is not None and sample.fault:
-            fault = ""
-        if fault or measures:
-            yield Answered(device=device, fault=fault, measures=measures)
-
-
 def _observe_fallbacks(session: Session, rollout: str, known: _Known) -> Iterable[Answered]:
     """Yield the devices that confirmed the release, and whose slots went back from it by themselves."""
     rows = session.execute(
@@ -406,73 +338,6 @@ def _observe_fallbacks(session: Session, rollout: str, known: _Known) -> Iterabl
             if model.get("because", "").startswith(f"{package.version} was rejected here"):
                 yield Answered(device=device, fault="fallback")
                 break
-
-
-def _is_more_not_finite(session: Session, known: _Known, row: FigureRow, after: ModelFigures) -> bool:
-    """Return whether more of the answers looked at have NaN or infinity than with the version before."""
-    place = row.device, row.model
-    if place not in known.not_finite:
-        known.not_finite[place] = _count_before(session, row)
-    bad_before, before = known.not_finite[place]
-    bad, answers = after.not_finite, max(after.looked_at, after.not_finite)
-    if before < _LEAST_BEFORE:
-        return bad > _MOST_NOT_FINITE * answers
-    # Were both alike, each bad answer would be of the new version with the share of its answers.
-    return share_is_above(bad, bad + bad_before, answers / (answers + before), _ALPHA) is True
-
-
-def _count_before(session: Session, row: FigureRow) -> tuple[int, int]:
-    """Return (answers with NaN or infinity, answers looked at) of the version before on the device of `row`.
-
-    The counts begin at 0 in each process of the service, so those of the longest life are taken.
-    """
-    rows = session.scalars(
-        select(FigureRow)
-        .where(FigureRow.device == row.device, FigureRow.model == row.model, FigureRow.version != row.version)
-        .order_by(FigureRow.reported_at.desc())
-        .limit(_HOURS_BEFORE)
-    ).all()
-    figures = [_read_figures(one) for one in rows if one.version == rows[0].version]
-    return max(((one.looked_at, one.not_finite) for one in figures), default=(0, 0))[::-1]
-
-
-def _find_before(
-    session: Session, known: _Known, place: tuple[str, str, str], version: str
-) -> tuple[ModelFigures | None, list[tuple[ModelFigures, ModelFigures]]]:
-    """Return the figures of the version before `version`, and (then, now) on devices that still run it.
-
-    The row of an hour is replaced by each report, also by those that come while the new version is fetched.
-    """
-    device, device_class, model = place
-    parameters = {"device": device, "model": model, "version": version}
-    before = session.connection().execute(_BEFORE, parameters).first()
-    if before is None:
-        return None, []
-    pending = (
-        name
-        for name, member in known.progress.members.items()
-        if member.state == "pending" and member.device_class == device_class
-    )
-    others = list(itertools.islice(pending, _MOST_CONTROLS)) if known.has_pending else []
-    pairs = []
-    for other in others:
-        found = session.scalars(
-            select(FigureRow)
-            .where(
-                FigureRow.device == other,
-                FigureRow.model == model,
-                FigureRow.version == before.version,
-                FigureRow.hour >= before.hour,
-            )
-            .order_by(FigureRow.hour)
-        ).all()
-        if len(found) > 1:
-            pairs.append((_read_figures(found[0]), _read_figures(found[-1])))
-    return from_plain(ModelFigures, before.figures, device), pairs
-
-
-def _read_figures(row: FigureRow) -> ModelFigures:
-    return from_plain(ModelFigures, row.figures, row.device)
 
 
 # What devices shall run
@@ -663,6 +528,7 @@ def _member(rollout: str, device: str, **changes: object) -> dict[str, Any]:
 
 def _document(row: RolloutRow, package: ReleasePackageRow, known: _Known) -> dict[str, Any]:
     settings = known.progress.settings
+    of_model = settings.models[package.model]
     document = DesiredModel(
         model=package.model,
         version=package.version,
@@ -674,8 +540,8 @@ def _document(row: RolloutRow, package: ReleasePackageRow, known: _Known) -> dic
         release=row.release,
         rollout=row.name,
         trial=settings.trial,
-        order=settings.order,
-        priority=settings.priority,
+        order=of_model.order,
+        priority=of_model.priority,
         window=settings.window,
         timeout_s=settings.step_timeout_s,
         deltas=tuple(from_plain(DeltaOffer, delta) for delta in package.deltas),

@@ -549,15 +549,17 @@ class SimulatedDevice:
                 continue
             behaviour = self._of(model.version)
             requests = int((now_s - model.served_at) * self.behaviour.requests_per_s)
-            latency_ms = self.behaviour.latency_ms * behaviour.latency * self._draw.uniform(0.95, 1.05)
+            latency_ms = self.behaviour.latency_ms * behaviour.latency
             agreement = min(1.0, max(0.0, behaviour.agreement + self._draw.uniform(-0.02, 0.02)))
+            failed = int(requests * behaviour.errors)
             is_compared = bool(model.previous[0]) and requests > 0
             found.append(
                 ModelFigures(
                     model=name,
                     version=model.version,
                     requests=requests,
-                    failed=int(requests * behaviour.errors),
+                    failed=failed,
+                    answer_s=(requests - failed) * latency_ms * 1e-3,
                     p50_ms=latency_ms if requests else None,
                     p99_ms=3 * latency_ms if requests else None,
                     agreement=agreement if is_compared else None,

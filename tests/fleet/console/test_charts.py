@@ -22,9 +22,10 @@ def parse(drawn):
 @pytest.mark.parametrize("name", [*BAD_MODELS, "clean"])
 def test_course_stops_exactly_where_the_gates_stop_the_rollout(name):
     run = simulate(3, 400, {**BAD_MODELS, "clean": CLEAN}[name], days=3)
-    samples, limits = run.progress.samples(run.log[-1][0]), run.progress.settings.limits
-    judgement = judge_samples(samples, limits)
-    courses = find_courses(samples, limits)
+    samples, settings = run.progress.samples(run.log[-1][0]), run.progress.settings
+    limits, models = settings.limits, sorted(settings.models)
+    judgement = judge_samples(samples, limits, models)
+    courses = find_courses(samples, limits, models)
     assert {course.gate for course in courses} <= {
         *("install", "fault", "latency", "energy", "errors", "disagreement", "drift")
     }
@@ -53,7 +54,7 @@ def test_refuted_limit_is_the_one_that_the_capital_refutes():
 def test_chart_is_well_formed_and_holds_no_styles_or_foreign_markup():
     samples = [Sample(device_class="x86-64", is_failed=number % 3 == 0) for number in range(30)]
     samples += [Sample(device_class="rpi5", is_failed=False)]
-    (course, *_) = find_courses(samples, GateLimits())
+    (course, *_) = find_courses(samples, GateLimits(), ["digits"])
     chart = view_gate(replace(course, where=" of class <b>&")).chart
     drawn = str(chart.draw())
     root = parse(drawn)

@@ -1,5 +1,6 @@
 """Endpoints of packages, releases and rollouts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -9,7 +10,7 @@ from edgekit_fleet.api.endpoints.endpoint import DEFAULT_LIMIT, Endpoint, Fleet,
 from edgekit_fleet.operations import releases, rollouts
 from edgekit_fleet.operations.releases import ReleaseSummary
 from edgekit_fleet.operations.rollouts import RolloutPlan, RolloutRequest, RolloutSummary
-from edgekit_fleet.rollouts.progress import Approval, Order
+from edgekit_fleet.rollouts.progress import Approval, LoadOrder, Order
 from edgekit_fleet.rollouts.replay import Difference
 from edgekit_fleet.rollouts.runner import OPEN_STATES
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES
@@ -21,6 +22,7 @@ from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 
 _Share = Range(0, 1)
+_Priority = Range(0, 1_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +138,12 @@ class StartRollout:
         release, selector, waves, minimum: as in `PlanRollout`.
         name: the release and a number if empty.
         limits: of the gates.
-        soak_s, patience_s, step_timeout_s, retries, spread_s, approval, is_dynamic, window, trial, order,
-            priority: see `RolloutSettings`.
+        soak_s, patience_s, step_timeout_s, retries, spread_s, approval, is_dynamic, window, trial: see
+            `RolloutSettings`.
+        order: whether the new version of a model is loaded before the old one is unloaded (needs memory for
+            both), after it, or the old one is only unloaded until a safe version exists.
+        priority: models with a higher one are updated first on a device.
+        orders, priorities: model -> its own order or priority.
     """
 
     release: str
@@ -155,8 +161,10 @@ class StartRollout:
     is_dynamic: bool = False
     window: str | None = None
     trial: Literal["none", "shadow", "canary"] = "none"
-    order: Literal["new-first", "old-first", "unloaded"] = "new-first"
-    priority: Annotated[int, Range(0, 1_000_000)] = 0
+    order: LoadOrder = "new-first"
+    priority: Annotated[int, _Priority] = 0
+    orders: Mapping[str, LoadOrder] = field(default_factory=dict)
+    priorities: Mapping[str, Annotated[int, _Priority]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +283,8 @@ def _plan(fleet: Fleet, _principal: Principal, request: PlanRollout) -> RolloutP
 
 def _start(fleet: Fleet, principal: Principal, request: StartRollout) -> RolloutSummary:
     plain = to_plain(request)
-    own = {name: plain.pop(name) for name in ("release", "selector", "waves", "minimum", "name")}
+    names = ("release", "selector", "waves", "minimum", "name", "order", "priority", "orders", "priorities")
+    own = {name: plain.pop(name) for name in names}
     limits = {name: value for name, value in plain.pop("limits").items() if value is not None}
     options = {name: value for name, value in plain.items() if value is not None}
     name = rollouts.start_rollout(

@@ -21,8 +21,10 @@ from edgekit_fleet.rollouts.gates import (
     Sample,
     SampleGroup,
     describe,
+    find_needed,
     list_gates,
     list_groups,
+    read_gates,
     weigh,
 )
 
@@ -38,6 +40,7 @@ class Course:
     Attributes:
         gate: which.
         where: empty for all devices, else ` of class NAME`: the devices that speak most against the release.
+        of_model: empty if the release has one model, else ` of MODEL`: the one that speaks most against it.
         counts: numbers of devices, rising.
         estimates: mean of so many devices; better than before is shown as unchanged.
         lows: the mean lies above this with certainty; 0 where that is open.
@@ -48,6 +51,7 @@ class Course:
 
     gate: GateName
     where: str
+    of_model: str
     counts: tuple[int, ...]
     estimates: tuple[float, ...]
     lows: tuple[float, ...]
@@ -61,33 +65,27 @@ class Course:
         return self.leaning >= 1.0
 
 
-def find_courses(samples: Sequence[Sample], limits: GateLimits) -> list[Course]:
-    """Return the course of each gate that has answers, with the devices that speak most against the release.
+def find_courses(samples: Sequence[Sample], limits: GateLimits, models: Sequence[str]) -> list[Course]:
+    """Return the course of each gate that has answers, with what speaks most against the release.
 
     Args:
         samples: in the order in which their devices first answered, then those that have not.
         limits: of the rollout.
+        models: of the release.
     """
-    groups = list_groups(samples, limits)
-    names = np.array([f" of class {sample.device_class}" for sample in samples])
-    members = {group.where: names == group.where if group.where else slice(None) for group in groups}
-    courses = []
-    for gate in list_gates(limits):
-        found = []
-        known = gate.read_known(samples)
+    groups = list_groups(samples)
+    worst: dict[GateName, tuple[float, Gate, SampleGroup, NDArray[np.float64]]] = {}
+    for gate, known in read_gates(samples, list_gates(limits, models)):
         for group in groups:
-            values = known[members[group.where]]
-            values = values[~np.isnan(values)]
+            values = group.choose(known)
             if len(values):
-                leaning = min(max(weigh(gate, values) / group.needed, 0.0), 1.0)
-                found.append((leaning, group, values))
-        if found:
-            worst = max(found, key=lambda one: one[0])  # the first of equals: all devices
-            courses.append(_follow(gate, *worst))
-    return courses
+                leaning = min(weigh(gate, group, values), 1.0)
+                if gate.name not in worst or leaning > worst[gate.name][0]:  # first of equals: all devices
+                    worst[gate.name] = leaning, gate, group, values
+    return [_follow(*found) for found in worst.values()]
 
 
-def _follow(gate: Gate, leaning: float, group: SampleGroup, values: NDArray[np.float64]) -> Course:
+def _follow(leaning: float, gate: Gate, group: SampleGroup, values: NDArray[np.float64]) -> Course:
     counts = _choose_counts(len(values))
     counted = np.clip(values, gate.least, gate.most)
     estimates = np.maximum(counted.cumsum()[np.array(counts) - 1] / counts, 0.0)
@@ -95,11 +93,12 @@ def _follow(gate: Gate, leaning: float, group: SampleGroup, values: NDArray[np.f
     limits = [*np.geomspace(gate.limit / 50, gate.limit, _STEPS // 2)]
     scaled = gate.scale(np.array([*limits, *np.linspace(gate.limit, gate.most, _STEPS // 2)])).tolist()
     tried = sorted({limit for limit in scaled if limit >= _LEAST_LIMIT})
-    refuted = find_refuted_limits(gate.scale(values), counts, tried, group.needed)
+    refuted = find_refuted_limits(gate.scale(values), counts, tried, find_needed(gate, group))
     lows = np.maximum(gate.least + refuted * (gate.most - gate.least), 0.0)
     return Course(
         gate=gate.name,
         where=group.where,
+        of_model=gate.of_model,
         counts=counts,
         estimates=tuple(estimates.tolist()),
         lows=tuple(lows.tolist()),

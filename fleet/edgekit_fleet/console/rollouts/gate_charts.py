@@ -41,7 +41,7 @@ class GateView:
 def view_gate(course: Course) -> GateView:
     """Return a gate as a page shows it."""
     title, unit = _TITLES[course.gate]
-    title += course.where
+    title += course.of_model + course.where
     is_ratio = course.gate in ("latency", "energy")
     convert: Callable[[float], float] = math.exp if is_ratio else float
     show = _choose_writer(course)

@@ -21,6 +21,7 @@ from edgekit_fleet.rollouts.progress import (
     Joined,
     Ordered,
     Progress,
+    Reading,
     Started,
     Withdrawn,
     apply,
@@ -124,7 +125,8 @@ class RolloutLog:
             members = (self.progress.members[device] for device in self.answered)
             samples = [member.sample for member in members if member.sample is not None]
             samples += self.progress.unanswered(time.time())
-            self._courses = self.number, find_courses(samples, self.progress.settings.limits)
+            settings = self.progress.settings
+            self._courses = self.number, find_courses(samples, settings.limits, sorted(settings.models))
         return self._courses[1]
 
     def view(self) -> LogView:
@@ -189,7 +191,8 @@ class RolloutLogs:
 def _read(plain: dict[str, Any]) -> Entry:
     # Most entries are answers, and `entry_from_plain` checks each field of each once more.
     if plain["kind"] == "answered":
-        return Answered(**{name: value for name, value in plain.items() if name != "kind"})
+        fields = {name: value for name, value in plain.items() if name not in ("kind", "readings")}
+        return Answered(**fields, readings=tuple(Reading(**one) for one in plain.get("readings", ())))
     return entry_from_plain(plain)
 
 

@@ -82,7 +82,10 @@ def _describe_step(step: Mapping[str, Any]) -> str:
         return str(step["sentence"])
     if kind == "answered":
         words = (step["device"], step.get("outcome") or "", step.get("code") or "", step.get("fault") or "")
-        figures = ", ".join(f"{name} {value:.3g}" for name, value in step.get("measures", {}).items())
+        figures = "; ".join(
+            f"{one['model']}: " + ", ".join(f"{name} {value:.3g}" for name, value in one["measures"].items())
+            for one in step.get("readings", ())
+        )
         return " ".join(filter(None, (*words, figures)))
     if kind == "ordered":
         return " ".join(filter(None, ("order:", step["order"], step.get("note") or "")))

@@ -24,7 +24,34 @@ if TYPE_CHECKING:
 
 _MOST_LISTED = 20
 _WATCH_S = 0.5
+_ORDERS = ("new-first", "old-first", "unloaded")
 _OPEN = ("running", "paused", "returning")
+
+
+def _by_model(
+    convert: Callable[[str], Any],
+) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, Any]]:
+    """Return the reader of `VALUE`, for all models, and `MODEL=VALUE`: model or empty -> value."""
+
+    def read(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+        try:
+            return {model: convert(text) for model, _, text in (value.rpartition("=") for value in values)}
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+
+    return read
+
+
+def _read_order(text: str) -> str:
+    if text not in _ORDERS:
+        raise ValueError(f"{text!r} is none of {', '.join(_ORDERS)}")
+    return text
+
+
+def _read_priority(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} is no whole number from 0")
+    return int(text)
 
 
 @click.group("rollout")
@@ -85,12 +112,21 @@ def plan(
 @click.option("--trial", type=click.Choice(["none", "shadow", "canary"]), default="none", show_default=True)
 @click.option(
     "--order",
-    type=click.Choice(["new-first", "old-first", "unloaded"]),
-    default="new-first",
-    show_default=True,
-    help="Load the new version before or after the old one is unloaded, or only unload.",
+    "orders",
+    multiple=True,
+    callback=_by_model(_read_order),
+    metavar="[MODEL=]ORDER",
+    help="new-first or old-first: load the new version before or after the old one is unloaded;"
+    " unloaded: only unload.  [default: new-first]",
 )
-@click.option("--priority", type=click.IntRange(min=0), default=0, help="Higher goes first on a device.")
+@click.option(
+    "--priority",
+    "priorities",
+    multiple=True,
+    callback=_by_model(_read_priority),
+    metavar="[MODEL=]NUMBER",
+    help="Models with a higher one are updated first on a device.  [default: 0]",
+)
 @click.option(
     "--soak", "soak_s", type=click.FloatRange(min=0), default=300.0, show_default=True, help="Seconds."
 )
@@ -116,6 +152,9 @@ def plan(
 @click.option("--join", "is_dynamic", is_flag=True, help="Devices that match later join at the end.")
 def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> None:
     """Start a rollout of RELEASE; its devices are chosen now, and stay the same."""
+    for one, each in (("order", "orders"), ("priority", "priorities")):
+        if "" in options[each]:
+            options[one] = options[each].pop("")
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.releases import START_ROLLOUT, RolloutLimits, StartRollout
 

@@ -1,0 +1,327 @@
+"""What the figures of devices say about a release: read from the store, compared over the same periods.
+
+A device's figures with the new version are compared with those of its last hours with the version before.
+What changed meanwhile on devices of its class that still run that version is subtracted: on both sides the
+counts of the same periods, as differences of what devices reported.
+"""
+
+import bisect
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sqlalchemy import and_, bindparam, or_, select
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.rollouts.gates import Fault, Measure, find_stage, measure
+from edgekit_fleet.rollouts.periods import Period, find_period
+from edgekit_fleet.rollouts.progress import Answered, Progress, Reading
+from edgekit_fleet.store.tables import FigureRow, MemberRow, ReleasePackageRow
+from edgekit_runtime.agent.documents import ModelFigures
+from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.statistics.confidence_sequences import share_is_above
+
+_CRASHES: Final = 3
+_HOUR_S: Final = 3600.0
+_MOST_CONTROLS: Final = 12
+_MOST_REPORTS: Final = 200
+_DAY_S: Final = 86_400.0
+"""Older figures say nothing of the time of a switch."""
+_HOURS_BEFORE: Final = 4
+"""So many hours with calls are enough, and need few rows."""
+_APART_S: Final = 60.0
+_LEAST_BEFORE: Final = 20
+"""Answers looked at of the version before, from which their share of NaN is known."""
+_MOST_NOT_FINITE: Final = 0.01
+"""Share of answers with NaN that is allowed where that is not known."""
+_ALPHA: Final = 0.01
+_ROWS_BEFORE: Final = 48
+# Made once, and without objects of rows: it runs for each device, and to make it takes longer than to run it.
+_BEFORE: Final = (
+    select(*(FigureRow.__table__.c[name] for name in ("version", "reported_at", "figures")))
+    .where(
+        FigureRow.__table__.c.device == bindparam("device"),
+        FigureRow.__table__.c.model == bindparam("model"),
+        FigureRow.__table__.c.version != bindparam("version"),
+    )
+    .order_by(FigureRow.__table__.c.reported_at.desc())
+    .limit(_HOURS_BEFORE)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """Figures of a device, and when they came."""
+
+    at: float
+    figures: ModelFigures
+
+
+@dataclass(slots=True)
+class Controls:
+    """What devices report that still run the old version: up to 12 of each class, the last of the cohort.
+
+    The store keeps the last report of each hour; those since the rollout began are kept here, a minute apart,
+    so that the moments at which devices switch are known better. After a restart of the manager the hours
+    must do.
+    """
+
+    _devices: dict[str, list[str]] = field(default_factory=dict)
+    _reports: dict[tuple[str, str, str], list[_Report]] = field(default_factory=dict)
+    _read_at: dict[str, float] = field(default_factory=dict)
+
+    def follow(self, session: Session, progress: Progress, now: float) -> None:
+        """Read what the control devices have reported since the last time, until `now`."""
+        self._choose(progress)
+        of_time: dict[float, list[str]] = {}
+        for device in itertools.chain.from_iterable(self._devices.values()):
+            of_time.setdefault(self._read_at.get(device, now - 2 * _DAY_S), []).append(device)
+            self._read_at[device] = now
+        for read_at, devices in of_time.items():
+            columns = FigureRow.device, FigureRow.model, FigureRow.version, FigureRow.reported_at
+            rows = session.execute(
+                select(*columns, FigureRow.figures)
+                .where(
+                    FigureRow.device.in_(devices),
+                    FigureRow.hour >= int(read_at // _HOUR_S),
+                    FigureRow.reported_at >= read_at,
+                )
+                .order_by(FigureRow.reported_at)
+            )
+            for device, model, version, at, plain in rows:
+                self._add((device, model, version), _Report(at, from_plain(ModelFigures, plain, device)))
+
+    def find_pairs(
+        self, place: tuple[str, str, str], then: tuple[float, float], now: tuple[float, float]
+    ) -> list[tuple[Period, Period]]:
+        """Return (figures then, figures now) of each control device that has both.
+
+        Args:
+            place: (class, model, old version).
+            then: begin and end of a period.
+            now: the same of another one.
+        """
+        device_class, model, version = place
+        pairs = []
+        for device in self._devices.get(device_class, ()):
+            reports = self._reports.get((device, model, version), ())
+            was, became = _find_control(reports, then), _find_control(reports, now)
+            if was is not None and became is not None:
+                pairs.append((was, became))
+        return pairs
+
+    def _choose(self, progress: Progress) -> None:
+        self._devices.clear()
+        for device, member in reversed(progress.members.items()):
+            if member.state == "pending":
+                chosen = self._devices.setdefault(member.device_class, [])
+                if len(chosen) < _MOST_CONTROLS:
+                    chosen.append(device)
+        kept = set(itertools.chain.from_iterable(self._devices.values()))
+        self._reports = {place: found for place, found in self._reports.items() if place[0] in kept}
+        self._read_at = {device: at for device, at in self._read_at.items() if device in kept}
+
+    def _add(self, place: tuple[str, str, str], report: _Report) -> None:
+        kept = self._reports.setdefault(place, [])
+        if kept and report.at <= kept[-1].at:
+            return
+        if len(kept) > 1 and report.at - kept[-2].at < _APART_S:
+            kept.pop()
+        kept.append(report)
+        if len(kept) > _MOST_REPORTS:
+            del kept[1 : len(kept) // 2 : 2]  # what is older may be further apart
+
+
+def _find_control(reports: Sequence[_Report], period: tuple[float, float]) -> Period | None:
+    """Return the figures of a period as near as reports allow: it begins earlier if it had no call else.
+
+    Args:
+        reports: of one version on one device, in their order.
+        period: its begin and its end.
+    """
+    begin, end = (bisect.bisect_right(reports, at, key=lambda one: one.at) - 1 for at in period)
+    if end < 0 or period[1] - reports[end].at > _HOUR_S:
+        return None
+    for first in range(min(begin, end), -1, -1):
+        found = find_period(reports[first].figures, reports[end].figures)
+        if found.requests > 0:
+            return found
+    # It was opened about when the period began, or that is not known.
+    is_opened = reports[0].at - period[0] < 2 * _HOUR_S
+    return find_period(None, reports[end].figures) if is_opened else None
+
+
+def observe_figures(
+    session: Session,
+    rollout: str,
+    progress: Progress,
+    packages: Mapping[tuple[str, str], ReleasePackageRow],
+    known: "KnownFigures",
+    *,
+    since: float,
+    fresh: Sequence[str],
+    now: float,
+) -> Iterable[Answered]:
+    """Yield what the figures say of devices that have the release.
+
+    Args:
+        session: of a transaction.
+        rollout: its name.
+        progress: of the rollout.
+        packages: (class, model) -> package of the release.
+        known: what was read before; is changed.
+        since: figures that came earlier are known.
+        fresh: devices that have succeeded since; their figures may have come before.
+        now: seconds since 1970; all figures that came earlier are in the store.
+    """
+    versions = {package.version for package in packages.values()}
+    rows = session.scalars(
+        select(FigureRow)
+        .join(MemberRow, (MemberRow.device == FigureRow.device) & (MemberRow.rollout == rollout))
+        .where(
+            FigureRow.version.in_(versions),
+            or_(
+                # The hour leads to the rows by the index.
+                and_(FigureRow.hour >= int(since // _HOUR_S), FigureRow.reported_at >= since),
+                FigureRow.device.in_(fresh),
+            ),
+        )
+    )
+    of_device: dict[str, list[FigureRow]] = {}
+    for row in rows:
+        member = progress.members.get(row.device)
+        if member is None or member.state != "succeeded" or row.reported_at < member.started_at:
+            continue
+        package = packages.get((member.device_class, row.model))
+        if package is not None and package.version == row.version:
+            of_device.setdefault(row.device, []).append(row)
+    if of_device or fresh:
+        known.controls.follow(session, progress, now)
+    for device, figures in of_device.items():
+        member = progress.members[device]
+        fault: Fault = ""
+        readings = []
+        for row in figures:
+            after = from_plain(ModelFigures, row.figures, device)
+            if not (member.sample and member.sample.fault):
+                fault = _find_fault(session, known, row, after) or fault
+            stage = find_stage(after.requests, progress.settings.limits)
+            if stage < 0 or (member.sample and (row.model, stage) in member.sample.measures):
+                continue
+            digest = packages[member.device_class, row.model].manifest_sha256
+            if _ran_before(session, rollout, row, digest):
+                continue
+            if measures := _compare(session, progress, known, row, after):
+                readings.append(Reading(model=row.model, stage=stage, measures=measures))
+        if fault or readings:
+            yield Answered(device=device, fault=fault, readings=tuple(readings))
+
+
+@dataclass(slots=True)
+class KnownFigures:
+    """What was read of figures, and need not be read again.
+
+    Attributes:
+        controls: see there.
+        not_finite: (device, model) -> see `_count_before`.
+    """
+
+    controls: Controls = field(default_factory=Controls)
+    not_finite: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+
+
+def _ran_before(session: Session, rollout: str, row: FigureRow, digest: str) -> bool:
+    """Return whether a device ran this very package when the rollout began: nothing changes there."""
+    ran: Mapping[str, Any] | None = session.scalar(
+        select(MemberRow.before).where(MemberRow.rollout == rollout, MemberRow.device == row.device)
+    )
+    return ((ran or {}).get(row.model) or {}).get("manifest_sha256") == digest
+
+
+def _compare(
+    session: Session, progress: Progress, known: KnownFigures, row: FigureRow, after: ModelFigures
+) -> dict[Measure, float]:
+    """Return what changed on a device with the new version; see `gates.measure`."""
+    found: dict[Measure, float] = {}
+    if after.agreement is not None and after.compared:
+        found["disagreement"] = min(max(1.0 - after.agreement, 0.0), 1.0)
+    member = progress.members[row.device]
+    before = _read_before(session, row)
+    if not before or member.answered_at - before[0].at > _DAY_S:
+        return found
+    begin, end = _choose_period(before, progress.settings.limits.min_requests)
+    # A version without an earlier report was opened in the hour of its first one.
+    begin_at = begin.at if begin else before[-1].at - _HOUR_S
+    pairs = known.controls.find_pairs(
+        (member.device_class, row.model, end.figures.version),
+        (begin_at, end.at),
+        (member.answered_at, row.reported_at),
+    )
+    was = find_period(begin.figures if begin else None, end.figures)
+    return {**found, **measure(was, find_period(None, after), pairs)}
+
+
+def _read_before(session: Session, row: FigureRow) -> list[_Report]:
+    """Return the last reports of the version before on the device of `row`, the newest first, an hour each.
+
+    The row of an hour is replaced by each report, also by those that come while the new version is fetched.
+    """
+    parameters = {"device": row.device, "model": row.model, "version": row.version}
+    rows = session.connection().execute(_BEFORE, parameters).all()
+    return [
+        _Report(one.reported_at, from_plain(ModelFigures, one.figures, row.device))
+        for one in rows
+        if one.version == rows[0].version
+    ]
+
+
+def _choose_period(before: Sequence[_Report], least_requests: int) -> tuple[_Report | None, _Report]:
+    """Return begin and end of the newest period with enough calls; it begins with None at the opening.
+
+    Args:
+        before: reports of the version before, the newest first.
+        least_requests: calls that are enough.
+    """
+    end = before[0]
+    begins = [one for one in before[1:] if end.at - one.at <= _DAY_S]
+    for begin in begins:
+        if find_period(begin.figures, end.figures).requests >= least_requests:
+            return begin, end
+    is_opened_before = len(before) == _HOURS_BEFORE or len(begins) < len(before) - 1
+    return ((begins or before[:2])[-1] if is_opened_before else None), end
+
+
+def _find_fault(session: Session, known: KnownFigures, row: FigureRow, after: ModelFigures) -> Fault:
+    if after.not_finite > 0 and _is_more_not_finite(session, known, row, after):
+        return "not-finite"
+    return "crash-loop" if after.restarts >= _CRASHES else ""
+
+
+def _is_more_not_finite(session: Session, known: KnownFigures, row: FigureRow, after: ModelFigures) -> bool:
+    """Return whether more of the answers looked at have NaN or infinity than with the version before."""
+    place = row.device, row.model
+    if place not in known.not_finite:
+        known.not_finite[place] = _count_before(session, row)
+    bad_before, before = known.not_finite[place]
+    bad, answers = after.not_finite, max(after.looked_at, after.not_finite)
+    if before < _LEAST_BEFORE:
+        return bad > _MOST_NOT_FINITE * answers
+    # Were both alike, each bad answer would be of the new version with the share of its answers.
+    return share_is_above(bad, bad + bad_before, answers / (answers + before), _ALPHA) is True
+
+
+def _count_before(session: Session, row: FigureRow) -> tuple[int, int]:
+    """Return (answers with NaN or infinity, answers looked at) of the version before on the device of `row`.
+
+    The counts begin at 0 in each process of the service, so those of the longest life are taken.
+    """
+    rows = session.scalars(
+        select(FigureRow)
+        .where(FigureRow.device == row.device, FigureRow.model == row.model, FigureRow.version != row.version)
+        .order_by(FigureRow.reported_at.desc())
+        .limit(_ROWS_BEFORE)
+    ).all()
+    last = [one for one in rows if one.version == rows[0].version]
+    figures = [from_plain(ModelFigures, one.figures, one.device) for one in last]
+    return max(((one.looked_at, one.not_finite) for one in figures), default=(0, 0))[::-1]
