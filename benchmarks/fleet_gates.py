@@ -2,7 +2,7 @@
 
     PYTHONPATH=device_runtime:fleet:. .venv/bin/python -m benchmarks.fleet_gates [--seeds 10] [--json FILE]
 
-Everything is simulated but the decisions. About 10 minutes of two cores with 10 seeds.
+Everything is simulated but the decisions. It takes some ten minutes of two cores with 10 seeds.
 Beside ours stands the rule of hawkBit 0.9 as its documentation states it: a group stops when 5 % of *all its
 devices* have failed to install, and is good when 95 % of them have succeeded; nothing is known of the model.
 """
