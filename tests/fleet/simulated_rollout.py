@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edgekit_fleet.rollouts.decide import decide
-from edgekit_fleet.rollouts.gates import GateLimits, Measure, measure
-from edgekit_fleet.rollouts.periods import Period
+from edgekit_fleet.rollouts.gates import GateLimits, Measure, Period, measure
 from edgekit_fleet.rollouts.progress import (
     Answered,
     Decision,

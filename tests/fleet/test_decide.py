@@ -10,8 +10,7 @@ from tests.agent.parts import NOON, make_desired, view, want
 from tests.fleet.simulated_rollout import BAD_MODELS, CLEAN, Model, decisions, simulate
 
 from edgekit_fleet.rollouts.decide import decide
-from edgekit_fleet.rollouts.gates import GateLimits, Sample, judge_samples, measure
-from edgekit_fleet.rollouts.periods import Period, find_period
+from edgekit_fleet.rollouts.gates import GateLimits, Period, Sample, find_period, judge_samples, measure
 from edgekit_fleet.rollouts.progress import (
     TRANSIENT_CODES,
     Answered,

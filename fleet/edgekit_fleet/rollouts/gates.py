@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_fleet.rollouts.betting import log_capital
-from edgekit_fleet.rollouts.periods import Period
+from edgekit_runtime.agent.documents import ModelFigures
 
 Measure: TypeAlias = Literal["latency", "energy", "errors", "disagreement", "drift"]
 GateName: TypeAlias = Measure | Literal["install", "fault"]
@@ -117,6 +117,50 @@ class Verdict:
     gate: str
     sentence: str
     figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """Figures of one version on one device in a period.
+
+    Attributes:
+        requests: calls that were answered.
+        latency_ms, energy_mj: means of a call, or None where they are not known.
+        errors: share of the calls that failed, or None without calls.
+        drift: as it was at the end, or None.
+    """
+
+    requests: int = 0
+    latency_ms: float | None = None
+    energy_mj: float | None = None
+    errors: float | None = None
+    drift: float | None = None
+
+
+def find_period(begin: ModelFigures | None, end: ModelFigures) -> Period:
+    """Return the figures between two reports of the same version.
+
+    Args:
+        begin: the earlier report, or None for the time at which the version was opened. One that states more
+            calls than the later report was made before a restart of the service, and counts as None.
+        end: the later report.
+    """
+    if begin is None or begin.requests > end.requests or begin.failed > end.failed:
+        begin = ModelFigures(model=end.model, version=end.version)
+    requests, failed = end.requests - begin.requests, end.failed - begin.failed
+    good = requests - failed
+    answer_s = end.answer_s - begin.answer_s
+    energy_mj = None
+    if end.energy_mj is not None and requests > 0:  # the device states the mean since the opening
+        total = end.energy_mj * end.requests - (begin.energy_mj or 0.0) * begin.requests
+        energy_mj = total / requests
+    return Period(
+        requests=requests,
+        latency_ms=1e3 * answer_s / good if good > 0 and answer_s > 0 else None,
+        energy_mj=energy_mj if energy_mj is not None and energy_mj > 0 else None,
+        errors=failed / requests if requests > 0 else None,
+        drift=end.drift,
+    )
 
 
 def find_stage(requests: int, limits: GateLimits) -> int:

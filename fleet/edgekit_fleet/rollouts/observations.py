@@ -14,8 +14,7 @@ from typing import Any, Final
 from sqlalchemy import and_, bindparam, or_, select
 from sqlalchemy.orm import Session
 
-from edgekit_fleet.rollouts.gates import Fault, Measure, find_stage, measure
-from edgekit_fleet.rollouts.periods import Period, find_period
+from edgekit_fleet.rollouts.gates import Fault, Measure, Period, find_period, find_stage, measure
 from edgekit_fleet.rollouts.progress import Answered, Progress, Reading
 from edgekit_fleet.store.tables import FigureRow, MemberRow, ReleasePackageRow
 from edgekit_runtime.agent.documents import ModelFigures
