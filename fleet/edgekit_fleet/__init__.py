@@ -1,1 +1,1 @@
-"""Pushing versions and rollbacks to a fleet over MQTT. Nothing is implemented here yet."""
+"""The fleet: releases and rollouts over MQTT, enrolment, the manager and its console."""

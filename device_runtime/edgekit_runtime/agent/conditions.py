@@ -1,4 +1,4 @@
-"""DeviceConditions under which an update may begin or go on. Pure: the caller measures, this decides."""
+"""Conditions under which an update may begin or continue. Pure: the caller measures, this decides."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The package format: archive, manifest, golden tensors and evidence.
+"""The package format: archive, manifest, golden tensors, submodels and variants.
 
 Source: docs/reference/package-format.md.
 """

@@ -1,4 +1,4 @@
-"""Which server this device may use, and what it shall choose for: a file in the configuration folder."""
+"""The server that this device may use, and what it optimises for: a file in the configuration folder."""
 
 import json
 from dataclasses import dataclass

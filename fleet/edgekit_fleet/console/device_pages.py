@@ -259,7 +259,7 @@ def _read_tags(text: str) -> dict[str, str]:
 
 
 def confirm_revocation(console: Console, request: Request) -> Response:
-    """Ask whether a device shall be shut out."""
+    """Ask before a device is revoked."""
     detail = devices.describe(console.store, request.path_params["name"])
     return console.render(request, "device_revoke.html", device=detail)
 

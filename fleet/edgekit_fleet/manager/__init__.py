@@ -1,1 +1,1 @@
-"""The manager: takes in what devices state, and publishes what they shall run."""
+"""The manager: reads the reports of devices and publishes their desired versions."""

@@ -1,4 +1,4 @@
-"""The manager's loop: what devices state goes into the store, what they shall run goes out.
+"""The manager's loop: reports of devices go into the store, desired versions go out.
 
     messages --inbox--> store --decide--> wanted models --publisher--> desired documents
 

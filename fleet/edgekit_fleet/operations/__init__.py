@@ -1,1 +1,1 @@
-"""What commands do, and later the HTTP interface: functions over the store, one file a noun."""
+"""Operations on a fleet, used by the commands, the HTTP interface and the console; one file for each noun."""

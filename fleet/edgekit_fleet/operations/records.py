@@ -130,7 +130,7 @@ def back_up(folder: FleetFolder, path: Path) -> None:
 
 
 def restore(folder: FleetFolder, path: Path, database: str = "") -> None:
-    """Make a fleet of a backup; the folder must not hold one.
+    """Restore a fleet from a backup; the folder must not hold one.
 
     With a database that others run, this is also how a further manager gets the folder.
 

@@ -214,7 +214,7 @@ def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
 
 
 def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -> ReleaseSummary:
-    """Offer a release no longer: no rollout may use it, and no device can fetch it.
+    """Withdraw a release: no rollout may use it, and no device can fetch it.
 
     A device that runs it keeps it, and another one may return to it while it lies in the spare slot.
 

@@ -1,1 +1,1 @@
-"""Rollouts: who gets a release and when, when it stops, and why. Pure but for `records`."""
+"""Rollouts: who gets a release and when, when it stops, and why. Mostly pure decisions."""

@@ -241,7 +241,7 @@ class FleetFolder:
         url = self.read_settings().store_url
         if not url and not (self.database.exists() and self.database.stat().st_size):
             raise ConfigError(
-                f"the store {self.database} is gone, and with it what devices shall run; restore a backup"
+                f"the store {self.database} is gone, and with it all desired versions; restore a backup"
             )
         return open_store(url or sqlite_url(self.database))
 

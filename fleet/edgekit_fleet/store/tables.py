@@ -127,7 +127,7 @@ class AttributeRow(Table):
 
 
 class WantedModelRow(Table):
-    """What a device shall run of one model: the part of its desired document that a rollout writes.
+    """The version of one model that a device should run: what a rollout writes of its desired document.
 
     The manager makes the document of all rows of a device, and publishes it when it differs from the last.
 
@@ -135,7 +135,7 @@ class WantedModelRow(Table):
         device, model: which.
         rollout: that wants it, or None for what is kept after its rollout ended.
         document: a `DesiredModel` as plain values.
-        is_removed: whether the model shall be removed instead.
+        is_removed: whether the model should be removed instead.
     """
 
     __tablename__ = "wanted_models"

@@ -13,7 +13,7 @@ COMMANDS = {
     "up": "Start the manager, its broker and its web server on this machine.",
     "enroll": "Make one-time codes that let devices in.",
     "release": "Make a release of packages.",
-    "withdraw": "Offer a release no longer.",
+    "withdraw": "Withdraw a release, so that no rollout can offer it.",
     "rollout": "Plan, start, watch, pause and stop rollouts.",
     "rollback": "Bring devices back to what they ran before.",
     "devices": "List the devices.",
@@ -26,16 +26,16 @@ COMMANDS = {
     "bundle": "Write a release into a file, for devices without a network.",
     "collect": "Take in what such devices have answered.",
     "backup": "Write all of a fleet into one file.",
-    "restore": "Make a fleet of a backup.",
+    "restore": "Restore a fleet from a backup.",
     "user": "Add, list and remove users of the console.",
     "token": "Make, list and revoke tokens of programs.",
-    "webhook": "Tell an address of what happens.",
+    "webhook": "Call a URL when something happens.",
 }
 
 command = OrderedGroup(
     "fleet",
     commands=lazy_commands(COMMANDS, __name__),
-    help="Manage devices: who they are, what they run, and what they shall run.",
+    help="Manage devices: who they are, what they run, and what they should run.",
     callback=keep_server,
     params=[
         click.Option(

@@ -26,7 +26,7 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
 @folder_option
 @as_json_option
 def command(file: Path, *, database: str, path: Path | None, as_json: bool) -> None:
-    """Make a fleet of the backup FILE, in an empty folder. Never run the old and the new one at once.
+    """Restore a fleet from the backup FILE into an empty folder. Never run the old and the new one at once.
 
     With --database this is the way from SQLite to PostgreSQL.
 

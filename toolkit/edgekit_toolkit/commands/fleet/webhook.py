@@ -12,7 +12,7 @@ from edgekit_toolkit.commands.fleet.fleet_server import connect
 
 @click.group("webhook")
 def command() -> None:
-    """Tell an address of what happens, by signed messages."""
+    """Call a URL when something happens, with signed messages."""
 
 
 @command.command("add")
@@ -62,7 +62,7 @@ def list_command(path: Path | None, as_json: bool) -> None:
 @folder_option
 @as_json_option
 def remove(name: str, path: Path | None, as_json: bool) -> None:
-    """Tell the address of the webhook NAME no longer."""
+    """Delete the webhook NAME."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.access import REMOVE_WEBHOOK
         from edgekit_fleet.api.endpoints.endpoint import Named

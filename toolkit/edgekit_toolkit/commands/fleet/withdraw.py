@@ -1,4 +1,4 @@
-"""`edgekit fleet withdraw`: offer a release no longer."""
+"""`edgekit fleet withdraw`: withdraw a release."""
 
 from __future__ import annotations
 
