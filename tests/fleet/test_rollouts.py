@@ -707,6 +707,8 @@ def test_models_of_a_release_have_their_own_order_and_priority(store: Store) -> 
     add_devices(store, 4)
     add_release(store)
     add_model(store, "words")
+    with pytest.raises(FleetError, match="release 'r' has no model 'word', it has: digits, words"):
+        start(store, orders={"word": "unloaded"})
     wanted = {"order": "old-first", "orders": {"words": "unloaded"}, "priorities": {"words": 3}}
     fleet = start(store, waves="100%", minimum=4, **wanted)
     fleet.run(lambda row: "waiting", turns=1)
@@ -714,8 +716,6 @@ def test_models_of_a_release_have_their_own_order_and_priority(store: Store) -> 
         documents = [row.document for row in session.scalars(select(WantedModelRow))]
     found = {(one["model"], one["order"], one["priority"]) for one in documents}
     assert found == {("digits", "old-first", 0), ("words", "unloaded", 3)}
-    with pytest.raises(FleetError, match="release 'r' has no model 'word', it has: digits, words"):
-        start(store, orders={"word": "unloaded"})
 
 
 def test_figures_that_no_device_can_have_do_not_stop_the_manager(store: Store) -> None:
