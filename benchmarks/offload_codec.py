@@ -192,7 +192,7 @@ def measure(subject: Subject) -> Iterator[Row]:
         for title, coding in CODINGS.items():
             halves = Halves(split_model(whole, raw[0], coding), subject.content)
             scores = np.concatenate([_scores(halves.run(batch)) for batch in batches])
-            change = compare_answers({"scores": scores}, {"scores": uncut})
+            change = compare_answers({"scores": scores}, {"scores": uncut}, {"scores"})
             assert change is not None
             coded_ms, body = halves.time(batches[0][:1]), halves.body(batches[0][:1])
             yield Row(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from PIL import Image
 
 from edgekit_offload.partition.calibrate import find_bytes
@@ -118,7 +119,7 @@ def plan_product(
         for one in (device, server)
     ]
     device, server = device.at_speed_of(profiles[0]), server.at_speed_of(profiles[1])
-    realise = MeasuredCuts(content, feeds, device, server, PLAN_S, SESSION)
+    realise = MeasuredCuts(content, feeds, device, server, PLAN_S, SESSION, classes_of(content))
     result = plan(
         PlanInputs(name, content, *profiles, Grid(tuple(bandwidths), tuple(rtts)), feeds, realise=realise)
     )
@@ -166,10 +167,13 @@ def sign_plans(whole: Path, splits: Mapping[str, SplitModels], table: CutTable, 
         return attach_plans(package, splits, table, folder=folder, sign=load_signer())
 
 
+def classes_of(content: bytes) -> tuple[str, ...]:
+    """Return the outputs: all models are classifiers."""
+    return tuple(one.name for one in onnx.load_from_string(content).graph.output)
+
+
 def first_input(content: bytes) -> str:
     """Return the name of the only input."""
-    import onnx
-
     graph = onnx.load_from_string(content).graph
     weights = {one.name for one in graph.initializer}
     (given,) = [one.name for one in graph.input if one.name not in weights]

@@ -111,7 +111,8 @@ class Planned:
             profile_kernels(one, RunnableGraph(content, GRAPH, inputs=feeds[0]), name=name, seconds=PROFILE_S)
             for one in (device, server)
         ]
-        cuts = MeasuredCuts(content, feeds, device, server, REALISE_S)
+        classes = [one.name for one in onnx.load_from_string(content).graph.output]  # all are classifiers
+        cuts = MeasuredCuts(content, feeds, device, server, REALISE_S, classes=classes)
         self.result = plan(PlanInputs(name, content, *profiles, grid, feeds, realise=cuts, **limits))
         self.ways = [open_way(way, content, feeds, cuts.splits) for way in self.result.ways]
         self._content, self._feeds = content, feeds

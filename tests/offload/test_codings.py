@@ -10,7 +10,7 @@ from tests.offload.onnx_models import model_of
 from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import SplitModels, whole_upload
-from edgekit_offload.planning.codings import TensorCodec, compare_answers
+from edgekit_offload.planning.codings import AnswerChange, TensorCodec, compare_answers, find_probabilities
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 
@@ -176,18 +176,27 @@ def test_changed_answers_cost_what_the_model_gives_for_them() -> None:
     before = np.log(np.float32([[0.50, 0.49, 0.01], [0.90, 0.05, 0.05]]))
     near, far = before.copy(), before.copy()
     near[0, 1], far[1, 2] = 0.0, 1.0
-    found = [compare_answers({"y": one}, {"y": before}) for one in (before, near, far)]
+    found = [compare_answers({"y": one}, {"y": before}, "y") for one in (before, near, far)]
     assert [None if one is None else one.changed for one in found] == [0.0, 0.5, 0.5]
     losses = [np.nan if one is None else one.loss for one in found]
     np.testing.assert_allclose(losses, [0.0, 0.01 / 2, 0.85 / 2], atol=1e-6)
+
+
+def test_answers_that_are_no_classes_are_unknown_once_they_change() -> None:
+    boxes, scores = np.float32([[[8, 8, 24, 40]]]), np.float32([[[0.1, 0.9]]])
+    expected = {"boxes": boxes, "scores": scores}
+    assert find_probabilities([expected, {"boxes": boxes, "scores": 1 - scores}]) == {"scores"}
+    assert compare_answers({"boxes": boxes + 8, "scores": scores}, expected, {"scores"}) is None
+    assert compare_answers(expected, expected, {"scores"}) == AnswerChange(0.0, 0.0)
+    assert compare_answers(expected, expected, ()) == AnswerChange(0.0, 0.0)
 
 
 def test_probabilities_and_logits_cost_the_same() -> None:
     logits = np.float32([[1.0, 0.9, -2.0]])
     powers = np.exp(logits)
     other = logits[:, [1, 0, 2]]
-    first = compare_answers({"y": other}, {"y": logits})
-    second = compare_answers({"y": other}, {"y": powers / powers.sum()})
+    first = compare_answers({"y": other}, {"y": logits}, "y")
+    second = compare_answers({"y": other}, {"y": powers / powers.sum()}, "y")
     assert first is not None
     assert second is not None
     assert first.loss == pytest.approx(second.loss, rel=1e-5)

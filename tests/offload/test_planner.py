@@ -116,7 +116,7 @@ def inputs_of(
     content: bytes, device: list[float], server: list[float], feeds: list[dict[str, np.ndarray]]
 ) -> PlanInputs:
     profiles = profile_of(content, device, "device"), profile_of(content, server, "server")
-    return PlanInputs("model", content, *profiles, GRID, feeds)
+    return PlanInputs("model", content, *profiles, GRID, feeds, max_loss=1.0)  # most run nothing
 
 
 def best_at(result: PlanningResult, mbit_s: float, rtt_ms: float = 20.0) -> str:
@@ -438,7 +438,7 @@ def test_split_that_answers_one_output_on_the_device_is_compared_output_by_outpu
     proto.graph.output.insert(0, helper.make_tensor_value_info("t2", TensorProto.FLOAT, [1, 4, 8, 8]))
     content, feeds = proto.SerializeToString(), noise(16, 64)
     machine = Machine.parse("local")
-    measured = MeasuredCuts(content, feeds, machine, machine, 0.1)
+    measured = MeasuredCuts(content, feeds, machine, machine, 0.1, classes=("t2", "t3"))
     made = inputs_of(content, [0.005, 0.0001, 0.5], [0.001, 0.002, 0.002], feeds)
     result = plan(replace(made, realise=measured))
     mixed = [
@@ -481,7 +481,7 @@ def hidden_by_a_pattern(amplitude: float) -> PlanInputs:
         inputs_of(content, [1e-5, 10.0], [1e-5, 1e-5], feeds),
         keep_on_device=("input",),
         weights_bytes=50_000.0,
-        realise=MeasuredCuts(content, feeds, machine, machine, 0.1),
+        realise=MeasuredCuts(content, feeds, machine, machine, 0.1, classes="y"),
     )
 
 
@@ -516,20 +516,23 @@ def test_cut_that_loses_more_accuracy_than_allowed_is_shown_and_not_offered(
     }
 
 
-def test_what_codings_change_where_there_are_no_classes_is_said_to_be_unknown() -> None:
+@pytest.mark.parametrize("max_loss", [0.0, 0.99, 1.0])
+def test_rounded_ways_of_what_is_no_classifier_are_offered_on_request_only(max_loss: float) -> None:
     content, feeds, machine = narrowing_model(16, 64), noise(16, 64), Machine.parse("local")
-    proto = onnx.load_from_string(content)
-    proto.graph.node.append(helper.make_node("ReduceSum", ["t3"], ["sum"], keepdims=0))
-    del proto.graph.output[:]
-    proto.graph.output.append(helper.make_tensor_value_info("sum", TensorProto.FLOAT, []))
-    content = proto.SerializeToString()
     measured = MeasuredCuts(content, feeds, machine, machine, 0.1)
-    made = inputs_of(content, [0.005, 0.5, 0.5, 0.1], [0.001, 0.002, 0.002, 0.001], feeds)
-    result = plan(replace(made, realise=measured, max_loss=0.0))
+    made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], feeds)
+    result = plan(replace(made, realise=measured, max_loss=max_loss))
     (warning,) = (one for one in result.warnings if "unknown" in one)
+    assert ("not offered" in warning) == (max_loss < 1)
+    lossy = [way for way in result.ways if way.name.endswith(("int8", "int4", "delta"))]
+    assert lossy
     for way in result.ways:
-        assert not way.is_over_loss
-        assert (way.name in warning) == way.name.endswith(("int8", "int4", "delta"))
+        assert (way.name in warning) == (way in lossy)
+        assert way.is_over_loss == (way in lossy and max_loss < 1)
+        assert way.plan.answers_changed is None or way not in lossy
+        if way.is_over_loss:
+            assert "--max-loss 100% admits it" in way.explanation
+            assert way.name not in {one.name for one in result.table.plans}
 
 
 @pytest.mark.parametrize(("step", "what"), [(0.125, ""), (0.0, "not exact: rounded to steps of")])

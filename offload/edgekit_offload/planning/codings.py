@@ -6,7 +6,7 @@ graph. Times are of this machine, scaled, until the cuts are measured as they ar
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -35,7 +35,7 @@ _LEAST_CLASSES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class AnswerChange:
-    """What a coding does to the answers of a classifier.
+    """What a coding does to the answers of a model.
 
     Attributes:
         changed: share of the answers that are another class.
@@ -49,21 +49,37 @@ class AnswerChange:
     loss: float
 
 
-def compare_answers(answers: Feeds, expected: Feeds) -> AnswerChange | None:
-    """Return what became of the answers; None where there are no classes.
+def compare_answers(answers: Feeds, expected: Feeds, classes: Collection[str]) -> AnswerChange | None:
+    """Return what became of the answers; None where an output changed that is not known to hold classes.
 
     Of several outputs it is the one that changes most: some may come from the device, some from the server.
 
     Args:
         answers: outputs of the model with a coding.
         expected: its outputs without.
+        classes: outputs that hold scores of classes in their last axis. The shape does not show it: boxes, a
+            forecast and an embedding have it, too.
     """
-    found = [
-        _compare_scores(answers[name], right)
-        for name, right in expected.items()
-        if answers[name].shape == right.shape and right.ndim > 1 and right.shape[-1] >= _LEAST_CLASSES
-    ]
-    return max(found, key=lambda one: (one.loss, one.changed), default=None)
+    found = []
+    for name, right in expected.items():
+        if name in classes and answers[name].shape == right.shape and _has_rows(right):
+            found.append(_compare_scores(answers[name], right))
+        elif not np.array_equal(answers[name], right, equal_nan=right.dtype.kind == "f"):
+            return None
+    return max(found, key=lambda one: (one.loss, one.changed), default=AnswerChange(0.0, 0.0))
+
+
+def find_probabilities(outputs: Sequence[Feeds]) -> frozenset[str]:
+    """Return the outputs that are probabilities of classes in all samples."""
+    return frozenset(
+        name
+        for name in outputs[0]
+        if all(_has_rows(one[name]) and _are_probabilities(one[name]) for one in outputs)
+    )
+
+
+def _has_rows(scores: Array) -> bool:
+    return scores.dtype.kind == "f" and scores.ndim > 1 and scores.shape[-1] >= _LEAST_CLASSES
 
 
 def _compare_scores(answers: Array, expected: Array) -> AnswerChange:
@@ -75,10 +91,14 @@ def _compare_scores(answers: Array, expected: Array) -> AnswerChange:
 
 def _probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return scores as probabilities; those that are none yet are logits."""
-    if (scores >= 0).all() and np.allclose(scores.sum(axis=-1), 1, atol=1e-2):
+    if _are_probabilities(scores):
         return scores
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+def _are_probabilities(scores: Array) -> bool:
+    return bool((scores >= 0).all() and np.allclose(scores.sum(axis=-1), 1, atol=1e-2))
 
 
 def measure_codings(

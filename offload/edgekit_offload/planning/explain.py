@@ -132,14 +132,19 @@ def describe_certificate(certificate: Certificate) -> str:
     return f"{how}: {what} in the model of costs, {', '.join((link, *loads))}"
 
 
-def describe_answers(way: Way) -> str:
-    """Return the share of the answers that a way changes, and that which is expected to be wrong by it."""
+def describe_answers(way: Way, samples: int) -> str:
+    """Return the share of the answers that a way changes, and that which is expected to be wrong by it.
+
+    Args:
+        way: what is described.
+        samples: of how many that is.
+    """
     share, parts = way.plan.answers_changed, []
     if share is not None:
         parts.append(f"{100 * share:.2g} % changed" if share else "none changed")
     if way.expected_loss:
         parts.append(f"{100 * way.expected_loss:.2g} % wrong (estimated)")
-    return ", ".join(parts) or "not known"
+    return f"{', '.join(parts)}, of {samples}" if parts else "not known"
 
 
 def describe_limits(machine: PlannedMachine) -> str:
@@ -195,7 +200,9 @@ def _what_loss_gains(way: Way, ways: Sequence[Way], bandwidths: Sequence[float])
 
 
 def _describe_loss(way: Way) -> str:
-    loss = 100 * (way.expected_loss or 0.0)
+    if way.expected_loss is None:
+        return "not offered, since what its coding changes is unknown; --max-loss 100% admits it"
+    loss = 100 * way.expected_loss
     enough = math.ceil(loss * 100) / 100
     return (
         f"not offered, since its coding is expected to make {loss:.2g} % of the answers wrong; --max-loss"

@@ -106,7 +106,7 @@ class Realised:
     Attributes:
         plan: with measured costs, or modelled ones where nothing measured it.
         label: how its times were found.
-        change: of the answers to the samples; None where there are no classes, or nothing ran.
+        change: of the answers to the samples; None if unknown: no known classes, or nothing ran.
     """
 
     plan: OffloadPlan
@@ -149,7 +149,7 @@ class PlanInputs:
         most_leakage_db: limit on it.
         cascade: a small model for the device, and the agreement that is asked of it.
         max_loss: share of the answers that a coding may be expected to make wrong. What it costs is unknown
-            where outputs are no classes, or nothing ran; then it is no limit.
+            where outputs are not known to be classes, or nothing ran; then it may be all, and 1 admits it.
         is_server_modelled: whether the profile of the server is that of another machine, scaled.
         notes: what the user should know of profiles and samples before trusting the result.
     """
@@ -560,7 +560,9 @@ def _apply(
 
 
 def _is_over_loss(inputs: PlanInputs, draft: _Draft) -> bool:
-    return draft.expected_loss is not None and draft.expected_loss > inputs.max_loss
+    """Whether it may make more answers wrong than allowed; what is not known may be all."""
+    unknown = 1.0 if draft.may_round else 0.0
+    return (unknown if draft.expected_loss is None else draft.expected_loss) > inputs.max_loss
 
 
 def _limit_leakage(inputs: PlanInputs, drafts: list[_Draft], refusals: list[Refusal]) -> list[_Draft]:
@@ -732,10 +734,9 @@ def _warn(inputs: PlanInputs, drafts: Sequence[_Draft]) -> list[str]:
     if len(inputs.feeds) < MAX_SAMPLES:
         warnings.append(f"Sizes were measured on {len(inputs.feeds)} samples only.")
     if unknown := [one.plan.name for one in drafts if one.may_round and one.expected_loss is None]:
-        why = "nothing was run" if inputs.realise is None else "the outputs are no classes, or it did not run"
-        warnings.append(
-            f"What {', '.join(unknown)} may change in the answers is unknown ({why}): no limit applies."
-        )
+        why = "nothing was run" if inputs.realise is None else "outputs are not known to hold classes"
+        limit = "they are not offered" if inputs.max_loss < 1 else "no limit applies"
+        warnings.append(f"What {', '.join(unknown)} may change in the answers is unknown ({why}): {limit}.")
     if inputs.objective == "energy":
         warnings.append("Energy is modelled from the power of the device, not measured.")
     if any(draft.label == "modelled" for draft in drafts if draft.kind == "cut"):

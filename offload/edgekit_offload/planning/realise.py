@@ -8,7 +8,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from typing import Final, Literal
@@ -26,6 +26,7 @@ from edgekit_offload.planning.codings import (
     Feeds,
     TensorCodec,
     compare_answers,
+    find_probabilities,
     open_model,
     run_seconds,
 )
@@ -60,7 +61,7 @@ class _Sent:
         upload_bytes, download_bytes: what request and reply take of the link, the mean of the samples.
         plain_bytes: the upload without compression.
         compression: of the request.
-        change: of the answers; None for outputs that are no classes.
+        change: of the answers; None if unknown, see `compare_answers`.
     """
 
     tensors: Feeds
@@ -95,6 +96,7 @@ class MeasuredCuts:
         device, server: machines to measure on.
         seconds: how long each machine measures.
         options: of the sessions that run model and parts, `OrtOptions` that differ from their defaults.
+        classes: outputs that are known to hold scores of classes; those that are probabilities are found.
         splits: name of the plan -> its submodels, once it was called.
         usual_s: the speed of the device's processor at which it was measured, once it was called.
     """
@@ -105,6 +107,7 @@ class MeasuredCuts:
     server: Machine
     seconds: float
     options: Mapping[str, JsonValue] = field(default_factory=dict)
+    classes: Collection[str] = ()
     splits: dict[str, SplitModels] = field(default_factory=dict)
     usual_s: float | None = None
 
@@ -182,6 +185,7 @@ class MeasuredCuts:
         plain_bytes, packed_bytes, down_bytes, changes = [], [], [], []
         first: Feeds = {}
         may_pack = has_zstd() and not plan.media
+        classes = {*self.classes, *find_probabilities(wanted)}
         for feeds, expected in zip(self.feeds, wanted, strict=True):
             made = dict(feeds) if head is None else {**feeds, **_run(head, feeds)}
             tensors = {spec.name: made[spec.name] for spec in split.sent}
@@ -191,7 +195,7 @@ class MeasuredCuts:
             packed_bytes.append(request_bytes(coded.files, "zstd") if may_pack else plain_bytes[-1])
             outputs = _run(tail, coded.decoded)
             down_bytes.append(reply_bytes(outputs))
-            changes.append(compare_answers({**made, **outputs}, expected))
+            changes.append(compare_answers({**made, **outputs}, expected, classes))
         is_packed = sum(packed_bytes) < COMPRESSION_PAYS * sum(plain_bytes)
         known = [one for one in changes if one is not None]
         return _Sent(
@@ -201,7 +205,7 @@ class MeasuredCuts:
             statistics.fmean(down_bytes),
             "zstd" if is_packed else "identity",
             AnswerChange(*(statistics.fmean(each) for each in zip(*map(astuple, known), strict=True)))
-            if known
+            if len(known) == len(changes)
             else None,
         )
 

@@ -114,7 +114,8 @@ class Way:
         explanation: one sentence.
         expected_loss: share of the answers that its coding is expected to make wrong, by the probabilities
             that the model gives to its answers (estimated); None if unknown.
-        is_over_loss: whether that is more than `PlanningResult.max_loss`; then it is shown, and not offered.
+        is_over_loss: whether that is more than `PlanningResult.max_loss`, or unknown of a coding that is not
+            exact; then it is shown, and not offered.
     """
 
     kind: Kind

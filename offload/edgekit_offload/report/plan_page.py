@@ -176,7 +176,8 @@ def _ways(result: PlanningResult) -> Markup | None:
     note = el(
         "p",
         "Sent and received: bodies of a request, the mean of the samples. Answers: the share that are not "
-        "those of the whole model, and the share of all that is expected to be wrong by it (estimated). "
+        "those of the whole model, and the share of all that is expected to be wrong by it (estimated), of "
+        "so many samples. "
         "Leakage: PSNR at which an attacker rebuilt the input from what is sent. It is a lower bound: a"
         " better attack recovers more.",
         class_="note",
@@ -195,7 +196,7 @@ def _way_row(result: PlanningResult, number: int, way: Way) -> Markup:
         el("td", _NONE if is_local else show_ms(costs.server_s), class_="n"),
         el("td", _NONE if is_local else show_bytes(costs.upload_bytes), class_="n"),
         el("td", _NONE if is_local else show_bytes(costs.download_bytes), class_="n"),
-        el("td", _NONE if is_local else describe_answers(way), class_="n"),
+        el("td", _NONE if is_local else describe_answers(way, result.samples), class_="n"),
         el("td", _NONE if is_local else _show_leakage(way.plan.leakage_db), class_="n"),
         el("td", badge(way.label)),
         el("td", _where_best(result, way), class_="where"),
@@ -213,7 +214,8 @@ def _where_best(result: PlanningResult, way: Way) -> str:
             )
             return f"{ranges} Mbit/s at {three_digits(rtt_ms)} ms"
     if way.is_over_loss:
-        return f"not offered: above --max-loss {100 * result.max_loss:g} %"
+        what = "above" if way.expected_loss is not None else "it is not known to keep"
+        return f"not offered: {what} --max-loss {100 * result.max_loss:g} %"
     return "under load" if way.in_table else "nowhere"
 
 
@@ -238,7 +240,7 @@ def _cut(result: PlanningResult, number: int, way: Way) -> Markup:
     facts = [
         ("Sent", "; ".join(sent) or "nothing"),
         ("Leakage (lower bound)", _show_leakage(way.plan.leakage_db)),
-        ("Answers", describe_answers(way)),
+        ("Answers", describe_answers(way, result.samples)),
         ("Proof", describe_certificate(way.certificate) if way.certificate else "none"),
         (
             "On the device",

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from edgekit_offload.demo.demo_model import INPUT, make_images, make_model, pick_images, run_model
+from edgekit_offload.demo.demo_model import INPUT, OUTPUT, make_images, make_model, pick_images, run_model
 from edgekit_offload.demo.director import DEVICE_SHARE, PHASES
 from edgekit_offload.partition.split import SplitModels, whole_upload
 from edgekit_offload.planning.envelope import Grid
@@ -80,7 +80,7 @@ def make_demo_package(folder: Path, progress: Callable[[str], None]) -> DemoPack
     progress("profiling the server")
     server_profile = profile_kernels(server, graph, name=_NAME, seconds=_PROFILE_S)
     device, server = device.at_speed_of(device_profile), server.at_speed_of(server_profile)
-    cuts = MeasuredCuts(content, feeds, device, server, _REALISE_S)
+    cuts = MeasuredCuts(content, feeds, device, server, _REALISE_S, classes=(OUTPUT,))
     grid = Grid(_BANDWIDTHS_MBIT_S, (PHASES[0].rtt_ms,))
     inputs = PlanInputs(_NAME, content, device_profile, server_profile, grid, feeds, realise=cuts)
     result = plan(inputs, lambda what, _done, _total: progress(what))

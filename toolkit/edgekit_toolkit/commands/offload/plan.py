@@ -57,7 +57,11 @@ _ENDINGS: Final = (".json", ".html")
 @click.option("--max-leak", type=float, metavar="DB",
               help="Refuse ways whose measured leakage (PSNR, a lower bound) is higher.")  # fmt: skip
 @click.option("--max-loss", default="0.1%", show_default=True, metavar="PERCENT",
-              help="Share of the answers that a coding may make wrong, estimated on samples.")  # fmt: skip
+              help="Share of the answers that a coding may make wrong, estimated on samples. Where that is"
+              " unknown, 100% admits it.")  # fmt: skip
+@click.option("--classes", multiple=True, metavar="OUTPUT",
+              help="An output with scores of classes, which shows what a coding changes."
+              "  [default: as the package says, and what is probabilities]")  # fmt: skip
 @click.option("--cascade", metavar="SMALL_MODEL", type=click.Path(path_type=Path),
               help="A small model for the device: it answers where it is sure.")  # fmt: skip
 @click.option("--agreement", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95,

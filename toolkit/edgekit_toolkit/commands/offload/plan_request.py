@@ -1,12 +1,13 @@
 """What the options of `edgekit offload plan` state: profiles that are read or measured, samples, limits."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import numpy as np
+import onnx
 
 from edgekit_offload.planning.cascade import CascadeInputs
 from edgekit_offload.planning.codings import run_seconds
@@ -80,8 +81,9 @@ def _number(text: str, option: str) -> float:
 
 def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) -> PlanInputs:
     """Return what is planned: profiles that are read or measured, and samples."""
-    name, graph = read_whole_model(model)
+    name, graph, stated = read_whole_model(model)
     content = graph.content
+    classes = stated | _check_classes(content, options["classes"])
     grid = Grid(parse_bandwidths(options["bandwidth"]), parse_numbers(options["rtt"], "--rtt"))
     by_url = is_url(options["server"])
     for option in ("--device", "--server", "--edge"):  # before anything is measured
@@ -129,10 +131,24 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         name, content, device, server,
         grid, feeds, options["objective"], power, None if limit_ms is None else limit_ms / 1e3,
         options["requests_per_s"], memory, weights, tuple(options["keep_on_device"]), edge, edge_link,
-        realise=_measured_cuts(graph, feeds, options, edge_link, (device, edge or server, server)),
+        realise=_measured_cuts(graph, feeds, options, edge_link, (device, edge or server, server), classes),
         most_leakage_db=most_db, leakage_db=leakage_db, notes=notes, is_server_modelled=by_url,
         cascade=_read_cascade(options, samples), max_loss=parse_percent(options["max_loss"], "--max-loss"),
     )  # fmt: skip
+
+
+def _check_classes(content: bytes, named: Sequence[str]) -> frozenset[str]:
+    """Return the outputs that `--classes` names.
+
+    Raises:
+        click.BadParameter: the model has no such output.
+    """
+    known = [one.name for one in onnx.load_from_string(content).graph.output]
+    if unknown := set(named) - set(known):
+        raise click.BadParameter(
+            f"{min(unknown)!r}: the model has the outputs {', '.join(known)}", param_hint="--classes"
+        )
+    return frozenset(named)
 
 
 def _count_answers(content: bytes, samples: list[dict[str, Array]]) -> int:
@@ -159,6 +175,7 @@ def _measured_cuts(
     options: Mapping[str, Any],
     edge_link: LinkState | None,
     profiles: tuple[ModelProfile, ModelProfile, ModelProfile],
+    classes: frozenset[str],
 ) -> MeasuredCuts | TieredCuts | None:
     """Return what measures cuts as they are, where all machines are at hand and not only their profiles."""
     device, server, edge = options["device"], options["server"], options["edge"]
@@ -175,6 +192,7 @@ def _measured_cuts(
         machines[1],
         options["seconds"],
         graph.options,
+        classes,
     )
     return first if edge_link is None else TieredCuts(first, machines[2], edge_link)
 

@@ -34,9 +34,10 @@ def print_plan(result: PlanningResult, console: Console, written: Sequence[Path]
     )  # fmt: skip
     rows = [head, *(_row(way, row, columns) for way in result.ways)]
     title = f"Ways: ms on device and server; {result.unit} at some Mbit/s, RTT {rtt_ms:g} ms"
-    title += "; lossy: above --max-loss" if any(way.is_over_loss for way in result.ways) else ""
+    title += "; lossy: not within --max-loss" if any(way.is_over_loss for way in result.ways) else ""
     print_section(console, title, rows)
-    effects = [(way.name, *_effects(way)) for way in result.ways if any(_effects(way))]
+    found = [(way.name, *_effects(way, result.samples)) for way in result.ways]
+    effects = [one for one in found if any(one[1:])]
     one = f"one is {100 / max(result.samples, 1):.2g} points"
     title = (
         f"Answers that it changes, of {result.samples} samples ({one}); what it leaks of the input, at least"
@@ -66,8 +67,8 @@ def _row(way: Way, row: int, columns: Sequence[int]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _effects(way: Way) -> tuple[str, str]:
-    changed = "" if way.plan.answers_changed is None else describe_answers(way)
+def _effects(way: Way, samples: int) -> tuple[str, str]:
+    changed = "" if way.plan.answers_changed is None else describe_answers(way, samples)
     leakage_db = way.plan.leakage_db
     if leakage_db is None:
         return changed, ""

@@ -9,6 +9,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from edgekit_offload.profiling.machine import RunnableGraph
+from edgekit_runtime.drift.class_outputs import find_statement
 from edgekit_runtime.errors import CutError, DataError, ModelError, PackageError
 from edgekit_runtime.package.archive import OpenedPackage, read_package
 from edgekit_runtime.sessions.selftest import read_golden, read_golden_inputs
@@ -35,6 +36,7 @@ class NamedModel(NamedTuple):
 
     name: str
     graph: RunnableGraph
+    classes: frozenset[str] = frozenset()  # outputs of which the package says so
 
 
 def read_named_model(path: Path) -> NamedModel:
@@ -84,7 +86,9 @@ def read_whole_model(path: Path) -> NamedModel:
                 " the model's own file; package the model again by `edgekit package MODEL --backend ort`"
             )
         graph = RunnableGraph(bytes(package.read(backend.artifact)), options)
-        return NamedModel(package.manifest.name, graph)
+        first = package.manifest.outputs[0].name
+        is_stated = find_statement(package.manifest.figures, first) is not None
+        return NamedModel(package.manifest.name, graph, frozenset({first} if is_stated else ()))
 
 
 def _read_with_weights(path: Path) -> RunnableGraph:
