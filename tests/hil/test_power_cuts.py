@@ -61,7 +61,7 @@ def test_interrupted_command_goes_on_with_what_is_left(tmp_path):
     _, whole = run(tmp_path, *words)
     (results,) = (tmp_path / "kept").rglob("*.jsonl")
     lines = results.read_text().splitlines(keepends=True)
-    results.write_text("".join(lines[:3]) + lines[3][:20])  # interrupted in mid-write
+    results.write_text("".join(lines[:-3]) + lines[-3][:20])  # interrupted in mid-write
     _, again = run(tmp_path, *words)
     assert {**again, "seconds": 0} == {**whole, "seconds": 0}
     assert sorted(results.read_text().splitlines(keepends=True)) == sorted(lines)
