@@ -74,7 +74,7 @@ class AgentOptions:
 
     Attributes:
         bytes_per_s: cap of the bandwidth of downloads, or None.
-        month_bytes: what may be downloaded in a month, or None.
+        month_bytes: limit of the bytes downloaded in a month, or None.
     """
 
     bytes_per_s: float | None = None
@@ -118,11 +118,11 @@ class Agent:
 
         Args:
             member: this device in its fleet.
-            folder: of journal, metadata and downloads; it is made.
+            folder: where the journal, metadata and downloads lie; it is made.
             installer: the models of the device.
-            options: see there.
+            options: see `AgentOptions`.
             clock: seconds since 1970.
-            link: in place of a connection to the broker.
+            link: used in place of a connection to the broker.
             carrier: downloads and installs; by default this process does.
             renew: fetches a new certificate if it is time, and returns whether it did; None never does.
 

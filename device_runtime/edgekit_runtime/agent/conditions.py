@@ -21,14 +21,14 @@ class ModelView:
 
     Attributes:
         model: its name.
-        version, manifest_sha256: of what the slots open, or empty where nothing is installed.
+        version, manifest_sha256: the installed package that the slots open, or empty where none is installed.
         health: `unproven`, `healthy`, `rejected` or `missing`.
         previous: version in the spare slot, or empty.
         pinned: version at which somebody pinned the model, or None.
         rejected: manifest_sha256 and reason of the versions that failed here.
         served: versions that the service serves, or None without a running service.
         on_trial: version that the service tries beside another, or empty.
-        remark: what the service states of the trial, or why it serves nothing.
+        remark: the service's remark on the trial, or why it serves nothing.
         not_finite: answers of `version` with NaN or infinity to finite inputs.
     """
 
@@ -51,13 +51,13 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConditions:
-    """What was measured on the device just now.
+    """Measurements of the device on which the decision depends.
 
     Attributes:
         now_s: seconds since 1970, or None where the clock is certainly wrong.
         minute_of_day: local time, 0..1439.
         free_bytes: on the disk of the slots, as if what was downloaded were not there.
-        budget_left_bytes: what may be downloaded in this month, or None without a limit.
+        budget_left_bytes: bytes that may still be downloaded this month, or None without a limit.
         battery: charge from 0 to 1, or None without a battery.
         is_charging: whether there is another source of power.
         downloaded: sha256 of the package files that are there whole.
@@ -74,10 +74,10 @@ class DeviceConditions:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What stands in the way.
+    """A condition that keeps an update from starting.
 
     Attributes:
-        code, reason: as in `Execution`.
+        code, reason: the same fields as in `Execution`.
         may_pass: whether waiting can help.
     """
 
@@ -92,10 +92,10 @@ def find_obstacle(
     """Return what forbids to begin or to go on with the download of `wanted`, or None.
 
     Args:
-        wanted: of the desired document.
-        view: of its model.
-        conditions: of the device.
-        done_bytes: of the package that are here already.
+        wanted: the model's entry in the desired document.
+        view: state of the model on this device.
+        conditions: current conditions of the device.
+        done_bytes: bytes of the package that are here already.
     """
     rejection = view.find_rejection(wanted.manifest_sha256)
     if rejection is not None and not wanted.is_return:

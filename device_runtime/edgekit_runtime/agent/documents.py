@@ -51,8 +51,8 @@ class DeltaOffer:
 
     Attributes:
         from_sha256: digest of the manifest of the package that must be installed.
-        path: of the delta, a target of the TUF repository.
-        size_bytes, sha256: of the delta.
+        path: the delta's path in the TUF repository.
+        size_bytes, sha256: size and digest of the delta.
     """
 
     from_sha256: str
@@ -63,13 +63,13 @@ class DeltaOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredModel:
-    """What the manager wants of one model.
+    """The version of one model that the manager wants.
 
     Attributes:
         model: its name.
-        version, manifest_sha256: of the package; the digest is what decides whether it is installed.
-        path: of the package, a target of the TUF repository.
-        size_bytes, sha256: of the package file.
+        version, manifest_sha256: the wanted package; the digest decides whether it is installed.
+        path: the package's path in the TUF repository.
+        size_bytes, sha256: size and digest of the package file.
         execution: names this attempt, unique in the fleet; the same name is never carried out twice.
         release, rollout: names to display.
         trial: how the new version is tried before it is switched to: not at all, beside the old one on copies
@@ -117,7 +117,7 @@ class Desired:
             its models and reports `stale`: somebody may withhold newer ones.
         epoch: number of the manager's lease; a lower one than seen before comes from a manager that has been
             replaced, and is refused.
-        models: at most one entry a model.
+        models: at most one entry per model.
         sequence: highest number of a document of this device that the manager has taken. The device goes on
             above it: its own numbers are too low if it lost its journal, and its clock is wrong.
         reconnect_s: width of the time window over which devices spread their reconnects.
@@ -137,14 +137,14 @@ class Desired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """How far the device is with one execution.
+    """Progress of one execution on the device.
 
     Attributes:
-        execution, model, version: as in `DesiredModel`.
+        execution, model, version: the same fields as in `DesiredModel`.
         state: see `ExecutionState`.
         reason: one sentence, empty while there is nothing to explain.
         code: short and stable, to group by, such as `disk-full` or `self-test`; empty as above.
-        done_bytes: downloaded so far.
+        done_bytes: bytes downloaded so far.
         sent_bytes: received over the network, with everything that was received twice.
     """
 
@@ -164,7 +164,7 @@ class ReportedModel:
 
     Attributes:
         model: its name.
-        version, manifest_sha256: of what is opened, or empty if nothing is.
+        version, manifest_sha256: the package that is opened, or empty if none is.
         health: `unproven`, `healthy`, `rejected`, or `missing` where nothing is opened; `faulty` where it
             answers NaN or infinity to finite inputs.
         previous: version in the spare slot, or empty.
@@ -184,13 +184,13 @@ class ReportedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFigures:
-    """What the service counted of one version since it was opened, for the gates of a rollout.
+    """Counters of the service for one version since it was opened; the gates of a rollout judge them.
 
     Attributes:
-        model, version: of the figures.
-        requests, failed: calls that were answered, and those of them that failed.
+        model, version: the version that the figures describe.
+        requests, failed: number of answered calls, and number of those that failed.
         looked_at: answers that the drift statistics looked at.
-        not_finite: those of them with NaN or infinity to finite inputs.
+        not_finite: number of calls whose outputs had NaN or infinity although the inputs were finite.
         restarts: crashes of the process that runs the model.
         answer_s: time from arrival to answer, summed over the calls that did not fail.
         p50_ms, p99_ms: latency, or None before the first call; to be shown.
@@ -278,7 +278,7 @@ class Event:
     """Something that happened on the device and that a later report would hide.
 
     Attributes:
-        device, sequence: as in `Hello`.
+        device, sequence: the same fields as in `Hello`.
         kind: short and stable, such as `fallback`, `attack`, `disk-full`.
         text: one sentence.
         at: seconds since 1970 by the clock of the device, which may be wrong.
@@ -293,7 +293,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnrolmentCode:
-    """What a device needs to find its fleet and to be let in, once.
+    """The address of the fleet and a secret with which a device can enrol once.
 
     As text it is `HOST:PORT/DIGEST/SECRET`.
 
@@ -302,7 +302,7 @@ class EnrolmentCode:
         authority_sha256: digest of the authority's certificate (DER), in hexadecimal digits. The device
             fetches that certificate by `GET /authority` (PEM), compares it, and only then sends the secret,
             over a connection that it has verified.
-        secret: of this code; good for one device.
+        secret: secret of this code; good for one device.
     """
 
     address: str
@@ -334,10 +334,10 @@ class EnrolmentRequest:
     """Body of `POST /enrol`, as JSON.
 
     Attributes:
-        secret: of the code.
+        secret: secret of the enrolment code.
         csr: certificate signing request in PEM for the device's Ed25519 key. Its subject does not matter: the
             manager names the device.
-        facts: as in `Reported`; `target` is there if the device knows it.
+        facts: the same field as in `Reported`; `target` is there if the device knows it.
     """
 
     secret: str
@@ -354,7 +354,7 @@ class RenewalRequest:
 
     Attributes:
         device: its identifier.
-        csr: for the key of the device's certificate.
+        csr: certificate signing request for the device's key.
     """
 
     device: str
@@ -366,8 +366,8 @@ class PackageKey:
     """A key whose packages this fleet trusts.
 
     Attributes:
-        name: of the key; a file name.
-        public_key: in PEM.
+        name: name of the key; a file name.
+        public_key: the public key in PEM.
     """
 
     name: str
@@ -380,7 +380,7 @@ class Enrolment:
 
     Attributes:
         device: identifier of the device: the common name of its certificate and its user name at the broker.
-        certificate: of the device, in PEM.
+        certificate: the device's certificate in PEM.
         authority: certificate of the authority that signed those of device, broker and HTTPS server, in PEM.
         brokers: `HOST:PORT` each, to be tried in turn.
         web: `https://HOST:PORT` of `/authority`, `/enrol` and `/renew`.

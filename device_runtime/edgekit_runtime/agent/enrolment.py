@@ -1,4 +1,4 @@
-"""How a device joins a fleet: a key made here, a one-time code, a certificate, and all that it must trust.
+"""Joining a fleet: the device makes a key, shows a one-time code, and gets a certificate and trust anchors.
 
     <config>/fleet/device.key       Ed25519 private key, never leaves the device
     <config>/fleet/device.crt       its certificate
@@ -62,9 +62,9 @@ def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Dis
     """Join the fleet of a code.
 
     Args:
-        code: from `edgekit fleet enroll`.
+        code: enrolment code from `edgekit fleet enroll`.
         config: folder of the configuration.
-        facts: of this device, see `EnrolmentRequest`.
+        facts: facts of this device, see `EnrolmentRequest`.
         disk: carries changes out.
 
     Raises:
@@ -97,7 +97,7 @@ def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
     """Return whether it is time for a new certificate: a third of its life is left, or it is not valid yet.
 
     Args:
-        enrolment: with the certificate.
+        enrolment: the fleet's answer, with the certificate.
         now_s: seconds since 1970.
     """
     certificate = x509.load_pem_x509_certificate(enrolment.certificate.encode())

@@ -1,4 +1,4 @@
-"""What the service counted, from its metrics, as the figures that the gates of a rollout judge. Pure."""
+"""Conversion of the service's metrics into the figures that the gates of a rollout judge. Pure."""
 
 import math
 import re
@@ -19,7 +19,7 @@ def read_figures(metrics: str, before: Iterable[ModelFigures] = ()) -> tuple[Mod
     """Return the figures of each version in the service's metrics.
 
     Args:
-        metrics: in Prometheus' text format.
+        metrics: metrics in Prometheus' text format.
         before: figures that were read earlier; the service states the agreement of a version only while its
             trial runs, so the last one is kept.
     """

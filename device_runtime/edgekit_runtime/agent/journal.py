@@ -35,14 +35,14 @@ class JournalError(EdgekitError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far this device is with one execution.
+    """Progress of this device with one execution.
 
     Attributes:
-        report: what is reported of it.
-        manifest_sha256: of the package.
-        age_s: how long it has been under way while the agent ran; no clock that can be set counts here.
-        failures: of its current step in a row.
-        same_failures: how many of them, the last ones, have the code of the report.
+        report: what is reported of the execution.
+        manifest_sha256: manifest digest of the package.
+        age_s: seconds for which it was under way while the agent ran; changes of the clock do not count.
+        failures: failures of its current step in a row.
+        same_failures: number of the last failures in a row that have the code of the report.
         retry_age_s: age at which the step is tried again.
     """
 
@@ -89,7 +89,7 @@ class JournalRecord:
         sequence_bound: no document with this number or a higher one was sent.
         month: such as `2026-11`, in which `metered_bytes` were received for packages.
         known_time_s: the newest time that a verified document states; a clock before it lies.
-        executions: of each model the one under way or the last one.
+        executions: for each model the execution under way or the last one.
     """
 
     desired: str = ""
@@ -104,7 +104,7 @@ class Journal:
     """The journal of one device; one process uses it, and one thread of it.
 
     Attributes:
-        record: as it lies on the disk.
+        record: the record as it lies on the disk.
     """
 
     def __init__(self, path: Path, disk: Disk = DISK, clock: Callable[[], float] = time.time) -> None:

@@ -34,8 +34,8 @@ class Membership:
     """This device in its fleet.
 
     Attributes:
-        enrolment: what the fleet answered.
-        key: of the device.
+        enrolment: the fleet's answer.
+        key: the device's private key.
         manager_keys: key id -> key, of those who sign for the manager.
         folder: where key and certificate lie.
     """

@@ -64,7 +64,7 @@ class MqttLink:
     """The connection of one device to its brokers, kept up by a thread.
 
     Attributes:
-        received: what has come; see `Received`.
+        received: queue of received messages; see `Received`.
         will: payload of the last will of the next connection; the agent replaces it after each.
         reconnect_s: width of the time over which reconnects are spread.
     """
@@ -75,7 +75,7 @@ class MqttLink:
         Args:
             device: its identifier.
             brokers: `HOST:PORT` each, tried in turn.
-            context: of TLS, see `make_context`.
+            context: the TLS context, see `make_context`.
             will: see `will`.
         """
         self.received: queue.SimpleQueue[Received] = queue.SimpleQueue()
@@ -121,10 +121,10 @@ class MqttLink:
         """Send a message once that is possible; it replaces one of the same kind and key that waits.
 
         Args:
-            kind: of the document; a `hello` opens the way for all others.
+            kind: kind of the document; a `hello` must come before all others.
             payload: its envelope.
             key: for kinds of which several may wait, such as the kind of an event.
-            is_retained: whether the broker keeps it for those who come later.
+            is_retained: whether the broker keeps it for later subscribers.
         """
         with self._lock:
             self._outbox[f"{kind}/{key}"] = _Message(kind, payload, is_retained)

@@ -37,7 +37,7 @@ class Step:
         action: `download` the package, `install` it into the spare slot and make it active, let the service
             `load` it, `unload` what it serves, or `remove` the model.
         model: its name.
-        wanted: of the desired document; None to remove.
+        wanted: the model's entry in the desired document; None to remove the model.
     """
 
     action: Action
@@ -47,15 +47,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class NextSteps:
-    """What follows.
+    """The steps to run next and the status to report.
 
     Attributes:
-        executions: to be written to the journal before a step begins; one a model.
+        executions: records to write to the journal before a step begins; one per model.
         superseded: executions that have made room for others.
         steps: what can be done now, the most urgent first; before the step of a model may stand its `unload`,
             and what comes next need not wait for an `unload` that is refused.
-        models: to report.
-        status, because: to report.
+        models: states of the models to report.
+        status, because: status to report, and its reason.
     """
 
     executions: tuple[Progress, ...]
@@ -101,9 +101,9 @@ def reconcile(
 
     Args:
         desired: the newest document that was accepted, or None.
-        executions: of the journal, with their age as of now.
+        executions: executions in the journal, with their age as of now.
         views: model -> as it is on the device.
-        conditions: of the device.
+        conditions: current conditions of the device.
     """
     before = {progress.report.model: progress for progress in executions}
     if problem := _find_staleness(desired, conditions):

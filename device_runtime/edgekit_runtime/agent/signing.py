@@ -43,8 +43,8 @@ def seal(document: object, kind: Kind, key: Ed25519PrivateKey) -> bytes:
 
     Args:
         document: one of the dataclasses of `documents`.
-        kind: of the document.
-        key: of the manager or of the device.
+        kind: kind of the document.
+        key: private key of the manager or of the device.
 
     Raises:
         ValueError: the envelope would be larger than `MAX_DOCUMENT_BYTES`.
@@ -101,7 +101,7 @@ def unseal(
         kind: which the document must be.
         document: its dataclass.
         keys: id of a trusted key -> the key.
-        where: what error messages start with.
+        where: start of each error message.
 
     Raises:
         SignatureError: too large, malformed, of another kind, by a key that is not trusted, or wrong.

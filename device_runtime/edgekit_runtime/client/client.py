@@ -53,7 +53,7 @@ class Client:
             address: path of a Unix socket, `host:port` or `https://host:port`; by default the socket of this
                 device's service.
             token: token for TCP.
-            timeout_s: the default of a request, at most 1e6.
+            timeout_s: default timeout of a request, at most 1e6.
             ca_file: PEM file of the authority that signed the service's certificate.
             insecure: whether data may go to another machine over plain HTTP, where everybody on the way can
                 read and change them; a token may not.
@@ -126,10 +126,10 @@ class Client:
         Args:
             name: name of the model.
             inputs: input name -> C-contiguous array, from `shared` or not.
-            version: as for `infer`.
-            outputs: as for `infer`.
-            priority: as for `infer`.
-            timeout_s: as for `infer`.
+            version: the same as for `infer`.
+            outputs: the same as for `infer`.
+            priority: the same as for `infer`.
+            timeout_s: the same as for `infer`.
 
         Raises:
             DataError: an array cannot be sent or has gaps, an output is not from `shared`, or `timeout_s` is

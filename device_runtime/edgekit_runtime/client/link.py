@@ -61,7 +61,7 @@ class Address:
         Args:
             text: the address.
             ca_file: PEM file of the authority that signed the service's certificate.
-            has_token: whether a token goes there.
+            has_token: whether requests to it carry a token.
             insecure: whether data may go to another machine over plain HTTP: everybody on the way can read
                 them, and answer with wrong numbers. A token may not.
 
@@ -150,7 +150,7 @@ class Link:
             self.connection = 0
 
     def abort(self) -> None:
-        """End a request that is under way with an error; from any thread."""
+        """Abort the request that is under way with an error; may be called from any thread."""
         connected = self._socket
         if connected is not None:
             with contextlib.suppress(OSError):  # it has ended by itself
@@ -247,7 +247,7 @@ class Link:
             timeout_s: time limit for the response.
 
         Raises:
-            TransportError: as `ask` does.
+            TransportError: under the same conditions as in `ask`.
         """
         first: Response | None = self.ask((head,), len(head), timeout_s)
         if first is None or first[0].status != _CONTINUE:
@@ -328,7 +328,7 @@ def open_connection(address: Address, timeout_s: float) -> socket.socket:
     """Return a connection to a service.
 
     Args:
-        address: of the service.
+        address: address of the service.
         timeout_s: time limit of all together: finding the addresses of a name, trying them, and TLS.
 
     Raises:

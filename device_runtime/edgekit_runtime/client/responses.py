@@ -30,9 +30,9 @@ class ResponseHead:
     Attributes:
         status: the HTTP status.
         body_bytes: size of the body.
-        json_bytes: how much of it is JSON, or None for all.
-        closes: whether the service closes the connection behind it.
-        retry_after_s: when to try again, or None.
+        json_bytes: length of the JSON in bytes, or None if the whole body is JSON.
+        closes: whether the service closes the connection after the response.
+        retry_after_s: seconds after which to try again, or None.
         data: its bytes.
     """
 

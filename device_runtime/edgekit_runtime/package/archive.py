@@ -84,7 +84,7 @@ def write_package(
         ManifestError: the artifacts are not those that the manifest names.
         DigestError: an artifact has another size or digest than the manifest says.
         PackageError: the package would be beyond the default limits of readers, or the format.
-        SignatureError: from `sign`, or it returned no canonical envelope.
+        SignatureError: `sign` raised it, or returned no canonical envelope.
         OutputError: the folder is missing or unwritable, or the disk is full.
     """
     named = {artifact.path for artifact in manifest.artifacts}
@@ -117,7 +117,7 @@ class OpenedPackage:
 
     Attributes:
         path: path of the package file.
-        manifest: what it holds.
+        manifest: manifest of the package.
         key_id: id of the trusted key that signed it.
         submodel: name of the submodel that this shows as the model, or None.
     """
@@ -155,7 +155,7 @@ class OpenedPackage:
         """Write the whole package to `file`: the bytes that were verified, whatever lies at `path` by now.
 
         Raises:
-            OSError: from the file.
+            OSError: the file cannot be read.
         """
         file.writelines(parts(self._view))
 
@@ -244,7 +244,7 @@ class UnverifiedManifest:
     It gives no access to artifacts, so nothing can be run from it.
 
     Attributes:
-        manifest: what the package says that it holds.
+        manifest: manifest of the package.
         claimed_key_id: id of the key that the package says it is signed by.
     """
 

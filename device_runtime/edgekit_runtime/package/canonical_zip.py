@@ -119,7 +119,7 @@ def write_archive(out: BinaryIO, members: Iterable[tuple[str, bytes | memoryview
 
     Raises:
         PackageError: a name may not stand in a package, or the archive would need zip64.
-        OSError: as `out` raises it.
+        OSError: `out` raised it.
     """
     contents = list(members)
     if problem := find_names_problem(name for name, _ in contents):
@@ -150,7 +150,7 @@ def read_members(data: memoryview, where: str, max_members: int) -> tuple[Member
 
     Args:
         data: the whole archive.
-        where: what the error message starts with.
+        where: start of each error message.
         max_members: refuse more.
 
     Raises:

@@ -46,12 +46,12 @@ def _decode(
 
 @dataclass(frozen=True, slots=True)
 class Codes(Record):
-    """How 8-bit codes stand for float32 values: `float32(code) * float32(scale) + float32(offset)`.
+    """The meaning of 8-bit codes as float32 values: `float32(code) * float32(scale) + float32(offset)`.
 
     Attributes:
         dtype: `uint8` or `int8`.
         scale, offset: rounded to float32 before use; each of the two operations rounds to float32.
-        repeat: for each axis how many values in a row one code stands for, or None for one on every axis.
+        repeat: for each axis the number of consecutive values that share a code, or None for 1 on every axis.
 
     Raises:
         DataError: a field has the wrong type or value.
@@ -112,9 +112,9 @@ class GoldenInput(Record):
     """One recorded input.
 
     Attributes:
-        name, dtype, shape: what the session is fed with; every size is stated.
+        name, dtype, shape: the session's input; every size is stated.
         path: path of the artifact with the values.
-        codes: how they are stored, or None when they are stored in `dtype`.
+        codes: their coding, or None when the values are stored in `dtype`.
 
     Raises:
         DataError: a field has the wrong type or value.
@@ -168,7 +168,7 @@ class GoldenOutput(Record):
     """One expected output: right when `|got - expected| <= atol + rtol * |expected|` for each stored value.
 
     Attributes:
-        name, dtype, shape: what the session must return.
+        name, dtype, shape: the output that the session must return.
         path: path of the artifact with the values.
         atol, rtol: absolute and relative tolerance, at least 0.
         every: step between stored values: of the output in C order, the values 0, every, 2 * every and so
@@ -200,7 +200,7 @@ class GoldenOutput(Record):
 
     @property
     def stored_count(self) -> int:
-        """How many values the artifact holds."""
+        """Number of values that the artifact holds."""
         return -(-math.prod(self.shape) // self.every)
 
     @property

@@ -53,11 +53,11 @@ class Manifest(Record):
         name, version, target: together the name of the package file.
         inputs, outputs: specs of the model, at least one each.
         artifacts: sorted by path.
-        backend: how to run it.
+        backend: the backend that runs it.
         golden: inputs with expected outputs for the self-test.
         preprocessing, labels: paths of artifacts of that role, or None.
         budget: limit name -> finite number, the unit is in the name.
-        figures: what was measured and does not vary from run to run.
+        figures: measured figures that do not vary from run to run.
         provenance: source model digest, recipe digest, tool versions.
         variants: further ways to run the model; `backend`, `golden` and `figures` above are the default's.
         submodels: parts of the model for a device that offloads to a server.

@@ -33,7 +33,7 @@ class Submodel(Record):
         backend: how to run it. Its artifact has the role `submodel`; weights may lie in the artifact of the
             whole model, which the graph then names as its external data.
         golden: inputs with the outputs that it must reproduce.
-        weights_bytes: how much of the whole model's artifact it reads; 0 if that is not stated.
+        weights_bytes: bytes that it reads of the whole model's artifact; 0 if that is not stated.
         divides_integers: whether it divides integers by values of its inputs; None if that is not stated.
 
     Raises:

@@ -29,9 +29,9 @@ class Variant(Record):
 
     Attributes:
         name: `DEFAULT_VARIANT` for the manifest's top level.
-        backend: how to run it.
+        backend: the backend that runs it.
         golden: inputs with the outputs that this variant must reproduce.
-        figures: what was measured of it and does not vary from run to run.
+        figures: measured figures of the variant that do not vary from run to run.
 
     Raises:
         ManifestError: a field has the wrong type or value.

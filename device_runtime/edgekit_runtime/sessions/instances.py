@@ -108,7 +108,7 @@ class LoadedWay:
         variant: its name.
         threads: threads of one run; 0 for those of the package.
         instances: its sessions, which proved themselves.
-        warm_runs: what was measured before there was traffic.
+        warm_runs: times measured before there was traffic.
         figures: figures of the variant, from the manifest.
         max_batch: rows that it may take in one run; 1 if they change each other's answers.
     """

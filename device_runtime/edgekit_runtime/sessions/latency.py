@@ -112,7 +112,7 @@ def measure_latency(
 
     Args:
         sessions: name -> a call that makes one inference.
-        limits: when to stop; by default `LatencyLimits()`.
+        limits: limits of the measurement; by default `LatencyLimits()`.
         clock: seconds since any moment; grows.
         seed: seed of the random orders.
         before_each: called with the name before each inference, and not timed.

@@ -36,9 +36,9 @@ class Tuned:
     Attributes:
         objective: `latency` or `throughput`.
         options: options of the backend, those of `TUNABLE` that differ from the package's.
-        instances: how many runs at once.
-        batch: rows of a run.
-        figures: what was measured, as text to show.
+        instances: number of instances that run at once.
+        batch: rows per run.
+        figures: measured figures, as text to show.
     """
 
     objective: str
@@ -54,7 +54,7 @@ def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
     Args:
         manifest: manifest of the package.
         choice: the backend that was tuned.
-        tuned: what was found.
+        tuned: settings that tuning found.
 
     Raises:
         OutputError: the folder cannot be made or written.

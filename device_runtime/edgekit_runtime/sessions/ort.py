@@ -46,7 +46,7 @@ _DTYPE_OF_TYPE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class OrtOptions:
-    """How onnxruntime runs a model; the `backend.options` of a manifest.
+    """Options of onnxruntime for a model; the `backend.options` of a manifest.
 
     Attributes:
         threads: number of threads that share one inference; None is one for each core that the process may
@@ -77,8 +77,8 @@ class OrtSession:
     """A model in onnxruntime.
 
     Attributes:
-        inputs: what `run` takes; a dimension of any size without a name is named `NAME_AXIS`.
-        outputs: what `run` returns.
+        inputs: specifications of the inputs of `run`; an unnamed dimension of any size is named `NAME_AXIS`.
+        outputs: specifications of the outputs of `run`.
         is_concurrent: `run` may be called from several threads, which do not wait for one another.
     """
 
@@ -96,7 +96,7 @@ class OrtSession:
 
         Args:
             model: content or path of an ONNX model.
-            options: how onnxruntime runs the model; by default `OrtOptions()`.
+            options: options of onnxruntime for the model; by default `OrtOptions()`.
             weights: content of what `options.weights` names; not needed any more after this returns.
 
         Raises:
@@ -148,7 +148,7 @@ class OrtSession:
         The arena gives back only what is unused at the end of a run, and that holds the run's own outputs.
 
         Args:
-            inputs: as `run` takes them.
+            inputs: the same arrays as `run` takes.
 
         Raises:
             BackendError: onnxruntime failed, and nothing is given back.
@@ -249,10 +249,10 @@ def with_weights(
     """Give the path of a graph that finds its external data under `name`, and no file of this machine.
 
     Args:
-        path: of the graph.
-        name: as the graph names its external data.
+        path: where the graph lies.
+        name: name by which the graph refers to its external data.
         weights: the external data.
-        settings: of the session; changed in place.
+        settings: options of the session; changed in place.
 
     Raises:
         BackendError: the name leads out of the folder of the graph.
@@ -323,12 +323,12 @@ def create_session(
     """Return onnxruntime's own session for a model, as every session of ours runs it.
 
     Args:
-        path: of an ONNX model.
+        path: path of an ONNX model.
         settings: see `make_settings`; changed in place.
         disabled_optimizers: see `OrtOptions`.
 
     Raises:
-        Exception: what onnxruntime raises, which has no common base but this.
+        Exception: an error of onnxruntime; its errors have no other common base.
     """
     import onnxruntime
 

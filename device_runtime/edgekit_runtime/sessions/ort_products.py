@@ -62,7 +62,7 @@ def open_exact(
         create: makes a session; called a second time where the engine has no kernel for the exact form.
 
     Raises:
-        Exception: what `create` raises.
+        Exception: an error that `create` raised.
     """
     if not saturates():
         return create(settings)

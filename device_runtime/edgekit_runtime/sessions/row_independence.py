@@ -1,4 +1,4 @@
-"""The test whether a model answers each row of a batch as it answers that row alone."""
+"""A test that a model answers each row of a batch as it answers that row alone."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias

@@ -24,9 +24,9 @@ class OutputCheck:
     Attributes:
         name: name of the output.
         passed: whether all compared values are within the tolerance.
-        wrong_count: how many are not, or None when dtype or shape differ.
+        wrong_count: number of values outside the tolerance, or None when dtype or shape differ.
         max_abs_error: the largest difference of two finite values, or None when dtype or shape differ.
-        message: what, expected and got, in one sentence.
+        message: one sentence with the check, the expected and the actual value.
     """
 
     name: str

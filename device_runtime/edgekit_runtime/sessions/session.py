@@ -24,8 +24,8 @@ class Session(Protocol):
     """A loaded model ready to run.
 
     Attributes:
-        inputs: what `run` takes.
-        outputs: what `run` returns.
+        inputs: specifications of the inputs of `run`.
+        outputs: specifications of the outputs of `run`.
     """
 
     @property
@@ -88,7 +88,7 @@ def open_session(
         threads: threads of one inference; by default as the manifest's options say.
 
     Raises:
-        PackageError: of a subclass that says what is wrong with the package, or it has no such variant.
+        PackageError: the package is wrong (the subclass says how), or it has no such variant.
         BackendError: no engine for it is installed, or the engine refused the model.
     """
     if isinstance(package, OpenedPackage):

@@ -1,4 +1,4 @@
-"""Access to the state folder: who may use it, who uses it now, and how it is made.
+"""Access to the state folder: its permitted users, its lock and its creation.
 
 A package that was verified must stay as it was, so folders that other users can change are refused. For the
 same reason root does not use the folder of another user: that user could lead it elsewhere by a link.

@@ -83,7 +83,7 @@ def open_first(
 
     Raises:
         NothingToOpenError: there is none; says why for each.
-        UnavailableError: whether one is whole cannot be found out now.
+        UnavailableError: it cannot be found out now whether a version is whole.
     """
     problems = [] if problem is None else [problem]
     for item in candidates:
@@ -114,14 +114,14 @@ def begin(folder: ModelFolder, decide: Decide, counted: Collection[str]) -> Choi
 
     Args:
         folder: folder of the model.
-        decide: what may be opened.
+        decide: function that decides which version may be opened.
         counted: sha256 of the versions whose start was counted before.
 
     Raises:
         NothingToOpenError: none is whole; nothing is recorded.
-        UnavailableError: as from `open_first`, or the state cannot be read or written now; nothing is
+        UnavailableError: `open_first` raised it, or the state cannot be read or written now; nothing is
             recorded.
-        SlotError: from `decide`.
+        SlotError: `decide` raised it.
     """
     try:
         with folder.lock():

@@ -158,8 +158,8 @@ class ModelFolder:
 
         Raises:
             RecordError: the disk is full, or the folder cannot be written.
-            PackageError: what was read back is not what was written.
-            UnavailableError: whether that is so cannot be found out now.
+            PackageError: the bytes that were read back differ from those that were written.
+            UnavailableError: it cannot be found out now whether they differ.
         """
         path = self.path / _file_name(item, factory=factory)
         with _passing_bad_ones():

@@ -43,7 +43,7 @@ class Installed(Record):
         version: version that the manifest states.
         sha256: digest of the manifest, in 64 lower-case hexadecimal digits.
         health: `unproven` until it is confirmed for the first time, `healthy` from then on, or `rejected`.
-        begun: how often it was begun since it was installed, while unproven.
+        begun: number of starts since it was installed, while unproven.
         trial: how a service tries it beside the version before, also after a restart, while unproven: as
             `shadow`, as `canary`, or empty for as the service is configured.
 
@@ -73,7 +73,7 @@ class Rejection(Record):
     """A version that failed here and is not installed again without permission.
 
     Attributes:
-        version, sha256: as in `Installed`.
+        version, sha256: the same fields as in `Installed`.
         reason: text to show.
 
     Raises:
@@ -150,7 +150,7 @@ def parse_state(data: bytes, where: str) -> ModelState:
 
     Args:
         data: the content; the caller has bounded its size.
-        where: what error messages start with.
+        where: start of each error message.
 
     Raises:
         DamagedStateError: truncated, changed, or of another writer.

@@ -43,7 +43,7 @@ class Receipt:
 
     Attributes:
         model, version: name and version of the package.
-        active: whether this version is what is opened next.
+        active: whether this version is opened next.
         state: after the installation.
     """
 
@@ -60,7 +60,7 @@ class Place:
     Attributes:
         name: `active`, `spare` or `factory`.
         installed: its entry in the state.
-        path: where it lies.
+        path: where the package lies.
         problem: why it cannot be opened, or None.
     """
 
@@ -82,7 +82,7 @@ class Slots:
         trust: keys whose packages are accepted.
         target: target of this device; packages for another one are refused. None accepts all.
         max_begun: starts without a confirmation after which a version is rejected.
-        disk: what carries changes out.
+        disk: file operations that carry changes out.
     """
 
     folder: Path
@@ -170,7 +170,7 @@ class Slots:
 
         Args:
             model: its name.
-            sha256: of its manifest.
+            sha256: digest of its manifest.
 
         Raises:
             SlotError: no such model or version, or its package cannot be opened; says why.
@@ -192,18 +192,18 @@ class Slots:
 
         A version that was begun `max_begun` times and never confirmed is rejected here, so that a loop of
         crashes ends at the version before. Where the count cannot be written, a version that has proved
-        itself comes first, since the other one could crash for ever.
+        itself comes first, since the other one could crash again and again.
 
         Args:
             model: its name.
-            version: as for `choose`.
+            version: the same as for `choose`.
             counted: sha256 of the choices that this process has begun: a crash ends the process, so what it
                 opens again has not crashed since it was counted.
-            without: sha256 of versions that this device cannot open, such as for want of an engine; they are
+            without: sha256 of versions that this device cannot open, such as for a missing engine; they are
                 passed by and stay as they are.
 
         Raises:
-            SlotError: as from `choose`.
+            SlotError: `choose` raised it.
         """
 
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
@@ -245,12 +245,12 @@ class Slots:
             model: its name.
             version: the version that failed; the active one or another.
             reason: text to show, such as the finding of the self-test.
-            counted: as for `begin_start`.
-            without: as for `begin_start`.
+            counted: the same as for `begin_start`.
+            without: the same as for `begin_start`.
 
         Raises:
             SlotError: no such model.
-            UnavailableError: whether another version is whole cannot be found out now; it is recorded.
+            UnavailableError: it cannot be found out now whether another version is whole; it is recorded.
         """
 
         def decide(state: ModelState) -> tuple[ModelState, tuple[Installed, ...]]:
@@ -314,15 +314,15 @@ class Slots:
 
         Args:
             path: path of a package; it is verified before anything is written.
-            allowed: what is refused otherwise.
-            factory: as the package that always remains, beside the slots.
+            allowed: exceptions to the rules: changes that are otherwise refused.
+            factory: install it as the package that always remains, beside the slots.
             check: raises where this device cannot run a package, before anything is written.
-            trial: how a service tries it, see `Installed`.
+            trial: how a service tries the version, see `Installed`.
 
         Raises:
-            PackageError: of a subclass that says what is wrong with the package.
+            PackageError: the package is wrong; the subclass says how.
             SlotError: refused (`transitions.add`), for another target, or the folder cannot be written.
-            EdgekitError: from `check`.
+            EdgekitError: `check` raised it.
         """
         with self._read(path) as package:
             if check is not None:
@@ -382,7 +382,7 @@ class Slots:
         """Return the package at `path` after all of it has been verified.
 
         Raises:
-            PackageError: of a subclass that says what is wrong with it.
+            PackageError: the package is wrong; the subclass says how.
             SlotError: it is for another target.
         """
         from edgekit_runtime.package.archive import read_package  # with numpy, which an idle agent lacks

@@ -1,6 +1,6 @@
 """Transitions of a model's state: each function takes a state and returns the next one. Pure.
 
-What counts is how often a version was begun, never when: a device may start without knowing the time.
+The number of starts of a version counts, never the time: a device may start without knowing the time.
 """
 
 from collections.abc import Callable, Collection

@@ -89,7 +89,7 @@ def find_delta(wanted: DesiredModel, installed: frozenset[str]) -> DeltaOffer | 
     """Return the smallest delta that can be used here and is smaller than the package, or None.
 
     Args:
-        wanted: of the desired document.
+        wanted: the package that the desired document names.
         installed: digests of the manifests of the packages that are installed here.
     """
     usable = [
@@ -117,9 +117,9 @@ def apply_delta(
     Args:
         delta: verified against its digest or not: nothing in it is trusted.
         base: the installed package.
-        path: of the result.
-        size_bytes: of the wanted package file.
-        sha256: of the same.
+        path: where the result is written.
+        size_bytes: size of the wanted package file.
+        sha256: digest of the wanted package file.
         stop: set to stop.
         disk: carries changes out.
 
@@ -265,7 +265,7 @@ def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
 
     Args:
         factors: float32 words that were made before.
-        bits: of the float32 factor.
+        bits: the float32 factor as its 32 bits.
     """
     factor = np.array([bits], "<u4").view("<f4").astype(np.float64)
     with np.errstate(all="ignore"):  # Bad factors give bad bytes; the digest check rejects them.
@@ -279,7 +279,7 @@ def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> ND
     Args:
         old: uint8 [2 n], words of the base.
         steps: int16 [n]; where it is 0 the word stays, whatever it is.
-        bits: of the float32 step.
+        bits: the float32 step as its 32 bits.
     """
     step = np.array([bits], "<u4").view("<f4").astype(np.float64)
     words = old.view("<f2")

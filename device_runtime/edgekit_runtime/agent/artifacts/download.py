@@ -36,7 +36,7 @@ class HttpStatusError(TransportError):
     """The server answered with an error.
 
     Attributes:
-        status: of HTTP.
+        status: the HTTP status code.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -102,7 +102,7 @@ class Downloader:
     """Fetches files from one fleet.
 
     Attributes:
-        limits: see there.
+        limits: see `DownloadLimits`.
     """
 
     def __init__(self, context: ssl.SSLContext, limits: DownloadLimits, disk: Disk = DISK) -> None:
@@ -124,10 +124,10 @@ class Downloader:
         """Make `path` the file at `url`, over as many connections as needed; go on with what is there.
 
         Args:
-            url: of the file.
-            path: of the file; what is incomplete lies beside it.
-            size_bytes: of the file; not one byte more is read.
-            sha256: of the file; what has another one is removed.
+            url: address of the file.
+            path: where the file is written; an incomplete one lies beside it.
+            size_bytes: expected size of the file; not one byte more is read.
+            sha256: expected digest of the file; a file with another one is removed.
             count: called with the number of bytes received, discarded bytes included.
             stop: set to stop.
             most_bytes: that may come, or None.

@@ -1,4 +1,4 @@
-"""What the fleet offers today: the client of its TUF repository, for packages of this device's class.
+"""Packages that the fleet offers to this device's class: the client of the fleet's TUF repository.
 
 python-tuf verifies; this bounds each download in size and time, keeps a lying clock from making old metadata
 valid again, and says in one word which attack a refusal looks like. Packages themselves come by `download`.
@@ -40,9 +40,9 @@ class Offer:
     """A file that the repository offers.
 
     Attributes:
-        url: of the file.
-        size_bytes, sha256: of the file.
-        custom: what its metadata says beside that, such as the engine that a package needs.
+        url: address of the file.
+        size_bytes, sha256: expected size and digest of the file.
+        custom: other metadata of the target, such as the engine that a package needs.
     """
 
     url: str
@@ -66,7 +66,7 @@ class RepositoryClient:
 
         Args:
             folder: where verified metadata is kept, so that no older one is accepted later.
-            url: of the repository.
+            url: address of the repository.
             root: the root metadata that is trusted first.
             downloader: fetches.
             clock: seconds since 1970.
@@ -81,7 +81,7 @@ class RepositoryClient:
 
         Args:
             path: `CLASS/NAME`.
-            target: of this device, the only class whose files it takes.
+            target: device class of this device, the only class whose files it takes.
             known_time_s: it is not earlier than this, whatever the clock shows.
             count: called with the number of bytes that came.
 

@@ -126,9 +126,9 @@ class BundleLink:
     """Takes the place of the broker: hands the document over, and keeps what the agent states.
 
     Attributes:
-        received, will, reconnect_s: as of `MqttLink`.
+        received, will, reconnect_s: the same arguments as of `MqttLink`.
         report: the last report, after the agent has taken the document; None before.
-        events: what happened.
+        events: messages that say what happened.
     """
 
     def __init__(self, member: Membership, payload: bytes, version: int, stop: threading.Event) -> None:
@@ -183,11 +183,11 @@ class BundleLink:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of a bundle.
+    """Result of applying a bundle.
 
     Attributes:
         report: the last one, or None if the agent did not come to one in time.
-        events: what happened, one line each.
+        events: messages that say what happened, one per line.
     """
 
     report: Reported | None
@@ -204,15 +204,15 @@ def apply_bundle(
     timeout_s: float,
     clock: Callable[[], float] = time.time,
 ) -> Applied:
-    """Do what a bundle wants of this device, and write a file of results. The agent must not run.
+    """Apply a bundle to this device, and write a file of results. The agent must not run.
 
     Args:
-        path: of the bundle.
+        path: where the bundle lies.
         results: path of the file of results, for `edgekit fleet collect`.
         member: this device in its fleet.
-        folder: of the agent.
+        folder: the agent's folder.
         installer: the models of the device.
-        timeout_s: so long at most; what is under way then goes on when the bundle is applied again.
+        timeout_s: stop waiting after this time; unfinished steps go on when the bundle is applied again.
         clock: seconds since 1970.
 
     Raises:

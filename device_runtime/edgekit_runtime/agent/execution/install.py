@@ -1,4 +1,4 @@
-"""What the agent does to the models of this device: install, let the service load, unload, remove, look.
+"""The agent's operations on the models of this device: install, load, unload, remove, inspect.
 
 Each function can be called again after it was interrupted anywhere: the slots switch in one step, and the
 service opens what they name.
@@ -28,8 +28,8 @@ class Installer:
     """The models of this device.
 
     Attributes:
-        slots: where they are installed.
-        socket_path: of the service, or None for the one that runs, if any.
+        slots: where packages are installed.
+        socket_path: socket of the service, or None for the one that runs, if any.
     """
 
     slots: Slots

@@ -85,7 +85,7 @@ class LocalSteps:
 
         Args:
             member: this device in its fleet.
-            folder: of the agent.
+            folder: the agent's folder.
             installer: the models of the device.
             downloader: fetches metadata and packages.
             clock: seconds since 1970.

@@ -39,13 +39,13 @@ _MAX_TEXT: Final = 1000  # characters of an event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlaces:
-    """Where a process of its own finds what it needs.
+    """Paths and limits that a step process is given.
 
     Attributes:
         config: folder of the configuration, with the device's membership.
         state: folder of the slots; that of the agent is below it.
         keys: folder of the keys whose packages are trusted.
-        socket_path: of the service, or None for the one that runs, if any.
+        socket_path: socket of the service, or None for the one that runs, if any.
         bytes_per_s: cap of the bandwidth, or None.
     """
 
@@ -58,12 +58,12 @@ class StepPlaces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepNews:
-    """What a process reports.
+    """Progress or result that a step process reports.
 
     Attributes:
         received_bytes: that came since the last time.
         notes: kinds and texts of events since then.
-        result: of the step, at its end.
+        result: the step's result, at its end.
     """
 
     received_bytes: int

@@ -1,4 +1,4 @@
-"""What a step is told and what comes of it: all that passes to and from the process that carries it out."""
+"""Input and result of a step: all that passes to and from the process that carries it out."""
 
 import random
 import threading
@@ -21,8 +21,8 @@ class StepOrder:
     """A step, and what bounds it.
 
     Attributes:
-        step: from `reconcile`.
-        most_bytes: what a download may receive, or None.
+        step: the step that `reconcile` returned.
+        most_bytes: limit of the bytes that a download may receive, or None.
         known_time_s: it is not earlier, whatever the clock shows.
     """
 
@@ -33,12 +33,12 @@ class StepOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What came of a step.
+    """Result of a step.
 
     Attributes:
         outcome: `unchanged` leaves the execution as it is, `installed` leads it to its trial, `retry` tries
             the step again, the others end it.
-        code, reason: as in `Execution`.
+        code, reason: the same fields as in `Execution`.
         wait_s: before the step is tried again; None for a random time that grows with the failures.
         max_failures: with the same code in a row, after which it fails; None for any number.
     """
@@ -77,8 +77,8 @@ class StepCarrier(Protocol):
         """Carry out a `download` or `install`, and return what came of it.
 
         Args:
-            order: see there.
-            stop: set to stop a step; what carries out in its own process stops only a download.
+            order: see `StepOrder`.
+            stop: set to stop a step; a step in a process of its own stops only while it downloads.
             note: called with kind and text of an event, which is to be reported at once.
             count: called with the number of bytes that came.
         """

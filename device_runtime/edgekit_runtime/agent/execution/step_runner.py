@@ -27,7 +27,7 @@ class StepRunner:
         """Prepare; the folder of downloads is made.
 
         Args:
-            folder: of the agent.
+            folder: the agent's folder.
             installer: the models of the device.
             carrier: downloads and installs.
 

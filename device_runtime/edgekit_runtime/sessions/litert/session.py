@@ -31,7 +31,7 @@ from edgekit_runtime.tensors import Array, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class LiteRtOptions:
-    """How LiteRT runs a model; the `backend.options` of a manifest.
+    """Options of LiteRT for a model; the `backend.options` of a manifest.
 
     Attributes:
         threads: number of threads that share one inference; None leaves it to the engine, which takes one.
@@ -56,8 +56,8 @@ class LiteRtSession:
     off everything is as in the file. Integers without a scale are never converted.
 
     Attributes:
-        inputs: what `run` takes; a dimension of any size is named `NAME_AXIS`.
-        outputs: what `run` returns.
+        inputs: specifications of the inputs of `run`; a dimension of any size is named `NAME_AXIS`.
+        outputs: specifications of the outputs of `run`.
         quantization: name -> codes of each quantized input, and of each quantized output.
     """
 
@@ -78,7 +78,7 @@ class LiteRtSession:
 
         Args:
             model: content or path of a `.tflite` file.
-            options: how LiteRT runs the model; by default `LiteRtOptions()`.
+            options: options of LiteRT for the model; by default `LiteRtOptions()`.
 
         Raises:
             EngineMissingError: neither ai-edge-litert nor tflite-runtime can be imported.

@@ -16,11 +16,11 @@ class ModelTensor:
     """One input or output.
 
     Attributes:
-        spec: what the caller gives or gets.
+        spec: specification of the tensor that the caller gives or gets.
         index: index of the tensor in the interpreter.
-        shape: as allocated after loading.
-        stored: how the file quantizes it, or None.
-        codes: how to convert between the caller's float32 and the file's codes, or None for no conversion.
+        shape: shape of the tensor as allocated after loading.
+        stored: the tensor's quantization in the file, or None.
+        codes: conversion between the caller's float32 and the file's codes, or None for no conversion.
     """
 
     spec: TensorSpec

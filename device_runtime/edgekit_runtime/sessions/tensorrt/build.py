@@ -46,7 +46,7 @@ def build_engines(
 
     Args:
         model: ONNX, whole.
-        options: what to build.
+        options: options of the build.
         timings: timing caches to start from.
         stop: set when the engines are not needed any more.
         library: name of the TensorRT module.

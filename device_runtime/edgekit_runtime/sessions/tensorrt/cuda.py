@@ -44,7 +44,7 @@ class Gpu:
     """The GPU that an engine is made for.
 
     Attributes:
-        name: as the driver states it, such as `Orin`.
+        name: name that the driver states, such as `Orin`.
         compute_capability: such as `8.7`.
     """
 

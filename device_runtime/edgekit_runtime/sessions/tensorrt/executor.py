@@ -30,8 +30,8 @@ class EngineExecutor:
     """A `Session` of one engine; `run` may be called from several threads, which then wait for one another.
 
     Attributes:
-        inputs: what `run` takes; a dimension that the optimization profile leaves free is named `NAME_AXIS`.
-        outputs: what `run` returns.
+        inputs: inputs of `run`; a dimension that the optimization profile leaves free is named `NAME_AXIS`.
+        outputs: specifications of the outputs of `run`.
     """
 
     __slots__ = (

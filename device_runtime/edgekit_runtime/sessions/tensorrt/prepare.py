@@ -1,4 +1,4 @@
-"""From a model to the engine that takes its traffic: cached or built, checked, and the fastest right one.
+"""Preparation of an engine for traffic: loaded from the cache or built, checked, and the fastest right one.
 
 All that touches a GPU, a process or a library comes in through `Machine`.
 """
@@ -69,8 +69,8 @@ class BuildJob:
     Attributes:
         key: key of the engine.
         model: ONNX, whole.
-        options: how to build.
-        golden: what an engine must reproduce before it takes traffic.
+        options: options of the build.
+        golden: tensors that an engine must reproduce before it takes traffic.
         inputs, outputs: inputs and outputs of the package's manifest.
         timings: timing caches that the package brings.
     """
@@ -91,7 +91,7 @@ class PreparedEngine:
     Attributes:
         engine: ready to run.
         precision: it was built with.
-        entry: what the cache holds of it, with why other engines were not kept.
+        entry: the cache's entry for it, with why other engines were not kept.
     """
 
     engine: Engine
@@ -108,7 +108,7 @@ def prepare(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedE
 
     Args:
         job: which engine.
-        machine: what builds and runs it.
+        machine: the machine that builds and runs it.
         stop: set when it is not needed any more.
 
     Raises:

@@ -38,8 +38,8 @@ class TensorRtSession:
     Inputs whose shapes lie outside the engine's range go on running on the fallback.
 
     Attributes:
-        inputs: what `run` takes.
-        outputs: what `run` returns.
+        inputs: specifications of the inputs of `run`.
+        outputs: specifications of the outputs of `run`.
     """
 
     __slots__ = ("_serving", "_state", "_stop", "_thread", "inputs", "outputs")
@@ -54,8 +54,8 @@ class TensorRtSession:
         """Start to prepare the engine in the background; without a fallback, return when it serves.
 
         Args:
-            inputs: as the manifest states them.
-            outputs: as the manifest states them.
+            inputs: specifications of the inputs in the manifest.
+            outputs: specifications of the outputs in the manifest.
             fallback: runs meanwhile and is then freed, or None.
             prepare: returns the engine; it is given an event that is set when it is no longer wanted.
 
