@@ -37,7 +37,6 @@ def _plans() -> list[tuple[Kind, OffloadPlan]]:
                 tail="whole",
                 media={"image": "jpeg:90"},
                 answers_changed=0.0015,
-                leakage_db=38.0,
             ),
         ),
         (
@@ -106,6 +105,7 @@ def sample() -> PlanningResult:
                 in_table=bool(wins),
                 kernels_on_device=11 if kind == "cut" else 0,
                 certificate=certificate if kind == "cut" else None,
+                sends_input=kind in ("upload", "cascade"),
             )
         )
     tier = TierPlan(

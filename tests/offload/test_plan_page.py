@@ -72,7 +72,7 @@ def test_every_way_has_a_line_a_row_and_local_and_jpeg_are_among_them() -> None:
     for way in result.ways:
         assert any(way.name in row for row in rows)
     assert any("local" in row for row in rows)
-    assert any("jpeg:90" in row and "0.15 % changed" in row for row in rows)
+    assert any("jpeg:90" in row and "0.15 % changed" in row and "the input itself" in row for row in rows)
 
 
 def test_cut_shows_what_is_sent_leakage_as_lower_bound_accuracy_and_proof() -> None:

@@ -15,7 +15,6 @@ from edgekit_offload.planning import planner
 from edgekit_offload.planning.codings import measure_codings
 from edgekit_offload.planning.costs import CodedTensors, PowerModel
 from edgekit_offload.planning.envelope import Grid
-from edgekit_offload.planning.leakage import MAX_DB
 from edgekit_offload.planning.planner import MAX_LOSS, PlanInputs, Realised, plan
 from edgekit_offload.planning.realise import MeasuredCuts, leakage_of
 from edgekit_offload.planning.result import PlanningResult, Refusal, SentTensor
@@ -280,6 +279,12 @@ def test_leakage_above_the_limit_refuses_a_way() -> None:
         )
     )
     assert all(one.name not in leaks for way in result.ways for one in way.sent)
+    assert "the input itself" in next(one.reason for one in result.refusals if one.name == "raw")
+    unlimited = plan(replace(made, leakage_db=lambda _sent: 10.0))
+    for way in unlimited.ways:
+        is_upload = way.kind == "upload"
+        assert way.sends_input == is_upload
+        assert way.plan.leakage_db == (10.0 if way.kind == "cut" else None)
     assert any("25.0 dB" in one.reason for one in result.refusals)
 
 
@@ -450,12 +455,10 @@ def test_split_that_answers_one_output_on_the_device_is_compared_output_by_outpu
     assert [way.plan.answers_changed for way in mixed if way.name.endswith("raw")] == [0.0]
 
 
-def test_leakage_of_the_input_itself_is_total_and_that_of_a_cut_is_measured() -> None:
+def test_leakage_of_a_cut_is_measured() -> None:
     content = narrowing_model(16, 64)
     leakage_db = leakage_of(content, noise(16, 64, count=30))
-    whole = leakage_db([SentTensor("t0", "raw", 1.0, 1.0)])
     cut = leakage_db([SentTensor("t1", "int8", 1.0, 1.0)])
-    assert whole == MAX_DB
     assert (cut or 0.0) < 30.0  # noise of 65,536 values cannot be rebuilt from 256
     few = leakage_of(content, noise(16, 64, count=60), limit_s=60.0)
     assert 0 < (few([SentTensor("t1", "int8", 1.0, 1.0)]) or 0.0) < 30.0

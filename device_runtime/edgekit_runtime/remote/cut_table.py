@@ -117,7 +117,7 @@ class OffloadPlan:
         codes: input of the model -> the values of it that the head can code; of others, all values.
         answers_changed: share of the samples whose answer is not that of the whole model; None if unknown.
         leakage_db: lower bound of what an attacker recovers of the input from what is sent, as PSNR; None if
-            unknown, or nothing is sent.
+            unknown, where nothing is sent, and where that is the input itself, be it in a coding.
 
     Raises:
         ValueError: the fields contradict each other.

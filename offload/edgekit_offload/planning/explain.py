@@ -147,6 +147,14 @@ def describe_answers(way: Way, samples: int) -> str:
     return f"{', '.join(parts)}, of {samples}" if parts else "not known"
 
 
+def describe_leakage(way: Way) -> str:
+    """Return what a way that sends something reveals of the input."""
+    if way.sends_input:
+        return "the input itself"
+    leakage_db = way.plan.leakage_db
+    return "not measured" if leakage_db is None else f"≥ {leakage_db:.0f} dB"
+
+
 def describe_limits(machine: PlannedMachine) -> str:
     """Return the limits of a machine, such as `8 MB of weights`; empty where there are none."""
     limits = ((machine.weights_bytes, "weights"), (machine.memory_bytes, "weights and activations"))

@@ -565,6 +565,10 @@ def _is_over_loss(inputs: PlanInputs, draft: _Draft) -> bool:
     return (unknown if draft.expected_loss is None else draft.expected_loss) > inputs.max_loss
 
 
+def _sends_input(inputs: PlanInputs, draft: _Draft) -> bool:
+    return any(one.name in inputs.feeds[0] for one in draft.sent)
+
+
 def _limit_leakage(inputs: PlanInputs, drafts: list[_Draft], refusals: list[Refusal]) -> list[_Draft]:
     """Add the measured leakage to each way, and drop those above the limit."""
     if inputs.leakage_db is None:
@@ -573,6 +577,13 @@ def _limit_leakage(inputs: PlanInputs, drafts: list[_Draft], refusals: list[Refu
     for draft in drafts:
         if draft.kind == "local":
             kept.append(draft)
+            continue
+        if _sends_input(inputs, draft):
+            if inputs.most_leakage_db is None:
+                kept.append(draft)
+            else:
+                reason = "It sends the input itself, and --max-leak sets a limit on what is revealed."
+                refusals.append(Refusal(draft.plan.name, reason))
             continue
         leakage = inputs.leakage_db(draft.sent)
         draft.plan = replace(draft.plan, leakage_db=leakage)
@@ -642,6 +653,7 @@ def _compare(
             number in in_table,
             draft.kernels_on_device, draft.device_bytes, _capacity(inputs, draft), draft.certificate,
             expected_loss=draft.expected_loss, is_over_loss=bool(is_over[number]),
+            sends_input=_sends_input(inputs, draft),
         )  # fmt: skip
         text = explain_way(way, kernels, is_reserve=number in reserve)
         ways.append(replace(way, explanation=text))

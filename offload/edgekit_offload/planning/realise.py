@@ -31,7 +31,7 @@ from edgekit_offload.planning.codings import (
     run_seconds,
 )
 from edgekit_offload.planning.costs import reply_bytes, request_bytes
-from edgekit_offload.planning.leakage import MAX_DB, MAX_VALUES, measure_leakage
+from edgekit_offload.planning.leakage import MAX_VALUES, measure_leakage
 from edgekit_offload.planning.planner import CutCandidate, Realised
 from edgekit_offload.planning.result import Label, Refusal, SentTensor
 from edgekit_offload.planning.ways import UploadWay
@@ -300,8 +300,6 @@ def leakage_of(
 
     def measure(sent: Sequence[SentTensor]) -> float | None:
         nonlocal spent_s
-        if {one.name for one in sent} & set(feeds[0]):  # the input itself, at most in another coding
-            return MAX_DB
         if spent_s > limit_s:
             return None
         began_s = time.monotonic()

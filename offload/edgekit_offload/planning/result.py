@@ -116,6 +116,7 @@ class Way:
             that the model gives to its answers (estimated); None if unknown.
         is_over_loss: whether that is more than `PlanningResult.max_loss`, or unknown of a coding that is not
             exact; then it is shown, and not offered.
+        sends_input: whether it sends an input itself, be it in a coding, so that no leakage is measured.
     """
 
     kind: Kind
@@ -133,6 +134,7 @@ class Way:
     explanation: str = ""
     expected_loss: Annotated[float, Range(0, 1)] | None = None
     is_over_loss: bool = False
+    sends_input: bool = False
 
     @property
     def name(self) -> str:

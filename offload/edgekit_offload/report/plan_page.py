@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Final
 
-from edgekit_offload.planning.explain import describe_answers, describe_certificate, describe_limits
+from edgekit_offload.planning.explain import (
+    describe_answers,
+    describe_certificate,
+    describe_leakage,
+    describe_limits,
+)
 from edgekit_offload.planning.result import Label, PlanningResult, Way
 from edgekit_offload.report.decision import curves_of, decide, reaches_of
 from edgekit_offload.report.latency_chart import Curve, Reach, colors_of, latency_chart
@@ -197,7 +202,7 @@ def _way_row(result: PlanningResult, number: int, way: Way) -> Markup:
         el("td", _NONE if is_local else show_bytes(costs.upload_bytes), class_="n"),
         el("td", _NONE if is_local else show_bytes(costs.download_bytes), class_="n"),
         el("td", _NONE if is_local else describe_answers(way, result.samples), class_="n"),
-        el("td", _NONE if is_local else _show_leakage(way.plan.leakage_db), class_="n"),
+        el("td", _NONE if is_local else describe_leakage(way), class_="n"),
         el("td", badge(way.label)),
         el("td", _where_best(result, way), class_="where"),
         class_="chosen" if way.wins else None,
@@ -219,10 +224,6 @@ def _where_best(result: PlanningResult, way: Way) -> str:
     return "under load" if way.in_table else "nowhere"
 
 
-def _show_leakage(leakage_db: float | None) -> str:
-    return "not measured" if leakage_db is None else f"≥ {leakage_db:.0f} dB"
-
-
 def _cuts(result: PlanningResult) -> Markup | None:
     found = [(number, way) for number, way in enumerate(result.ways) if way.kind in ("cut", "cascade")]
     if not found:
@@ -239,7 +240,7 @@ def _cut(result: PlanningResult, number: int, way: Way) -> Markup:
     ]
     facts = [
         ("Sent", "; ".join(sent) or "nothing"),
-        ("Leakage (lower bound)", _show_leakage(way.plan.leakage_db)),
+        ("Leakage (lower bound)", describe_leakage(way)),
         ("Answers", describe_answers(way, result.samples)),
         ("Proof", describe_certificate(way.certificate) if way.certificate else "none"),
         (

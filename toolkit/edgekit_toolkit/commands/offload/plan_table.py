@@ -6,8 +6,13 @@ from typing import Final
 
 from rich.console import Console
 
-from edgekit_offload.planning.explain import describe_answers, describe_certificate, describe_limits, size
-from edgekit_offload.planning.leakage import MAX_DB
+from edgekit_offload.planning.explain import (
+    describe_answers,
+    describe_certificate,
+    describe_leakage,
+    describe_limits,
+    size,
+)
 from edgekit_offload.planning.planner import NEVER
 from edgekit_offload.planning.result import PlanningResult, Way
 from edgekit_offload.report.terminal_chart import render_terminal
@@ -39,9 +44,7 @@ def print_plan(result: PlanningResult, console: Console, written: Sequence[Path]
     found = [(way.name, *_effects(way, result.samples)) for way in result.ways]
     effects = [one for one in found if any(one[1:])]
     one = f"one is {100 / max(result.samples, 1):.2g} points"
-    title = (
-        f"Answers that it changes, of {result.samples} samples ({one}); what it leaks of the input, at least"
-    )
+    title = f"Answers that it changes, of {result.samples} samples ({one}); what it leaks of the input"
     print_section(console, title, effects)
     print_section(console, "What each does", [(way.name, way.explanation) for way in result.ways])
     proofs = [
@@ -69,10 +72,8 @@ def _row(way: Way, row: int, columns: Sequence[int]) -> tuple[str, ...]:
 
 def _effects(way: Way, samples: int) -> tuple[str, str]:
     changed = "" if way.plan.answers_changed is None else describe_answers(way, samples)
-    leakage_db = way.plan.leakage_db
-    if leakage_db is None:
-        return changed, ""
-    return changed, "the input itself" if leakage_db >= MAX_DB else f"{leakage_db:.1f} dB"
+    is_known = way.sends_input or way.plan.leakage_db is not None
+    return changed, describe_leakage(way) if is_known else ""
 
 
 def _tier_row(result: PlanningResult, number: int) -> tuple[str, str, str]:
