@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgekit_offload.planning.cascade import Cascade, CascadeRefusal, choose_threshold, refuse_slow
+from edgekit_offload.planning.cascade import Cascade, CascadeRefusal, choose_threshold
 from edgekit_runtime.errors import CutError
 
 CLASSES = 5
@@ -90,8 +90,7 @@ def test_small_model_that_knows_nothing_is_refused() -> None:
     assert isinstance(found, CascadeRefusal)
     sure_but_wrong = np.roll(large, 1, axis=1)
     found = choose(sure_but_wrong, large)
-    refusal = found if isinstance(found, CascadeRefusal) else refuse_slow(found, 0.005, 0.1, 0.1)
-    assert refusal is not None  # it may keep some 3 % of the answers, which does not pay
+    assert isinstance(found, CascadeRefusal) or found.escalation.share > 0.9
 
 
 def test_equal_margins_are_taken_together() -> None:
@@ -100,17 +99,6 @@ def test_equal_margins_are_taken_together() -> None:
     found = choose(small, large)
     assert isinstance(found, CascadeRefusal)
     assert "most sure" in found.reason
-
-
-def test_cascade_that_takes_longer_than_the_best_way_is_refused() -> None:
-    found = choose(*two_models(2000, 7))
-    assert isinstance(found, Cascade)
-    share = found.escalation.share
-    assert found.expected_s(0.010, 0.1) == pytest.approx(0.010 + share * 0.1)
-    assert refuse_slow(found, 0.010, 0.1, 0.1) is None
-    refusal = refuse_slow(found, 0.095, 0.1, 0.1)
-    assert refusal is not None
-    assert "only below 5 %" in refusal.reason.replace("5%", "5 %")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.offload.test_planner import inputs_of
 
 from edgekit_offload.partition.split import whole_upload
-from edgekit_offload.planning import planner
-from edgekit_offload.planning.cascade import CascadeInputs, cascade_split
+from edgekit_offload.planning import cascade, planner
+from edgekit_offload.planning.cascade import CascadeInputs, CascadeRefusal, cascade_split, refuse_cascade
 from edgekit_offload.planning.planner import plan
+from edgekit_runtime.remote.cut_table import Escalation, OffloadPlan, PlanCosts
+from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s, reserved_server_s
 
 
 def linear_model(error: float) -> bytes:
@@ -52,7 +54,42 @@ def test_good_small_model_makes_a_cascade_that_runs(monkeypatch: pytest.MonkeyPa
     escalation = way.plan.escalation
     assert escalation is not None
     assert escalation.share < 0.5
+    assert "of 200 other samples" in way.explanation.lower()
+    assert "with a confidence of 95" in way.explanation
     split = cascade_split(small, "y", whole_upload(large))
     assert split.head is not None
     got = onnxruntime.InferenceSession(split.head.content).run(["y"], feeds[0])[0]
     np.testing.assert_array_equal(got, onnxruntime.InferenceSession(small).run(None, feeds[0])[0])
+
+
+def test_sure_answers_do_not_pay_for_a_request_that_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cascade, "run_seconds", lambda *_: 0.001)
+    large, inputs = linear_model(0.0), CascadeInputs(linear_model(0.5), 0.95, samples(400))
+    costs = PlanCosts(0.050, 0.01, 4e3, 100.0, request_s=0.020, compress_s=0.010, plain_bytes=9e3)
+    jpeg = OffloadPlan("jpeg:90", costs, tail="whole", media={"x": "jpeg:90"}, compression="zstd")
+    coded = OffloadPlan("uint8", costs, head="uint8.head", tail="whole", compression="zstd")
+    for upload, head_s in ((jpeg, 0.0), (coded, 0.020)):
+        found = cascade.plan_cascade(large, inputs, upload, 2.0)
+        assert not isinstance(found, CascadeRefusal)
+        escalation = found[0].escalation
+        assert escalation is not None
+        share = escalation.share
+        assert 0 < share < 0.5
+        assert found[0].costs.device_s == pytest.approx(0.002 + head_s + share * (0.050 - head_s))
+        assert found[0].costs.request_s == pytest.approx(share * 0.020)
+
+
+def test_cascade_is_refused_by_what_is_minimised() -> None:
+    link = LinkState(10e6, 10e6, 0.02)
+    escalation = Escalation("y", 0.1, 0.2)
+    planned = OffloadPlan("cascade", PlanCosts(0.3, 0.01, 4e3, 100.0), "h", "t", escalation=escalation)
+    upload = OffloadPlan("raw", PlanCosts(0.0, 0.01, 4e3, 100.0), tail="t")
+    slow = refuse_cascade(planned, [upload], [Conditions(link)], predict_s)
+    assert slow is not None
+    assert "20%" in slow.reason
+    assert "as 'raw'" in slow.reason
+    fewer = refuse_cascade(planned, [upload], [Conditions(link)], lambda *one: reserved_server_s(*one, 1.0))
+    assert fewer is None  # slower, and asks the server for a fifth of the requests
+    never = refuse_cascade(planned, [upload], [Conditions(link)], lambda *one: reserved_server_s(*one, 0.01))
+    assert never is not None
+    assert "limit on latency" in never.reason

@@ -103,6 +103,20 @@ def test_server_that_is_none_is_said_before_anything_is_measured(
         invoke(MODEL, "--device", "ssh:machine.invalid", "--server", server, "-o", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--server", "http://127.0.0.1:1"], "not a URL"),
+        (["--server", "local", "--objective", "throughput"], "least latency"),
+    ],
+)
+def test_three_tiers_refuse_what_they_would_get_wrong(tmp_path: Path, options: list[str], words: str) -> None:
+    where = ["--device", "local", "--edge", "local", "--tiers", "3", "-o", str(tmp_path)]
+    found = CliRunner().invoke(cli, ["offload", "plan", str(MODEL), *where, *options])
+    assert found.exit_code == 2
+    assert words in found.output
+
+
 def test_sizes_and_watts_have_units_and_places() -> None:
     assert parse_bytes("64MB", "--memory") == 64e6
     assert parse_bytes("1.5 MiB", "--memory") == 1.5 * 2**20

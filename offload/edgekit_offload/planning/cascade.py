@@ -17,9 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from edgekit_offload.partition.split import Part, SplitModels
 from edgekit_offload.planning.codings import Feeds, open_model, run_seconds
+from edgekit_offload.planning.envelope import Score, score_all
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.cut_table import Escalation, OffloadPlan
-from edgekit_runtime.remote.latency_model import Conditions, predict_s
+from edgekit_runtime.remote.latency_model import Conditions
 from edgekit_runtime.tensors import TensorSpec
 
 NAME: Final = "cascade"
@@ -49,9 +50,12 @@ class Cascade:
     confidence: float
     samples: int
 
-    def expected_s(self, small_s: float, remote_s: float) -> float:
-        """Return the mean latency: each request runs the small model, and a share of them goes on."""
-        return small_s + self.escalation.share * remote_s
+    def describe(self) -> str:
+        """Return one sentence about the answers."""
+        return (
+            f"Of {self.samples} other samples {self.agreement:.1%} get the large model's answer, so at least"
+            f" {self.least_agreement:.1%} of all do, with a confidence of {self.confidence:.0%}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,26 +144,6 @@ def _compare(small: ArrayLike, large: ArrayLike) -> tuple[NDArray[np.float64], N
     return top[:, -1] - top[:, -2], scores.argmax(axis=1) != reference.argmax(axis=1)
 
 
-def refuse_slow(cascade: Cascade, small_s: float, remote_s: float, best_s: float) -> CascadeRefusal | None:
-    """Return why a cascade does not pay, or None if it does.
-
-    Args:
-        cascade: what `choose_threshold` returned.
-        small_s: latency of the small model on the device, seconds.
-        remote_s: what a request that is escalated takes beyond that: link and large model, seconds.
-        best_s: latency of the best way without a cascade, seconds.
-    """
-    expected_s = cascade.expected_s(small_s, remote_s)
-    if expected_s < best_s:
-        return None
-    share = max((best_s - small_s) / remote_s, 0.0) if remote_s > 0 else 0.0
-    return CascadeRefusal(
-        f"The cascade sends {cascade.escalation.share:.0%} of the requests to the server and takes "
-        f"{expected_s * 1e3:.1f} ms on average, the best other way {best_s * 1e3:.1f} ms; it pays only below "
-        f"{share:.0%}."
-    )
-
-
 def _threshold(margins: NDArray[np.float64], is_wrong: NDArray[np.bool_], allowed: int) -> float | None:
     """Return the smallest margin from which on at most `allowed` answers are wrong; None if there is none."""
     order = np.argsort(-margins, kind="stable")
@@ -242,8 +226,11 @@ class CascadeInputs:
 
 def plan_cascade(
     large: bytes, inputs: CascadeInputs, upload: OffloadPlan, slowdown: float
-) -> OffloadPlan | CascadeRefusal:
+) -> tuple[OffloadPlan, Cascade] | CascadeRefusal:
     """Return the cascade that escalates by an upload, or why there is none.
+
+    Each request runs the small model, and the coding that stands in one graph with it; only those that go on
+    pay for a file (JPEG), for compression and for the request.
 
     Args:
         large: the model of the server.
@@ -258,12 +245,18 @@ def plan_cascade(
     if not isinstance(cascade, Cascade):
         return cascade
     small_s = run_seconds(inputs.small, inputs.feeds[0]) * slowdown
-    costs = replace(upload.costs, device_s=upload.costs.device_s + small_s, is_measured=False)
+    sent, share = upload.costs, cascade.escalation.share
+    head_s = 0.0 if upload.head is None else sent.device_s - sent.compress_s - sent.request_s
+    costs = replace(
+        sent, device_s=small_s + head_s + share * (sent.device_s - head_s),
+        compress_s=share * sent.compress_s, request_s=share * sent.request_s, is_measured=False,
+    )  # fmt: skip
     stem = f"{NAME}-{(upload.tail or '').removesuffix('.tail')}"
-    return replace(
+    planned = replace(
         upload, name=stem, costs=costs, head=f"{stem}.head", tail=f"{stem}.tail",
         escalation=cascade.escalation, answers_changed=1 - cascade.agreement,
     )  # fmt: skip
+    return planned, cascade
 
 
 def _confirm(large: bytes, inputs: CascadeInputs) -> Cascade | CascadeRefusal:
@@ -288,22 +281,32 @@ def _confirm(large: bytes, inputs: CascadeInputs) -> Cascade | CascadeRefusal:
 
 
 def refuse_cascade(
-    plan: OffloadPlan, others: Sequence[OffloadPlan], conditions: Sequence[Conditions]
+    plan: OffloadPlan, others: Sequence[OffloadPlan], conditions: Sequence[Conditions], score: Score
 ) -> CascadeRefusal | None:
-    """Return why a cascade pays under no conditions, or None if it pays somewhere."""
-    escalation = plan.escalation
-    if escalation is None:
+    """Return why a cascade pays under no conditions, or None if it pays somewhere.
+
+    Args:
+        plan: the cascade.
+        others: the plans that are offered beside it.
+        conditions: links and loads.
+        score: what the objective minimises.
+    """
+    if plan.escalation is None:
         raise CutError(f"plan '{plan.name}' is no cascade")
-
-    def ratio(one: Conditions) -> float:
-        return predict_s(plan, one) / min(predict_s(other, one) for other in others)
-
-    nearest = min(conditions, key=ratio)
-    device_s = plan.costs.device_s * nearest.device_slowdown
-    remote_s = predict_s(replace(plan, escalation=None), nearest) - device_s
-    best_s = min(predict_s(other, nearest) for other in others)
-    found = Cascade(escalation, 1 - (plan.answers_changed or 0.0), 0.0, 0.95, 0)
-    return refuse_slow(found, device_s, remote_s, best_s)
+    rows = score_all([plan, *others], conditions, score)
+    own, best = rows[0], rows[1:].min(axis=0)
+    if (own < best).any():
+        return None
+    ratio = np.full(len(own), np.inf)
+    np.divide(own, np.maximum(best, 1e-12), out=ratio, where=np.isfinite(own))
+    column = int(ratio.argmin())
+    if not np.isfinite(ratio[column]):
+        return CascadeRefusal("The cascade keeps the limit on latency at no setting.")
+    rival = others[int(rows[1:, column].argmin())].name
+    return CascadeRefusal(
+        f"The cascade sends {plan.escalation.share:.0%} of the requests to the server and costs at least"
+        f" {ratio[column]:.3g} times as much as '{rival}'."
+    )
 
 
 def cascade_split(small: bytes, output: str, upload: SplitModels) -> SplitModels:

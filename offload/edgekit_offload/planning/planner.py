@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_offload.cuts.solver import Limit
-from edgekit_offload.planning.cascade import NAME, CascadeInputs, plan_cascade, refuse_cascade
+from edgekit_offload.planning.cascade import NAME, CascadeInputs, CascadeRefusal, plan_cascade, refuse_cascade
 from edgekit_offload.planning.codings import AnswerChange, Feeds, measure_codings, open_model, run_seconds
 from edgekit_offload.planning.costs import (
     INPUT,
@@ -195,6 +195,7 @@ class _Draft:
     kernels_on_device: int = 0
     device_bytes: float | None = None
     expected_loss: float | None = None
+    note: str = ""  # a sentence beside the explanation
 
     @property
     def may_round(self) -> bool:
@@ -488,9 +489,8 @@ def _add_request(plan: OffloadPlan, device: ModelProfile, server: ModelProfile) 
         return replace(
             plan, costs=replace(plan.costs, device_s=plan.costs.device_s + local_s, request_s=local_s)
         )
-    share = plan.escalation.share if plan.escalation is not None else 1.0
     size_bytes = plan.costs.upload_bytes
-    request_s = device.request.seconds(size_bytes) * share
+    request_s = device.request.seconds(size_bytes)
     server_request_s = server.request.seconds(size_bytes)
     costs = replace(
         plan.costs,
@@ -521,13 +521,17 @@ def _cascade(
         return []
     upload = min(uploads, key=lambda one: sum(predict_s(one.plan, each) for each in conditions))
     found = plan_cascade(inputs.content, cascade, upload.plan, slowdown)
-    if isinstance(found, OffloadPlan):
-        refusal = refuse_cascade(found, [draft.plan for draft in drafts], conditions)
-        if refusal is None:
-            return [_Draft("cascade", found, "modelled", upload.sent)]
-        found = refusal
-    refusals.append(Refusal(NAME, found.reason))
-    return []
+    if isinstance(found, CascadeRefusal):
+        refusals.append(Refusal(NAME, found.reason))
+        return []
+    planned, confirmed = found
+    offered = [draft.plan for draft in drafts if not _is_over_loss(inputs, draft)]
+    own, *others = (_add_energy(one, inputs.power) for one in (planned, *offered))
+    refusal = refuse_cascade(own, others, conditions, _score(inputs))
+    if refusal is not None:
+        refusals.append(Refusal(NAME, refusal.reason))
+        return []
+    return [_Draft("cascade", planned, "modelled", upload.sent, note=confirmed.describe())]
 
 
 def _cut_draft(one: CutCandidate, costs: GraphCosts) -> _Draft:
@@ -655,8 +659,8 @@ def _compare(
             expected_loss=draft.expected_loss, is_over_loss=bool(is_over[number]),
             sends_input=_sends_input(inputs, draft),
         )  # fmt: skip
-        text = explain_way(way, kernels, is_reserve=number in reserve)
-        ways.append(replace(way, explanation=text))
+        text = f"{explain_way(way, kernels, is_reserve=number in reserve)} {draft.note}"
+        ways.append(replace(way, explanation=text.rstrip()))
     table = CutTable(
         tuple(draft.plan for number, draft in enumerate(drafts) if number in in_table),
         inputs.objective,

@@ -77,7 +77,8 @@ class TieredCuts:
                 self.tails[name] = tail
                 rest_s = min(predict_s(one, Conditions(self.link)) for one in tail.table.plans)
                 costs = replace(found.plan.costs, server_s=min(found.plan.costs.server_s, rest_s))
-                results[name] = replace(found, plan=replace(found.plan, costs=costs))
+                label = found.label if rest_s >= found.plan.costs.server_s else "modelled"
+                results[name] = replace(found, plan=replace(found.plan, costs=costs), label=label)
         return results
 
     def _plan_tail(self, name: str, split: SplitModels) -> PlannedTail:

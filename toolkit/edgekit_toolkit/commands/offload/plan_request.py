@@ -86,6 +86,10 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
     classes = stated | _check_classes(content, options["classes"])
     grid = Grid(parse_bandwidths(options["bandwidth"]), parse_numbers(options["rtt"], "--rtt"))
     by_url = is_url(options["server"])
+    if options["tiers"] > 2 and by_url:
+        raise click.UsageError("--tiers 3 needs a profile or a machine as --server, not a URL")
+    if options["tiers"] > 2 and options["objective"] != "latency":
+        raise click.UsageError("--tiers 3 places kernels for the least latency: leave --objective out")
     for option in ("--device", "--server", "--edge"):  # before anything is measured
         _check_machine(options[option[2:]], option)
     if by_url:
