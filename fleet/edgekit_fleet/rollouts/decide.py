@@ -27,8 +27,9 @@ _QUORUM: Final = 0.9
 _LEANING: Final = 0.1
 """From this share of the way to a stop, the evidence leans against the release."""
 _MOST_SUSPECTED: Final = 30
-"""So many devices get a release against which the evidence leans, in fleets of no more a wave; a larger
-minimum holds."""
+"""The most devices that get a release against which the evidence leans; a larger minimum holds."""
+_SMALL_FLEET: Final = 10
+"""In fleets of at most this size, a release against which the evidence leans passes no wave."""
 
 
 def decide(progress: Progress, now: float) -> Decision | None:
@@ -172,9 +173,10 @@ def _go_on(progress: Progress, judgement: Judgement, now: float) -> Decision:
         return _wait(progress, now, f"{said} and {needed} are needed", figures)
     running = _count_running(progress)
     if judged == started and is_leaning and running == 0:
-        return _abort(progress, f"{said}, and none runs the release well", figures)
+        reason = f"{said}, and none runs the release well: {judgement.suspicion}"
+        return _abort(progress, reason, figures)
     most = 2 * judged + silent if judged >= settings.minimum else max(2 * judged, replaced_at_most)
-    is_small = len(progress.members) <= _MOST_SUSPECTED
+    is_small = len(progress.members) <= _SMALL_FLEET
     if is_leaning and (not is_all or (is_small and running < judged)):
         if started >= (progress.wave_end if is_small else max(settings.minimum, _MOST_SUSPECTED)):
             doubt = f"paused: {judgement.suspicion}: too few to stop it; look at them, then resume or abort"
