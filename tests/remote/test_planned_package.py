@@ -13,7 +13,7 @@ from tests.remote.planned_package import MARGIN, Array, make_pictures, serving, 
 
 from edgekit_runtime.cli import main
 from edgekit_runtime.client.client import Client
-from edgekit_runtime.errors import BackendError
+from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import Session, open_session
 from edgekit_runtime.trust.trust_store import TrustStore
@@ -132,7 +132,7 @@ def test_model_too_large_for_the_device_answers_through_the_server_or_says_why_n
             found = session.run({"image": make_pictures(1)})["logits"]
             np.testing.assert_allclose(found, expected[1], rtol=0, atol=TOLERANCES["jpeg"])
     set_server(tmp_path, monkeypatch, "127.0.0.1:9", timeout_s=0.5)
-    with planned.offloading(package) as session, pytest.raises(BackendError, match="cannot reach"):
+    with planned.offloading(package) as session, pytest.raises(UnavailableError, match="cannot reach"):
         session.run({"image": make_pictures(1)})
 
 

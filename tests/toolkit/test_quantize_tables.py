@@ -63,13 +63,14 @@ def test_table_becomes_int8_with_a_scale_a_row() -> None:
         assert snr_db(run(model, feeds)["y"], run(made, feeds)["y"]) > 30, table[row]
 
 
+@pytest.mark.int8_products  # sums are exact where the engine may optimise
 @pytest.mark.parametrize("kind", [forms.INT8_WEIGHTS, forms.DYNAMIC_INT8], ids=["int8 weights", "dynamic"])
 def test_forms_of_a_text_model_are_a_quarter_of_it(kind: str) -> None:
     model = text_model()
     made = build(model, Form(kind))
     assert made is not None
     assert made.ByteSize() < 0.32 * model.ByteSize()
-    assert snr_db(run(model, IDS)["y"], run(made, IDS)["y"]) > 30
+    assert snr_db(run(model, IDS)["y"], run(made, IDS, optimise=True)["y"]) > 30
 
 
 def test_report_lists_the_table_as_int8() -> None:

@@ -146,9 +146,10 @@ class ServerProber:
         state = self._state
         with state.lock:
             ways = [way for way in state.ways.values() if now_s >= way.retry_s]
-            asked = state.asked_plan
-            if asked is not None:
-                ways = [way for way in ways if way.plan.name == asked]
+            asked = [way for way in ways if way.plan.name == state.asked_plan]
+            # A request that waits although the asked plan is proved cannot be carried by it.
+            if state.asked_plan is not None and not (self._waiting and all(way.is_proved for way in asked)):
+                ways = asked
             unproved = [way for way in ways if not way.is_proved and state.is_cheap(way, now_s)]
             if not unproved and not state.breaker.is_closed:
                 unproved = ways  # any right answer shows that the server is well
