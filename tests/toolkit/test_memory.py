@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.package_run import model_of, tensor
 
 from edgekit_runtime.errors import DataError, ModelError
+from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_toolkit.costs.ort_arena import Arena
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memory
 from edgekit_toolkit.evaluation.judge import find_memory
@@ -108,6 +109,8 @@ def assert_estimate_holds(model, dims=None, threads=1):
     [matmul, convolutions, grouped_convolution, transposed_convolution, int8_convolution, branches],
 )
 def test_estimate_of_a_built_model_is_within_ten_percent_of_the_measurement(make):
+    if make is int8_convolution and saturates():
+        pytest.skip("without VNNI the engine keeps other copies of 8-bit weights than on the target")
     assert_estimate_holds(make())
 
 
