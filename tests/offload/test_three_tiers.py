@@ -100,7 +100,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
     )
     out = tmp_path / "plans"
     where = ["--device", "ssh:device", "--edge", "ssh:edge", "--server", "ssh:cloud", "--tiers", "3"]
-    link = ["--edge-link", "0.1@2", "--bandwidth", "1", "--rtt", "2"]
+    link = ["--edge-link", "0.1@2", "--bandwidth", "1", "--rtt", "2", "--max-loss", "100%"]
     arguments = ["offload", "plan", str(package), *where, *link, "-o", str(out)]
     done = CliRunner().invoke(cli, arguments, catch_exceptions=False, standalone_mode=False)
     assert done.exception is None
