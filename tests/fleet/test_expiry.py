@@ -102,5 +102,7 @@ def test_alarm_comes_once_a_day_for_each(tmp_path: Path) -> None:
             alarm_expiries(session, [made], time.time())
     with store.transaction() as session:
         said = session.scalars(select(AuditRow).where(AuditRow.action == EXPIRY_ALARM)).all()
-    assert [(row.subject, row.detail["text"][-7:]) for row in said] == [(made.what, "sign it")]
+    assert [(row.subject, row.detail["advice"], row.detail["is_urgent"]) for row in said] == [
+        (made.what, "sign it", True)
+    ]
     store.close()

@@ -56,32 +56,21 @@ def infer(service: Running) -> int:
     return ask(service, infer_bytes(X)).status
 
 
-@pytest.mark.parametrize("fault", ["malformed", "no token"])
-def test_version_that_needs_the_server_waits_for_options_that_can_be_used(
+@pytest.mark.parametrize("fault", ["malformed", "no token", "server away"])
+def test_version_that_needs_the_server_waits_until_it_can_be_used(
     maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     slots, server = install(maker, tmp_path, RAW), HostileServer()
     set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
-    spoil_options(tmp_path, fault)
-    with running(make_config(tmp_path), InstalledModels(slots)) as service:
-        assert infer(service) == 503
-        assert find_rejected(slots) == []
-        set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
-        assert infer(service) == 200
-        assert served_version(service) == "1.0.0"
-    server.close()
-
-
-def test_version_that_needs_the_server_waits_for_it(
-    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slots, server = install(maker, tmp_path, RAW), HostileServer()
-    server.misbehave = lambda *_: None  # ends each connection
-    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    if fault == "server away":
+        server.misbehave = lambda *_: None  # ends each connection
+    else:
+        spoil_options(tmp_path, fault)
     with running(make_config(tmp_path), InstalledModels(slots)) as service:
         assert infer(service) == 503
         assert find_rejected(slots) == []
         server.misbehave = None
+        set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
         assert infer(service) == 200
         assert served_version(service) == "1.0.0"
     server.close()

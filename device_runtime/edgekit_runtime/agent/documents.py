@@ -188,7 +188,8 @@ class ModelFigures:
 
     Attributes:
         model, version: the version that the figures describe.
-        requests, failed: number of answered calls, and number of those that failed.
+        requests: number of answered calls.
+        failed: number of answered calls that failed.
         looked_at: answers that the drift statistics looked at.
         not_finite: number of calls whose outputs had NaN or infinity although the inputs were finite.
         restarts: crashes of the process that runs the model.

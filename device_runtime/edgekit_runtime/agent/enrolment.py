@@ -1,4 +1,4 @@
-"""Joining a fleet: the device makes a key, shows a one-time code, and gets a certificate and trust anchors.
+"""Joining a fleet: the device makes a key and uses a one-time code; the fleet gives it a certificate.
 
     <config>/fleet/device.key       Ed25519 private key, never leaves the device
     <config>/fleet/device.crt       its certificate

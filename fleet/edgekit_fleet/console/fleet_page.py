@@ -27,6 +27,7 @@ from edgekit_fleet.store.tables import (
 )
 
 _DAY_S: Final = 86_400.0
+_LATE_ALARM_S: Final = 1200.0
 _NO_MANAGER_S: Final = 30.0
 _REASONS: Final = 2
 _STOPPED: Final = "Devices keep what they run; nobody decides or takes reports in. Start `edgekit fleet up`."
@@ -125,15 +126,15 @@ def _find_concerns(session: Session, counts: Mapping[tuple[str, bool], int]) -> 
             yield Concern(kind, text, _read_reasons(session, status), f"/devices?status={status}", status)
     yield from _find_device_concerns(session, by_status)
     since = time.time() - _DAY_S
-    expiring = (
+    expiring = (  # said once a day, by a manager that looks every ten minutes
         select(AuditRow)
-        .where(AuditRow.action == EXPIRY_ALARM, AuditRow.at > since)
+        .where(AuditRow.action == EXPIRY_ALARM, AuditRow.at > since - _LATE_ALARM_S)
         .order_by(AuditRow.detail["ends_at"].as_float())
     )
     for row in {row.subject: row for row in session.scalars(expiring)}.values():
-        sentence, _, advice = row.detail["text"].partition("; ")
-        kind = "bad" if row.detail["ends_at"] < time.time() + 30 * _DAY_S else "warn"
-        yield Concern(kind, _begin(sentence), _begin(advice), f"/audit?action={EXPIRY_ALARM}", "audit")
+        kind = "bad" if row.detail["is_urgent"] else "warn"
+        sentence, advice = (_begin(row.detail[name]) for name in ("text", "advice"))
+        yield Concern(kind, sentence, advice, f"/audit?action={EXPIRY_ALARM}", "audit")
     alarms = session.scalar(
         select(func.count()).where(
             AuditRow.action >= "alarm.",

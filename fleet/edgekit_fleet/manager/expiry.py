@@ -119,8 +119,8 @@ def alarm_expiries(session: Session, expiries: list[Expiry], now: float) -> None
     said = set(session.scalars(recent))
     for one in due:
         if one.what not in said:
-            text = f"{one.describe(now)}; {one.advice}"
-            audit.record(session, "manager", EXPIRY_ALARM, one.what, text=text, ends_at=one.ends_at)
+            detail = {"advice": one.advice, "ends_at": one.ends_at, "is_urgent": one.is_urgent(now)}
+            audit.record(session, "manager", EXPIRY_ALARM, one.what, text=one.describe(now), **detail)
 
 
 def _format(at: float) -> str:

@@ -132,6 +132,19 @@ class Controls:
             del kept[1 : len(kept) // 2 : 2]  # what is older may be further apart
 
 
+@dataclass(slots=True)
+class KnownFigures:
+    """What was read of figures, and need not be read again.
+
+    Attributes:
+        controls: the devices that still run the old version.
+        not_finite: (device, model) -> answers of the version before with NaN or infinity, and all looked at.
+    """
+
+    controls: Controls = field(default_factory=Controls)
+    not_finite: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+
+
 def _find_control(reports: Sequence[_Report], period: tuple[float, float]) -> Period | None:
     """Return the figures of a period as near as reports allow: it begins earlier if it had no call else.
 
@@ -156,7 +169,7 @@ def observe_figures(
     rollout: str,
     progress: Progress,
     packages: Mapping[tuple[str, str], ReleasePackageRow],
-    known: "KnownFigures",
+    known: KnownFigures,
     *,
     since: float,
     fresh: Sequence[str],
@@ -174,27 +187,7 @@ def observe_figures(
         fresh: devices that have succeeded since; their figures may have come before.
         now: seconds since 1970; all figures that came earlier are in the store.
     """
-    versions = {package.version for package in packages.values()}
-    rows = session.scalars(
-        select(FigureRow)
-        .join(MemberRow, (MemberRow.device == FigureRow.device) & (MemberRow.rollout == rollout))
-        .where(
-            FigureRow.version.in_(versions),
-            or_(
-                # The hour leads to the rows by the index.
-                and_(FigureRow.hour >= int(since // _HOUR_S), FigureRow.reported_at >= since),
-                FigureRow.device.in_(fresh),
-            ),
-        )
-    )
-    of_device: dict[str, list[FigureRow]] = {}
-    for row in rows:
-        member = progress.members.get(row.device)
-        if member is None or member.state != "succeeded" or row.reported_at < member.started_at:
-            continue
-        package = packages.get((member.device_class, row.model))
-        if package is not None and package.version == row.version:
-            of_device.setdefault(row.device, []).append(row)
+    of_device = _read_new(session, rollout, progress, packages, since, fresh)
     if of_device or fresh:
         known.controls.follow(session, progress, now)
     for device, figures in of_device.items():
@@ -217,17 +210,37 @@ def observe_figures(
             yield Answered(device=device, fault=fault, readings=tuple(readings))
 
 
-@dataclass(slots=True)
-class KnownFigures:
-    """What was read of figures, and need not be read again.
-
-    Attributes:
-        controls: see there.
-        not_finite: (device, model) -> see `_count_before`.
-    """
-
-    controls: Controls = field(default_factory=Controls)
-    not_finite: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+def _read_new(
+    session: Session,
+    rollout: str,
+    progress: Progress,
+    packages: Mapping[tuple[str, str], ReleasePackageRow],
+    since: float,
+    fresh: Sequence[str],
+) -> dict[str, list[FigureRow]]:
+    """Return device -> the figures of its new versions that came since; see `observe_figures`."""
+    versions = {package.version for package in packages.values()}
+    rows = session.scalars(
+        select(FigureRow)
+        .join(MemberRow, (MemberRow.device == FigureRow.device) & (MemberRow.rollout == rollout))
+        .where(
+            FigureRow.version.in_(versions),
+            or_(
+                # The hour leads to the rows by the index.
+                and_(FigureRow.hour >= int(since // _HOUR_S), FigureRow.reported_at >= since),
+                FigureRow.device.in_(fresh),
+            ),
+        )
+    )
+    of_device: dict[str, list[FigureRow]] = {}
+    for row in rows:
+        member = progress.members.get(row.device)
+        if member is None or member.state != "succeeded" or row.reported_at < member.started_at:
+            continue
+        package = packages.get((member.device_class, row.model))
+        if package is not None and package.version == row.version:
+            of_device.setdefault(row.device, []).append(row)
+    return of_device
 
 
 def _ran_before(session: Session, rollout: str, row: FigureRow, digest: str) -> bool:

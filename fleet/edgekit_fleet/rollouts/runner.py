@@ -185,7 +185,11 @@ class RolloutRunner:
         fresh = [answer.device for answer in ended if answer.outcome == "succeeded"]
         read_until = now if self._shards is None else min(now, self._shards.horizon)
         read = observe_figures(
-            *(session, row.name, known.progress, known.packages, known.figures),
+            session,
+            row.name,
+            known.progress,
+            known.packages,
+            known.figures,
             since=known.observed_at,
             fresh=fresh,
             now=read_until,

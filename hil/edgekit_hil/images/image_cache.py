@@ -173,14 +173,10 @@ def _make_boot(image: Image, archive: DebianArchive, show: Show) -> None:
 
 
 def _make_keys(boot: Path, root: Path) -> None:
-    """Make the key of the machine, and one that may log in as root.
-
-    What ssh must know of them is in `boot`: `id_ed25519` and `host_key.pub`.
-    """
+    """Make the key of the machine, and one that may log in as root."""
     for path in (root / "etc/ssh/ssh_host_ed25519_key", boot / "id_ed25519"):
         run_checked(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "edgekit", "-f", path])
     shutil.copy(boot / "id_ed25519.pub", root / "root/.ssh/authorized_keys")
-    shutil.copy(root / "etc/ssh/ssh_host_ed25519_key.pub", boot / "host_key.pub")
 
 
 def _make_disk(path: Path, size_bytes: int, root: Path | None) -> None:

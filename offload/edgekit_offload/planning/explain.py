@@ -8,7 +8,7 @@ from edgekit_offload.planning.result import Certificate, PlannedMachine, Way, Wi
 from edgekit_runtime.remote.cut_table import LOCAL
 
 _WORTH: Final = 1.02  # below, a gain is not worth a sentence
-_LIMIT_BROKEN: Final = 1e6  # a gain that no real scores have
+LIMIT_BROKEN: Final = 1e6  # a gain that no real scores have
 _NAMED: Final = 3  # tensors that a sentence names
 _PROOFS: Final = {
     "enumerated": "all {} placements tried",
@@ -87,7 +87,7 @@ def explain_plan(
             ),
             key=lambda found: found[0],
         )  # fmt: skip
-        if gain >= _LIMIT_BROKEN:
+        if gain >= LIMIT_BROKEN:
             where = f"{bandwidth:g} Mbit/s and {rtt:g} ms"
             sentences.append(
                 f"'{way.name}' pays at {describe_ranges(way.wins)}: '{rival}' breaks the limit at {where}."
@@ -201,7 +201,7 @@ def _what_loss_gains(way: Way, ways: Sequence[Way], bandwidths: Sequence[float])
     )
     if gain < _WORTH:
         return ""
-    what = f"up to {gain:.3g} times better than" if gain < _LIMIT_BROKEN else "within the limit, unlike"
+    what = f"up to {gain:.3g} times better than" if gain < LIMIT_BROKEN else "within the limit, unlike"
     return (
         f"'{way.name}' would be {what} '{rival}' (at {bandwidths[column]:.3g} Mbit/s): {_describe_loss(way)}."
     )

@@ -36,6 +36,7 @@ from edgekit_offload.planning.envelope import (
 )
 from edgekit_offload.planning.explain import explain_plan, explain_way, size
 from edgekit_offload.planning.result import (
+    NEVER,
     Certificate,
     Kind,
     Label,
@@ -69,7 +70,6 @@ _CUTS_OF_4_BITS: Final = (
 MAX_FIRST_CUTS: Final = 2  # of placements on three tiers
 MAX_SAMPLES: Final = 16  # on which the sizes of all tensors are measured
 MAX_DEVICES: Final = 100_000  # of a server: more are not counted
-NEVER: Final = 1e15  # a score that stands for infinity in JSON
 _UNITS: Final[dict[Objective, str]] = {
     "latency": "ms", "energy": "mJ", "throughput": "ms a request", "capacity": "server ms kept a request",
 }  # fmt: skip

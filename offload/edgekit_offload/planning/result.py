@@ -5,13 +5,15 @@ Report, demo, export, benchmarks and the terminal read this record; `to_plain` a
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.remote.cut_table import CutTable, Objective, OffloadPlan
 
 Label: TypeAlias = Literal["measured", "emulated", "modelled"]
 Kind: TypeAlias = Literal["local", "upload", "cut", "cascade"]
+NEVER: Final = 1e15
+"""A score that stands for infinity in JSON: a limit does not hold."""
 _Figure: TypeAlias = Annotated[float, Range(0, 1e15)]
 
 
@@ -104,7 +106,7 @@ class Way:
         sent: what crosses the link.
         latency_ms: [RTTs][bandwidths] of one request on unloaded machines.
         score: [RTTs][bandwidths] of what the objective minimises: ms, mJ, ms a request of the pipeline, or
-            server ms kept a request (infinite values are 1e15: the latency limit does not hold).
+            server ms kept a request; `NEVER` where the latency limit does not hold.
         wins: where it is the best one; empty where it never is.
         in_table: whether it is in the cut table; it may be best under load alone.
         kernels_on_device: of how many the head consists; for a cut.

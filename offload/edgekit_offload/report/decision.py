@@ -4,13 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from edgekit_offload.planning.result import PlanningResult, Way
+from edgekit_offload.planning.explain import LIMIT_BROKEN
+from edgekit_offload.planning.result import NEVER, PlanningResult, Way
 from edgekit_offload.report.latency_chart import Curve, Reach
 from edgekit_offload.report.markup import three_digits
 
 _WORTH: Final = 1.05  # times better than the best whole-model way, from where a split is worth a sentence
-_NEVER: Final = 1e15  # a score where the limits do not hold
-_LIMIT_BROKEN: Final = 1e6  # a gain that no real scores have
 
 
 def curves_of(result: PlanningResult, row: int) -> list[Curve]:
@@ -90,7 +89,7 @@ def _gain(result: PlanningResult) -> str:
         return "No split was found."
     ratio, mbit_s, rtt_ms = max(
         (
-            min((way.score[row][column] for way in whole), default=_NEVER)
+            min((way.score[row][column] for way in whole), default=NEVER)
             / min(way.score[row][column] for way in split),
             result.bandwidths_mbit_s[column],
             result.rtts_ms[row],
@@ -99,7 +98,7 @@ def _gain(result: PlanningResult) -> str:
         for column in range(len(result.bandwidths_mbit_s))
     )
     where = f"{three_digits(_round(mbit_s))} Mbit/s and {three_digits(rtt_ms)} ms"
-    if ratio >= _LIMIT_BROKEN:
+    if ratio >= LIMIT_BROKEN:
         return f"Splitting keeps the limits where no whole-model way does, as at {where}."
     if ratio < _WORTH:
         return f"Splitting does not pay: at best {ratio:.2f} times as good as the best whole-model way."

@@ -181,10 +181,9 @@ def _ways(result: PlanningResult) -> Markup | None:
     note = el(
         "p",
         "Sent and received: bodies of a request, the mean of the samples. Answers: the share that are not "
-        "those of the whole model, and the share of all that is expected to be wrong by it (estimated), of "
-        "so many samples. "
-        "Leakage: PSNR at which an attacker rebuilt the input from what is sent. It is a lower bound: a"
-        " better attack recovers more.",
+        "those of the whole model, and the share of all that is expected to be wrong by it (estimated). "
+        "Leakage: PSNR at which an attacker rebuilt the input from what is sent. It is a lower bound: a "
+        "better attack recovers more.",
         class_="note",
     )
     grid = table(head, rows, numeric=frozenset(range(2, 8)), caption="Every way to run the model")

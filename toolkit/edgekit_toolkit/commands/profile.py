@@ -69,22 +69,16 @@ def command(
     from edgekit_offload.profiling.machine import RunnableGraph, time_batches
     from edgekit_runtime.dataclass_json import to_plain
     from edgekit_runtime.system.processor_speed import SpeedGate
-    from edgekit_toolkit.commands.hil.bench_machine import find_device, find_names
+    from edgekit_toolkit.commands.hil.bench_machine import find_device
     from edgekit_toolkit.commands.progress import ProgressBar
     from edgekit_toolkit.console import open_console, print_line
     from edgekit_toolkit.costs.device_transfer import fit_ratios
     from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
     from edgekit_toolkit.measurement.host_run import engine_name
-    from edgekit_toolkit.targets.loader import find_user_targets, load_target
+    from edgekit_toolkit.targets.loader import find_user_targets
     from edgekit_toolkit.targets.writer import write_target
 
-    device, (own_base, own_name) = find_device(on), find_names(on) or (None, None)
-    if (base := base or own_base) is None:
-        raise click.UsageError(f"{on} is no bench, whose file would say it: name the device's --target")
-    target = load_target(base, [find_user_targets()])
-    if base != own_base or own_name is None:
-        own_name = f"{target.name}-profiled"
-    target = replace(target, name=name or own_name, aliases=(), transfer=None)
+    device, target = find_device(on), _find_target(on, base, name)
     path = output or find_user_targets() / f"{target.name}.toml"
     _check(target, path, is_forced=force)
     networks = make_calibration_networks()
@@ -119,6 +113,20 @@ def command(
             print_line(
                 console, ("Note:", "yellow"), f"{there}; kernels of two releases may differ.", indent=0
             )
+
+
+def _find_target(on: str, base: str | None, name: str | None) -> Target:
+    """Return the target that a profile is made from, with the name of the new one."""
+    from edgekit_toolkit.commands.hil.bench_machine import find_names
+    from edgekit_toolkit.targets.loader import find_user_targets, load_target
+
+    own_base, own_name = find_names(on) or (None, None)
+    if (base := base or own_base) is None:
+        raise click.UsageError(f"{on} is no bench, whose file would say it: name the device's --target")
+    target = load_target(base, [find_user_targets()])
+    if base != own_base or own_name is None:
+        own_name = f"{target.name}-profiled"
+    return replace(target, name=name or own_name, aliases=(), transfer=None)
 
 
 def _check(target: Target, path: Path, *, is_forced: bool) -> None:

@@ -13,8 +13,7 @@ from edgekit_offload.planning.explain import (
     describe_limits,
     size,
 )
-from edgekit_offload.planning.planner import NEVER
-from edgekit_offload.planning.result import PlanningResult, Way
+from edgekit_offload.planning.result import NEVER, PlanningResult, Way
 from edgekit_offload.report.terminal_chart import render_terminal
 from edgekit_toolkit.console import is_ascii_only, print_line, print_section
 
