@@ -362,7 +362,9 @@ class Agent:
             self._service = runs, self._service[1] if runs and index is None else index
             self._service_s = now_s + (1.0 if is_under_way else _SERVICE_S)
         models = {}
-        for model in fingerprint:
+        for model, state in fingerprint.items():
+            if not state and self._steps.is_busy:  # its first package is being written: nothing to rebuild
+                continue
             with contextlib.suppress(EdgekitError):
                 view = self._installer.view(model)
                 if view.version or view.previous or view.rejected:  # else it was removed
