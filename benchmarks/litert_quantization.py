@@ -161,7 +161,7 @@ def choose(rows: list[Row]) -> Row:
 
 
 def table(work: Work, rows: list[Row], seconds: float) -> str:
-    """The rows as a table for docs/benchmarks.md."""
+    """The rows as a table for docs/benchmarks/engines.md."""
     chosen = choose(rows)
     lines = [f"`{work.name}`, {work.samples}; score: {work.metric}; search {seconds:.0f} s", ""]
     lines += [

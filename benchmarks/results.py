@@ -85,7 +85,7 @@ def _versions(*packages: str) -> dict[str, str]:
 
 
 def markdown(results: Sequence[Result], host: Mapping[str, str | float]) -> str:
-    """The tables of docs/benchmarks.md."""
+    """The tables of docs/benchmarks/quantization.md."""
     parts = ["Taken on: " + ", ".join(f"{name} {value}" for name, value in host.items()) + "."]
     for result in results:
         lines = [f"`{result.work}`, {result.samples}; score: {result.metric}", ""]
