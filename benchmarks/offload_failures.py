@@ -12,7 +12,7 @@ server with its pixels as bytes.
 - Overloaded: 24 other connections ask for the same tail for 12 s.
 - Local alone: a session without a server, which takes turns with the other one, request by request. So both
   meet the same moments of a processor that is now fast and now slow.
-- Right: all outputs within 10 % of the greatest value of the whole model's; each request has another image.
+- Right: all outputs within 0.1 % of the greatest value of the whole model's; each request has another image.
 - Goals: 100 % right answers; p99 at most p50 of local alone, at that time, x 1.3 + 20 ms.
 - Hedging: processor time of the device a request, on a link that changes every 0.3 s between 100 and
   8 Mbit/s, with and without hedging (which the benchmark patches out) in turn; goal: at most 15 % more.
