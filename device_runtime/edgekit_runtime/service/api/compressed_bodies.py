@@ -82,7 +82,7 @@ class CompressedBodies:
 
 
 class _Decompression:
-    """One body, its content after `run`, or the error."""
+    """A body; after `run` it holds the content or the error."""
 
     __slots__ = ("_body", "_coding", "_max_bytes", "content", "error")
 

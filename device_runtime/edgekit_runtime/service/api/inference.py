@@ -21,11 +21,11 @@ from edgekit_runtime.tensors import Array
 WhenLoaded: TypeAlias = Callable[[str, Connection, Callable[[], None]], None]
 
 _NONE_HELD: Final[Held] = {}
-_TIMES_JSON: Final = 4  # the tensors may take that many times the memory of the body: FP64 for `1,`
+_TIMES_JSON: Final = 4  # tensors may take so many times the memory of their JSON: `1,` becomes an FP64
 
 
 class Responder(Protocol):
-    """What a response goes to: a connection, or what adds headers in front of it."""
+    """The receiver of a response: a connection, or a wrapper that adds headers."""
 
     @property
     def is_open(self) -> bool:
@@ -136,7 +136,7 @@ class InferenceHandler:
                 self._slicer.start(_while_open(connection, work), held_bytes)
                 return
             parts = codec.encode(request, answer, held)
-        except Exception as error:  # also of a third party's backend that returned what is no tensor
+        except Exception as error:  # also if a third party's backend returned something other than a tensor
             connection.respond_error(error)
         else:
             connection.respond(*parts)

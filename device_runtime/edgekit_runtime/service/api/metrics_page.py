@@ -1,4 +1,4 @@
-"""The page that Prometheus reads: all families of metrics, gathered when it is asked for."""
+"""The page that Prometheus reads: all families of metrics, gathered at each request."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final

@@ -204,7 +204,7 @@ class Router:
         await self._registry.unload(name)
 
     def _when_loaded(self, name: str, connection: Connection, act: Callable[[], None]) -> None:
-        """Call `act` once a model is loaded again that was unloaded for others."""
+        """Call `act` once a model that was unloaded for others is loaded again."""
 
         async def wait() -> None:
             await self._registry.wait_for(name)

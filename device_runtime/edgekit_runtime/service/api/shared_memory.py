@@ -14,7 +14,7 @@ from edgekit_runtime.service.oip.shared_memory import Region, Regions
 
 
 class _OwnedRegions:
-    """The memfds that a connection registered; its `on_close`, which goes with it to a worker and back.
+    """The memfds that a connection registered. As its `on_close` it moves with it to a worker and back.
 
     Attributes:
         regions: some of them may have been unregistered meanwhile.
@@ -27,7 +27,7 @@ class _OwnedRegions:
         self.regions: list[Region] = []
 
     def __call__(self) -> None:
-        """Unregister them with the end of the connection: a client that dies unregisters nothing."""
+        """Unregister them when the connection ends: a client that dies unregisters nothing."""
         for region in self.regions:
             self._registered.remove(region)
 
@@ -64,7 +64,7 @@ class SharedMemoryHandler:
                 size_bytes=size_bytes,
                 owner=connection.peer_pid,
             )
-            del connection.descriptors[0]  # the region's from now on
+            del connection.descriptors[0]  # the region owns it from now on
             owned = connection.on_close
             if not isinstance(owned, _OwnedRegions):
                 owned = connection.on_close = _OwnedRegions(self._regions)

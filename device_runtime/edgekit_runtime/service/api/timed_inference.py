@@ -21,7 +21,7 @@ from edgekit_runtime.service.serving.served_version import Served
 def make_inference_handler(
     models: Catalogue, when_loaded: WhenLoaded, slicer: Slicer, times: RunTimes | None
 ) -> InferenceHandler:
-    """Return a handler whose responses state times if there are `times`, and else the usual one."""
+    """Return a handler whose responses state times; the usual one if `times` is None."""
     if times is None:
         return InferenceHandler(models, when_loaded, slicer)
     return TimedInferenceHandler(models, when_loaded, slicer, times)
@@ -49,10 +49,10 @@ class TimedInferenceHandler(InferenceHandler):
     def handle_request(
         self, name: str, version: str | None, connection: Connection, head: RequestHead, body: memoryview
     ) -> None:
-        """Respond to a request for a model, now or later, also to one that is refused.
+        """Respond to a request for a model, now or later; a refusal states the load, too.
 
-        A probe of the link asks for a version of a model that no server has; where a model has the name of
-        that version, its load is stated, so that a device learns whether to come back.
+        A device that probes the link asks for a version that no server has. If that version is the name of a
+        model, the response states the load of this model, so the device learns whether to come back.
         """
         try:
             super().handle_request(name, version, connection, head, body)
@@ -82,7 +82,7 @@ class TimedInferenceHandler(InferenceHandler):
         return meter
 
     def _measure_load(self, served: Served, asker: int) -> float:
-        """Return what others use of the model's slots or of the processors, and what waits on top."""
+        """Return the share of the model's slots or of the processors that others use, plus waiting calls."""
         metrics, loaded = served.metrics, served.loaded
         share = max(
             self._meter(served).measure(lambda: iter((metrics,)), asker),
@@ -95,7 +95,7 @@ class TimedInferenceHandler(InferenceHandler):
 
 
 class _StatingResponder:
-    """Sends a response with further headers; the kept heads of responses stay as they are."""
+    """Sends a response with further headers; cached heads of responses are not changed."""
 
     __slots__ = ("_connection", "_fields")
 

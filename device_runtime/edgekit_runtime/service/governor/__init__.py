@@ -1,1 +1,1 @@
-"""The seam between the service and the power governor."""
+"""How the service obeys the power governor."""

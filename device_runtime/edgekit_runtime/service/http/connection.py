@@ -123,10 +123,10 @@ class Connection:
         self.on_admit = on_admit
         self._lease = lease
         self._parser = RequestParser(owner.heads[is_local], owner.limits)
-        self._expected: RequestHead | None = None  # of the next request, if nothing of that has arrived
+        self._expected: RequestHead | None = None  # of the next request, if none of its bytes has arrived
         self._head: RequestHead | None = None  # of the request that is handled
         self._body_bytes = 0  # that `receiving_bytes` counts
-        self._moved_bytes = 0  # of a body or a response, when its progress was last looked at
+        self._moved_bytes = 0  # of a body or a response, at the last check of its progress
         self._send_buffer: SendBuffer | None = None
         self.is_busy = self.closes = self.is_lingering = False
         self._has_ended = False  # the client sends nothing more
@@ -286,7 +286,7 @@ class Connection:
         return False
 
     def _begin_body(self) -> None:
-        """A head was accepted whose body has not arrived completely."""
+        """Ask for the body of an accepted head and watch its progress; it has not arrived completely."""
         if self._head is not None and self._head.expects_continue:
             with contextlib.suppress(OSError):  # 25 bytes fit, or reading will show that the client is gone
                 self._socket.send(CONTINUE)

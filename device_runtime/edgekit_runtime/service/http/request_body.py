@@ -1,4 +1,4 @@
-"""The body of a request that does not arrive in one piece with its head. No sockets here.
+"""Bodies of requests that do not arrive in one piece with their heads. No sockets here.
 
 Source: RFC 9112, section 7.1 (chunked transfer coding).
 """

@@ -26,7 +26,7 @@ _ONE_OF_A_KIND: Final = frozenset(
 
 
 def find_end(data: bytes, start: int, max_bytes: int) -> int | None:
-    """Return where the head ends with which `data` begins, or None if its end has not arrived.
+    """Return where the head at the start of `data` ends, or None if its end has not arrived.
 
     Args:
         data: what was received.
@@ -180,7 +180,7 @@ def _parse(data: bytes) -> RequestHead:
     except httptools.HttpParserUpgrade as cause:
         if parser.get_method() == b"CONNECT":
             raise RequestError(400, "CONNECT is not supported") from cause
-        # An upgrade that is not granted is as if not asked for: what follows is HTTP/1.1 (RFC 9110, 7.8).
+        # A server may ignore an upgrade: what follows is HTTP/1.1 then (RFC 9110, 7.8).
     except httptools.HttpParserError as cause:
         raise RequestError(400, f"malformed HTTP request: {cause}") from cause
     if is_early or not found.is_complete:
@@ -193,7 +193,7 @@ def _parse(data: bytes) -> RequestHead:
 
 
 def _read_target(url: bytes, host: bytes | None) -> tuple[bytes, bytes | None]:
-    """Return path and host of a target: one that names a host counts, whatever `Host` says (RFC 9112, 3.2.2).
+    """Return path and host of a target; a host in the target overrides `Host` (RFC 9112, 3.2.2).
 
     Raises:
         RequestError: the target is of another scheme, or names no host or a user.
@@ -211,7 +211,7 @@ def _read_target(url: bytes, host: bytes | None) -> tuple[bytes, bytes | None]:
 
 
 def _is_foreign(host: bytes | None) -> bool:
-    """Return whether a web page can have such a host, whose owner lets the name point to this machine."""
+    """Return whether the host may be the name of a web page whose owner points it to this machine."""
     if host is None:  # no browser speaks HTTP 1.0
         return False
     name = host.decode("latin-1").lower().rstrip(".")
@@ -248,10 +248,10 @@ def _read_count(fields: dict[bytes, bytes], name: bytes) -> int | None:
 
 
 def _read_coding(fields: dict[bytes, bytes]) -> str:
-    """Return the content coding, or nothing for none.
+    """Return the content coding; empty for an uncompressed body.
 
     Raises:
-        RequestError: it is none that can be read here.
+        RequestError: this service cannot read the coding.
     """
     coding = fields.get(b"content-encoding", b"identity").lower().decode("latin-1")
     if coding == IDENTITY:

@@ -1,7 +1,7 @@
-"""Bytes of one client to requests, without I/O: bytes go in, events come out, as in h11.
+"""Turns the bytes of one client into requests, without I/O: bytes go in, events come out, as in h11.
 
-The caller gives it what arrives and asks for events until there is none. It knows no socket, no time and no
-meaning of a request.
+The caller passes in the received bytes and asks for events until there is none. It knows no socket, no time
+and no meaning of a request.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -53,7 +53,7 @@ class RequestParser:
 
     @property
     def body_bytes(self) -> int | None:
-        """How much has arrived of the body that is being received, or None outside of a body."""
+        """Received bytes of the present body, or None outside of a body."""
         return None if self._body is None else self._body.received_bytes
 
     def receive_data(self, data: bytes) -> None:

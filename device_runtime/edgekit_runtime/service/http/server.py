@@ -36,15 +36,15 @@ class HttpServer:
         handle_request: gets a connection, a head and the whole body; it, or what it starts, calls
             `connection.respond` once. An `EdgekitError` that it raises becomes the response.
         screen: gets a connection and a head before the body is read. It raises an error to refuse; it returns
-            True if it has released the connection. It sets `head.clearance` to that of the server where no
-            further request with this head needs screening.
+            True if it has released the connection. It sets `head.clearance` to the server's if no further
+            request with this head needs screening.
         clearance: changes when heads that were cleared must be screened again.
         loop, limits: shared by the connections.
         heads: parsed heads of connections over TCP, and of those over the Unix socket, which are screened
             differently.
         tick: how often the timer has fired while there were connections.
         idle_ticks: how long a connection may be idle.
-        receiving_bytes: received of bodies that are not complete.
+        receiving_bytes: bytes received so far of incomplete bodies.
         sending_bytes: size of responses that clients have not yet read.
         error_counts: status -> responses that were errors.
         is_draining: every response from now on is the last of its connection.
@@ -205,7 +205,7 @@ def _refuse(connected: socket.socket) -> None:
 
 
 def _raise_descriptor_limit() -> int:
-    """Return how many descriptors this process may have, after raising that as far as it may itself."""
+    """Raise the limit of descriptors of this process as far as it may itself; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):

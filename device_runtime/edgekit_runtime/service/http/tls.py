@@ -42,9 +42,9 @@ def make_context(certificate: str, key: str) -> ssl.SSLContext:
 class TlsListener:
     """Accepts TLS connections and hands them to an HTTP server.
 
-    They have a limit of their own, which counts from before the handshake: TLS clients are other machines,
-    and a connection takes three descriptors and 256 KiB. A stranger is a client that has not yet sent a
-    request with the token. Strangers cannot lock others out: where no place is left, the oldest one is
+    TLS connections have a limit of their own, which includes unfinished handshakes: TLS clients are other
+    machines, and a connection takes three descriptors and 256 KiB. A stranger is a client that has not yet
+    sent a request with the token. Strangers cannot lock others out: where no place is left, the oldest one is
     dropped.
     """
 

@@ -40,7 +40,7 @@ class ModelEntry:
         is_evicted: whether it was unloaded for others, or the machine had no memory or descriptors to load
             it, and its next request loads it.
         loading: the task that loads it for waiting requests, or None.
-        waiting: how many requests wait for that.
+        waiting: how many requests wait for `loading`.
         loaded_s: when `versions` were set, on `time.monotonic`.
         lock: held while any of this is changed.
     """

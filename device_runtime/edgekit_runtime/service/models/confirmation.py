@@ -16,7 +16,7 @@ from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.serving.served_version import Served
 
 _CONFIRM_AFTER_S: Final = 10.0
-_RECORD_AGAIN_S: Final = 60.0  # where it could not be recorded
+_RECORD_AGAIN_S: Final = 60.0  # after a record that failed
 
 _logger = logging.getLogger(__name__)
 
@@ -29,12 +29,12 @@ class Confirmations:
 
         Args:
             source: records the confirmations.
-            disk: runs that on its thread.
+            disk: records on its thread.
         """
         self._source, self._disk = source, disk
         self._timers: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self._crashed: set[tuple[str, str]] = set()
-        self._confirmed: set[tuple[str, str]] = set()  # and served since
+        self._confirmed: set[tuple[str, str]] = set()  # and serving since then
 
     def schedule(self, fresh: Iterable[Served]) -> None:
         """Confirm versions once they have served for a while."""

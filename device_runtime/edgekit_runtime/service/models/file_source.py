@@ -32,8 +32,8 @@ _logger = logging.getLogger(__name__)
 class PackageFiles(Source):
     """A `Source` of given files, and of all packages in given folders, which are listed again each time.
 
-    Of some packages it serves the tails: the submodels for a server, each as a model under a name that holds
-    its digest, so tails of several versions are served side by side.
+    It serves the tails of some packages: the submodels for a server. The name of each tail contains its
+    digest, so tails of several versions are served side by side.
 
     Listing reads a package's name and version without verifying them; opening verifies everything. Once a
     version was opened and not rejected, no older one follows it until the service restarts: an old package is

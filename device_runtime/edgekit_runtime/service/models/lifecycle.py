@@ -106,7 +106,7 @@ class Lifecycle:
         return False
 
     async def retire(self, old: Iterable[Served]) -> None:
-        """Wait for the calls of versions, then free their sessions; where a call hangs, once it ends."""
+        """Wait for the calls of versions, then free their sessions; if a call hangs, once it ends."""
         old = list(old)
         self.confirmations.cancel(old)
         self.leaving.update(old)  # now: a load that begins before they are free must see their memory
@@ -123,7 +123,7 @@ class Lifecycle:
         return freed
 
     def on_thread(self, work: Callable[..., Result], *args: Any) -> "asyncio.Future[Result]":
-        """Start `work` on a thread of its own, and return its result to come."""
+        """Start `work` on a thread of its own, and return the future of its result."""
         done: Future[Result] = Future()
         self._working.add(done)
         done.add_done_callback(self._working.discard)
@@ -137,7 +137,7 @@ class Lifecycle:
         await asyncio.gather(*map(asyncio.wrap_future, list(self._working)), return_exceptions=True)
 
     def abandon(self) -> None:
-        """End the threads without the work that waits; the work under way continues."""
+        """End the threads and drop the work that waits; the work under way continues."""
         self._disk.shutdown(wait=False, cancel_futures=True)
 
 

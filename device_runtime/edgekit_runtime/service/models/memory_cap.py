@@ -20,7 +20,7 @@ from edgekit_runtime.service.options.resources import ModelMemory
 from edgekit_runtime.service.serving.memory_estimate import count_sessions, model_bytes, needed_bytes
 from edgekit_runtime.system.machine import available_bytes
 
-_POLL_S: Final = 0.02  # for a model in the way whose calls end
+_POLL_S: Final = 0.02  # of the wait until the calls of a model that must be unloaded end
 
 _logger = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class MemoryCap:
         return victims[0].name if victims else None
 
     async def _evict(self, name: str) -> None:
-        # Without its lock, which a load of it may hold that waits for this one to end.
+        # Without its lock: a load of it may hold the lock and wait until the present load ends.
         model = self._models[name]
         _logger.info("model '%s' is unloaded to make room for another", name)
         self._metrics.swaps[name, "evicted"] += 1

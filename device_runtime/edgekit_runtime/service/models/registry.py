@@ -144,7 +144,7 @@ class Registry:
             rollout: how a new version is tried this time; None as the options say.
 
         Raises:
-            EdgekitError: that says why.
+            EdgekitError: the model cannot be loaded; the message says why.
         """
         model = await self._find_or_add(name)
         async with model.lock:
@@ -244,9 +244,9 @@ class Registry:
 
     async def _find_or_add(self, name: str) -> ModelEntry:
         model = self.models.by_name.get(name)
-        if model is None:  # added only where it is installed: any client could make up names that stay
+        if model is None:  # added only if installed: clients could send invented names without end
             if name not in await self._lifecycle.list_names():
-                # Which may know why not.
+                # Its error may say why not.
                 await self._lifecycle.on_thread(self._source.find, name, VersionPolicy())
                 raise RequestError(404, f"model '{name[:80]}' is not installed")
             model = self.models.by_name.setdefault(name, ModelEntry(name))
@@ -337,6 +337,6 @@ class Registry:
 
 
 def _may_come_later(error: EdgekitError, model: ModelEntry) -> bool:
-    """Whether the next request for a model that cannot be loaded is to try that again."""
+    """Whether the next request for a model that failed to load should try again."""
     fits_never = isinstance(error, MemoryCapError) and error.retry_after_s is None
     return isinstance(error, UnavailableError) and (model.is_evicted or not fits_never)

@@ -49,7 +49,7 @@ class RolloutController:
             False if there is nothing to try: no version in use, none newer, or the same one.
 
         Raises:
-            EdgekitError: the new version cannot be opened, or not be compared; what was in use stays.
+            EdgekitError: the new version cannot be opened or compared; the version in use stays.
         """
         policy = VersionPolicy.of(options)
         newest = (await self._lifecycle.on_thread(self._lifecycle.source.find, model.name, policy))[0]

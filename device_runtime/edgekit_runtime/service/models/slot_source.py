@@ -1,7 +1,7 @@
 """The models that are installed in slots, as a source of the service.
 
-Which version is opened is decided by `slots`; a version that fails here is rejected there, and the next best
-takes its place.
+`slots` decides which version is opened. A version that fails here is rejected there, and the next best takes
+its place.
 """
 
 import contextlib
@@ -139,9 +139,9 @@ class InstalledModels(Source):
             tried.add(choice.sha256)
             try:
                 return self._load(choice, load)
-            except UnavailableError:  # says nothing of the version
+            except UnavailableError:  # no evidence against the version
                 raise
-            except EngineMissingError as error:  # nor does this, until somebody installs the engine
+            except EngineMissingError as error:  # nor is this; it lasts until somebody installs the engine
                 failure = error
                 _logger.warning("%s %s stays installed and is not opened: %s", name, choice.version, error)
                 choice = self._begin_another(name, tried)

@@ -11,13 +11,13 @@ from edgekit_runtime.slots.versions import sort_key
 
 @dataclass(frozen=True, slots=True)
 class Servable:
-    """A package that may be served, as its source lists it: nothing of it is verified yet.
+    """A package that may be served, as its source lists it; it is not verified yet.
 
     Attributes:
         name, version: name and version of the model.
         path: path of the package.
         sha256: digest of the package's manifest.
-        submodel: the part of the package that is served as this model; None for its model.
+        submodel: the part of the package that is served as this model; None for the whole model.
     """
 
     name: str
@@ -32,8 +32,8 @@ class VersionPolicy:
     """Which versions are served; of several, the newest answers requests that name none.
 
     Attributes:
-        latest: how many of the newest versions, if `specific` is empty.
-        specific: these and no others.
+        latest: how many of the newest versions are served, if `specific` is empty.
+        specific: the only versions that are served, if any is named.
     """
 
     latest: int = 1

@@ -14,7 +14,7 @@ _FIELDS: Final = ("request_id", "model", "version")
 class JsonLines(logging.Formatter):
     """One JSON object a record: time, level, logger, message, and what the record is about.
 
-    A record says that by `extra={"model": ..., "version": ..., "request_id": ...}`.
+    A record names its subject by `extra={"model": ..., "version": ..., "request_id": ...}`.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -1,4 +1,4 @@
-"""Counts, gauges and histograms, owned by what they describe and cheap to change.
+"""Counts, gauges and histograms, cheap to change; each object owns those that describe it.
 
 Nothing here is locked: only the thread of the event loop changes or reads it. `prometheus` writes the text
 when it is requested.
@@ -50,8 +50,8 @@ class RunCount:
 
     Attributes:
         count: number of runs.
-        merge_s, infer_s, split_s: seconds in which a batch was made of the calls, in the engine, and in
-            which the outputs were parted; summed over the runs.
+        merge_s, infer_s, split_s: seconds of merging calls into a batch, of the engine, and of splitting the
+            outputs; summed over the runs.
     """
 
     __slots__ = ("count", "infer_s", "merge_s", "split_s")
@@ -72,11 +72,11 @@ class LaneMetrics:
     """Counts and times of one version of a model.
 
     Attributes:
-        model, version: whose.
+        model, version: name and version of the model.
         queue: seconds from a call's arrival to its beginning.
-        compute: seconds of the engine, for each call; those of a batch count for each call in it.
+        compute: seconds in the engine, for each call; the time of a batch counts for each call in it.
         total: seconds from a call's arrival to its answer, of calls that ran.
-        cached: the same of calls that were answered from the response cache.
+        cached: seconds from a call's arrival to its answer, of calls answered from the response cache.
         runs: (calls, rows) in a run -> count of such runs. A model without a free first dimension has one row
             a call. Beyond `MAX_KINDS` different pairs, both are rounded down to a power of two.
         succeeded: calls that ran and were answered with outputs.
@@ -90,8 +90,7 @@ class LaneMetrics:
         cancelled: calls dropped before they ran, since their client had gone.
         cache_misses: calls that the response cache did not hold.
         waiting: calls that wait now.
-        last_s: when the last call was answered that ran or was in the cache, on the clock of the scheduler,
-            or None.
+        last_s: when the engine or the cache last answered a call, on the clock of the scheduler, or None.
     """
 
     __slots__ = (
@@ -112,7 +111,7 @@ class LaneMetrics:
 
     @property
     def cache_hits(self) -> int:
-        """Calls that were answered from the response cache, those too that waited there for an equal one."""
+        """Calls answered from the response cache, at once or after waiting there for an equal call."""
         return self.cached.count
 
     @property
@@ -204,7 +203,7 @@ class ServiceMetrics:
         request_energy_j: (model, version) -> joules of a request, where they could be measured.
         power_w: (sensor,) -> watts now.
         temperature_c: (zone,) -> degrees Celsius now.
-        device: name of a metric -> its value, for what a device says of itself beside that.
+        device: name of a metric -> its value, for all other figures of the device.
     """
 
     __slots__ = ("device", "energy_j", "power_w", "request_energy_j", "swaps", "temperature_c")

@@ -1,7 +1,7 @@
 """What responses say about the server: the time that a call took, and how loaded the service is.
 
-Devices choose by it whether they send the next request. It costs a few microseconds a response, so it is an
-option, and nothing of this file runs without it.
+Devices decide by these figures whether to send the next request. It costs a few microseconds a response, so
+it is an option, and nothing of this file runs without it.
 
 Source: W3C Server Timing, section 2; Open Request Cost Aggregation (ORCA), per-request reports.
 """
@@ -16,7 +16,7 @@ _WINDOW_S: Final = 0.25
 
 
 class RunTimes:
-    """The times of the call that is answered next: the lane notes them right before it answers.
+    """The times of the call that is answered next; its lane notes them right before it answers.
 
     Attributes:
         queue_s, compute_s: as `LaneMetrics` has them.
@@ -28,7 +28,7 @@ class RunTimes:
         self.queue_s = self.compute_s = 0.0
 
     def take(self) -> tuple[float, float]:
-        """Return both, and forget them: a response from the cache, which notes none, takes no time."""
+        """Return both times and reset them to 0, since a response from the cache notes none."""
         found = self.queue_s, self.compute_s
         self.queue_s = self.compute_s = 0.0
         return found
@@ -62,7 +62,7 @@ class TimedMetrics(LaneMetrics):
 
 
 class UtilizationMeter:
-    """How much of the execution slots others use than who asks; the slots of one model, or the processors."""
+    """Measures which share of execution slots (of one model, or processors) other clients use."""
 
     __slots__ = ("_askers", "_began_s", "_busy_s", "_clock", "_own", "_share", "_slots")
 
@@ -76,18 +76,18 @@ class UtilizationMeter:
         self._slots, self._clock = slots, clock
         self._began_s = clock()
         self._busy_s = self._share = 0.0
-        self._askers: dict[int, float] = {}  # seconds of the calls of each since `_began_s`
-        self._own: dict[int, float] = {}  # share of each in the calls of the window before
+        self._askers: dict[int, float] = {}  # asker -> seconds of its calls since `_began_s`
+        self._own: dict[int, float] = {}  # asker -> its share of the calls in the window before
 
     def note(self, asker: int, compute_s: float) -> None:
-        """Take that a call of `asker` ran, by itself or in a batch."""
+        """Count a call of `asker` that ran, by itself or in a batch."""
         self._askers[asker] = self._askers.get(asker, 0.0) + compute_s
 
     def measure(self, list_lanes: Callable[[], Iterable[LaneMetrics]], asker: int = 0) -> float:
         """Return how much of the slots' time others take, 0..1, over the last quarter of a second.
 
-        It is a share of the time that `asker` leaves free: who is alone is told 0, however long its calls
-        take. Between two looks that are further apart it is the mean since the last one.
+        It is a share of the time that `asker` leaves free: a client that is alone gets 0, however long its
+        calls take. If the last measurement is longer ago, it is the mean since then.
         """
         now_s = self._clock()
         elapsed_s = now_s - self._began_s
@@ -109,8 +109,8 @@ def format_fields(times: tuple[float, float] | None, load: float) -> dict[str, s
     """Return the headers of a response.
 
     Args:
-        times: seconds in the queue and of computing; None of a call that was not run.
-        load: 1 where others use all slots, and more where calls wait.
+        times: seconds in the queue and of computing; None for a call that did not run.
+        load: 1 if others use all slots, and more if calls wait.
     """
     fields = {"Endpoint-Load-Metrics": f"TEXT application_utilization={load:.3f}"}
     if times is not None:

@@ -16,8 +16,8 @@ class TracebackLimiter(logging.Filter):
     """Logs the traceback of one fault once a minute, with the number of times it occurred meanwhile.
 
     Faults are the same where the same message is about the same things and the error was raised at the same
-    line; a model whose engine fails would else write some pages for each request. Records stay as they are:
-    other handlers get them too.
+    line; otherwise a model whose engine fails would write some pages for each request. Records stay as they
+    are: other handlers get them too.
     """
 
     def __init__(self, handler: logging.Handler, clock: Callable[[], float] = time.monotonic) -> None:

@@ -31,7 +31,7 @@ class Region:
 
     Attributes:
         name: name in requests.
-        key: the key that the client gave: of a POSIX segment its name, of a memfd anything.
+        key: the key that the client gave: the name of a POSIX segment, any text for a memfd.
         offset_bytes: where the region begins in its file.
         size_bytes: size of the region.
         descriptor: descriptor of the region's file, open as long as the region is registered.

@@ -1,9 +1,9 @@
 """A canary: a share of the calls is answered by the candidate, and clients do not see it fail.
 
-Which calls is decided without chance. Some of the candidate's calls are run again by both versions once they
-are answered, which compares answers and latency. While that does not keep up, the candidate gets fewer calls,
-so that wrong answers are found after the same number of calls under any load. Answers from a cache count
-neither as errors nor in latency; they are compared like all others.
+The choice of calls is not random. Both versions run some of the candidate's calls again after the answer, to
+compare answers and latency. While these runs do not keep up, the candidate gets fewer calls, so that wrong
+answers are found after the same number of calls under any load. Answers from a cache count neither as errors
+nor in latency; they are compared like all others.
 """
 
 import math
@@ -22,7 +22,7 @@ from edgekit_runtime.service.scheduling.call import Answer, Call, Lane, Reused
 from edgekit_runtime.service.scheduling.golden_ratio import GOLDEN
 from edgekit_runtime.tensors import Array
 
-_AHEAD: Final = 2.0  # times as many calls as a pair stands for may the candidate get before that pair is made
+_AHEAD: Final = 2.0  # the candidate may be ahead of its pairs by so many times the calls of one pair
 
 
 class CanaryLane(Lane):
@@ -50,8 +50,8 @@ class CanaryLane(Lane):
         """Put a candidate beside the current version.
 
         After a rollback all calls go to `current`; after a promotion the share stays until the owner removes
-        this lane. The owner closes the candidate: its calls under way must still be answered, with an error
-        if need be, which `current` then makes good.
+        this lane. The owner closes the candidate, which must still answer its calls under way, if only with
+        an error, which `current` then makes good.
 
         Args:
             current: the version in use.
@@ -59,7 +59,7 @@ class CanaryLane(Lane):
             observer: counts and judges.
             pairs: runs both versions with the same inputs.
             options: how many calls the candidate gets, how many of them both versions run again, and whether
-                its failures are made good, where the call's deadline has not passed.
+                `current` answers those that it fails, if their deadline has not passed.
             clock: the clock of the deadlines.
         """
         self._current = current
@@ -120,7 +120,7 @@ class CanaryLane(Lane):
                 if is_compared:
                     self._is_pairing = False
                 else:
-                    self._unpaired = max(0, self._unpaired - 1)  # it was no answer that may be wrong
+                    self._unpaired = max(0, self._unpaired - 1)  # an error is no wrong answer
                 self._take_failure(call, answer, now_s)
                 return
             kept = inputs
@@ -140,8 +140,8 @@ class CanaryLane(Lane):
         if self._retry and (call.deadline_s is None or now_s < call.deadline_s):
             self._ask_current(call, failed)
             return
-        # Now, as the inputs are gone after the reply. Without another answer to the same inputs, an error for
-        # which the client may be to blame is not held against the candidate.
+        # Now, as the inputs are gone after the reply. Without an answer of the current version to the same
+        # inputs, an error that may be the client's fault is not held against the candidate.
         if isinstance(failed, EdgekitError):
             is_own_fault = isinstance(failed, BackendError) and not isinstance(failed, RefusedInputError)
         else:

@@ -25,9 +25,9 @@ class Comparison:
 
     Attributes:
         name: `agreement` (same best class of the first output) or `similarity` (small relative difference).
-        reason: what decided for it.
-        is_guess: whether that was the shape of the first output, which several kinds of outputs have.
-        compare: two answers.
+        reason: why this comparison was chosen.
+        is_guess: whether only the shape of the first output decided, which several kinds of outputs have.
+        compare: compares two answers.
     """
 
     name: str
@@ -51,12 +51,12 @@ def all_finite(arrays: Outputs) -> bool:
 def choose_comparison(
     outputs: Sequence[TensorSpec], figures: Mapping[str, JsonValue], *, name: str | None = None
 ) -> Comparison:
-    """Return how two answers are compared: as asked for, as the manifest says, else as the shape suggests.
+    """Return the comparison of answers: the one asked for, the manifest's, or one that fits the shape.
 
     Args:
         outputs: outputs of the model, from its manifest.
         figures: figures in the manifest.
-        name: `agreement` or `similarity`, which then decides.
+        name: `agreement` or `similarity` to ask for one; None to choose.
 
     Raises:
         ManifestError: no such comparison, or `agreement` for outputs that are no class scores.
@@ -80,7 +80,7 @@ def choose_comparison(
 
 
 def _may_be_classes(spec: TensorSpec) -> bool:
-    # A free number of classes will do: two answers to the same inputs are compared.
+    # The number of classes may be free: only answers to the same inputs are compared.
     return len(spec.shape) == 2 and spec.shape[1] not in (0, 1) and DTYPES[spec.dtype].kind == "f"
 
 

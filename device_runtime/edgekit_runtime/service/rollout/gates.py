@@ -1,9 +1,9 @@
 """The verdict on a candidate (promote, roll back or continue), from observations and gates.
 
-These are decisions only: `canary_lane` and `shadow_lane` observe, the rollout controller acts. However often
-`judge` is asked, a candidate that keeps all limits is rolled back for missing one with a chance of at most
-`Gates.alpha`, and one that misses a limit is promoted before the time is over with a chance of at most that.
-See `confidence_sequences` for what that assumes, and docs/explanation/canary.md for what was measured.
+This module only decides: `canary_lane` and `shadow_lane` observe, the rollout controller acts. `judge` may be
+asked any number of times. The chance that it rolls back a candidate that keeps all limits for missing one is
+at most `Gates.alpha`, and so is the chance that it promotes one that misses a limit before the time is over.
+`confidence_sequences` states the assumptions, docs/explanation/canary.md the measurements.
 """
 
 import math
@@ -27,7 +27,7 @@ class Arm:
         answers: number of answers, failed ones included.
         failed: errors, and answers with NaN or infinity.
         latency: latency of answers that did not fail, in seconds.
-        energy: per request, in joules; empty if it is not measured.
+        energy: energy per request, in joules; empty if it is not measured.
     """
 
     answers: int = 0
@@ -40,15 +40,15 @@ class Arm:
 class PairedLatency:
     """Latencies of pairs: both versions with the same inputs, at about the same time, in random order.
 
-    Whatever slows both down, however long it lasts, is as likely to strike the one as the other. So a pair
-    speaks against a candidate that is alike with a chance of one half, whatever came before; the tests of
-    `judge` need no more.
+    A disturbance, however long, is as likely to slow down either version. So a pair speaks against an equally
+    fast candidate with a chance of one half, whatever came before; the tests of `judge` need no more.
 
     Attributes:
         ratio: the candidate's latency over the current version's.
         current: latency of the current version, in seconds.
-        candidate_slow: pairs of which the candidate alone took longer than the limit for one in a hundred.
-        current_slow: pairs of which the current version alone took longer than one in a hundred did so far.
+        candidate_slow: pairs in which only the candidate was slow: it took longer than `max_p99_ratio` times
+            the current version's 99th percentile so far.
+        current_slow: pairs in which only the current version was slow: it took longer than that percentile.
     """
 
     ratio: LogHistogram = field(default_factory=LogHistogram)
@@ -64,7 +64,7 @@ class PairedLatency:
             candidate_s: latency of the candidate.
             max_p99_ratio: see `Gates`.
         """
-        # By the pairs before this one: what decides must not know what it decides about.
+        # From the pairs before this one: the limit must not depend on the pair that it judges.
         slow_s = self.current.quantile(0.99) if self.current.count >= _LEAST_FOR_P99 else None
         if slow_s is not None and max_p99_ratio:
             is_candidate, is_current = candidate_s > max_p99_ratio * slow_s, current_s > slow_s
@@ -79,11 +79,11 @@ class Observed:
     """All observations since the trial began; a few kilobytes, however long it lasts.
 
     Attributes:
-        elapsed_s: since then.
+        elapsed_s: seconds since the trial began.
         current, candidate: the two versions.
         agreement: sum over `compared` answers, each 0..1.
         compared: pairs of answers to the same inputs.
-        paired: how long both took in these pairs.
+        paired: latencies of both versions in pairs of runs.
         not_finite: answers of the candidate with NaN or infinity where the current one's had none, or where
             the inputs had none.
         failed_in_a_row: answers of the candidate whose failure is its own: the current version did not fail
@@ -121,7 +121,7 @@ class Rollback:
     """The candidate is unloaded.
 
     Attributes:
-        gate: the gate that it missed.
+        gate: the gate that the candidate missed.
         reason: reason in words, with figures.
     """
 
@@ -140,7 +140,7 @@ class _State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """The state of a gate; with `is_proof_needed`, it is not passed by the end of time alone."""
+    """The state of a gate; with `is_proof_needed`, an open gate is not passed when the time is over."""
 
     gate: str
     state: _State
@@ -151,13 +151,13 @@ class _Finding:
 def judge(observed: Observed, gates: Gates) -> Verdict:
     """Return the verdict on the candidate.
 
-    NaN and a burst of errors roll back at once. Otherwise a gate that is shown to be missed rolls
-    back, and all gates shown to be kept promote. At the end of time agreement must have been shown to be
-    kept, and no more errors counted than the limit allows: to show 1 % takes a thousand answers. Of latency
-    and energy it is enough that nothing was shown against them.
+    NaN and a burst of errors roll back at once. Otherwise a gate that is shown to be missed rolls back, and
+    all gates shown to be kept promote. When the time is over, agreement must have been shown, and the errors
+    counted must not exceed the limit: to show 1 % takes a thousand answers. Latency and energy pass unless
+    they were shown to be missed.
 
     Args:
-        observed: so far.
+        observed: all observations so far.
         gates: the limits.
     """
     at_once = _find_at_once(observed, gates)
@@ -188,8 +188,8 @@ def may_be_promoted(current: Arm, candidate: Arm, gates: Gates) -> bool:
     """Return whether `judge` can have promoted a candidate with these answers, whatever else was observed.
 
     Args:
-        current: what was counted of the version in use; only the counts of its answers are used.
-        candidate: what was counted of the candidate; only the counts of its answers are used.
+        current: counts of the version in use; only those of its answers are used.
+        candidate: counts of the candidate; only those of its answers are used.
         gates: the limits.
     """
     if candidate.answers < gates.min_samples:

@@ -17,8 +17,8 @@ Report: TypeAlias = Callable[[Promote | Rollback], None]
 # (seconds, what to call then), such as `loop.call_later`
 Defer: TypeAlias = Callable[[float, Callable[[], None]], object]
 
-# Answers of the candidate between two looks, and as a share of those so far: a look takes as long as a small
-# inference, and late ones bring little that is new.
+# Answers of the candidate between two verdicts, and as a share of all so far: a verdict takes as long as a
+# small inference, and late ones bring little that is new.
 _LOOK_EVERY: Final = 32
 _LOOK_SHARE: Final = 1 / 16
 
@@ -29,7 +29,7 @@ class Observer:
     """Counts what two versions do, asks `judge`, and reports its verdict once.
 
     Attributes:
-        observed: so far.
+        observed: all observations so far.
         verdict: what `judge` decided, once it has.
     """
 
@@ -47,7 +47,7 @@ class Observer:
 
         Args:
             gates: the limits.
-            report: takes the verdict, once, through `defer`: never within the answering of a call.
+            report: takes the verdict, once, through `defer`: never while a call is being answered.
             defer: calls something later on the loop's thread.
             clock: in seconds.
         """
@@ -81,7 +81,7 @@ class Observer:
         """Count a failure that is the candidate's own: the current version did not fail on the same inputs.
 
         Args:
-            not_finite: whether it answered NaN or infinity to inputs without.
+            not_finite: whether it answered NaN or infinity to finite inputs.
         """
         self.observed.failed_in_a_row += 1
         self.observed.not_finite += not_finite
@@ -103,7 +103,7 @@ class Observer:
         self.observed.current.energy.add(current_j)
 
     def look(self) -> None:
-        """Judge now. The owner calls it now and then too: a verdict falls when the time is over."""
+        """Judge now. The owner also calls this regularly, since the end of the time brings a verdict."""
         self._until_look = max(_LOOK_EVERY, int(self.observed.candidate.answers * _LOOK_SHARE))
         if self.verdict is not None:
             return

@@ -1,4 +1,4 @@
-"""Both versions of a model on the same inputs, one after the other: what they answer, and how long it takes.
+"""Runs both versions of a model on the same inputs, one after the other, to compare answers and times.
 
 A canary's calls alone cannot say which version is slower: queues, caches and other work on the machine differ
 from call to call. Here both run on one thread, at about the same time and in random order, so that whatever
@@ -23,11 +23,11 @@ from edgekit_runtime.service.scheduling.scheduler import run_one
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.tensors import Array
 
-# Where both runs take less together, they are made once more and only those count: the version with fewer
+# If both runs together take less, they are repeated and only the repetition counts: the version with fewer
 # calls is no longer in the processor's caches, which makes up much of a short run.
 _SHORT_S: Final = 0.002
 
-_NO_LOCK: Final = contextlib.nullcontext()  # of sessions whose runs do not wait for one another
+_NO_LOCK: Final = contextlib.nullcontext()  # for sessions whose runs do not wait for one another
 
 _logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Pair:
 
     Attributes:
         agreement: agreement of their answers, 0..1.
-        current_s, candidate_s: how long they took.
+        current_s, candidate_s: how long the versions took.
     """
 
     agreement: float
@@ -66,7 +66,7 @@ def run_pair(
         current: session of the version in use.
         candidate: session of the one on trial.
         inputs: inputs for both.
-        compare: their answers.
+        compare: compares their answers.
         flip: returns 0 or 1, with the same chance, for the order.
         clock: in seconds.
     """
@@ -124,7 +124,7 @@ class PairedRuns:
         Args:
             current: session of the version in use.
             candidate: session of the one on trial.
-            compare: their answers.
+            compare: compares their answers.
             call_soon: calls something on the loop's thread, such as `loop.call_soon_threadsafe`.
             is_busy: whether real calls need the processors, so that no pair is made.
         """

@@ -2,7 +2,7 @@
 
 Real answers come first. Inputs are copied while the model runs, or just before the reply if it has run;
 large inputs are not copied. The candidate is asked only while no real call is under way or was just answered,
-and copies that wait too long are dropped. So nothing is compared under steady load; use a `CanaryLane` there.
+and copies that wait too long are dropped. So nothing is compared under steady load; use a `CanaryLane` then.
 Answers and latency are compared by running both versions once more, since the real call ran elsewhere and at
 another time. The candidate's own lane should run it on a thread, so that a call that arrives meanwhile does
 not wait for it. Answers from a cache are not counted.
@@ -99,7 +99,7 @@ class ShadowLane(Lane):
         def take(answer: Answer) -> None:
             nonlocal copy
             self.under_way -= 1
-            # From the answer: a client's next call comes soon after it.
+            # Counted from the answer: a client's next call comes soon after it.
             self._last_s = now_s = self._clock()
             if copy is None:
                 call.reply(answer)

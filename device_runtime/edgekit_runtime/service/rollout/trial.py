@@ -32,7 +32,7 @@ class Trial:
         current: the version in use; its calls go through the trial until `end`.
         candidate: the version on trial.
         options: options of the model, with those of the trial.
-        running: what compares the two, here or in a worker.
+        running: the running comparison of the two, here or in a worker.
     """
 
     __slots__ = ("candidate", "current", "options", "running")
@@ -68,7 +68,7 @@ class Trial:
         current.trial = candidate.trial = self
 
     def end(self) -> None:
-        """Let calls for the version in use pass by the candidate; those under way there are answered."""
+        """Send the candidate no more calls of the version in use; those under way are still answered."""
         self.running.end()
         self.current.trial = self.candidate.trial = None
 
@@ -79,7 +79,7 @@ class Trial:
         candidate, comparison = found["candidate"], found.get("comparison")
         answers = candidate["answers"] if isinstance(candidate, Mapping) else 0
         line = f"{self.options.rollout} with {share:.0%} of the calls, {answers} answers so far"
-        if not isinstance(comparison, Mapping):  # a process has not said anything yet
+        if not isinstance(comparison, Mapping):  # a worker has not reported yet
             return line
         how = "a guess: " if comparison["guessed"] else ""
         return f"{line}, compared by {comparison['name']} ({how}{comparison['reason']})"

@@ -1,8 +1,8 @@
-"""Several calls in one run of a model: which fit together, how they are merged, and how the answer is parted.
+"""Several calls in one run of a model: which fit together, how they are merged, how the outputs are split.
 
-A batch is a promise that no row changes the answer of another. It is kept only for a model whose inputs and
-outputs all have a free first dimension, and that was seen to keep it (`rows_are_independent`), or whose owner
-says so.
+In a batch, no row may change the answer of another. So batches are only for models whose inputs and outputs
+all have a free first dimension, and whose rows were seen to be independent (`rows_are_independent`), or whose
+owner says so.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -20,7 +20,7 @@ from edgekit_runtime.tensors import Array
 def find_kind(session: Session, inputs: Mapping[str, Array]) -> tuple[Hashable | None, int]:
     """Return what calls of one batch have in common, and the number of rows.
 
-    The kind is None, which fits no other, where inputs disagree about the rows or have none.
+    The kind is None if inputs have no rows or different numbers of rows; such a call fits no batch.
 
     Args:
         session: session with free rows.
@@ -46,9 +46,8 @@ class BatchResult:
     Attributes:
         answers: one for each call.
         began_s: when it began, on the clock given.
-        merge_s, infer_s, split_s: seconds in which the batch was made, in the engine, and in which the
-            outputs were parted.
-        is_apart: whether the calls of a batch ran one by one, since together they failed.
+        merge_s, infer_s, split_s: seconds of merging the calls, of the engine, and of splitting the outputs.
+        is_apart: whether the calls of a batch ran one by one, since the batch failed.
     """
 
     answers: tuple[Answer, ...]
@@ -129,7 +128,7 @@ class Batch:
             ran_s = clock()
             rows = [queued.rows for queued in self.queued]
             answers = None if isinstance(outputs, EdgekitError) else _split(outputs, rows)
-        except Exception:  # whatever it is, it comes again below, with the call that it belongs to
+        except Exception:  # it is raised again below, with the call that it belongs to
             answers = None
         if answers is not None:
             self.ran = BatchResult(answers, began_s, merged_s - began_s, ran_s - merged_s, clock() - ran_s)

@@ -59,7 +59,7 @@ class Call:
     is_unwanted: Callable[[], bool] = _never
 
     def own_inputs(self) -> Mapping[str, Array]:
-        """Return the inputs as they stay after `reply`: what others may write to is copied."""
+        """Return inputs that stay valid after `reply`: arrays that others may write to are copied."""
         return {name: array if array.flags.owndata else array.copy() for name, array in self.inputs.items()}
 
     def answered_by(self, reply: Callable[[Answer], None]) -> "Call":
@@ -76,7 +76,7 @@ class Lane(Protocol):
         """Accept `call` and answer it through its `reply`; raises nothing."""
 
     def attempt(self, inputs: Mapping[str, Array]) -> "Answer | None":  # noqa: ARG002  # of a lane that never does
-        """Return the answer if it can be computed at once on this thread; None has changed nothing.
+        """Return the answer if it can be computed at once on this thread, or None without any effect.
 
         It is for the shortest models, for which a `Call` and its reply would take as long as their run.
 

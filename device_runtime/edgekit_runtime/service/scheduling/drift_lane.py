@@ -1,4 +1,4 @@
-"""A lane that collects drift statistics of some calls, of so many that the time stays within a budget."""
+"""A lane that collects drift statistics of some calls, as many as a budget of time allows."""
 
 import math
 import time
@@ -55,7 +55,7 @@ class DriftLane(Lane):
         return answer
 
     def submit(self, call: Call) -> None:
-        """Pass `call` to the lane behind, and count it if it is its turn; raises nothing."""
+        """Pass `call` to the lane behind, and sample it if its turn has come; raises nothing."""
         self._left -= 1
         if self._left > 0:
             self._lane.submit(call)

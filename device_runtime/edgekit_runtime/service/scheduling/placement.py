@@ -1,12 +1,12 @@
 """Decides whether a model runs on the event loop or on a thread, by its measured time.
 
-A run is measured where it happens. On a thread the clock also counts how long the thread waits for Python's
-global lock, so many runs of the pool are judged by the least of them; a run on the loop waits for nobody, so
-those are judged by their mean, which hiccups of the machine move by a bounded step.
+A run is measured where it happens. On a thread the time includes waits for Python's global lock, so the
+shortest of many runs decides. A run on the loop waits for nobody, so the mean of the runs decides; a hiccup
+of the machine moves it by a bounded step.
 
-A model may be short for most inputs and long for a few, and a long run on the loop delays every request. So
-a model that freezes the loop leaves it at once. It returns after so many runs on threads as would have saved
-on the loop the time that was lost; a long run on a thread counts in the same way. So freezing costs less than
+A model may be short for most inputs and long for a few, and a long run on the loop delays every request. So a
+model that freezes the loop leaves it at once. It returns after as many runs on threads as would, on the loop,
+have saved the time that was lost; a long run on a thread counts in the same way. So freezing costs less than
 the loop saves. A hiccup of the machine looks the same, but costs little by that rule: 10 ms keep a model away
 for 250 runs. The first long run cannot be predicted; `short_s = 0` keeps a model off the loop from the start.
 """
@@ -15,15 +15,15 @@ import math
 from typing import Final
 
 _WEIGHT: Final = 1 / 8  # of a new value in a mean
-_HICCUP: Final = 8.0  # a run that took more means counts as so many
+_HICCUP: Final = 8.0  # a run that took more times the mean counts as so many
 _HYSTERESIS: Final = 1.5  # a model leaves the loop at this many times the limit under which it came
 _FIRST_PATIENCE: Final = 3
 _LAST_PATIENCE: Final = 1024
 # A run of this, or more, freezes the loop, unless the limit is as large. With fifteen busy threads on two
 # cores, 1.3 in a thousand runs of 65 us took that long for want of a core, and 0.04 took 50 ms.
 _FREEZE_S: Final = 10e-3
-_SAVED_S: Final = 40e-6  # by a run on the loop over one on a thread
-_REPEATS: Final = 8.0  # a model that froze the loop again and again stays away for so many times what is due
+_SAVED_S: Final = 40e-6  # by a run on the loop, compared with a thread
+_REPEATS: Final = 8.0  # times the runs that are due, for a model that keeps freezing the loop
 
 
 def move_mean(mean_s: float, seconds: float) -> float:
@@ -32,7 +32,7 @@ def move_mean(mean_s: float, seconds: float) -> float:
 
 
 class Placement:
-    """Where one model runs with inputs of about one size, by the time that it takes.
+    """Decides where one model runs with inputs of about one size, by the time that it takes.
 
     Attributes:
         short: whether the next run may be on the loop.
@@ -45,7 +45,7 @@ class Placement:
         """Make a placement without measurements, on threads.
 
         Args:
-            limit_s: runs of less are short; 0 means that none is.
+            limit_s: shorter runs may be on the loop; 0 allows none.
         """
         self.short = False
         self.mean_s = 0.0

@@ -25,7 +25,7 @@ class Queued:
         level: priority level, from 1, the highest.
         rows: size of the first dimension of its inputs.
         size_bytes: size of the inputs.
-        kind: calls of one kind may run in one batch; None may with no other.
+        kind: calls of one kind may run in one batch; a call of kind None runs alone.
     """
 
     call: Call

@@ -33,7 +33,7 @@ _Key: TypeAlias = tuple[int, bytes]
 
 
 class ResponseCache:
-    """The answers of all models that cache, the least recently used of which are dropped first.
+    """Cached answers of all models; the least recently used are dropped first.
 
     Attributes:
         held_bytes: size of all stored answers.
@@ -201,7 +201,7 @@ class CacheLane(Lane):
             miss(call, self._metrics)
             return
         if self._waiting >= self._max_waiting:
-            # How long the first has taken says more of when it ends than anything known here.
+            # The time that the first has taken is the best estimate known here of the time left.
             shed(call, self._metrics, self._waiting, now_s - first.since_s)
             return
         self._cache.joined += 1
@@ -270,7 +270,7 @@ class _UnderWay:
     Attributes:
         call: the call that is computed.
         since_s: when it came.
-        waiting: each with when it came.
+        waiting: the calls that wait, each with its time of arrival.
     """
 
     call: Call

@@ -41,7 +41,7 @@ class RunMemory:
 
     @property
     def usual_bytes(self) -> int:
-        """The size of those inputs."""
+        """Size of the usual inputs."""
         return _count_bytes(self.usual.values())
 
     def most_input_bytes(self, allowed_bytes: int) -> int:

@@ -67,7 +67,7 @@ class Scheduler(Lane):
             pool: pool of threads, shared by all models.
             loop: event loop on whose thread all this happens.
             metrics: metrics of the model.
-            memory: the memory that runs take, by which sessions are trimmed after large ones; None for never.
+            memory: the memory of runs, which decides when a session is trimmed after one; None for never.
             max_batch_bytes: size limit of the inputs that run together.
             clock: the clock of the calls' deadlines.
         """
@@ -91,7 +91,7 @@ class Scheduler(Lane):
         self._late: list[Queued] = []
         self._unwanted: list[Queued] = []
         self._answering = 0
-        self._is_replying = False  # what runs on the loop must not nest in what it answers
+        self._is_replying = False  # a reply must not start another run inside this one
         self._per_call_s = self._per_run_s = 0.0
         self._is_open = True
         self._drained: Callable[[], None] | None = None

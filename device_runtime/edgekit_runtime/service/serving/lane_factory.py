@@ -1,4 +1,4 @@
-"""From a loaded version to what takes its calls: scheduler, then cache, then what watches for drift."""
+"""Puts lanes in front of a loaded version: scheduler, then cache, then drift statistics."""
 
 import logging
 from asyncio import AbstractEventLoop
@@ -141,6 +141,6 @@ class LaneFactory:
         try:
             return Drift(codec.inputs, codec.outputs, manifest.figures, self._config.drift.window)
         except ManifestError as error:
-            # What describes the model's data is of no use; the model itself is.
+            # Only the description of the model's data is unusable, not the model.
             _logger.warning("%s %s is not watched for drift: %s", manifest.name, manifest.version, error)
             return None

@@ -28,8 +28,8 @@ class LoadAttempt(Generic[Result]):
         """Make a load, which `result_within` starts.
 
         Args:
-            what: is loaded, for messages.
-            work: loads it, and calls `note` with each session that it opens.
+            what: what is loaded, for messages.
+            work: loads it; it calls `note` with each session that it opens.
             discard: frees a result that comes too late.
         """
         self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)

@@ -104,11 +104,11 @@ def map_exceptions(what: str) -> Iterator[None]:
     Without this, they could end the loop that serves all models.
 
     Args:
-        what: is being loaded; for messages.
+        what: what is being loaded, for messages.
 
     Raises:
         UnavailableError: there is no memory or no descriptor for it now.
-        BackendError: anything else that does not say why itself; the log has its traceback.
+        BackendError: any other exception that is not an `EdgekitError`; the log has its traceback.
     """
     try:
         yield
@@ -140,7 +140,7 @@ def load(
     Raises:
         BackendError: no engine for it is here, the engine refused it or raised an unexpected exception, it
             computes something else than the package promises, or it takes too long.
-        UnavailableError: it cannot be opened now, which says nothing of it.
+        UnavailableError: it cannot be opened now; this is no evidence against the version.
     """
     manifest = package.manifest
     what = f"{package.path}: {manifest.name} {manifest.version}"
@@ -252,7 +252,7 @@ def _prove(
 
     instances = open_instances(open_one, options.instances)
     try:
-        # Of a session that may offload, what this device computes by itself.
+        # If the session may offload, only what this device computes by itself.
         proved = [getattr(one, "local", None) or one for one in instances]
         _check(golden, proved[0], f"{package.path}: variant '{variant}'")
         max_batch = options.scheduling.max_batch

@@ -1,4 +1,4 @@
-"""About how much memory a model needs."""
+"""Estimates how much memory a model needs."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

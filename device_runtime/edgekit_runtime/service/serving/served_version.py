@@ -24,7 +24,7 @@ class TrialView(Protocol):
     Attributes:
         current: the version in use.
         candidate: the version on trial.
-        running: what compares the two.
+        running: the running comparison of the two.
     """
 
     current: "Served"
@@ -42,13 +42,13 @@ class Served:
     Attributes:
         loaded: its sessions.
         codec: codec for its requests.
-        metrics: what its lane counts.
+        metrics: counts and times of its calls.
         own_lane: the lane to its sessions.
-        stack: `own_lane` with a cache and what watches for drift in front of it.
+        stack: `own_lane`, with a cache and drift statistics in front of it if it has them.
         lane: where its calls go: `stack`, or a trial in front of that.
-        drift: what watches its inputs and outputs, or None.
+        drift: drift statistics of its inputs and outputs, or None.
         cache: the response cache of this version, or None.
-        governed: what a governor directs, where one chooses how the model is run, or None.
+        governed: the version as a governor sees it, or None without a governor.
         trial: the trial that this version takes part in, or None.
     """
 

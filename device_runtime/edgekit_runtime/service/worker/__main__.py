@@ -176,7 +176,7 @@ class _Worker:
                 self._return(connection)
 
     def _send_heartbeat(self) -> None:
-        """Judge the trial and send what has changed, again and again."""
+        """Judge the trial and send what has changed, at each heartbeat."""
         self._loop.call_later(HEARTBEAT_S, self._send_heartbeat)
         self._registry.models.judge_trials()
         self._send_snapshots()

@@ -28,7 +28,7 @@ class _Verdict:
 
 
 class ReceivedPackages(Source):
-    """A `Source` of packages of one model; the service itself records how they do."""
+    """A `Source` of packages of one model; the service itself records successes and failures."""
 
     __slots__ = ("_name", "_packages", "limits")
 
@@ -38,11 +38,11 @@ class ReceivedPackages(Source):
 
     @property
     def versions(self) -> Sequence[str]:
-        """Those that were added and not removed."""
+        """Versions that were added and not removed."""
         return tuple(self._packages)
 
     def add(self, package: VerifiedPackage, descriptor: int) -> None:
-        """Add a package whose file is open as `descriptor`, which is owned by this from now on."""
+        """Add a package whose file is open as `descriptor`; this source owns it from now on."""
         path = Path(f"/proc/self/fd/{descriptor}")
         version = package.version
         self._packages[version] = Servable(

@@ -93,7 +93,7 @@ class Channel:
 
     @property
     def is_full(self) -> bool:
-        """Whether the other process should get no more work: it is far behind, or has closed its end."""
+        """Whether the other process should get no more work, as it is far behind or has closed its end."""
         return not self._is_open or self._queued_bytes > _MAX_QUEUED_BYTES
 
     def send(self, kind: Kind, payload: bytes = b"", passed: Passed | None = None) -> None:
@@ -102,7 +102,7 @@ class Channel:
         Args:
             kind: kind of the message.
             payload: content of any length.
-            passed: goes with it, unless it is closed before the message goes.
+            passed: owner of a descriptor to send along, unless it is closed before the message goes.
         """
         if not self._is_open:
             return

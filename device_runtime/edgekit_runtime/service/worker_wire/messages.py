@@ -37,7 +37,7 @@ class VerifiedPackage:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The order to a worker; it gets this as JSON in a file, with the package and the memory of the leases.
+    """The order to a worker: JSON in a file, passed with the package and the memory of the leases.
 
     Attributes:
         config: configuration of the service in the worker, which does not listen.

@@ -26,8 +26,8 @@ class Snapshot:
     """A worker's figures on one version.
 
     Attributes:
-        counted: since its start.
-        details: what `Served.to_json` returns there beyond that, but for the rollout.
+        counted: counts since the worker's start.
+        details: what `Served.to_json` returns in the worker, without the rollout.
         rollout: the rollout that it takes part in, or None.
     """
 

@@ -52,8 +52,8 @@ class RemoteModel(RemoteVersion):
     Attributes:
         manifest: manifest of the version.
         spec: what each worker is started with.
-        opened: done once a worker is ready or the candidate gets calls; has an error if that cannot be, and
-            is cancelled by `end`.
+        opened: done once a worker is ready or the candidate gets calls; holds an error if that fails; `end`
+            cancels it.
         hosted: the trial of another version in one of its workers, or None.
         workers: the workers that run or start; the ready ones are in the order in which they became so.
         metrics: the sums over all workers.
@@ -109,7 +109,7 @@ class RemoteModel(RemoteVersion):
 
     @property
     def is_over(self) -> bool:
-        """Whether it was ended and so have all its processes."""
+        """Whether `end` was called and all its processes have ended."""
         return self._is_ended and not self.workers
 
     def fileno(self) -> int:
@@ -117,7 +117,7 @@ class RemoteModel(RemoteVersion):
         return self._package
 
     def begin(self) -> None:
-        """Start a worker; the first one from outside, all others by itself."""
+        """Start a worker. The owner calls this for the first one; all others are started from here."""
         try:
             worker = WorkerHandle(self._http, self, self.spec, self._package)
         except (OSError, MemoryError, ImportError) as cause:
@@ -236,7 +236,7 @@ class RemoteModel(RemoteVersion):
                 trial.model.add_snapshot(worker, snapshot)
 
     def on_trial_message(self, worker: WorkerHandle, message: TrialMessage) -> None:
-        """Act on what it reports of a trial, unless that is over.
+        """Act on a worker's report on a trial, unless the trial is over.
 
         Raises:
             ChannelError: it makes no sense now.
@@ -246,7 +246,7 @@ class RemoteModel(RemoteVersion):
             trial.handle_message(message)
 
     def on_end(self, worker: WorkerHandle, end: End, reason: str) -> None:
-        """Start another one, when and if the policy says so."""
+        """Start another worker, when and if the restart policy says so."""
         ended = self._snapshots.pop(worker, None)
         if ended is not None:
             total = LaneMetrics("", "")
@@ -284,12 +284,12 @@ class RemoteModel(RemoteVersion):
         self.end_trial(trial)
 
     def end_trial(self, trial: "WorkerTrial") -> None:
-        """End the trial, of which its worker knows already, if it has one."""
+        """End the trial, if there is one; its worker knows already."""
         self.hosted = trial.report = None
         trial.model.end()
 
     def add_snapshot(self, worker: WorkerHandle, snapshot: Snapshot) -> None:
-        """Replace what is known of `worker`, which counts since its start."""
+        """Replace the figures of `worker`, which counts since its start."""
         self._snapshots[worker] = snapshot
         self._add_up()
 
@@ -363,7 +363,7 @@ class WorkerTrial(RemoteTrial):
         model: the candidate.
         host: the version in use.
         deadline_s: until when the candidate must be open, on the clock of the loop.
-        worker: the worker that tries it, or None as long as none was ready.
+        worker: the worker that tries it; None until one is ready.
         found: the rollout's statistics in the worker; empty until the first report arrives.
         report: gets the verdict; None before `begin` and after the end.
     """
@@ -392,7 +392,7 @@ class WorkerTrial(RemoteTrial):
             self.worker = worker
 
     def handle_message(self, message: TrialMessage) -> None:
-        """Act on what the worker reports of the candidate.
+        """Act on the worker's report on the candidate.
 
         Raises:
             ChannelError: it makes no sense now.
@@ -414,7 +414,7 @@ class WorkerTrial(RemoteTrial):
             raise ChannelError(f"it sent {outcome!r} of version {message.version} at the wrong time")
 
     def give_up(self, reason: str) -> None:
-        """End it: the candidate cannot be tried now, which says nothing of it."""
+        """End the trial: the candidate cannot be tried now, which is no evidence against it."""
         text = f"{self.model.manifest.name} {self.version} cannot be tried now: {reason}; load it again later"
         self._fail(UnavailableError(text, _RESTART_S))
 

@@ -50,7 +50,7 @@ class Versions(Protocol):
 
 
 class Supervisor:
-    """The isolated models of one service; on the thread of its loop but for `open`."""
+    """The isolated models of one service; on the thread of its loop, except for `open`."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Supervisor:
         Raises:
             BackendError: it cannot be loaded there.
             PackageError: the package cannot be read again.
-            UnavailableError: it cannot be loaded now, which says nothing of the package.
+            UnavailableError: it cannot be loaded now; this is no evidence against the package.
         """
         manifest = package.manifest
         host: RemoteModel | None = None
@@ -175,7 +175,7 @@ class Supervisor:
             if host is None:
                 model.begin()
             elif manifest.version == host.manifest.version or find_difference(host.manifest, manifest):
-                return model  # there is nothing to try, as the caller finds
+                return model  # there is nothing to try; the caller notices that
             else:
                 model.begin_trial(host)
             await asyncio.wait_for(model.opened, limit_s)

@@ -49,7 +49,7 @@ class _Lent:
 
 
 class WorkerOwner(Protocol):
-    """Is called when something happens to a worker."""
+    """The owner of a worker, which is called when something happens to it."""
 
     def on_ready(self, worker: "WorkerHandle") -> None:
         """Called once it has loaded its model."""
@@ -58,22 +58,22 @@ class WorkerOwner(Protocol):
         """Receive the statistics of the worker's versions; `read_snapshots` decodes them.
 
         Raises:
-            ChannelError: that cannot be read; it ends the worker.
+            ChannelError: the statistics cannot be read; this ends the worker.
         """
 
     def on_trial_message(self, worker: "WorkerHandle", message: TrialMessage) -> None:
         """Receive a report about a version on trial.
 
         Raises:
-            ChannelError: that makes no sense now; it ends the worker.
+            ChannelError: the report makes no sense now; this ends the worker.
         """
 
     def on_end(self, worker: "WorkerHandle", end: End, reason: str) -> None:
-        """Called once the process has ended, last."""
+        """Called once the process has ended; it is the last call."""
 
 
 class WorkerHandle:
-    """One process; all of it on the thread of the loop.
+    """One worker process; used only on the thread of the loop.
 
     Attributes:
         owner: is called back.
@@ -87,7 +87,7 @@ class WorkerHandle:
         Args:
             http: the HTTP server whose connections it is lent.
             owner: is called back.
-            spec: what it is to do.
+            spec: the order to the worker.
             package: descriptor of the package; stays the caller's.
 
         Raises:
