@@ -17,12 +17,12 @@ _MOST_FAILURES: Final = 20
 
 
 def allows(session: Session, keys: Sequence[str], now: float) -> bool:
-    """Return whether an attempt is looked at.
+    """Return whether an attempt should be checked.
 
     Args:
-        session: of the store.
-        keys: whose attempt it is, such as `login address 10.0.0.1`; none may have failed 20 times in the last
-            minute.
+        session: session of the store.
+        keys: whom the attempt counts against, such as `login address 10.0.0.1`; none may have failed 20 times
+            in the last minute.
         now: seconds since 1970.
     """
     rows = (session.get(FailureRow, digest(key)) for key in keys)
@@ -30,7 +30,7 @@ def allows(session: Session, keys: Sequence[str], now: float) -> bool:
 
 
 def take(session: Session, keys: Sequence[str], now: float) -> bool:
-    """Count an attempt as failed; returns False where it is not even looked at, and then not counted."""
+    """Count an attempt as failed; returns False, without counting it, if it should not be checked at all."""
     if not allows(session, keys, now):
         return False
     session.execute(delete(FailureRow).where(FailureRow.begun_at <= now - PAUSE_S))
@@ -44,7 +44,7 @@ def take(session: Session, keys: Sequence[str], now: float) -> bool:
 
 
 def forgive(session: Session, keys: Sequence[str]) -> None:
-    """Take an attempt back, which has succeeded."""
+    """Take the count of an attempt back, since it has succeeded."""
     for key in keys:
         row = session.get(FailureRow, digest(key))
         if row is not None and row.count:

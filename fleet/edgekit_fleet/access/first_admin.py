@@ -16,10 +16,10 @@ _LIFE_S: Final = 3600.0
 
 
 class FirstAdminCode:
-    """A code that is good once, for an hour, while there is no user. It ends with its process.
+    """A code that is valid once, for an hour, while there is no user. It ends with its process.
 
     Attributes:
-        secret: for the link `/first?code=SECRET`.
+        secret: secret for the link `/first?code=SECRET`.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class FirstAdminCode:
         self._expires_at = time.monotonic() + _LIFE_S
 
     def fits(self, secret: str) -> bool:
-        """Return whether this is the code, and is still good."""
+        """Return whether this is the code, and it is still valid."""
         is_same = hmac.compare_digest(digest(secret), digest(self.secret))
         return is_same and time.monotonic() < self._expires_at
 

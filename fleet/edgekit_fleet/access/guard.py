@@ -1,4 +1,4 @@
-"""Who sent a request: the cookie of a login, or the token of a program."""
+"""Finds who sent a request, by the cookie of a login or the token of a program."""
 
 import time
 from typing import Final
@@ -12,7 +12,7 @@ from edgekit_fleet.access.tokens import PREFIX, principal_of_token
 from edgekit_fleet.store.database import Store
 
 LOGIN: Final = "edgekit_login"
-_OWN_HOST: Final = "__Host-"  # a browser takes such a cookie from this very host alone, and by TLS
+_OWN_HOST: Final = "__Host-"  # a browser takes such a cookie only from this host, and only over TLS
 
 
 def cookie_name(request: HTTPConnection, name: str) -> str:
@@ -21,26 +21,26 @@ def cookie_name(request: HTTPConnection, name: str) -> str:
 
 
 def is_secure(request: HTTPConnection) -> bool:
-    """Return whether a request came by TLS."""
+    """Return whether a request came over TLS."""
     return request.url.scheme == "https"
 
 
 def read_cookie(request: HTTPConnection, name: str) -> str:
-    """Return what one of our cookies holds, or an empty text."""
+    """Return the value of one of our cookies, or an empty text."""
     return request.cookies.get(cookie_name(request, name), "")
 
 
 def set_cookie(
     request: HTTPConnection, response: Response, name: str, value: str, life_s: int | None = None
 ) -> None:
-    """Give the browser a cookie that no script reads, and no other site sends.
+    """Set a cookie that scripts cannot read and other sites cannot send.
 
     Args:
-        request: that is answered.
-        response: to it.
-        name: of the cookie.
+        request: request that is answered.
+        response: response to it.
+        name: name of the cookie.
         value: an empty one removes the cookie.
-        life_s: how long it is kept; until the browser ends by default.
+        life_s: how long the browser keeps it; by default until it is closed.
     """
     response.set_cookie(
         cookie_name(request, name),
@@ -55,7 +55,7 @@ def set_cookie(
 def login_of(request: HTTPConnection, store: Store) -> Login | None:
     """Return the login of a request from a browser, or None."""
     secret = read_cookie(request, LOGIN)
-    is_use = "hx-request" not in request.headers  # else htmx follows what has changed
+    is_use = "hx-request" not in request.headers  # htmx asks by itself when something has changed
     return find_login(store, secret, time.time(), is_use=is_use) if secret else None
 
 

@@ -22,7 +22,7 @@ from edgekit_runtime.errors import RequestError
 LIFE_S: Final = 12 * 3600.0
 IDLE_S: Final = 3600.0
 _KNOWN_S: Final = 90 * 86_400.0
-_NOTE_S: Final = 60.0  # how exactly `seen_at` is kept; each page would write to the store else
+_NOTE_S: Final = 60.0  # precision of `seen_at`; otherwise each page would write to the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Login:
 
     Attributes:
         principal: who it is.
-        csrf_token: which each form of the console carries.
+        csrf_token: token that each form of the console carries.
     """
 
     principal: Principal
@@ -43,17 +43,17 @@ class Login:
 
 
 class LoginDesk:
-    """Lets users in by name and password; slow for those who guess.
+    """Lets users in by name and password, and slows down those who guess.
 
-    Failures count by address and by name, so that neither many addresses nor many names help. Who has logged
-    in from an address before is not shut out by others who guess the name.
+    Failures count by address and by name, so that neither many addresses nor many names help. A user who has
+    logged in from an address before can do so again, also while others guess the name.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         """Make a desk.
 
         Args:
-            store: of the fleet.
+            store: store of the fleet.
             clock: seconds since 1970.
         """
         self._store = store
@@ -63,9 +63,9 @@ class LoginDesk:
         """Return the secret for the cookie of a new login. It takes about 0.1 s.
 
         Args:
-            name: of the user.
-            password: that somebody has sent.
-            address: of the client.
+            name: name of the user.
+            password: password to check.
+            address: address of the client.
 
         Raises:
             RequestError: 401 name or password is wrong; 429 too many failures.
@@ -77,7 +77,7 @@ class LoginDesk:
             is_allowed = failure_limit.allows(session, keys, now)  # a flood of guesses writes nothing
         if is_allowed:
             with self._store.transaction() as session:
-                # Counted before the answer is known: many may ask at once.
+                # Counted before the password is checked: many attempts may come at once.
                 is_allowed = failure_limit.take(session, keys, now)
                 row = session.get(UserRow, name)
                 known = None if row is None else row.password_digest
@@ -121,10 +121,10 @@ def find_login(store: Store, secret: str, now: float, *, is_use: bool = True) ->
     """Return the login of a cookie, or None if it has ended.
 
     Args:
-        store: of the fleet.
-        secret: of the cookie.
+        store: store of the fleet.
+        secret: secret of the cookie.
         now: seconds since 1970.
-        is_use: whether somebody did something, and not an open page by itself.
+        is_use: whether somebody did something; False for a request that an open page sent by itself.
     """
     with store.snapshot() as session:
         row = session.get(LoginRow, digest(secret))

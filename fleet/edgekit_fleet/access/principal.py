@@ -1,4 +1,4 @@
-"""Who asks, and what they may do: scopes, and roles as sets of them."""
+"""Who sends a request, and what they may do: scopes, and roles as sets of scopes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Final, Literal, get_args
 from edgekit_runtime.errors import RequestError
 
 Scope = Literal["read", "release", "rollout", "device", "admin"]
-"""`read`: all but users and tokens; `release`: make and withdraw one; `rollout`: start and order one;
-`device`: invite, tag and revoke one; `admin`: users, tokens, webhooks."""
+"""`read`: all but users and tokens; `release`: make and withdraw releases; `rollout`: start and order
+rollouts; `device`: invite, tag and revoke devices; `admin`: users, tokens, webhooks."""
 
 Role = Literal["viewer", "operator", "admin"]
 
@@ -50,5 +50,5 @@ class Principal:
 
 
 def folder_owner(name: str) -> Principal:
-    """Return who may read the fleet's folder, and so may do everything."""
+    """Return the principal who can read the fleet's folder, and so may do everything."""
     return Principal(name, frozenset(SCOPES))

@@ -1,4 +1,4 @@
-"""Tokens of programs: `ekt_...`, with scopes and an end. The store keeps only digests."""
+"""Tokens of programs: `ekt_...`, with scopes and an expiry. The store keeps only digests."""
 
 import re
 import time
@@ -16,9 +16,9 @@ from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.tables import TokenRow
 from edgekit_runtime.errors import FleetError, NotFoundError
 
-PREFIX: Final = "ekt_"  # lets scanners of repositories find one that was committed
+PREFIX: Final = "ekt_"  # lets scanners of repositories find a committed token
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_NOTE_S: Final = 60.0  # how exactly `used_at` is kept
+_NOTE_S: Final = 60.0  # precision of `used_at`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +26,10 @@ class Token:
     """A token, without its secret.
 
     Attributes:
-        name: of the token; `token:NAME` is the actor in the audit log.
+        name: name of the token; `token:NAME` is the actor in the audit log.
         scopes: what it may do.
         created_at, created_by: when, and by whom.
-        expires_at: or None for one that does not end.
+        expires_at: end of its validity, or None.
         used_at: when it was used last, to a minute, or None.
     """
 
@@ -47,11 +47,11 @@ def add_token(
     """Return the secret of a new token, which is shown once.
 
     Args:
-        session: of a transaction.
-        name: of the token.
-        scopes: at least one.
+        session: session of a transaction.
+        name: name of the token.
+        scopes: scopes of the token, at least one.
         actor: who makes it.
-        life_s: how long it is good, or None.
+        life_s: how long it is valid, or None for ever.
 
     Raises:
         FleetError: the name is malformed or taken, or a scope is unknown.
@@ -95,7 +95,7 @@ def list_tokens(session: Session) -> list[Token]:
 
 
 def revoke_token(session: Session, name: str, *, actor: str) -> None:
-    """End a token, and those that were made with it.
+    """End a token, and the tokens that were made with it.
 
     Raises:
         FleetError: there is none of that name.

@@ -21,8 +21,8 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._@-]{0,63}")
 _MIN_CHARS: Final = 10
 _MAX_BYTES: Final = 1024
 _hasher: Final = PasswordHasher()  # RFC 9106, section 4: 3 passes over 64 MiB
-_one_at_a_time: Final = threading.Lock()  # many logins at once shall not fill the memory
-# Of no password. An unknown name costs as much time as a wrong password.
+_one_at_a_time: Final = threading.Lock()  # many logins at once must not fill the memory
+# Digest of no password, so that an unknown name takes as much time as a wrong password.
 _DIGEST_OF_NOBODY: Final = (
     "$argon2id$v=19$m=65536,t=3,p=4$ZNrrtQPiHk42dI/hFWhoag$900l4lHIRtOCxiOiggfJmD2EzZ1r6Zptd3e860OXH8I"
 )
@@ -33,7 +33,7 @@ class User:
     """A user.
 
     Attributes:
-        name: with which they log in.
+        name: login name.
         role: what they may do.
         created_at: seconds since 1970.
         seen_at: when they used the console last, or None.
@@ -126,13 +126,13 @@ def remove_user(session: Session, name: str, *, actor: str) -> None:
 
 
 def check_password(digest: str | None, password: str) -> tuple[bool, str]:
-    """Return whether a password is right, and a new digest to store if that one is of an older form.
+    """Return whether a password is right, and a new digest to store if the old one has an older form.
 
     It takes about 50 ms, so it belongs outside of a transaction.
 
     Args:
-        digest: of the store, or None of an unknown user.
-        password: that somebody has sent.
+        digest: stored digest; None for an unknown user.
+        password: password to check.
     """
     with _one_at_a_time:
         try:

@@ -24,11 +24,11 @@ from edgekit_fleet.web.server import WebServer
 
 @dataclass(frozen=True, slots=True)
 class AdminListener:
-    """What runs.
+    """The running listener.
 
     Attributes:
-        url: of the console.
-        first_link: makes the first administrator; empty where there is a user.
+        url: URL of the console.
+        first_link: link that makes the first administrator; empty if there is a user.
     """
 
     url: str
@@ -42,10 +42,10 @@ def serve_people(
     """Serve console and HTTP interface, and send webhooks, until the block ends.
 
     Args:
-        store: of the fleet.
-        folder: of the fleet.
-        settings: of the fleet.
-        authority: whose certificate is shown where the settings name none.
+        store: store of the fleet.
+        folder: folder of the fleet.
+        settings: settings of the fleet.
+        authority: authority whose certificate is shown if the settings name none.
         name: DNS name or address under which people reach this machine.
 
     Raises:

@@ -37,7 +37,7 @@ class FleetCaller(Protocol):
 
 
 class LocalFleet:
-    """The fleet of a folder; who can read that may do everything."""
+    """The fleet in a folder; whoever can read the folder may do everything."""
 
     def __init__(self, fleet: Fleet, actor: str) -> None:
         self.fleet = fleet
@@ -49,13 +49,13 @@ class LocalFleet:
 
 
 class RemoteFleet:
-    """A fleet over HTTP. What failed on the way is sent again, and carried out once."""
+    """A fleet over HTTP. A request that failed on the way is sent again, and carried out once."""
 
     def __init__(self, url: str, token: str, authority: Path | None = None) -> None:
         """Prepare; nothing is sent yet.
 
         Args:
-            url: of the console, such as `https://fleet.example:8444`.
+            url: URL of the console, such as `https://fleet.example:8444`.
             token: `ekt_...`.
             authority: certificates in PEM form that the server's is checked against; the system's by default.
 
@@ -83,7 +83,7 @@ class RemoteFleet:
 
         Raises:
             RequestError: the server refuses the request.
-            TransportError: it cannot be reached, or does not answer as a fleet does.
+            TransportError: the server cannot be reached, or is not a fleet.
         """
         fields: dict[str, Any] = {} if isinstance(request, UploadPackage) else to_plain(request)
         path = endpoint.path
@@ -156,10 +156,10 @@ def list_all(
     """Yield the items of all pages.
 
     Args:
-        fleet: that is asked.
-        endpoint: whose answers have `items` and `next`.
-        request: of the endpoint, with `after`.
-        fields: of the request.
+        fleet: fleet to ask.
+        endpoint: endpoint whose answers have `items` and `next`.
+        request: request class of the endpoint, with the field `after`.
+        fields: fields of the request.
     """
     after = ""
     while True:

@@ -13,7 +13,7 @@ Schemas = dict[str, dict[str, Any]]
 
 
 def add_schema(record: type[Any], found: Schemas) -> dict[str, Any]:
-    """Return a reference to the schema of a dataclass, which is added to `found` with all that it needs."""
+    """Return a reference to the schema of a dataclass; adds the schema and those that it needs to `found`."""
     reference = {"$ref": f"#/components/schemas/{record.__name__}"}
     if record.__name__ in found:
         return reference

@@ -144,7 +144,7 @@ def _json_body(endpoint: AnyEndpoint, names: list[str], schemas: Schemas) -> dic
 
 
 def _state_limits(schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the schema of a part of a request with what `from_plain` checks by itself."""
+    """Return the schema of a part of a request, with the limits that `from_plain` checks by itself."""
     kind = schema.get("type")
     if "anyOf" in schema:
         return {**schema, "anyOf": [_state_limits(each, name) for each in schema["anyOf"]]}

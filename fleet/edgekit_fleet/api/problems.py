@@ -25,7 +25,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 RETRY_S: Final = 5
 _log = logging.getLogger(__name__)
 
-# The first that fits.
+# The first class that fits counts.
 _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (NotFoundError, 404),
     (FleetError, 409),

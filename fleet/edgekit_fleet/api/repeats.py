@@ -1,4 +1,4 @@
-"""Requests that come twice: an `Idempotency-Key` makes the second one get the answer to the first.
+"""Requests that come twice: with an `Idempotency-Key` the second one gets the answer to the first.
 
 Source: draft-ietf-httpapi-idempotency-key-header-07.
 """
@@ -23,8 +23,8 @@ class KeyedRequest:
 
     Attributes:
         actor: who sent it.
-        key: of the client.
-        sha256: of method, path and body.
+        key: idempotency key of the client.
+        sha256: SHA-256 of method, path and body.
     """
 
     actor: str
@@ -81,10 +81,10 @@ def end_request(store: Store, request: KeyedRequest, status: int, answer: bytes)
     """Keep the answer to a request; one that failed on our side may be sent again.
 
     Args:
-        store: of the fleet.
-        request: that was carried out.
-        status: of HTTP.
-        answer: its body, or nothing where it holds a secret.
+        store: store of the fleet.
+        request: request that was carried out.
+        status: HTTP status.
+        answer: body of the answer; empty if it holds a secret.
     """
     with store.transaction() as session:
         row = session.get(IdempotencyRow, (request.actor, request.key))

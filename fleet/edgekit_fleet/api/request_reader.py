@@ -1,4 +1,4 @@
-"""Reads what a request says, and bounds it: size, time, form."""
+"""Reads requests, with limits of size, time and form."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class _UnreadableError(RequestError):
-    """`from_plain` has one argument for its errors."""
+    """An error that takes one argument, as `from_plain` needs."""
 
     def __init__(self, message: str) -> None:
         super().__init__(422, message)
@@ -38,15 +38,15 @@ class _UnreadableError(RequestError):
 
 @asynccontextmanager
 async def receive_file(request: Request, folder: Path, sha256: str) -> AsyncIterator[Path]:
-    """Yield the path of the body, which is on the disk until the block ends.
+    """Yield the path of the body in a file that exists until the block ends.
 
     Args:
-        request: with a file as its body.
-        folder: for temporary files.
-        sha256: that it must have, in hexadecimal digits.
+        request: request with a file as its body.
+        folder: folder for temporary files.
+        sha256: SHA-256 that the file must have, in hexadecimal digits.
 
     Raises:
-        RequestError: 404, 408, 409, 413: no digest, too slow, another one, too large.
+        RequestError: 404 no digest, 408 too slow, 409 another digest, 413 too large.
         OutputError: the disk is full.
     """
     if _SHA256.fullmatch(sha256) is None:
@@ -75,10 +75,10 @@ def parse_request(endpoint: AnyEndpoint, request: Request, body: bytes, **own: A
     """Return the request of an endpoint.
 
     Args:
-        endpoint: that is asked.
-        request: of HTTP.
+        endpoint: endpoint to call.
+        request: HTTP request.
         body: JSON, with POST.
-        own: fields that are known already.
+        own: fields whose values are known already.
 
     Raises:
         RequestError: 400 no JSON; 415 another media type; 422 a field is missing, unknown or wrong.
@@ -113,7 +113,7 @@ def _read_json(request: Request, body: bytes) -> dict[str, Any]:
 
 
 def _read_float(text: str) -> float:
-    """Return a number of JSON, for which 2.0 is a whole number too."""
+    """Return a number of JSON, in which 2.0 is an integer too."""
     value = float(text)
     return int(value) if value.is_integer() and abs(value) < _MOST_EXACT else value
 

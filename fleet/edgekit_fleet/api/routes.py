@@ -1,4 +1,4 @@
-"""The HTTP interface over a fleet: `/api/v1`, made of the table of endpoints."""
+"""The HTTP interface of a fleet: `/api/v1`, made from the table of endpoints."""
 
 import asyncio
 import hashlib
@@ -59,7 +59,7 @@ def make_api(fleet: Fleet) -> Starlette:
 
 
 def join_apps(api: ASGIApp, rest: ASGIApp) -> ASGIApp:
-    """Return one application of the HTTP interface, and of another one for all other paths."""
+    """Return an application that serves the HTTP interface, and another application at all other paths."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         # Not by `Mount`, whose pattern no path with a line feed fits.

@@ -1,1 +1,1 @@
-"""The broker: mosquitto as a child of the manager, and what other brokers really do."""
+"""The broker: mosquitto as a child of the manager, and checks of other brokers."""

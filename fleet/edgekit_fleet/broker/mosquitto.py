@@ -1,8 +1,8 @@
 """A mosquitto of our own: its configuration, its process, and its restart.
 
-It keeps nothing on disk: the truth is in the store, and a restored broker would bring back old documents.
-Each client is named by its certificate, also as the client of MQTT, so that no device can take the connection
-of another one over. A device may write its own documents and read what is meant for it, nothing else.
+It keeps nothing on disk: the truth is in the store, and a restored broker would bring back old documents. The
+certificate names each client, also its MQTT client identifier, so that no device can take over the connection
+of another one. A device may write its own documents and read what is meant for it, nothing else.
 """
 
 import contextlib
@@ -68,9 +68,9 @@ log_type warning
 
 
 def write_configuration(folder: FleetFolder, settings: FleetSettings, authority: Authority) -> Path:
-    """Write all that a mosquitto reads into its folder; returns the path of the configuration.
+    """Write all files that mosquitto reads into its folder; returns the path of the configuration.
 
-    The folder alone goes to a broker elsewhere: the keys of the authority stay behind.
+    Only this folder goes to a broker elsewhere: the keys of the authority stay here.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -106,7 +106,7 @@ def write_configuration(folder: FleetFolder, settings: FleetSettings, authority:
 
 
 def write_revoked(authority: Authority, serials: Iterable[str], folder: Path) -> None:
-    """Write the list of revoked certificates, also for the broker, which reads it when it is told to.
+    """Write the list of revoked certificates, also for the broker, which reads it after `reload`.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -154,12 +154,12 @@ class Mosquitto:
         return self._child.pid
 
     def reload(self) -> None:
-        """Make it read its certificates and the list of revoked ones again; connections stay."""
+        """Make the broker read its certificates and the list of revoked ones again; connections stay."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._child.pid, signal.SIGHUP)
 
     def restart_if_ended(self) -> bool:
-        """Start it again if it has ended, after a pause that grows; returns whether it did.
+        """Restart the broker if it has ended, after a pause that grows; returns whether it did.
 
         Raises:
             TransportError: it does not start.
@@ -199,7 +199,7 @@ class Mosquitto:
         )
 
     def _answers(self) -> bool:
-        """Return whether a TLS handshake with our certificates succeeds: a foreign broker has others."""
+        """Return whether a TLS handshake with our certificates succeeds; a foreign broker has others."""
         context = ssl.create_default_context(cafile=self._authority.certificate_path)
         context.check_hostname = False
         context.load_cert_chain(*self._authority.pair("manager"))
@@ -224,7 +224,7 @@ def own_address(settings: FleetSettings) -> str:
 
 
 def _allow_many_files() -> None:
-    """Raise the limit of open files for the broker: one a device."""
+    """Raise the limit of open files for the broker, which needs one for each device."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(_WANTED_FILES, hard)
     if soft < wanted:

@@ -21,7 +21,7 @@ _MAX_PACKET_BYTES: Final = 1 << 18  # a hundred times what the fleet sends
 
 
 class ConnectionOwner(Protocol):
-    """Who is told what happens on a connection; all calls come from the loop's thread."""
+    """The owner of a connection, which is told what happens on it; all calls come from the loop's thread."""
 
     def connected(self, connection: "MqttConnection") -> None:
         """The broker has accepted the connection and its subscriptions."""
@@ -38,11 +38,11 @@ class ConnectionOptions:
     """How to connect.
 
     Attributes:
-        client_id: of MQTT.
-        context: of TLS, with the device's certificate.
-        session: of an earlier connection with this context, to be resumed; or None.
+        client_id: client identifier of MQTT.
+        context: TLS context with the device's certificate.
+        session: TLS session of an earlier connection with this context, to be resumed; or None.
         host: name that the broker's certificate must have.
-        topics: to be subscribed to.
+        topics: topics to subscribe to.
         will_topic, will: the last will, retained; no topic for none.
         keepalive_s: the broker ends the connection that is silent for one and a half times as long.
         is_mqtt5: whether to speak MQTT 5, else 3.1.1.
@@ -63,8 +63,8 @@ class MqttConnection(asyncio.Protocol):
     """A connection.
 
     Attributes:
-        sent, acknowledged: numbers of messages that were published, and that the broker took.
-        heard_at: when something came last, by the monotonic clock.
+        sent, acknowledged: numbers of messages that were published, and that the broker acknowledged.
+        heard_at: when the last bytes came, by the monotonic clock.
     """
 
     def __init__(self, options: ConnectionOptions, owner: ConnectionOwner) -> None:
@@ -77,9 +77,7 @@ class MqttConnection(asyncio.Protocol):
             self._incoming, self._outgoing, server_hostname=options.host, session=options.session
         )
         self._is_secure = self._is_flushing = False
-        self._packets = (
-            bytearray()
-        )  # of this turn of the loop; they share records of TLS and a call of the system
+        self._packets = bytearray()  # of this turn of the loop; they share TLS records and a system call
         self._buffer = bytearray()
         self._reason = "closed"
         self._transport: asyncio.Transport | None = None
@@ -103,22 +101,22 @@ class MqttConnection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """Return how much the socket has not taken yet."""
+        """Return how many bytes the socket has not taken yet."""
         buffered = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return len(self._packets) + buffered
 
     def pause_reading(self) -> None:
-        """Leave what comes to the system, which takes more than a second of it."""
+        """Leave incoming bytes to the system, whose buffer holds more than a second of them."""
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take what has come, in as few pieces as it fits."""
+        """Take the bytes that have come, in as few pieces as possible."""
         if self._transport is not None:
             self._transport.resume_reading()
 
     def ping(self) -> None:
-        """Show the broker that the device is there."""
+        """Send a ping, so that the broker knows that the device is there."""
         self._send(_packet(_PINGREQ << 4, b""))
 
     def close(self) -> None:
@@ -143,7 +141,7 @@ class MqttConnection(asyncio.Protocol):
         self._shake_hands()
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come."""
+        """Take received bytes."""
         at_s = self.heard_at = time.monotonic()
         self._incoming.write(data)
         try:

@@ -1,6 +1,6 @@
-"""What a broker really does with what the fleet's protocol leans on, shown by messages that arrive or do not.
+"""Tests what a broker really does that the fleet's protocol needs, by messages that arrive or do not.
 
-An answer to a request proves nothing: mosquitto grants a forbidden subscription and delivers nothing, and two
+The broker's answer proves nothing: mosquitto grants a forbidden subscription and delivers nothing, and two
 nodes of RabbitMQ 4 grant a shared one and deliver nothing.
 """
 
@@ -22,11 +22,11 @@ from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES
 from edgekit_runtime.errors import TransportError
 
 _WAIT_S: Final = 3.0
-_ABSENT_S: Final = 1.0  # what has not come after this time does not come
+_ABSENT_S: Final = 1.0  # a message that has not come after this time counts as lost
 _SHARED: Final = 20
 
 ContextOf = Callable[[str], ssl.SSLContext | None]
-"""Returns TLS with the certificate of a client, by its name."""
+"""Name of a client -> TLS context with its certificate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class Finding:
     Attributes:
         check: its name.
         works: whether the broker does it.
-        effect: `fine`; `adapted`, where edgekit works all the same; `refused`, where no fleet may run on it.
-        text: one sentence: what that means.
+        effect: `fine`; `adapted` if edgekit works all the same; `refused` if no fleet may run on the broker.
+        text: the consequence, in one sentence.
     """
 
     check: str
@@ -103,7 +103,7 @@ class _Probe:
         info = self.client.publish(topic, payload, 1, retain, properties)
         try:
             info.wait_for_publish(_WAIT_S)
-        except (RuntimeError, ValueError):  # it was disconnected: what arrives elsewhere shows it
+        except (RuntimeError, ValueError):  # it was disconnected: messages elsewhere show that
             return
 
     def got(self, payload: bytes, wait_s: float = _WAIT_S) -> bool:
@@ -142,7 +142,7 @@ class BrokerProbe:
         """Prepare the checks.
 
         Args:
-            address: of the broker.
+            address: address of the broker.
             context_of: TLS of a client.
             manager: name of a client that may read and write everything below `ek/v1`.
             devices: names of two devices.

@@ -22,7 +22,7 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        name: for the table.
+        name: name of the line in the table.
         style: class of the style sheet.
         points: (x, y), x rising.
         is_filled: whether the area under it is filled.
@@ -38,18 +38,18 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What is drawn.
+    """The content of a chart.
 
     Attributes:
         key: unique on the page.
-        title: of the chart.
+        title: title of the chart.
         words: what it shows, for screen readers.
-        x_name: what stands along the axis.
+        x_name: name of the x axis.
         x_ticks: (x, text).
-        lines: from the lowest to the uppermost.
-        limit: a line across, or None.
-        limit_text: beside it.
-        top: highest y; what is higher leaves the frame.
+        lines: lines in drawing order: the lowest first.
+        limit: y of a horizontal line, or None.
+        limit_text: text beside the limit.
+        top: highest y; higher points are outside of the frame.
         bottom: lowest y.
         show: writes a y.
         show_x: writes an x, for the table.
@@ -141,7 +141,7 @@ class Chart:
         if line.is_filled:
             area = f"{places[0][0]:.1f},{_BOTTOM} {drawn} {places[-1][0]:.1f},{_BOTTOM}"
             parts.insert(0, Markup('<polygon class="c-area {}" points="{}"/>').format(line.style, area))
-        if line.has_dots:  # each a line of no length with round ends
+        if line.has_dots:  # each dot is a line of no length with round ends
             dots = "".join([f"M{x:.1f} {y:.1f}h0" for x, y in places])
             parts.append(Markup('<path class="c-dots {}" d="{}"/>').format(line.style, dots))
         else:

@@ -26,14 +26,14 @@ _SPECIAL_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TwinRow:
-    """One model: what the manager wants, and what the device reports.
+    """One model on a device: the version that the manager wants, and the one that the device reports.
 
     Attributes:
         model: its name.
         desired, reported: versions; empty where there is none, None where nothing is wanted.
         health, because: as the device reports them.
         differs: whether they are not the same package.
-        rollout, release: that want it, or empty.
+        rollout, release: rollout and release that want it, or empty.
         is_pinned: whether the device must keep its version.
     """
 
@@ -57,7 +57,7 @@ class Happening:
         state: word with a mark, see `macros.html`.
         text: a sentence.
         detail: more, or empty.
-        rollout: whose page tells more, or empty.
+        rollout: rollout whose page tells more, or empty.
     """
 
     at: float
@@ -118,7 +118,7 @@ def _read_search(query: Mapping[str, str], selector: str) -> Search:
 
 
 def _complete(session: Any, text: str) -> str:
-    """Return the selector that somebody means: one word that names no tag is a part of a device's name."""
+    """Return the selector for typed text: one word that names no tag is a part of a device's name."""
     is_word = text.replace("-", "").replace("_", "").replace(".", "").isalnum() and text != "all"
     if (
         is_word
@@ -181,7 +181,7 @@ def _make_twin(detail: devices.DeviceDetail, wanted: Any) -> list[TwinRow]:
 
 
 def _read_history(session: Any, name: str) -> list[Happening]:
-    """Return what happened to a device, the newest first: executions, events, what people did."""
+    """Return the history of a device, the newest first: executions, events, actions of people."""
     executions = select(ExecutionRow).where(ExecutionRow.device == name)
     found = [
         Happening(

@@ -1,4 +1,4 @@
-"""The first page: what needs attention, what runs where, what goes out just now."""
+"""The first page: problems, versions in use, and open rollouts."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -41,11 +41,11 @@ class Concern:
     """One thing that needs attention.
 
     Attributes:
-        kind: of the mark: `bad`, `warn` or `idle`.
+        kind: kind of the mark: `bad`, `warn` or `idle`.
         text: a sentence without its end.
         detail: why, or a further sentence, or empty.
         link: page that shows it.
-        link_text: what is there.
+        link_text: text of the link.
     """
 
     kind: str
@@ -60,9 +60,9 @@ class VersionBar:
     """How many devices run a version.
 
     Attributes:
-        version, devices: of the bar.
-        share: of the devices with this model, as text.
-        width: of the bar, 0..1000.
+        version, devices: version and number of devices of the bar.
+        share: share of the devices with this model, as text.
+        width: width of the bar, 0..1000.
         is_most: whether no other version runs on more.
         link: page with these devices.
     """
@@ -83,7 +83,7 @@ def show_fleet(console: Console, request: Request) -> Response:
 
 
 def warm_up(store: Store) -> None:
-    """Read what the first page reads, so that it does not wait for it when somebody asks.
+    """Read everything that the first page reads, so that its first reader does not wait.
 
     The first reading of a process compiles its statements, and each connection has a cache of its own: a
     second one serves the page while a rollout's log is read.
@@ -280,9 +280,9 @@ def _read_rollouts(session: Session) -> list[dict[str, object]]:
 
 
 def _read_newest(session: Session) -> list[AuditRow]:
-    """Return what people and the manager did last; not what devices state."""
+    """Return the last actions of people and of the manager, without the statements of devices."""
     last = session.scalar(select(func.max(AuditRow.number))) or 0
-    # Not in Python: the detail of what is left out may have a megabyte.
+    # Not in Python: an entry that is left out may have a megabyte of detail.
     statement = select(AuditRow).where(
         AuditRow.number > last - 200, AuditRow.actor != "devices", AuditRow.action.not_in(_ROUTINE)
     )

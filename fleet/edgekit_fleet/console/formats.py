@@ -53,7 +53,7 @@ def format_bytes(size: float | None) -> str:
 
 
 def format_share(part: float, whole: float) -> str:
-    """Return a share in percent; what is not all is never 100 %, and what is something never 0 %."""
+    """Return a share in percent; less than all is never shown as 100 %, more than nothing never as 0 %."""
     if not whole:
         return NONE
     percent = 100 * part / whole

@@ -1,7 +1,8 @@
-"""The page of model health: what versions cost and how well they answer on each class, over the last day.
+"""The page of model health: cost and quality of versions on each class, over the last day.
 
 A fleet of 100,000 devices reports millions of figures a day. The page reads those of a sample: the first
-devices of each class that reported in the newest hour of a version. What a rollout decides rests on all.
+devices of each class that reported in the newest hour of a version. Decisions of rollouts rest on all
+figures.
 """
 
 import math
@@ -28,15 +29,15 @@ _CLASSES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure that is drawn.
+    """A figure that the page draws.
 
     Attributes:
-        name: for ids.
-        title: of the chart.
+        name: name in identifiers of the page.
+        title: title of the chart.
         value: column that is averaged over devices.
         show: writes a value.
-        top: the chart reaches at least so far.
-        bottom: where it begins.
+        top: least upper end of the y axis.
+        bottom: lower end of the y axis.
     """
 
     name: str

@@ -2,8 +2,8 @@
 
 While a page is open, one watcher asks the store for two numbers ten times a second: the newest entry of the
 audit log, and when the newest document of a device came. Events carry no content: a page fetches its own part
-again. `id` of an event is what the page has seen then; a browser sends it when it comes back, so that nothing
-is lost while its tab was hidden or its network away.
+again. The `id` of an event states what the page has seen by then. A browser sends it when it connects again,
+so no event is lost while its tab was hidden or its network was down.
 
 | event | means |
 |---|---|
@@ -28,7 +28,7 @@ from edgekit_fleet.store.tables import AuditRow, DeviceRow
 from edgekit_runtime.errors import OutputError
 
 _POLL_S: Final = 0.1
-_EVENT_S: Final = 1.0  # so often a page is told at most; the first change after a quiet time at once
+_EVENT_S: Final = 1.0  # least time between events of a page; the first one after a quiet time goes at once
 _QUIET_S: Final = 15.0
 _LONGEST_S: Final = 600.0  # then the browser connects again, and its login is checked again
 _RETRY_S: Final = 2.0
@@ -56,7 +56,7 @@ class Seen:
 
     @classmethod
     def parse(cls, text: str) -> "Seen":
-        """Return what `str` wrote; of any other text, that nothing was seen."""
+        """Return the value that `str` wrote; any other text means that nothing was seen."""
         audit, _, devices_ms = text.partition("-")
         if audit.isdecimal() and devices_ms.isdecimal() and len(text) < 50:
             return cls(int(audit), int(devices_ms))
@@ -77,11 +77,11 @@ class Watcher:
 
     @property
     def is_full(self) -> bool:
-        """Return whether so many pages are open that further ones must do without events."""
+        """Return whether too many pages are open for further ones to get events."""
         return self._listeners >= _MOST_LISTENERS
 
     def read_seen(self) -> Seen:
-        """Return what a page shows whose content is read from now on."""
+        """Return the state for a page whose content is read after this call."""
         with self._store.snapshot() as session:
             return _read_seen(session)
 
@@ -91,7 +91,7 @@ class Watcher:
         end_s = loop.time() + _LONGEST_S
         self._listeners += 1
         try:
-            if self._task is None:  # made before anything is waited for: there is one, however many listen
+            if self._task is None:  # made before the first await, so that all listeners share one
                 self._task = loop.create_task(self._watch())
             await self._poll()
             yield b": open\n\n"
@@ -143,7 +143,7 @@ class Watcher:
             return current, [(row.number, row.action) for row in session.execute(statement)]
 
     def _find_topics(self, seen: Seen) -> list[str]:
-        """Return what has changed since; everything where the entries in between are not known any more."""
+        """Return the topics that have changed since, or all topics if the entries in between are gone."""
         topics = {"devices"} if self._current.devices_ms != seen.devices_ms else set()
         if self._current.audit != seen.audit:
             if not self._entries or min(number for number, _ in self._entries) > seen.audit + 1:

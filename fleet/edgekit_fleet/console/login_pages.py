@@ -42,7 +42,7 @@ def log_out(console: Console, request: Request) -> Response:
 
 
 def show_first(console: Console, request: Request) -> Response:
-    """Show the form for the first administrator, to who has the link."""
+    """Show the form for the first administrator to somebody who has the link."""
     code = request.query_params.get("code", "")
     return console.render(request, "first.html", code=code, name="", problem="")
 

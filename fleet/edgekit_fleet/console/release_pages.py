@@ -1,4 +1,4 @@
-"""The pages of releases: what is in them, what speaks for it, where it runs, and how to withdraw one."""
+"""The pages of releases: their packages with evidence, where they run, and how to withdraw one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ class ReleaseView:
     """A release in the list.
 
     Attributes:
-        row: of the release.
+        row: row of the release.
         models: `digits 1.2.0` -> its classes.
-        bytes: of the largest package.
+        bytes: size of the largest package.
         rollouts: (name, state), the newest first.
     """
 
@@ -46,10 +46,10 @@ class ReleaseView:
 
 @dataclass(frozen=True, slots=True)
 class PackageEvidence:
-    """A package, and what speaks for it.
+    """A package with its evidence.
 
     Attributes:
-        row: of the package.
+        row: row of the package.
         score: what the packager measured, in words, or empty.
         agreement: the least with the version before.
         deltas: (version to start from, or the begin of its digest; bytes).
@@ -105,7 +105,7 @@ def release(console: Console, request: Request) -> Response:
     except OutputError:
         raise
     except EdgekitError as error:
-        # Not where the server keeps them: the person knows them by their names.
+        # Not the paths on the server: the person knows the files by their names.
         problem = str(error).replace(f"{form.folder}/", "")
         return _render_form(console, request, form.fields, problem)
     notice = f"{made.name} is released. Devices get it by a rollout."
@@ -230,7 +230,7 @@ def _list_packages(session: Session, release: str) -> list[PackageEvidence]:
 
 
 def _describe_score(score: Any) -> str:
-    """Return the packager's evidence in words; it is what somebody signed, so nothing of it is certain."""
+    """Return the packager's evidence in words; it is signed, not checked, so any field may be missing."""
     if not isinstance(score, Mapping) or not isinstance(score.get("value"), (int, float)):
         return ""
     parts = [f"{score.get('metric', 'score')} {score['value']:.4g}"]

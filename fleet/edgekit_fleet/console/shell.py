@@ -1,4 +1,4 @@
-"""What all pages share: who asks, rendering, forms, notices.
+"""What all pages share: the user, rendering, forms, notices.
 
 A page is a function `(console, request) -> Response`. It runs in a thread, so it may read the store. Every
 action is an HTML form that works without JavaScript: it posts, and the browser goes on to a page that shows
@@ -64,10 +64,10 @@ class Console:
     """The pages of one fleet.
 
     Attributes:
-        store, folder, settings: of the fleet.
+        store, folder, settings: store, folder and settings of the fleet.
         desk: where users log in.
         first_admin: the code of the link that makes the first user.
-        watcher: of changes in the store.
+        watcher: watches for changes in the store.
         closing: what ends with the console: close it after the web server.
     """
 
@@ -91,8 +91,8 @@ class Console:
         """Return the endpoint of a page, or of an action.
 
         Args:
-            function: that answers.
-            scope: that who asks must hold; None where no login is needed.
+            function: function that answers.
+            scope: scope that the user must hold; None where no login is needed.
         """
 
         async def answer(request: Request) -> Response:
@@ -129,9 +129,9 @@ class Console:
         return functools.wraps(function)(answer)
 
     def find_principal(self, request: Request) -> Principal | None:
-        """Return who asks, or None for somebody who has not logged in.
+        """Return the user of a request, or None without a login.
 
-        Sets `principal` of the request's state, and `csrf`, which forms carry: of the login, or of a cookie.
+        Sets `principal` in the request's state, and `csrf`, the token for forms: from the login or a cookie.
         """
         visitor = read_cookie(request, _VISITOR)
         is_known = len(visitor) >= _VISITOR_CHARS
@@ -146,10 +146,10 @@ class Console:
         """Return a page.
 
         Args:
-            request: that it answers.
+            request: request that it answers.
             template: file in `templates/`.
-            status: of HTTP.
-            values: for the template, besides what `base.html` needs.
+            status: HTTP status.
+            values: values for the template, besides those that `base.html` needs.
         """
         path = request.url.path
         text = self._templates.get_template(template).render(
@@ -206,7 +206,7 @@ class Console:
 
     def _ask_for_login(self, request: Request) -> Response:
         address = f"/login?next={quote(with_query(request))}"
-        if "hx-request" in request.headers:  # a part of an open page, whose login has ended meanwhile
+        if "hx-request" in request.headers:  # for a part of an open page whose login has ended meanwhile
             return Response(status_code=401, headers={"hx-redirect": "/login"})
         return RedirectResponse(address, 303)
 

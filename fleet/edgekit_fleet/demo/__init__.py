@@ -1,1 +1,1 @@
-"""`edgekit fleet demo`: its course, its manager, its real device and the network of that."""
+"""`edgekit fleet demo`: its course, its manager, its real device and that device's network."""

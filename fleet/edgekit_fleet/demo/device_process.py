@@ -1,4 +1,4 @@
-"""Becomes `edgekit-device`, a child that ends with its parent: `python -m ...device_process ARGUMENT...`."""
+"""Runs `edgekit-device` as a child that ends with its parent: `python -m ...device_process ARGUMENT...`."""
 
 import sys
 

@@ -45,8 +45,8 @@ class DemoVersion:
     """A version of the model.
 
     Attributes:
-        version: of the package.
-        path: of the package.
+        version: version of the package.
+        path: path of the package.
         accuracy: share of right answers, measured.
         agreement: share of inputs with the class of the first version, measured.
     """
@@ -59,10 +59,10 @@ class DemoVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSetup:
-    """What the demo needs.
+    """The inputs of the demo.
 
     Attributes:
-        folder: of its own.
+        folder: folder of its own.
         home: configuration folder with the key that signed the packages, in `keys`.
         calls: .npz of inputs with their `classes`, for the application on the real device.
         first, good, bad, last: versions, in the order in which they are released.
@@ -84,8 +84,8 @@ class DemoStep:
     Attributes:
         at_s: when it was over, in seconds since the begin of the demo.
         took_s: how long it took.
-        what: happened, in a few words.
-        why: in a sentence, with figures.
+        what: what happened, in a few words.
+        why: the reason, in a sentence with figures.
     """
 
     at_s: float
@@ -155,7 +155,7 @@ def _join(fleet: RunningFleet, setup: DemoSetup, device: RealDevice) -> Simulate
 
 
 class _Course:
-    """A demo that runs."""
+    """A running demo."""
 
     def __init__(self, setup: DemoSetup, begin_s: float, on_step: Callable[[DemoStep], None]) -> None:
         self._setup, self._begin_s, self._on_step = setup, begin_s, on_step
@@ -166,7 +166,7 @@ class _Course:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[Callable[[str, str], None]]:
-        """Measure a step; what is yielded reports it."""
+        """Measure a step; the yielded function reports it."""
         step_s = time.monotonic()
 
         def done(what: str, why: str) -> None:
@@ -352,7 +352,7 @@ class _Course:
 def _find_name(version: str, *, is_real_first: bool = True) -> str:
     """Return a name of a rollout with the real device in the first step, or among the last devices.
 
-    The name draws the order; so the audience need not wait for chance.
+    The name decides the order, so the audience need not wait for chance.
     """
     minimum = default_minimum(len(_DEVICES))
     for number in itertools.count(1):

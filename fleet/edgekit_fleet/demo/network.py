@@ -1,6 +1,6 @@
 """The network between the real device of the demo and its fleet: a relay that can be cut.
 
-Connections are really broken off and really refused, for MQTT and HTTPS alike.
+Connections are really broken and really refused, both MQTT and HTTPS.
 """
 
 import asyncio

@@ -15,7 +15,8 @@ from edgekit_runtime.system.child_process import ChildProcess
 _MODULE: Final = "edgekit_fleet.demo.device_process"
 _START_S: Final = 30.0
 _POLL_S: Final = 0.05
-# A trial of a few seconds: each call is copied, and what needs thousands of calls to show is not tested here.
+# A trial of a few seconds: each call is copied, and faults that show only after thousands of calls are not
+# tested.
 _SERVICE: Final = """\
 [models.{model}]
 shadow = {{share = 1.0, comparison = "agreement"}}
@@ -29,15 +30,15 @@ max_duration_s = 20
 
 
 class RealDevice:
-    """A device of the demo; its processes end with the `close`, and with this process."""
+    """A device of the demo; its processes end with `close`, or with this process."""
 
     def __init__(self, folder: Path, model: str, target: str) -> None:
         """Prepare its folders.
 
         Args:
-            folder: of its own, made here.
-            model: that it runs.
-            target: of its packages.
+            folder: folder of its own, made here.
+            model: model that it runs.
+            target: target of its packages.
         """
         runtime = folder / "run"
         (runtime / "edgekit").mkdir(parents=True)
@@ -96,7 +97,8 @@ class Application:
     """Calls the model of a device from a thread, and counts the answers.
 
     Attributes:
-        calls, failed, right: of all calls, those without an answer, and those with the right class.
+        calls, failed, right: numbers of all calls, of those without an answer, and of those with the right
+            class.
     """
 
     _PAUSE_S: Final = 0.008
@@ -105,7 +107,7 @@ class Application:
         """Read the inputs; `start` begins.
 
         Args:
-            socket_path: of the service.
+            socket_path: path of the socket of the service.
             model: its name.
             calls: .npz of one input, and `classes`.
         """

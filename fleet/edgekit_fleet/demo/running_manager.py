@@ -20,7 +20,7 @@ def running_manager(folder: Path, home: Path, names: tuple[str, ...]) -> Iterato
     """Yield a fleet that runs, on free ports of loopback.
 
     Args:
-        folder: of the fleet.
+        folder: folder of the fleet.
         home: configuration folder with the keys of packages that it trusts.
         names: addresses under which devices find it.
 

@@ -1,7 +1,7 @@
-"""A folder that is removed at the end of its owner, however that ends: a child watches.
+"""A folder that is removed when its owner ends, in whatever way: a child process watches.
 
 As a program, `python -m ...temporary_folder DESCRIPTOR FOLDER` waits until the other end of its channel is
-closed, which the kernel does also for a killed process, and removes the folder.
+closed, and removes the folder. The kernel closes it also for a killed process.
 """
 
 import contextlib

@@ -1,1 +1,1 @@
-"""Who is who: the authority, its certificates, one-time codes, revocation."""
+"""Identities: the authority, its certificates, one-time codes, revocation."""

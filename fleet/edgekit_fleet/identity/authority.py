@@ -46,7 +46,7 @@ _MAX_CSR_CHARS: Final = 8 << 10
 _TOLERATED_S: Final = 86_400.0  # a device's clock may be slow
 _AUTHORITY_LIFE_S: Final = 20 * 365 * 86_400.0
 _SERVER_LIFE_S: Final = 2 * 365 * 86_400.0
-_CRL_LIFE_S: Final = 10 * 365 * 86_400.0  # an expired one would shut everybody out
+_CRL_LIFE_S: Final = 10 * 365 * 86_400.0  # an expired list would shut everybody out
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class SignedCertificate:
     """A certificate of a device.
 
     Attributes:
-        pem: of the certificate.
-        serial: in hexadecimal digits.
+        pem: certificate in PEM.
+        serial: serial number in hexadecimal digits.
         expires_at: seconds since 1970.
         public_key: 32 bytes.
     """
@@ -70,7 +70,7 @@ def check_device_name(name: str) -> str:
     """Return the name if a device may have it.
 
     Raises:
-        ConfigError: it may not: it would be more than a name in a topic, an ACL or a path.
+        ConfigError: the name could mean more than a name in a topic, an ACL or a path.
     """
     if _DEVICE_NAME.fullmatch(name) is None or name.startswith("edgekit-"):
         raise ConfigError(
@@ -137,7 +137,7 @@ class Authority:
 
     @staticmethod
     def name_manager(number: int) -> str:
-        """Return the user name at the broker of a manager, of which there may be several."""
+        """Return a manager's user name at the broker; there may be several managers."""
         return f"{MANAGER}-{number}" if number else MANAGER
 
     def make_manager(self, number: int) -> tuple[Path, Path]:
@@ -160,7 +160,7 @@ class Authority:
         return {path.stem: _read_certificate(path) for path in paths}
 
     def make_server(self, names: tuple[str, ...]) -> None:
-        """Make the certificate of broker and web server, for these names; leaves one that still fits.
+        """Make the certificate of broker and web server for these names, unless the present one still fits.
 
         Raises:
             OutputError: the folder cannot be written.
@@ -172,7 +172,7 @@ class Authority:
 
         Args:
             csr: certificate signing request in PEM, from anybody; only its key counts.
-            name: that the certificate gets.
+            name: name that the certificate gets.
             life_s: how long it is valid, in seconds.
 
         Raises:
@@ -190,7 +190,7 @@ class Authority:
     def load_short_lived(self, context: ssl.SSLContext, name: str) -> None:
         """Give a context a certificate for `name` that is valid for minutes, with its key.
 
-        The manager takes the connection of a revoked device over with it, and `doctor` plays devices.
+        The manager uses it to take over the connection of a revoked device, and `doctor` to play devices.
         """
         key = Ed25519PrivateKey.generate()
         with tempfile.TemporaryDirectory(prefix="edgekit-certificate-") as folder:  # `ssl` reads files alone
@@ -202,17 +202,17 @@ class Authority:
         """Write the list of revoked certificates.
 
         Args:
-            serials: of all of them, in hexadecimal digits.
+            serials: serial numbers of all of them, in hexadecimal digits.
 
         Raises:
             OutputError: the folder cannot be written.
         """
-        # From before now: lists that are written within a second would else be dated later than now, and a
-        # broker refuses everybody until then.
+        # Dated before now: otherwise lists written within one second would be dated later than now, and a
+        # broker would refuse everybody until then.
         now = datetime.fromtimestamp(int(time.time() - _TOLERATED_S), timezone.utc)
         with contextlib.suppress(OSError, ValueError):  # OpenSSL prefers the newer list, by the second
             last = x509.load_pem_x509_crl(self.crl.read_bytes()).last_update_utc
-            if last.timestamp() < time.time():  # else the clock was ahead, and that list is not valid yet
+            if last.timestamp() < time.time():  # else the clock was ahead, and the old list is not valid yet
                 now = max(now, last + timedelta(seconds=1))
         builder = (
             x509.CertificateRevocationListBuilder()

@@ -1,4 +1,4 @@
-"""Devices come into the fleet by a one-time code, renew their certificates, and are shut out."""
+"""Devices enrol with a one-time code, renew their certificates, and are revoked."""
 
 import hashlib
 import secrets
@@ -34,15 +34,15 @@ def make_code(
     """Return the secret of a new one-time code; the store keeps only its digest.
 
     Args:
-        session: of a transaction.
+        session: session of a transaction.
         device: name that the code grants.
         actor: who makes it.
         target: target of the device, where it is known.
-        tags: that the device gets.
-        life_s: how long the code is good.
+        tags: tags that the device gets.
+        life_s: how long the code is valid, in seconds.
 
     Raises:
-        ConfigError: the name is malformed or taken, or a tag is.
+        ConfigError: the name is malformed or taken, or a tag is malformed.
     """
     check_device_name(device)
     check_tags(tags or {})
@@ -73,15 +73,15 @@ def format_code(address: str, authority: Authority, secret: str) -> str:
 def enrol(
     session: Session, authority: Authority, request: EnrolmentRequest, life_s: float
 ) -> tuple[DeviceRow, SignedCertificate]:
-    """Let a device in, and use its code up.
+    """Enrol a device, and use up its code.
 
-    A code that was used works again for the same key: the answer to the first request may have been lost.
+    A used code works again for the same key: the answer to the first request may have been lost.
 
     Args:
-        session: of a transaction.
+        session: session of a transaction.
         authority: signs the certificate.
-        request: from anybody.
-        life_s: of the certificate.
+        request: request, from anybody.
+        life_s: life of the certificate, in seconds.
 
     Raises:
         SignatureError: the code is unknown, expired or used, or the certificate request is wrong.
@@ -129,13 +129,13 @@ def enrol(
 def renew(
     session: Session, authority: Authority, request: RenewalRequest, life_s: float
 ) -> tuple[DeviceRow, SignedCertificate]:
-    """Return a new certificate for the key that a device has.
+    """Return a new certificate for the present key of a device.
 
     Args:
-        session: of a transaction.
+        session: session of a transaction.
         authority: signs the certificate.
-        request: from anybody; it is signed by the device's key.
-        life_s: of the certificate.
+        request: request, from anybody; it is signed by the device's key.
+        life_s: life of the certificate, in seconds.
 
     Raises:
         SignatureError: the device is unknown or revoked, or the request is not by its key.
@@ -182,7 +182,7 @@ def list_revoked_serials(session: Session) -> list[str]:
 
 
 def check_tags(tags: Mapping[str, str]) -> None:
-    """Check that tags can be selected by.
+    """Check that selectors can name these tags.
 
     Raises:
         ConfigError: they cannot.

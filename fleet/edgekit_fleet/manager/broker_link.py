@@ -1,7 +1,7 @@
 """The manager's connection to the broker, or to the first node of a cluster that answers.
 
-It uses MQTT 3.1.1: nothing here needs more, and every broker has it. What is lost while the connection is
-down is sent again by `publisher`, which knows from `hello` and reports what a device holds.
+It uses MQTT 3.1.1: nothing here needs more, and every broker has it. Documents that are lost while the
+connection is down are sent again by `publisher`, which knows from hellos and reports what a device holds.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class BrokerLink:
     """A connection that comes back by itself.
 
     Attributes:
-        connections: how often it was made.
+        connections: how often the connection was made.
     """
 
     def __init__(self, on_message: Callable[[str, bytes], None], client_id: str = MANAGER) -> None:
@@ -37,7 +37,7 @@ class BrokerLink:
 
         Args:
             on_message: called with topic and payload of each message, on the loop's thread; must not wait.
-            client_id: of MQTT.
+            client_id: client identifier of MQTT.
         """
         self.connections = 0
         self._on_message, self._client_id = on_message, client_id
@@ -84,7 +84,7 @@ class BrokerLink:
 
     @contextlib.contextmanager
     def unread(self) -> Iterator[None]:
-        """Read nothing in the block: a thousand messages read at once cost a fraction of as many wakeups."""
+        """Read nothing in the block: one read of a thousand messages costs a fraction of as many wakeups."""
         connection = self._connection
         if connection is not None:
             connection.pause_reading()
@@ -98,7 +98,7 @@ class BrokerLink:
         """End the connection."""
         self._is_closing = True
         if self._upkeep is not None:
-            self._upkeep.cancel()  # which `wait_for` may overlook, until Python 3.12
+            self._upkeep.cancel()  # `wait_for` may overlook it, until Python 3.12
             with contextlib.suppress(asyncio.CancelledError):
                 await self._upkeep
         if self._connection is not None:
@@ -120,14 +120,14 @@ class BrokerLink:
         self._on_message(name, payload)
 
     def closed(self, connection: MqttConnection, reason: str) -> None:
-        """Note the end; `_keep_up` connects again."""
+        """Record the end; `_keep_up` connects again."""
         self._connection, self._session = None, connection.session
         self._ended.set()
         if not self._outcome.done():
             self._outcome.set_exception(ConnectionRefusedError(reason))
 
     async def _connect_once(self) -> None:
-        """Connect to the first broker of the list, which goes to its end: the next try takes another node.
+        """Connect to the first broker of the list, and move it to the end: the next try takes another node.
 
         Raises:
             OSError: it cannot be reached, or refuses.
@@ -181,7 +181,7 @@ class BrokerLink:
 
 
 def make_context(authority: Authority, number: int = 0) -> ssl.SSLContext:
-    """Return TLS with a manager's certificate, which trusts only the fleet's authority."""
+    """Return a TLS context with a manager's certificate that trusts only the fleet's authority."""
     context = ssl.create_default_context(cafile=authority.certificate_path)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(*authority.make_manager(number))

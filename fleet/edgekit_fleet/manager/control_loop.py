@@ -40,7 +40,7 @@ from edgekit_runtime.errors import (
 )
 
 _BATCH_S: Final = 0.2  # a transaction costs as much as thirty messages
-_READ_S: Final = 0.002  # for what came meanwhile
+_READ_S: Final = 0.002  # for messages that came meanwhile
 _MESSAGES_A_TURN: Final = 1000
 _MESSAGES_BESIDE_A_WAVE: Final = 20  # each costs as much as three documents; the rest waits
 _DECIDE_S: Final = 0.5
@@ -48,7 +48,7 @@ _UPKEEP_S: Final = 2.0
 _EXPIRY_S: Final = 60.0
 _REFRESH_S: Final = 600.0
 _LACKING_AT_ONCE: Final = 200
-_UNANSWERED_S: Final = 15.0  # also how soon a device is served whose hello came while we were away
+_UNANSWERED_S: Final = 15.0  # also the delay of a device whose hello came while we were away
 _ADMINISTERED: Final = ("device.enrol", "device.revoke")
 _log = logging.getLogger(__name__)
 
@@ -64,10 +64,10 @@ class ManagerParts:
     """What the loop works on.
 
     Attributes:
-        store, settings, authority: of the fleet.
-        broker: our own, to be restarted when it ends; None for one that others run.
-        decide: the rollouts.
-        shards: of this manager.
+        store, settings, authority: store, settings and authority of the fleet.
+        broker: our own broker, restarted when it ends; None if others run the broker.
+        decide: decides on rollouts.
+        shards: shards of this manager.
         brokers: host and port of the broker, or of each node of a cluster.
         broker_folder: where a broker of ours reads which certificates are revoked.
     """
@@ -86,7 +86,7 @@ class ControlLoop:
     """A manager, in charge of its shards.
 
     Attributes:
-        inbox: what has come in.
+        inbox: messages that have come in.
         index: the devices of its shards.
         shards: see `Shards`.
     """
@@ -96,7 +96,8 @@ class ControlLoop:
 
         Args:
             parts: what the loop works on.
-            repository: whose metadata it signs again before it expires; None where another manager has it.
+            repository: repository whose metadata it signs again before it expires; None if another manager
+                has it.
 
         Raises:
             UnavailableError: the store allows no further manager.
@@ -131,17 +132,17 @@ class ControlLoop:
         self._refreshed_at = float("-inf")
         self._decided_number = self._audit_seen
         self._hellos: list[str] = []
-        self._unsure: float | None = None  # a turn that may have been committed, or not
+        self._unsure: float | None = None  # time of a turn that may have been committed, or not
         self._has_more = False  # devices of a wave that wait for their documents
         self._is_balancing = False  # it may have been committed, or not
         self._has_joined = True
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set; a manager that was taken for dead joins again.
+        """Run until `stop` is set; a manager that others took for dead joins again.
 
         Raises:
             UnavailableError: another manager has taken over, and the store allows one.
-            TransportError: our own broker cannot be reached at the start; one that others run may come later.
+            TransportError: our own broker cannot be reached at the start; a broker of others may come later.
         """
         while not stop.is_set():
             await self._run_once(stop)
@@ -198,7 +199,7 @@ class ControlLoop:
             self._settle()
         if self._is_balancing:
             self._balance(time.time())
-        now, clock = time.time(), time.monotonic()  # not that of the balance: it marks this turn alone
+        now, clock = time.time(), time.monotonic()  # not the time of the balance: it marks only this turn
         limit = _MESSAGES_BESIDE_A_WAVE if self._has_more else _MESSAGES_A_TURN
         unknown = self.inbox.list_unknown(limit)
         if unknown:
@@ -235,10 +236,10 @@ class ControlLoop:
             await self._keep_up(now)
 
     def _check_clock(self) -> None:
-        """Note the time.
+        """Record the time.
 
         Raises:
-            UnavailableError: the clock was set back: all that was noted by it is to be read again.
+            UnavailableError: the clock was set back: everything that was recorded with it must be read again.
         """
         now, before = time.time(), self._turned_at
         if now < before - CLOCK_STEP_S:
@@ -246,7 +247,7 @@ class ControlLoop:
         self._turned_at = now
 
     def _settle(self) -> None:
-        """Forget what the turn wrote whose commit was not confirmed, if it was committed."""
+        """After a turn whose commit was not confirmed: forget what it wrote, if it was committed."""
         with self._store.concurrent_transaction() as session:
             was_committed = self.shards.check(session).turned_at == self._unsure
         if was_committed:
@@ -254,7 +255,7 @@ class ControlLoop:
         self._unsure = None
 
     def _balance(self, now: float) -> None:
-        """State that this manager is there, and take or leave shards."""
+        """Report that this manager is alive, and take or leave shards."""
         self._is_balancing = True
         with self._store.concurrent_transaction() as session:
             balance = self.shards.balance(session, now, may_leave=not self._is_behind)
@@ -266,7 +267,7 @@ class ControlLoop:
         self._is_balancing = False
 
     async def _publish(self, outgoing: Sequence[Outgoing], now: float) -> None:
-        """Publish documents that the store has; one that is lost here follows at the device's next hello."""
+        """Publish stored documents; a document that is lost here follows at the device's next hello."""
         self._publisher.note_published(outgoing, now)
         for each in outgoing:
             self._link.publish(each.device, "desired", each.envelope, retain=True)
@@ -308,10 +309,10 @@ class ControlLoop:
         for name in revoked:
             if self.shards.holds(name):
                 await self._disconnect(name)
-        self._audit_seen = seen  # at last: after a full disk, all of it is done again
+        self._audit_seen = seen  # last, so that all of it is done again after a full disk
 
     async def _refresh(self, now: float) -> list[Expiry]:
-        """Sign the repository again where it is time; returns what of the fleet ends to be valid."""
+        """Sign the repository again if it is due; returns everything of the fleet that expires."""
         repository = self._repository
         if repository is None or now - self._refreshed_at < _REFRESH_S or not repository.exists:
             return []
@@ -320,7 +321,7 @@ class ControlLoop:
         except OutputError as error:  # as on a full disk
             _log.error("%s; trying again", error)
             return []
-        except PackageError as error:  # also a missing key; devices report `stale` if nobody mends it
+        except PackageError as error:  # also a missing key; devices report `stale` if nobody repairs it
             _log.error("the repository cannot be signed again: %s", error)
         self._refreshed_at = now
         try:

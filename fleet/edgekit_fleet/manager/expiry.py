@@ -1,4 +1,4 @@
-"""What of the fleet itself ends to be valid, when, and what to do about it.
+"""Expiry of the fleet's own certificates and metadata: when, and what to do about it.
 
 Certificates of devices are not here: a device renews its own.
 """
@@ -39,8 +39,8 @@ class Expiry:
 
     Attributes:
         what: its name.
-        begins_at, ends_at: from when to when it is valid, in seconds since 1970.
-        notice_s: so long before its end somebody should act.
+        begins_at, ends_at: begin and end of its validity, in seconds since 1970.
+        notice_s: how long before its end somebody should act.
         advice: what to do.
     """
 
@@ -67,11 +67,11 @@ class Expiry:
 
 
 def list_expiries(authority: Authority, repository: TufRepository | None) -> list[Expiry]:
-    """Return all that ends, the first to end at the beginning.
+    """Return everything that expires, the earliest first.
 
     Args:
-        authority: of the fleet.
-        repository: of the fleet; None where another machine has it.
+        authority: authority of the fleet.
+        repository: repository of the fleet; None where another machine has it.
 
     Raises:
         ConfigError: a certificate cannot be read.
@@ -105,11 +105,11 @@ def list_expiries(authority: Authority, repository: TufRepository | None) -> lis
 
 
 def alarm_expiries(session: Session, expiries: list[Expiry], now: float) -> None:
-    """Write what is due to the audit log, once a day each.
+    """Write due expiries to the audit log, each once a day.
 
     Args:
-        session: of a transaction.
-        expiries: from `list_expiries`.
+        session: session of a transaction.
+        expiries: result of `list_expiries`.
         now: seconds since 1970.
     """
     due = [one for one in expiries if one.is_due(now)]

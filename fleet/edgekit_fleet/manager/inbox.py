@@ -1,9 +1,10 @@
-"""What devices state: verified, put in order, and written to the store in batches.
+"""Takes in documents of devices: verifies them, puts them in order, writes them to the store in batches.
 
 A document counts only if its signature is by the key of the device that its topic names, and its number is
-higher than that of the last one of its kind. So a broker that forges, replays, repeats or reorders changes
-nothing; what is refused is counted, and goes to the audit log once a minute and device. A device whose
-numbers are lower than before is told the highest one (`Desired.sequence`): it may have lost its journal.
+higher than that of the last one of its kind. So a broker that forges, replays, repeats or reorders messages
+changes nothing. Refused messages are counted, and go to the audit log once a minute for each device. A device
+whose numbers are lower than before is told the highest one (`Desired.sequence`): it may have lost its
+journal.
 """
 
 import hashlib
@@ -60,7 +61,7 @@ _KINDS: Final[dict[str, type[Document]]] = {
 
 @dataclass(slots=True)
 class KnownDevice:
-    """What the manager keeps of a device in memory; see `DeviceRow`, `Hello`, and `_write_attributes`."""
+    """A device as the manager keeps it in memory; see `DeviceRow`, `Hello`, and `_write_attributes`."""
 
     name: str
     keys: dict[str, Ed25519PublicKey]
@@ -80,7 +81,7 @@ class KnownDevice:
     taken: dict[str, int] = field(default_factory=dict)  # kind -> hash of the last envelope
     events: list[float] = field(default_factory=list)
     dropped: int = 0  # events that no alarm has counted yet
-    is_late: bool = False  # a document of it had a lower number than one before
+    is_late: bool = False  # it sent a document with a lower number than one before
     attributes_hash: int = 0
 
     @property
@@ -92,7 +93,7 @@ class KnownDevice:
         """Return whether a new document is due, so that the device reports.
 
         The last report of a connected device has not come, and is not on its way. Or the device is late: it
-        does not know its highest number; that is told once a minute at most.
+        does not know its highest number, which the manager sends at most once a minute.
         """
         is_behind = self.is_online and self.sequence < self.reported
         is_missing = is_behind and now - max(self.last_seen_at, self.asked_at) >= _REPORT_S
@@ -114,7 +115,7 @@ class DeviceIndex:
     """The enrolled devices of this manager's shards in memory, so that a message costs no query.
 
     Attributes:
-        devices: by name.
+        devices: devices by name.
     """
 
     def __init__(self, shards: Shards) -> None:
@@ -122,7 +123,7 @@ class DeviceIndex:
         self._shards = shards
 
     def load(self, session: Session, names: Iterable[str]) -> None:
-        """Read devices from the store which may be new or revoked; leaves those of other managers out."""
+        """Read devices that may be new or revoked from the store; leaves out those of other managers."""
         own = [name for name in names if self._shards.holds(name)]
         if own:
             self._read(session, DeviceRow.name.in_(own))
@@ -150,7 +151,7 @@ class DeviceIndex:
         for row in session.execute(statement.where(condition)):
             key = Ed25519PublicKey.from_public_bytes(row.public_key)
             known = self.devices.get(row.name)
-            if known is not None and key_id(key) in known.keys:  # all else may be newer than in the store
+            if known is not None and key_id(key) in known.keys:  # other fields may be newer than the store
                 known.is_revoked = row.revoked_at is not None
                 continue
             state = {name: getattr(row, name) for name in _WRITTEN}
@@ -165,11 +166,11 @@ class DeviceIndex:
 
 
 class Inbox:
-    """Takes messages in, and writes what they say.
+    """Takes messages in, and writes their content to the store.
 
     Attributes:
         refused: how many messages were refused, by reason.
-        accepted: how many were not.
+        accepted: how many messages were accepted.
     """
 
     def __init__(self, index: DeviceIndex, shards: Shards) -> None:
@@ -185,7 +186,7 @@ class Inbox:
         self._reports: dict[str, Reported] = {}
         self._entries: list[audit.AuditEntry] = []
         self._attribute_hashes: dict[str, int] = {}
-        self._flooding: dict[str, KnownDevice] = {}  # those with `dropped` events
+        self._flooding: dict[str, KnownDevice] = {}  # devices with `dropped` events
 
     def put(self, topic: str, payload: bytes) -> None:
         """Keep a message for `take`, or for `take_over` if it is for another manager."""
@@ -214,13 +215,13 @@ class Inbox:
         """Return devices that wrote messages and are not in the index; they may be enrolled just now.
 
         Args:
-            limit: looks at so many messages, as `take` does.
+            limit: number of messages to look at, as for `take`.
         """
         names = {_device_of(topic) for topic, _ in self._pending[:limit]}
         return names - self._index.devices.keys()
 
     def take(self, now: float, limit: int = 1000) -> list[Hello]:
-        """Verify messages that have come; returns the hellos among them.
+        """Verify received messages; returns the hellos among them.
 
         Args:
             now: seconds since 1970.
@@ -248,7 +249,7 @@ class Inbox:
         return not (self._changed or self._reports or self._entries)
 
     def write(self, session: Session, now: float) -> bool:
-        """Write what was taken; returns whether a device has ended an execution.
+        """Write the messages that were taken; returns whether a device has ended an execution.
 
         Nothing is forgotten until `forget`: after an error, `write` again in a new transaction.
         """
@@ -281,7 +282,7 @@ class Inbox:
         return {"name": name, **{each: getattr(known, each) for each in _WRITTEN}}
 
     def _write_attributes(self, session: Session) -> None:
-        """Write what devices are searched by, where it is not what their last report said."""
+        """Write the search attributes of devices whose last report changed them."""
         changed = {}
         for name, report in self._reports.items():
             stable = list_stable(report.facts, {one.model: one.version for one in report.models})
@@ -292,7 +293,7 @@ class Inbox:
         replace_attributes(session, changed)
 
     def forget(self) -> None:
-        """Forget what `write` has written, after its transaction was committed."""
+        """Forget the messages that `write` has written, after its transaction was committed."""
         for name, digest in self._attribute_hashes.items():
             self._index.devices[name].attributes_hash = digest
         self._attribute_hashes.clear()
@@ -312,7 +313,7 @@ class Inbox:
             return "unknown"
         if device.is_revoked:
             return "revoked"
-        # The hello of this connection, which was verified, has promised these very bytes as its last will.
+        # The verified hello of this connection has announced exactly these bytes as its last will.
         if kind == "hello" and hashlib.sha256(payload).hexdigest() == device.will_sha256:
             device.is_online, device.will_sha256, device.last_seen_at = False, "", now
             self._changed.add(name)
@@ -384,7 +385,7 @@ class Inbox:
                 del self._flooding[name]
 
     def _alarm(self, device: KnownDevice, action: str, text: str, now: float, **counts: int) -> bool:
-        """Write an alarm; returns whether it was: not twice a minute for the same device and action."""
+        """Write an alarm, at most once a minute for a device and action; returns whether it was written."""
         if now - device.alarmed_at.get(action, float("-inf")) < _ALARM_S:
             return False
         device.alarmed_at[action] = now
@@ -401,7 +402,7 @@ def _device_of(topic: str) -> str:
 
 
 def _find_status(report: Reported) -> dict[str, str]:
-    """Return status and reason as lists show them: `faulty` if a device has what is desired, and it fails."""
+    """Return status and reason as lists show them: `faulty` if the desired version runs and fails."""
     faulty = next((one for one in report.models if one.health == "faulty"), None)
     if report.status == "converged" and faulty is not None:
         return {"status": "faulty", "because": faulty.because or f"{faulty.model} is faulty"}
@@ -409,9 +410,9 @@ def _find_status(report: Reported) -> dict[str, str]:
 
 
 def _update_executions(session: Session, executions: list[tuple[str, Execution]], now: float) -> bool:
-    """Update the executions that were ordered of these devices and have not ended; returns whether one ended.
+    """Update ordered executions of these devices that have not ended; returns whether one has ended now.
 
-    An execution that nobody ordered of the device has no row, so a device cannot speak for another one.
+    An execution that was not ordered of this device has no row, so a device cannot speak for another one.
     """
     rows = [
         {

@@ -1,4 +1,4 @@
-"""Desired documents: made of the wanted models of a device, numbered, signed and kept before they go out.
+"""Desired documents: made from a device's wanted models, numbered, signed and stored before they go out.
 
 A document is written only if its content has changed, or the old one is about to expire.
 """
@@ -23,7 +23,7 @@ from edgekit_runtime.agent.signing import seal_payload
 from edgekit_runtime.canonical_json import encode_json
 
 _LEAST_RECONNECT_S: Final = 5.0
-_DEVICES_A_SECOND: Final = 250.0  # reconnects that one core of the broker takes, over TLS
+_DEVICES_A_SECOND: Final = 250.0  # reconnects over TLS that one core of the broker handles
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Outgoing:
     """A desired document to be published.
 
     Attributes:
-        device: for whom.
+        device: device that gets it.
         version: its `$version`.
         envelope: signed.
     """
@@ -57,7 +57,7 @@ class Publisher:
         """Return new documents of devices whose wanted models have changed; commit before they are published.
 
         Args:
-            session: of a transaction.
+            session: session of a transaction.
             now: seconds since 1970.
             limit: at most so many devices.
         """
@@ -115,13 +115,13 @@ class Publisher:
                 known.desired_sent, known.sent_at = each.version, now
 
     def answer(self, session: Session, devices: Iterable[str]) -> list[Outgoing]:
-        """Return the documents that devices need which have just said what they hold.
+        """Return the documents for devices that have just stated which document they hold.
 
-        A device that holds a higher number than ours was told so by a manager whose store is lost: its next
-        document gets a number above that, and the audit log an alarm.
+        If a device holds a higher number than ours, it came from a manager whose store is lost. Its next
+        document gets a number above that, and the audit log gets an alarm.
 
         Args:
-            session: of a transaction.
+            session: session of a transaction.
             devices: their names.
         """
         known = [self._index.devices[name] for name in devices if name in self._index.devices]
@@ -147,13 +147,13 @@ class Publisher:
         return outgoing
 
     def renew(self, session: Session, devices: Sequence[str]) -> None:
-        """Make the documents of devices be written again although their content may be the same."""
+        """Have the documents of devices written again even if their content is the same."""
         mark_due(session, devices, content_sha256="")  # no content has this digest
 
     def mark_expiring(self, session: Session, now: float) -> None:
         """Mark documents that are past half of their life, so that `make_due` writes them again.
 
-        Also those that live too long: they were written when the clock was ahead, and state that time.
+        Also documents that are valid for too long: they were written when the clock was ahead.
         """
         ends = DesiredRow.expires_at
         expiring = (
@@ -168,7 +168,7 @@ class Publisher:
         mark_due(session, session.scalars(expiring))
 
     def _own(self) -> list[ColumnElement[bool]]:
-        """Return the condition that a device is in a shard of this manager."""
+        """Return the SQL condition that a device is in a shard of this manager."""
         shards = self._shards
         return [] if shards.is_complete else [DeviceRow.shard.in_(sorted(shards.epochs))]
 

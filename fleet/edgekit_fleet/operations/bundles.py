@@ -1,4 +1,4 @@
-"""Bundles for devices without a network: write one, and take in the results that come back."""
+"""Bundles for devices without a network: write bundles, and take in the results that come back."""
 
 import base64
 import json
@@ -33,14 +33,14 @@ _MAX_RESULTS_BYTES: Final = _MAX_MESSAGES * 2 * MAX_DOCUMENT_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenBundle:
-    """What is in a bundle.
+    """The contents of a bundle.
 
     Attributes:
-        devices: for which it is.
+        devices: devices that it is for.
         refused: (device, reason) for each device that the selector matches and the bundle leaves out.
         packages: paths of the packages.
-        size_bytes: of the file.
-        expires_at: after that devices refuse it, in seconds since 1970.
+        size_bytes: size of the file.
+        expires_at: time after which devices refuse it, in seconds since 1970.
     """
 
     devices: tuple[str, ...]
@@ -52,11 +52,11 @@ class WrittenBundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What became of a file of results.
+    """The outcome of taking in a file of results.
 
     Attributes:
-        path: of the file.
-        device: that it names.
+        path: path of the file.
+        device: device that it names.
         accepted: messages that were taken in.
         refused: reason -> number of messages.
     """
@@ -70,16 +70,16 @@ class Collected:
 def write_bundle(
     folder: FleetFolder, store: Store, release: str, selector: str, path: Path, *, actor: str
 ) -> WrittenBundle:
-    """Write what devices need to come to a release without a network.
+    """Write everything that devices need to reach a release without a network.
 
-    A rollout decides who gets the release, and the manager signs; this only carries it.
+    A rollout decides which devices get the release, and the manager signs; a bundle only carries it.
 
     Args:
-        folder: of the fleet.
-        store: of the fleet.
-        release: that is carried.
-        selector: of the devices.
-        path: of the bundle.
+        folder: folder of the fleet.
+        store: store of the fleet.
+        release: release to carry.
+        selector: selector of the devices.
+        path: path of the bundle.
         actor: who does it.
 
     Raises:
@@ -146,8 +146,8 @@ def _map_target(repository: Path, path: str, sha256: str) -> tuple[str, memoryvi
 def collect_results(store: Store, paths: Sequence[Path], *, actor: str) -> list[Collected]:
     """Take in files of results as if their messages came over the broker.
 
-    Each message is signed by its device and numbered, so a file may be copied by anybody, and taken in twice
-    without effect.
+    Each message is numbered and signed by its device, so anybody may copy a file, and taking it in twice has
+    no effect.
 
     Raises:
         FleetError: a file is no file of results; those before it are taken in.

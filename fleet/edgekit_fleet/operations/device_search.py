@@ -13,11 +13,11 @@ from edgekit_fleet.rollouts.selector_sql import Lookup, compile_selector, count_
 from edgekit_fleet.store.tables import DeviceRow
 
 ATTENTION: Final = ("faulty", "diverged", "stale", "working", "new", "converged", "revoked")
-"""Statuses, those first that need a person."""
+"""Statuses; those that need a person come first."""
 SILENT_S: Final = 7 * 86_400.0
 EXPIRING_S: Final = 30 * 86_400.0
 _MANY: Final = 5000
-"""Devices that match, of which SQLite makes no list to find the 50 of a page."""
+"""With more matching devices, SQLite makes no list of them to find the 50 of a page."""
 
 Special: TypeAlias = Literal["", "silent", "expiring"]
 
@@ -42,7 +42,7 @@ class DevicePage:
     """Some of the devices that were found.
 
     Attributes:
-        rows: of the page.
+        rows: rows of the page.
         after: where the next page begins, for `find_devices`; empty on the last one.
     """
 
@@ -62,12 +62,12 @@ def find_devices(
     """Return a page of devices: those that need attention first, the connected ones before the others.
 
     Args:
-        session: of the store.
-        search: which.
-        by_name: sorted by name instead.
-        after: of the page before.
+        session: session of the store.
+        search: which devices.
+        by_name: whether to sort by name instead.
+        after: `after` of the page before.
         limit: most devices of a page.
-        counts: of `count_devices`, to look for no devices where there are none, and in the best way.
+        counts: result of `count_devices`, which saves needless searches and chooses the best way.
 
     Raises:
         FleetError: the selector is malformed.
@@ -114,7 +114,7 @@ def count_devices(session: Session, search: Search) -> dict[tuple[str, bool], in
         total = count_by_attribute(session, parse_selector(search.selector))
     if total is None:
         return _count(session, _make_condition(session, search, "list"))
-    # The largest group is what the others leave of the total: in a calm fleet it is most of all devices.
+    # The largest group is the total less all others: in a calm fleet it has most of the devices.
     everything = _count(session, true())
     largest = max(everything, key=lambda group: everything[group], default=("new", False))
     is_largest = and_(DeviceRow.status == largest[0], DeviceRow.is_online.is_(largest[1]))
@@ -152,7 +152,7 @@ def _make_condition(session: Session, search: Search, lookup: Lookup) -> ColumnE
 
 
 def _places(after: str) -> Iterator[tuple[str, bool, str]]:
-    """Yield (status, is_online, name after which it begins) in the order of attention, from a place on."""
+    """Yield (status, is_online, name to begin after) in the order of attention, from a place on."""
     status, _, rest = after.partition(":")
     online, _, name = rest.partition(":")
     places = [(each, is_online) for each in ATTENTION for is_online in (True, False)]

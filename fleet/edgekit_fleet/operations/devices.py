@@ -30,7 +30,7 @@ class Invitation:
 
     Attributes:
         device: name that it grants.
-        code: for `edgekit-device enroll --code`.
+        code: code for `edgekit-device enroll --code`.
         expires_at: seconds since 1970.
     """
 
@@ -61,13 +61,14 @@ class DeviceSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceDetail:
-    """All that is known of a device.
+    """Everything known about a device.
 
     Attributes:
         summary: as in a list.
         why: see `explain`.
         facts, pinned, certificate_serial, certificate_expires_at, enrolled_at: see `DeviceRow`.
-        desired_sent, desired_held: `$version`s.
+        desired_sent, desired_held: `$version` of the document that was sent, and of the one that the device
+            holds.
         desired: model -> version that it should run.
         executions: the newest, as plain values.
         reported: its last report as plain values, or None.
@@ -98,17 +99,17 @@ def invite(
     tags: Mapping[str, str] | None = None,
     life_s: float = 86_400.0,
 ) -> list[Invitation]:
-    """Return one-time codes for devices, all or none.
+    """Return one-time codes for all these devices, or fail for all.
 
     Args:
-        store: of the fleet.
-        settings: of the fleet.
-        authority: of the fleet.
-        names: of the devices.
+        store: store of the fleet.
+        settings: settings of the fleet.
+        authority: authority of the fleet.
+        names: names of the devices.
         actor: who invites.
-        target: of their packages, or empty where the devices state it.
-        tags: that they get.
-        life_s: how long the codes are good.
+        target: target of their packages, or empty where the devices state it.
+        tags: tags that they get.
+        life_s: how long the codes are valid, in seconds.
 
     Raises:
         ConfigError: a name is malformed or taken.
@@ -126,7 +127,7 @@ def list_devices(store: Store, matches: Callable[[Mapping[str, str]], bool]) -> 
     """Return the devices whose attributes match, by name.
 
     Args:
-        store: of the fleet.
+        store: store of the fleet.
         matches: whether attributes (see `list_attributes`) match, as `Selector.matches`.
     """
     with store.snapshot() as session:
@@ -140,7 +141,7 @@ def page_devices(
     """Return a page of devices by name, and the name after which the next page begins, or None.
 
     Args:
-        store: of the fleet.
+        store: store of the fleet.
         selector: which devices.
         after: name after which the page begins.
         limit: most of a page.
@@ -154,7 +155,7 @@ def page_devices(
 
 
 def describe(store: Store, name: str) -> DeviceDetail:
-    """Return all that is known of a device.
+    """Return everything known about a device.
 
     Raises:
         FleetError: there is no such device.
@@ -247,7 +248,7 @@ def _summarize(row: DeviceRow) -> DeviceSummary:
 
 
 def _explain(row: DeviceRow, sent: int, wanted: Any, executions: Any) -> str:
-    """Return one sentence: what the device runs, what it should run, what stands between."""
+    """Return one sentence: what the device runs, what it should run, and the obstacle."""
     if row.revoked_at is not None:
         return f"{row.name} was revoked {_ago(row.revoked_at)}, so it gets nothing."
     if row.last_seen_at is None:

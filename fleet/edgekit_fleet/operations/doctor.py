@@ -1,4 +1,4 @@
-"""Probes a broker with certificates of this fleet, and says what of the fleet ends to be valid."""
+"""Probes a broker with certificates of this fleet, and lists everything of the fleet that expires."""
 
 import socket
 import ssl
@@ -18,7 +18,7 @@ _DEVICES = ("edgekit-doctor-1", "edgekit-doctor-2")
 
 
 def probe_broker(authority: Authority | None, addresses: tuple[tuple[str, int], ...]) -> list[Finding]:
-    """Return what the checks of a broker have shown.
+    """Return the findings of the checks of a broker.
 
     Args:
         authority: signs certificates for the checks; None probes without TLS.
@@ -42,7 +42,7 @@ def probe_broker(authority: Authority | None, addresses: tuple[tuple[str, int], 
 
 
 def find_expiries(folder: FleetFolder) -> list[Expiry]:
-    """Return what of a fleet is valid for a time, the first to end at the beginning.
+    """Return everything of a fleet that expires, the earliest first.
 
     Raises:
         ConfigError: a certificate cannot be read.
@@ -53,7 +53,7 @@ def find_expiries(folder: FleetFolder) -> list[Expiry]:
 
 
 def probe_own() -> list[Finding]:
-    """Return what the checks of a mosquitto have shown that is configured as `fleet up` does it.
+    """Return the findings of the checks of a mosquitto with the configuration of `fleet up`.
 
     It is started for the checks, on a free port, with an authority of its own.
 

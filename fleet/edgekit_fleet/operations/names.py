@@ -14,7 +14,7 @@ def check_name(what: str, name: str) -> None:
 
     Args:
         what: `release` or the like, for the message.
-        name: that somebody chose.
+        name: name to check.
 
     Raises:
         FleetError: it cannot.

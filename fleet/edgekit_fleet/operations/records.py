@@ -53,10 +53,10 @@ def read_audit(
     """Return the newest entries of the audit log, oldest first.
 
     Args:
-        store: of the fleet.
+        store: store of the fleet.
         subject: only of this device, release or rollout.
-        action: only those that begin so, as `rollout` or `alarm.`.
-        limit: at most so many.
+        action: only actions that begin with this, such as `rollout` or `alarm.`.
+        limit: most entries to return.
         before: only those with a smaller number.
     """
     statement = select(AuditRow).order_by(AuditRow.number.desc()).limit(limit)
@@ -96,12 +96,12 @@ def find_audit_break(store: Store) -> int | None:
 
 
 def back_up(folder: FleetFolder, path: Path) -> None:
-    """Write all of a fleet into one file: settings, authority, keys, repository, store. It may run meanwhile.
+    """Write a whole fleet, which may run, into one file: settings, authority, keys, repository, store.
 
-    A database that others run is not in it: dump that one first, with its own tools.
+    The file does not hold a database elsewhere: dump that one first, with its own tools.
 
-    Its holder owns the fleet, so only the owner may read the file. Devices may be ahead of a backup when
-    it is restored: the manager then takes over from them, and writes an alarm to the audit log.
+    Whoever holds the file owns the fleet, so only its owner can read it. Devices may be ahead of a restored
+    backup: the manager then continues from their state, and writes an alarm to the audit log.
 
     Raises:
         ConfigError: there is no fleet.
@@ -132,13 +132,13 @@ def back_up(folder: FleetFolder, path: Path) -> None:
 def restore(folder: FleetFolder, path: Path, database: str = "") -> None:
     """Restore a fleet from a backup; the folder must not hold one.
 
-    With a database that others run, this is also how a further manager gets the folder.
+    With a database elsewhere, a further manager also gets its folder in this way.
 
     Args:
         folder: an empty one.
-        path: of the backup.
-        database: URL of PostgreSQL, where the store is from now on. A store that the backup holds is copied
-            into it; else it must be there.
+        path: path of the backup.
+        database: URL of PostgreSQL, which holds the store from now on. A store in the backup is copied into
+            it; without one, the database must hold the store already.
 
     Raises:
         ConfigError: the folder holds a fleet, or the file is no backup; the database holds a fleet already,
@@ -179,7 +179,7 @@ def _check_store(database: str) -> None:
 
 
 def _restore(path: Path, archive: tarfile.TarFile, name: str, database: str) -> None:
-    """Extract a fleet beside `path`, and give it that name once it is whole."""
+    """Extract a fleet beside `path`, and rename it to `path` once it is complete."""
     make_folders(path.parent)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
         archive.extractall(temporary, filter="data")
@@ -192,7 +192,7 @@ def _restore(path: Path, archive: tarfile.TarFile, name: str, database: str) -> 
                         copy_store(store, target, actor="restore", subject=name)
                 else:
                     with store.transaction() as session:
-                        session.execute(delete(ManagerRow))  # those that ran when the backup was made
+                        session.execute(delete(ManagerRow))  # managers that ran when the backup was made
                         audit.record(session, "restore", "fleet.restore", name)
         elif database:
             _check_store(database)

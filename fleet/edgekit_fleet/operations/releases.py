@@ -37,7 +37,7 @@ class ReleaseSummary:
     """A release.
 
     Attributes:
-        name, note, created_at, created_by: of the release.
+        name, note, created_at, created_by: name and note of the release, when and by whom it was made.
         is_withdrawn: whether no rollout may use it.
         packages: (model, version, target, size in bytes) of each.
         deltas: (model, target, version to start from, size in bytes) of each.
@@ -63,18 +63,18 @@ def make_release(
     note: str = "",
     min_agreement: float | None = None,
 ) -> ReleaseSummary:
-    """Return a new release of packages, which devices can fetch from now on, but none is told to.
+    """Return a new release of packages; devices can fetch it from now on, but no device is told to.
 
     Args:
-        folder: of the fleet.
-        store: of the fleet.
+        folder: folder of the fleet.
+        store: store of the fleet.
         trust: keys whose packages may be released.
-        paths: of the packages; one a model and target.
+        paths: paths of the packages; one a model and target.
         actor: who releases.
-        name: of the release; today's date and a number by default.
-        note: to show.
-        min_agreement: with the version before, of a release that disagrees by design; by default what the
-            packages' own evidence lets expect.
+        name: name of the release; today's date and a number by default.
+        note: note to show.
+        min_agreement: least agreement with the version before, for a release that disagrees by design; by
+            default what the packages' own evidence lets expect.
 
     Raises:
         FleetError: two packages of one model for one target, or the name is taken.
@@ -92,7 +92,7 @@ def make_release(
         wanted = [
             (path, manifest, find_bases(session, folder.repository, manifest)) for path, manifest in manifests
         ]
-    # Offered first, recorded then: what is offered and not recorded is wanted of no device.
+    # Offered first, then recorded: no device is told to fetch a release that is offered but not recorded.
     published = repository.publish([_make_target(path, manifest) for path, manifest in manifests], now)
     deltas = publish_deltas(repository, wanted, now)
     rows = [
@@ -114,7 +114,7 @@ def make_release(
 
 
 def _read_manifests(paths: Sequence[Path], trust: Verifier) -> list[tuple[Path, Manifest]]:
-    """Return the manifests of packages, which are whole, trusted, and one a model and class."""
+    """Return the manifests of packages, which must be intact, trusted, and one for each model and class."""
     manifests = []
     for path in paths:
         with read_package(path, trust) as package:
@@ -178,7 +178,7 @@ def _make_row(
 
 
 def _list_needs(manifest: Manifest) -> dict[str, Any]:
-    """Return what a package needs of a device, which looks at it before it downloads the package."""
+    """Return the requirements of a package, which a device checks before the download."""
     needs: dict[str, Any] = {"engines": list(list_backends(manifest))}
     estimate = manifest.figures.get("memory_estimate")
     if isinstance(estimate, Mapping) and isinstance(estimate.get("bytes_above_engine"), int):
@@ -193,13 +193,13 @@ def _find_score(figures: Mapping[str, JsonValue]) -> dict[str, JsonValue] | None
 
 
 def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
-    """Return the least agreement with the version before that a package's own evidence lets expect.
+    """Return the least agreement with the version before that a package's own evidence suggests.
 
-    What the packager lost against its source, on real samples, may be lost against the version before, too:
-    the default limit is lower by so much. None where there is no such evidence.
+    The drop against the source model, on real samples, may also appear against the version before: it is
+    subtracted from the default limit. None if there is no such evidence.
 
     Args:
-        figures: of the manifest.
+        figures: figures of the manifest.
     """
     score = figures.get("score")
     if not isinstance(score, Mapping) or score.get("samples_kind") == "generated":
@@ -216,12 +216,12 @@ def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
 def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -> ReleaseSummary:
     """Withdraw a release: no rollout may use it, and no device can fetch it.
 
-    A device that runs it keeps it, and another one may return to it while it lies in the spare slot.
+    A device that runs it keeps it, and a device may return to it while it is in the spare slot.
 
     Args:
-        folder: of the fleet.
-        store: of the fleet.
-        name: of the release.
+        folder: folder of the fleet.
+        store: store of the fleet.
+        name: name of the release.
         actor: who withdraws.
 
     Raises:
@@ -248,7 +248,7 @@ def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -
             files[one.release == name] |= {one.path, *(str(delta["path"]) for delta in one.deltas)}
         gone = files[True] - files[False]
         audit.record(session, actor, "release.withdraw", name, files=sorted(gone))
-    # After the store: a release that is withdrawn there and offered still is wanted of no device.
+    # After the store: no device is told to fetch a release that is withdrawn there and still offered.
     repository.withdraw(gone, now)
     return find_release(store, name)
 
@@ -270,9 +270,9 @@ def list_releases(store: Store, *, after: str = "", limit: int | None = None) ->
     """Return releases, the newest first.
 
     Args:
-        store: of the fleet.
+        store: store of the fleet.
         after: the release before the first one; the list begins with the newest if it is empty.
-        limit: at most so many.
+        limit: most entries to return.
 
     Raises:
         NotFoundError: there is no release `after`.
@@ -326,11 +326,11 @@ def rotate_keys(
     """Exchange the keys of roles of the repository; see `TufRepository.rotate`.
 
     Args:
-        folder: of the fleet.
-        store: of the fleet.
+        folder: folder of the fleet.
+        store: store of the fleet.
         roles: `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`; empty signs the root again.
         actor: who orders it.
-        root_folder: of the root's private keys; beside the others by default.
+        root_folder: folder of the root's private keys; beside the others by default.
 
     Raises:
         FleetError: an unknown role.

@@ -1,4 +1,4 @@
-"""Rollouts: plan, start, order, list, describe, replay; and what a change of tags would do to them."""
+"""Rollouts: plan, start, order, list, describe, replay; and the effects of changed tags on them."""
 
 import bisect
 import time
@@ -42,11 +42,11 @@ class RolloutPlan:
     """What a rollout would do.
 
     Attributes:
-        release, selector: of the rollout.
+        release, selector: release and selector of the rollout.
         planned: devices that get packages, in the order of the names.
         refused: devices that the selector matches and that get nothing.
         waves: devices at the end of each wave.
-        min_agreement: with the version before, by the gate.
+        min_agreement: least agreement with the version before, for the gate.
     """
 
     release: str
@@ -67,8 +67,8 @@ class PlanSummary:
     """What a rollout would do, without an object for each device.
 
     Attributes:
-        planned: (what one device gets, names of all that get the same).
-        refused: (why one gets nothing, names of all for whom the same holds).
+        planned: (packages of one device, names of all devices that get the same).
+        refused: (why a device gets nothing, names of all devices with the same reason).
         devices: how many devices get packages.
         waves, min_agreement: see `RolloutPlan`.
         minimum: devices of the first step.
@@ -84,16 +84,16 @@ class PlanSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest:
-    """A rollout that shall start.
+    """A rollout to start.
 
     Attributes:
-        release, selector: what goes where.
-        waves: as for `waves.plan_waves`.
+        release, selector: the release, and the devices that get it.
+        waves: the waves, as `waves.plan_waves` reads them.
         minimum: devices of the first step, or None for the default of the number of devices.
         options: further fields of `RolloutSettings`, such as `approval`, `trial`, `window`, `limits`.
-        order, priority: of all models, see `ModelSettings`.
+        order, priority: order and priority of all models, see `ModelSettings`.
         orders, priorities: model -> another one for that model.
-        name: of the rollout; the release and a number by default.
+        name: name of the rollout; the release and a number by default.
     """
 
     release: str
@@ -110,11 +110,11 @@ class RolloutRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSummary:
-    """A rollout as it stands.
+    """The present state of a rollout.
 
     Attributes:
         name, release, selector, state, because, created_at, created_by, ended_at: see `RolloutRow`.
-        wave: that is open, from 1.
+        wave: the open wave, from 1.
         waves: devices at the end of each.
         members: state -> number of devices.
     """
@@ -177,7 +177,7 @@ def sum_plan(store: Store, request: RolloutRequest) -> PlanSummary:
 
 
 def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
-    """Start a rollout, whose cohort is frozen now; returns its name.
+    """Start a rollout and freeze its cohort; returns its name.
 
     Raises:
         FleetError: as `plan_rollout`; or no device gets anything, an option is wrong, or the name is taken.
@@ -278,7 +278,7 @@ def _make_models(request: RolloutRequest, packages: Sequence[PackageView]) -> di
 
 
 def _find_limits(packages: Sequence[PackageView]) -> dict[str, float]:
-    """Return the limits that a release states, or that its evidence lets expect: the lowest one."""
+    """Return the limits that a release states or its evidence suggests: the lowest of its packages."""
     stated = [package.agreement for package in packages if package.agreement is not None]
     return {"min_agreement": min(stated)} if stated else {}
 
@@ -287,11 +287,11 @@ def give_order(store: Store, name: str, order: Order, actor: str, note: str = ""
     """Order a rollout to go on, pause, or stop and go back; the manager does it at its next turn.
 
     Args:
-        store: of the fleet.
-        name: of the rollout.
+        store: store of the fleet.
+        name: name of the rollout.
         order: `abort` also rolls a rollout back that has ended well.
         actor: who orders.
-        note: for the audit log.
+        note: note for the audit log.
 
     Raises:
         FleetError: there is no such rollout, or it cannot do that now; or other rollouts have decided on all
@@ -322,7 +322,7 @@ def give_order(store: Store, name: str, order: Order, actor: str, note: str = ""
 
 
 def _count_overridden(session: Session, row: RolloutRow) -> dict[str, int]:
-    """Return rollout -> number of devices of `row` on which it has decided since.
+    """Return rollout -> number of devices of `row` on which that rollout has decided since.
 
     Raises:
         FleetError: these are all.
@@ -354,9 +354,9 @@ def list_rollouts(store: Store, *, after: str = "", limit: int | None = None) ->
     """Return rollouts, the newest first.
 
     Args:
-        store: of the fleet.
+        store: store of the fleet.
         after: the rollout before the first one; the list begins with the newest if it is empty.
-        limit: at most so many.
+        limit: most entries to return.
 
     Raises:
         NotFoundError: there is no rollout `after`.
@@ -394,7 +394,7 @@ def find_rollout(store: Store, name: str) -> RolloutSummary:
 
 
 def replay_rollout(store: Store, name: str) -> list[Difference]:
-    """Return the decisions of a rollout that its log would not give again; none should differ.
+    """Return the decisions that differ when the log of a rollout is decided again; there should be none.
 
     Raises:
         FleetError: there is no such rollout, or its log is damaged.
@@ -406,12 +406,12 @@ def replay_rollout(store: Store, name: str) -> list[Difference]:
 
 
 def find_tag_effects(store: Store, device: str, tags: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each open rollout that a change of tags would bring a device into, or out of.
+    """Return a sentence for each open rollout that the device would join or leave if its tags changed.
 
     A frozen cohort keeps its devices; only one that devices may join changes.
 
     Args:
-        store: of the fleet.
+        store: store of the fleet.
         device: whose tags change.
         tags: new values; an empty one removes the tag.
 

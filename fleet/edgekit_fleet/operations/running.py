@@ -25,12 +25,12 @@ _LOCAL_NAMES = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningFleet:
-    """What `start` has started.
+    """The parts of a running fleet.
 
     Attributes:
-        folder, settings, store, authority: of the fleet.
-        broker: our own, or None where others run it.
-        loop: the manager, which `run` runs.
+        folder, settings, store, authority: folder, settings, store and authority of the fleet.
+        broker: our own broker, or None if others run it.
+        loop: the manager's loop, which `run` runs.
         is_new: whether the fleet was made just now.
     """
 
@@ -53,7 +53,7 @@ class RunningFleet:
 
 
 def open_authority(folder: FleetFolder, settings: FleetSettings) -> Authority:
-    """Return the authority, with a certificate of the servers for their names; makes what is missing.
+    """Return the authority, with a server certificate for the names of this machine; makes missing files.
 
     Raises:
         ConfigError: a file is malformed.
@@ -69,13 +69,13 @@ def open_authority(folder: FleetFolder, settings: FleetSettings) -> Authority:
 def start(
     folder: FleetFolder, settings: FleetSettings, decide: Decide | None = None, *, joins: bool = False
 ) -> Iterator[RunningFleet]:
-    """Start a fleet, and end all of it with the block; makes what is missing.
+    """Start a fleet, and end all its parts with the block; makes missing files.
 
     Args:
-        folder: of the fleet.
-        settings: kept in the folder.
-        decide: instead of the rollouts, for tests.
-        joins: only a further manager of a fleet that runs already; needs a database and brokers elsewhere.
+        folder: folder of the fleet.
+        settings: settings, which the folder keeps.
+        decide: replaces the rollouts in tests.
+        joins: whether this is a further manager of a running fleet; needs a database and brokers elsewhere.
 
     Raises:
         ConfigError: the settings are wrong, or mosquitto is missing; or as from `FleetFolder.hold`.

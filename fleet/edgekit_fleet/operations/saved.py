@@ -1,4 +1,4 @@
-"""What is kept under a name, for all users: filters of devices, and windows in which devices switch."""
+"""Filters of devices, and windows in which devices switch, kept under names for all users."""
 
 import time
 from typing import Any, Final, TypeAlias

@@ -48,7 +48,7 @@ class Webhook:
 
     Attributes:
         name, url, actions, created_at, created_by, failures, because: as there.
-        waiting: entries of the audit log that it has not been told of, wanted or not.
+        waiting: number of entries of the audit log that it has not processed, wanted or not.
     """
 
     name: str
@@ -129,16 +129,16 @@ def sign(secret: str, identifier: str, timestamp: int, body: bytes) -> str:
 
 
 class WebhookSender:
-    """Sends messages on a thread of its own, each webhook's in their order, again until they arrive.
+    """Sends messages on a thread of its own, in order for each webhook, and again until they arrive.
 
-    Several processes may send: one takes a webhook by putting off when it is due.
+    Several processes may send: a process reserves a webhook by moving its due time ahead.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         """Make a sender; `start` begins.
 
         Args:
-            store: of the fleet.
+            store: store of the fleet.
             clock: seconds since 1970.
         """
         self._store = store
@@ -151,7 +151,7 @@ class WebhookSender:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; what is not sent follows after the next start."""
+        """Stop; unsent messages follow after the next start."""
         self._stop.set()
         self._thread.join(_ANSWER_S + 1)
 
@@ -202,7 +202,7 @@ class WebhookSender:
         return sent
 
     def _claim(self, name: str) -> tuple[WebhookRow, list[AuditRow], int] | None:
-        """Return a webhook, its next entries, and the position after them; others leave it alone."""
+        """Reserve a webhook; return it, its next entries, and the position after them."""
         now = self._clock()
         with self._store.transaction() as session:
             row = session.scalars(
@@ -254,7 +254,7 @@ def _post(webhook: WebhookRow, entry: AuditRow, timestamp: int) -> str:
         else http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
     )
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
-    # The time-out is that of one piece; an answer that drips would keep all other webhooks waiting.
+    # The time-out is for one piece; a slow answer of many pieces would delay all other webhooks.
     end = threading.Timer(_ANSWER_S, _cut, (connection,))
     end.start()
     try:
@@ -269,7 +269,7 @@ def _post(webhook: WebhookRow, entry: AuditRow, timestamp: int) -> str:
 
 
 def _cut(connection: http.client.HTTPConnection) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # it is not there yet, or has ended
+    with contextlib.suppress(OSError, AttributeError):  # there is no socket yet, or it is closed
         connection.sock.shutdown(socket.SHUT_RDWR)
 
 

@@ -1,8 +1,8 @@
 """Copies the TUF repository to an object store, from which devices or a CDN fetch it.
 
-The repository is a folder of files of which only `metadata/timestamp.json` ever changes, and that one makes
-the others visible. So it is copied last, as it was before the others were listed: devices see the old
-repository or the new one, also when a copy is cut off or two run at once.
+In the repository only the file `metadata/timestamp.json` ever changes, and it makes the others visible. So it
+is read before the others are listed, and copied last: devices see the old repository or the new one, also if
+a copy is cut off or two run at once.
 """
 
 from datetime import timedelta
@@ -25,11 +25,11 @@ class ArtifactStorage:
     """A bucket, or a folder that some web server serves.
 
     Attributes:
-        url: of it, without credentials.
+        url: URL without credentials.
     """
 
     def __init__(self, url: str) -> None:
-        """Prepare; nothing is asked yet.
+        """Prepare the storage, without a request.
 
         Args:
             url: `s3://BUCKET/PREFIX`, `gs://`, `az://` or `file:///FOLDER`. Credentials, region and endpoint
@@ -43,10 +43,10 @@ class ArtifactStorage:
         self._copied: bytes | None = None
 
     def copy(self, repository: Path) -> int:
-        """Copy what is new in a repository; returns the number of files.
+        """Copy new files of a repository; returns their number.
 
         Args:
-            repository: its folder.
+            repository: folder of the repository.
 
         Raises:
             OutputError: the storage cannot be reached or refuses a file; try again.

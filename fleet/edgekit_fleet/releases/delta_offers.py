@@ -1,4 +1,4 @@
-"""Which deltas a release offers: from the packages that most devices run, bounded in number and time."""
+"""Chooses the deltas of a release: from the packages that most devices run, bounded in number and time."""
 
 import hashlib
 import time
@@ -20,9 +20,9 @@ from edgekit_runtime.errors import OutputError
 from edgekit_runtime.package.manifest import Manifest
 
 MAX_DELTAS: Final = 4
-"""So many a package: they share the size of a desired document with all else."""
-_MAX_S: Final = 120.0  # for all packages of a release; what is not made by then is downloaded whole
-_MAX_PACKAGE_BYTES: Final = 128 << 20  # the making takes about 20 times this memory
+"""Deltas for each package; few, since they take space in a desired document."""
+_MAX_S: Final = 120.0  # for all packages of a release; a package without a delta by then is downloaded whole
+_MAX_PACKAGE_BYTES: Final = 128 << 20  # making a delta takes about 20 times this memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Base:
     """A package that devices may have.
 
     Attributes:
-        manifest_sha256: of the package.
-        path: of its file.
-        target: of the device class.
+        manifest_sha256: SHA-256 of the manifest of the package.
+        path: path of its file.
+        target: target of the device class.
     """
 
     manifest_sha256: str
@@ -41,14 +41,14 @@ class Base:
 
 
 def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[Base, ...]:
-    """Return the packages from which a delta to a new one pays, the most used first.
+    """Return the packages from which a delta to a new package pays off, the most used first.
 
     Where no device has reported, it is the newest released one.
 
     Args:
-        session: of a transaction.
+        session: session of a transaction.
         repository: folder of the TUF repository.
-        manifest: of the new package.
+        manifest: manifest of the new package.
     """
     statement = (
         select(ReleasePackageRow.manifest_sha256, ReleasePackageRow.path, ReleasePackageRow.sha256)
@@ -82,8 +82,8 @@ def publish_deltas(
     """Make and offer deltas; returns the offers of each package by the digest of its manifest.
 
     Args:
-        repository: that devices read.
-        wanted: path and manifest of each package, and what to make deltas from.
+        repository: repository that devices read.
+        wanted: path and manifest of each package, and the packages to make deltas from.
         now: seconds since 1970.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Deltas: the small file that makes one package of another one.
+"""Deltas: small files that turn one package into another one.
 
-Two are made and the smaller one is kept: zstd with the old package as dictionary, and runs over the tensors
-of the model, which find the difference of int8 weights also where nearly every byte has changed. A delta is
-used only after it has made the package here, byte for byte, as a device will.
+Two deltas are made and the smaller one is kept: zstd with the old package as dictionary, and runs over the
+tensors of the model, which encode differences of int8 weights well even if nearly every byte has changed. A
+delta is used only after it has made the package here, byte for byte, as a device will.
 
 Source: docs/reference/fleet-deltas.md.
 """
@@ -53,7 +53,7 @@ from edgekit_runtime.system.atomic_files import hash_file
 
 _WORTH: Final = 0.8
 """A delta that is larger than this share of the package is not offered."""
-_GRAM_BYTES: Final = 8  # shortest piece that is copied; a run costs about as much
+_GRAM_BYTES: Final = 8  # shortest piece to copy; a run costs about as many bytes
 _LEAST_TENSOR_BYTES: Final = 16
 _QUICK_BYTES: Final = 4 << 20  # of a stream that is packed several times, a second each
 _HALF_EXPONENTS: Final = (-24, 15)  # of float16
@@ -66,7 +66,7 @@ _MAX_SEARCHED_BYTES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A stretch of the new package; see `RUN`. `base` is an offset, of a `PRODUCT` in the new package."""
+    """A stretch of the new package; see `RUN`. `base` is an offset; for a `PRODUCT`, in the new package."""
 
     kind: int
     base: int
@@ -77,14 +77,14 @@ class _Run:
 
 
 def make_delta(base: Path, new: Path) -> tuple[str, bytes] | None:
-    """Return suffix and content of the smallest delta from one package to another; None if none is worth it.
+    """Return suffix and content of the smallest delta from one package to another; None if none pays off.
 
     Args:
-        base: a package; it is valid.
-        new: the package to be made of it; it is valid.
+        base: the old package; it is valid.
+        new: the package to make from it; it is valid.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a package cannot be read.
     """
     old, wanted = base.read_bytes(), new.read_bytes()
     made = [
@@ -155,7 +155,7 @@ def _make_runs_delta(old: bytes, wanted: bytes) -> bytes | None:
 
 
 def _pack(data: bytes) -> bytes:
-    """Return `data` as LZMA2, whose chunks name the model of their literals: the best of a few."""
+    """Return `data` as LZMA2, packed with the best of a few literal models, which its chunks name."""
     models = ((0, 0, 0), (3, 0, 0), (0, 0, 2), (2, 2, 2))[: 4 if len(data) <= _QUICK_BYTES else 1]
     tries = [
         lzma.compress(data, lzma.FORMAT_RAW, filters=[{**LZMA_FILTERS[0], "lc": lc, "lp": lp, "pb": pb}])
@@ -164,14 +164,14 @@ def _pack(data: bytes) -> bytes:
     return min(tries, key=len)
 
 
-# What is made of what
+# The runs
 
 
 def _find_runs(old: bytes, wanted: bytes) -> list[_Run]:
     """Return the runs of which the new package consists, in order.
 
     Raises:
-        PackageError: one is no package, or too much of it is unknown.
+        PackageError: one file is no package, or too much of it is unknown.
     """
     base_tensors = {tensor.name: tensor for tensor in _list_tensors(old)}
     tensors = {tensor.name: tensor for tensor in _list_tensors(wanted)}
@@ -222,7 +222,7 @@ def _list_tensors(package: bytes) -> Iterator[TensorPosition]:
 
 
 def _list_gaps(taken: list[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and length of what lies between `taken`, which is in order."""
+    """Yield begin and length of the gaps between `taken`, which is sorted."""
     position = 0
     for begin, length in (*taken, (end, 0)):
         if begin > position:
@@ -231,7 +231,7 @@ def _list_gaps(taken: list[tuple[int, int]], end: int) -> Iterator[tuple[int, in
 
 
 class _Copier:
-    """Finds pieces of the new package that are somewhere in the rest of the old one."""
+    """Finds pieces of the new package in the rest of the old one."""
 
     def __init__(self, old: bytes, rest: list[tuple[int, int]]) -> None:
         self._old, self._shift = old, 0
@@ -281,7 +281,7 @@ def _choose_run(
     new: NDArray[np.uint8],
     scales: tuple[NDArray[np.float64], NDArray[np.float64]] | None,
 ) -> _Run:
-    """Return the run of a tensor that is expected to pack best; `scales` are those of both, where known."""
+    """Return the run of a tensor that is expected to pack best; `scales` are of both versions, if known."""
     kind = {1: BYTES, 2: WORDS_16, 4: WORDS_32}[tensor.width]
     plain = _Run(kind, twin.offset, tensor.offset, tensor.length)
     if tensor.width == 2:
@@ -322,7 +322,7 @@ def _has_steps(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8], lengt
 
 
 def _count_steps(old: NDArray[np.uint8], wanted: NDArray[np.uint8], bits: int) -> NDArray[np.int16]:
-    """Return how many steps lie between float16 words; nonsense where there are too many."""
+    """Return how many steps lie between float16 words; meaningless if there are too many."""
     step = np.array([bits], "<u4").view("<f4").astype(np.float64)
     with np.errstate(all="ignore"):
         change = wanted.view("<f2").astype(np.float64) - old.view("<f2")
@@ -333,7 +333,7 @@ def _count_steps(old: NDArray[np.uint8], wanted: NDArray[np.uint8], bits: int) -
 def _find_products(
     tensor: TensorPosition, factors: tuple[int, int], new: NDArray[np.uint8]
 ) -> Iterator[_Run]:
-    """Yield the runs that make a tensor of the words before it: scales of a bias of those of the weights."""
+    """Yield the runs that compute a tensor from words before it, as scales of a bias from weight scales."""
     offset, length = factors
     if (tensor.width, tensor.length) != (4, length):
         return
@@ -388,7 +388,7 @@ def _read_floats(tensor: TensorPosition, content: NDArray[np.uint8]) -> NDArray[
 
 
 def _estimate_bytes(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> float:
-    """Return the size after an ideal coder that knows only how frequent each byte is."""
+    """Return the size after an ideal entropy coder that knows only the frequency of each byte."""
     counts = np.bincount(_subtract(run, base, new), minlength=256)
     shares = counts[counts > 0] / run.length
     bits = run.length * -float((shares * np.log2(shares)).sum())
@@ -399,7 +399,7 @@ def _estimate_bytes(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) 
 def _read_pair(
     run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return what a run starts from, and what it makes."""
+    """Return the prediction of a run, and the bytes that it makes."""
     old, wanted = (
         np.ascontiguousarray(content[begin : begin + run.length])
         for content, begin in ((base, run.base), (new, run.begin))
@@ -412,7 +412,7 @@ def _read_pair(
 
 
 def _subtract(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return what `add_residual` on the device adds again."""
+    """Return the residual that `add_residual` on the device adds."""
     old, wanted = _read_pair(run, base, new)
     width = WIDTHS[run.kind]
     if width == 1:
@@ -428,7 +428,7 @@ def _subtract(run: _Run, base: NDArray[np.uint8], new: NDArray[np.uint8]) -> NDA
 
 
 def _fold(difference: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """Return 0, 1, 2, 3 ... of 0, -1, 1, -2 ... (modulo the type)."""
+    """Return the zigzag code: 0, -1, 1, -2 ... become 0, 1, 2, 3 ... (modulo the type)."""
     kind = difference.dtype
     one = kind.type(1)
     sign = np.zeros_like(difference) - (difference >> kind.type(8 * kind.itemsize - 1))

@@ -1,9 +1,9 @@
-"""Fetches a package that lies as an artifact in an OCI registry, named by its digest.
+"""Fetches a package that is stored as an artifact in an OCI registry, named by its digest.
 
     oci://HOST[:PORT]/NAME@sha256:DIGEST
 
-The artifact's manifest lists one layer, the package file, as `oras push HOST/NAME:TAG FILE` makes it. Its own
-signature is checked as that of any other package; the registry is only the place where it lies.
+The artifact's manifest lists one layer, the package file, as `oras push HOST/NAME:TAG FILE` makes it. The
+package's own signature is checked as for any other package; the registry only stores it.
 
 Credentials are those of `docker login` (`auths` of config.json; helpers of credentials are not asked).
 
@@ -39,7 +39,7 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost")
 
 
 def is_reference(text: str) -> bool:
-    """Return whether a text names something in a registry instead of a file."""
+    """Return whether a text names an artifact in a registry instead of a file."""
     return text.startswith("oci://")
 
 
@@ -53,7 +53,7 @@ def fetch_package(reference: str, folder: Path) -> Path:
     Raises:
         ConfigError: the reference is malformed or names no digest.
         TransportError: the registry cannot be reached, or refuses.
-        DigestError: it sent something else.
+        DigestError: the registry sent other content.
         PackageError: the artifact is not one package.
     """
     found = _REFERENCE.fullmatch(reference)
@@ -81,11 +81,11 @@ class _Registry:
         self._authorization = ""
 
     def fetch(self, what: str, path: Path, digest: str, most_bytes: int) -> None:
-        """Write something to a file, if it has this SHA-256 and no more bytes.
+        """Download to a file, if the content has this SHA-256 and no more bytes than this.
 
         Raises:
             TransportError: the registry cannot be reached, or refuses.
-            DigestError: something else came.
+            DigestError: the content has another digest.
         """
         url = f"{self._base}/{what}"
         hasher, size_bytes = hashlib.sha256(), 0
@@ -107,7 +107,7 @@ class _Registry:
     def _open(self, url: str) -> Any:
         request = urllib.request.Request(url, headers={"Accept": f"{_MANIFEST}, */*"})  # noqa: S310
         for is_last in (False, True):
-            if self._authorization:  # not sent to where the registry redirects
+            if self._authorization:  # not sent to the target of a redirect
                 request.add_unredirected_header("Authorization", self._authorization)
             try:
                 return urllib.request.urlopen(request, timeout=_TIMEOUT_S)  # noqa: S310

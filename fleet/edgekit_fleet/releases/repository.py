@@ -7,9 +7,9 @@
     targets/CLASS/SHA256.NAME                a package or delta
 
 Every file but `timestamp.json` has a new name when it changes, and `timestamp.json` is replaced last. So a
-process that is killed anywhere leaves the repository as it was before or as it was to be. Versions are the
-seconds since 1970 where that is higher than the last version plus one: metadata that is restored from an old
-backup and signed again is newer than all that devices have seen. (The root counts one by one, as TUF asks.)
+process that is killed anywhere leaves either the old repository or the new one. A version is the seconds
+since 1970, if that is higher than the last version plus one. So metadata that is restored from an old backup
+and signed again is newer than all metadata that devices have seen. (The root counts one by one, as TUF asks.)
 
 Source: The Update Framework Specification 1.0.34, sections 3, 5 and 6; consistent snapshots, section 6.2.
 """
@@ -56,11 +56,11 @@ Signed = TypeVar("Signed", Root, Targets, Snapshot, Timestamp)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetimes:
-    """How long metadata is valid; `refresh` signs it again when half of the time is over.
+    """Lifetimes of metadata; `refresh` signs it again when half of the time is over.
 
     Attributes:
-        timestamp_s: so long can somebody withhold a release before a device reports it.
-        snapshot_s, targets_s, root_s: of the other roles.
+        timestamp_s: how long somebody can withhold a release before a device reports it.
+        snapshot_s, targets_s, root_s: lifetimes of the other roles.
     """
 
     timestamp_s: float = _DAY_S
@@ -74,10 +74,10 @@ class NewTarget:
     """A file that devices of one class may fetch.
 
     Attributes:
-        device_class: its class, as `x86-64`.
-        name: of the file, without a folder.
+        device_class: device class, such as `x86-64`.
+        name: name of the file, without a folder.
         source: where the file is now; it is copied.
-        custom: what its metadata says beside size and digest.
+        custom: further fields of its metadata, beside size and digest.
     """
 
     device_class: str
@@ -97,7 +97,7 @@ class PublishedTarget:
 
     Attributes:
         path: `CLASS/NAME`.
-        size_bytes, sha256: of the file.
+        size_bytes, sha256: size and SHA-256 of the file.
         custom: as in `NewTarget`.
     """
 
@@ -108,7 +108,7 @@ class PublishedTarget:
 
 
 class TufRepository:
-    """The repository in a folder. Several processes may use it: each change locks it and reads it again."""
+    """The repository in a folder. Several processes may use it: each change locks and rereads it."""
 
     def __init__(
         self,
@@ -122,11 +122,11 @@ class TufRepository:
         """Use the repository in `folder`.
 
         Args:
-            folder: what the web server serves.
+            folder: folder that the web server serves.
             keys: folder of the private keys of targets, snapshot, timestamp and the classes.
-            storage: where each change is copied to, if devices fetch from elsewhere.
-            lifetimes: of what is signed from now on.
-            disk: what carries the steps out.
+            storage: storage to which each change is copied, if devices fetch from there.
+            lifetimes: lifetimes of what is signed from now on.
+            disk: carries out the steps.
         """
         self.folder = folder
         self._keys = RepositoryKeys(keys, disk)
@@ -136,19 +136,20 @@ class TufRepository:
 
     @property
     def exists(self) -> bool:
-        """Return whether `create` has come to its end here."""
+        """Return whether `create` was completed here."""
         return (self.folder / "metadata" / "timestamp.json").exists()
 
     def create(
         self, now: float, *, root_keys: int = 1, threshold: int = 1, root_folder: Path | None = None
     ) -> None:
-        """Make an empty repository with new keys; continues one that was cut off, and leaves a complete one.
+        """Make an empty repository with new keys; completes one that was cut off, and leaves a complete one.
 
         Args:
             now: seconds since 1970.
             root_keys: number of keys of the root.
             threshold: how many of them must sign a root.
-            root_folder: where they go; beside the others by default. Move them away later if you like.
+            root_folder: folder for the keys of the root, by default beside the other keys. You may move them
+                away later.
 
         Raises:
             OutputError: a folder cannot be written.
@@ -182,14 +183,14 @@ class TufRepository:
         """Offer files to the devices of their classes, all at once.
 
         Args:
-            targets: what is there already, with the same content, is left as it is.
+            targets: files to offer; a file that is there already with the same content stays.
             now: seconds since 1970.
 
         Returns:
-            What devices now see of each.
+            The targets as devices see them now.
 
         Raises:
-            PackageError: one has the path of a file with other content, or a malformed name.
+            PackageError: a target has the path of a file with other content, or a malformed name.
             OutputError: the folder cannot be written.
             SignatureError: a key is missing.
         """
@@ -229,7 +230,7 @@ class TufRepository:
                 self._commit(changed, now)
 
     def list_targets(self) -> dict[str, PublishedTarget]:
-        """Return what devices can fetch, by path.
+        """Return the targets that devices can fetch, by path.
 
         Raises:
             PackageError: the repository cannot be read.
@@ -239,7 +240,7 @@ class TufRepository:
         return {file.path: _describe(file) for file in files}
 
     def read_root(self, version: int = 1) -> bytes:
-        """Return a root, which a device gets at its enrolment; later ones it finds from there.
+        """Return a version of the root. A device gets one at enrolment, and finds later ones from there.
 
         Raises:
             PackageError: it cannot be read.
@@ -247,9 +248,9 @@ class TufRepository:
         return self._read_bytes(f"{version}.root.json")
 
     def refresh(self, now: float) -> bool:
-        """Sign again what is past half of its life, or lives too long; returns whether anything was signed.
+        """Sign metadata again that is past half of its life, or valid for too long; returns whether any was.
 
-        The root is not: its keys may be offline. `read_expiries` says when `rotate` is due.
+        This leaves out the root, whose keys may be offline. `read_expiries` says when `rotate` is due.
 
         Args:
             now: seconds since 1970.
@@ -281,12 +282,12 @@ class TufRepository:
     def pack_metadata(self, now: float, expires_at: float) -> dict[str, bytes]:
         """Return the metadata as files for devices without a network, by path in the repository.
 
-        Its timestamp is valid longer than that of the web server, and so whoever has it can hide newer
-        releases that long from devices that get their metadata from him.
+        Its timestamp is valid for longer than that of the web server. So whoever passes it on can hide newer
+        releases for that long from devices that get their metadata this way.
 
         Args:
             now: seconds since 1970.
-            expires_at: until then devices accept it.
+            expires_at: time until which devices accept it.
 
         Raises:
             PackageError: the repository cannot be read.
@@ -298,7 +299,7 @@ class TufRepository:
             names = [f"{version}.root.json" for version in self._root_versions()]
             names += [f"{snapshot.version}.snapshot.json"]
             names += [f"{meta.version}.{name}" for name, meta in snapshot.meta.items()]
-            # A higher number than the one that devices may have, which is valid for a day only.
+            # A higher number than that of the timestamp that devices may have, which is valid for a day only.
             timestamp.version += 1
             timestamp.expires = _expiry(expires_at, 0.0)
             self._write_timestamp(timestamp.snapshot_meta, timestamp.version, now)
@@ -309,7 +310,7 @@ class TufRepository:
             return {**files, "metadata/timestamp.json": metadata.to_bytes(JSONSerializer(compact=True))}
 
     def read_expiries(self) -> dict[str, tuple[float, float]]:
-        """Return role -> when it ends, in seconds since 1970, and for how long it is signed, in seconds.
+        """Return role -> its expiry in seconds since 1970, and the length of its validity in seconds.
 
         Raises:
             PackageError: the repository cannot be read.
@@ -336,8 +337,8 @@ class TufRepository:
     ) -> None:
         """Exchange the keys of roles, and sign a new root. Call it again if it was cut off.
 
-        Before the root that names a new key is there, all that the role signs carries both signatures: a
-        device accepts it with the old root and with the new one.
+        Until the root names the new key, all metadata of the role carries both signatures: a device accepts
+        it with the old root and with the new one.
 
         Args:
             now: seconds since 1970.
@@ -478,7 +479,7 @@ class TufRepository:
     def _delegate(
         self, top: Targets, changed: Mapping[str, Targets], *, exchange: bool = False
     ) -> dict[str, Targets]:
-        """Return what must be signed so that `top` delegates to the changed roles of classes."""
+        """Return the metadata to sign so that `top` delegates to the changed roles of classes."""
         delegations = top.delegations
         assert delegations is not None and delegations.roles is not None  # noqa: S101 - `create` made both
         result = dict(changed)
@@ -499,7 +500,7 @@ class TufRepository:
         """Write changed roles of targets, a snapshot, and at last the timestamp that makes them visible.
 
         Args:
-            changed: `targets` or `class-CLASS` -> what it says now.
+            changed: `targets` or `class-CLASS` -> its new content.
             now: seconds since 1970.
         """
         old = self._read("snapshot", Snapshot) if self.exists else Snapshot(meta={})
@@ -519,7 +520,7 @@ class TufRepository:
         self._write_timestamp(_describe_meta(snapshot.version, data), last, now)
 
     def _next_version(self, role: str, version: int, now: float) -> int:
-        """Return a version above `version` that no file has; one may be there that a kill left behind."""
+        """Return a version above `version` that no file has; a killed process may have left a file behind."""
         version = max(version + 1, int(now))
         while (self.folder / "metadata" / f"{version}.{role}.json").exists():
             version += 1
@@ -556,7 +557,7 @@ class TufRepository:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from changing the repository, and remove what a killed one left."""
+        """Keep other processes from changing the repository, and remove files that a killed one left."""
         try:
             file = (self._keys.folder / "repository.lock").open("ab")
         except OSError as cause:
@@ -575,7 +576,7 @@ def open_repository(folder: FleetFolder) -> TufRepository:
 
     Raises:
         ConfigError: there is no fleet, or its storage cannot be used.
-        FleetError: the folder is that of a further manager.
+        FleetError: the folder belongs to a further manager.
     """
     folder.check_repository()
     url = folder.read_settings().artifacts_storage
@@ -589,7 +590,7 @@ def _expiry(now: float, life_s: float) -> datetime:
 
 
 def _is_due(signed: Targets | Snapshot | Timestamp, life_s: float, now: float) -> bool:
-    """Return whether half of its life is over, or it was signed when the clock was ahead."""
+    """Return whether half of the lifetime is over, or the metadata was signed when the clock was ahead."""
     return not life_s / 2 <= signed.expires.timestamp() - now <= life_s + CLOCK_STEP_S
 
 

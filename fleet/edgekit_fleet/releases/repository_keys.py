@@ -25,7 +25,7 @@ _NEXT: Final = ".next"
 
 
 class RepositoryKeys:
-    """The folder of the keys that sign every day: targets, snapshot, timestamp, and one a device class."""
+    """The folder of the keys that sign every day: targets, snapshot, timestamp, and one for each class."""
 
     __slots__ = ("_disk", "folder")
 
@@ -34,7 +34,7 @@ class RepositoryKeys:
         self._disk = disk
 
     def signers(self, role: str) -> tuple[CryptoSigner, ...]:
-        """Return all that signs for a role now: its key, and the next one during an exchange.
+        """Return all signers of a role: its key, and also the next key during an exchange.
 
         Raises:
             SignatureError: there is no key, or its file holds none.
@@ -69,7 +69,7 @@ class RepositoryKeys:
         """Drop the old key of a role if the metadata names the next one.
 
         Args:
-            role: whose key was exchanged.
+            role: role whose key was exchanged.
             trusted: ids of the keys that the metadata names for the role.
 
         Raises:
@@ -127,7 +127,7 @@ def write_key(path: Path, key: Ed25519PrivateKey, disk: Disk = DISK) -> None:
 
 
 def read_signer(path: Path) -> CryptoSigner:
-    """Return what signs with the private key in a file.
+    """Return a signer with the private key in a file.
 
     Raises:
         SignatureError: unreadable, or no Ed25519 private key.

@@ -1,7 +1,7 @@
-"""Where the tensors of a model lie in its file: ONNX and TFLite, without their libraries.
+"""Finds where the tensors of a model lie in its file, ONNX or TFLite, without their libraries.
 
-A wrong answer costs bytes and nothing else, since a delta is checked by making the package of it. So what is
-not understood is left out.
+A wrong answer only makes a delta larger, since each delta is tested by making the package from it. So tensors
+that are not understood are left out.
 
 Source: onnx.proto and onnx-data (ONNX 1.23), Protocol Buffers encoding; schema.fbs (TensorFlow Lite),
 FlatBuffers internals.
@@ -25,10 +25,10 @@ class TensorPosition:
     """A tensor in a file.
 
     Attributes:
-        name: equal for the same tensor of another version of the model.
-        offset, length: in bytes.
-        width: bytes of the words whose differences are small: 1, 2 or 4.
-        shape: of the tensor, or () where it is unknown.
+        name: name of the tensor, the same in another version of the model.
+        offset, length: offset and length in bytes.
+        width: size in bytes of the words whose differences are small: 1, 2 or 4.
+        shape: shape of the tensor, or () where it is unknown.
         is_signed: whether bytes are int8 (True), uint8 (False), or neither (None).
         scale: name of the tensor with the float32 scales of its codes, or "".
     """
@@ -43,7 +43,7 @@ class TensorPosition:
 
 
 def find_tensors(data: memoryview, file_name: str) -> list[TensorPosition]:
-    """Return the tensors of the model in `data`, by offset; none of a file that is not understood."""
+    """Return the tensors of the model in `data`, by offset; none if the file is not understood."""
     find = _find_onnx if file_name.endswith(".onnx") else _find_tflite
     try:
         if file_name.endswith(".onnx") or bytes(data[4:8]) == b"TFL3":
@@ -145,7 +145,7 @@ def _read_tensor(data: memoryview, begin: int, end: int, scope: str) -> Iterator
             kind = value
         elif number == 8:
             name = bytes(data[start:stop]).decode()
-        elif number in (4, 9):  # float_data is packed, and so as raw_data is
+        elif number in (4, 9):  # float_data is packed, so its bytes are as those of raw_data
             content = start, stop
     width = _ONNX_WIDTHS.get(kind)
     if content is None or width is None or content[0] == content[1]:

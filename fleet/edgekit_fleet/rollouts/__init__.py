@@ -1,1 +1,1 @@
-"""Rollouts: who gets a release and when, when it stops, and why. Mostly pure decisions."""
+"""Rollouts: which devices get a release and when, when it stops, and why. Mostly pure decisions."""

@@ -1,10 +1,10 @@
-"""Whether the mean of bounded values lies above a limit, with few values where they vary little.
+"""Tests whether the mean of bounded values lies above a limit; needs few values if they vary little.
 
-Somebody bets on each value that it lies above the limit. If the mean does not, nobody can expect to win: the
-capital reaches `1 / alpha` at any time with a chance of at most `alpha`. The capital is spread over a few
-fixed bets, so the order of the values does not matter. Where values scatter little around a mean above the
-limit, it grows by the square of their distance over their variance; `confidence_sequences.log_evidence`
-takes only their sum, and needs ten times as many.
+A gambler bets that each value lies above the limit. If the mean does not, no gambler can expect to win: the
+chance that the capital ever reaches `1 / alpha` is at most `alpha`. The capital is spread over a few fixed
+bets, so the order of the values does not matter. If values scatter little around a mean above the limit, the
+logarithm of the capital grows by the square of their distance over their variance;
+`confidence_sequences.log_evidence` takes only their sum, and needs ten times as many.
 
 The values must be independent, or at least have a mean below the limit whatever came before.
 
@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _BETS: Final = np.array([[0.06], [0.2], [0.5], [0.8], [0.95]])
-"""Shares of the largest bet that cannot lose more than there is."""
-_FACTORS: Final = 64  # multiplied before their logarithm is taken: they stay within 1e-256 and 1e256
+"""Bets, as shares of the largest bet that cannot lose more than the whole capital."""
+_FACTORS: Final = 64  # factors multiplied before the logarithm: their product stays within 1e-256 and 1e256
 
 
 def log_capital(values: Sequence[float] | NDArray[np.float64], limit: float) -> float:
@@ -47,12 +47,12 @@ def find_refuted_limits(
     limits: Sequence[float],
     evidence: float,
 ) -> NDArray[np.float64]:
-    """Return the largest limit that the values refute, after each of these numbers of values.
+    """Return the largest limit that the first values refute, for each of some numbers of values.
 
     With `evidence` = -log(alpha) this is the lower end of a confidence sequence of their mean.
 
     Args:
-        values: in the order in which they came, each in 0..1; one outside counts as the nearest end.
+        values: values in the order in which they came, each in 0..1; one outside counts as the nearest end.
         counts: numbers of values, rising, from 1 to all of them.
         limits: rising, 1e-4..1; between two of them the result is interpolated.
         evidence: logarithm of the capital that refutes a limit.
@@ -63,7 +63,7 @@ def find_refuted_limits(
     held = np.clip(np.asarray(values, np.float64), 0.0, 1.0)
     # `numpy.unique` would import `numpy.ma`, for which the first page of a rollout waits.
     starts = sorted({*range(0, len(held), _FACTORS), *(count for count in counts if count < len(held))})
-    places = np.searchsorted(starts, counts) - 1  # the piece that ends there
+    places = np.searchsorted(starts, counts) - 1  # the values since the previous count
     capital = np.empty((len(limits), len(counts)))
     for row, limit in zip(capital, limits, strict=True):
         logs = [

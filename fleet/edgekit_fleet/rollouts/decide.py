@@ -1,4 +1,4 @@
-"""What a rollout does next: a function of what is known and of the time, so that it can be asked again.
+"""Decides what a rollout does next: a pure function of its progress and the time, so it can be repeated.
 
 The order of the rules: a person's abort, the gates, a pause, attempts worth repeating, the quorum of the open
 step, the next step of the wave, the next wave. Each decision is a sentence with the figures it rests on.
@@ -13,15 +13,15 @@ from edgekit_fleet.rollouts.gates import Judgement, judge_samples
 from edgekit_fleet.rollouts.progress import TRANSIENT_CODES, Decision, Member, Progress, RolloutSettings
 
 EXPOSED_STATES: Final = ("started", "succeeded", "failed", "refused", "superseded")
-"""States of devices of which the release is wanted, whether they have it or not: an abort takes them back.
+"""States of devices that were told to run the release, whether they do or not: an abort takes them back.
 
 A device that has several models may have some of them where one was refused.
 """
 _MOST_RETURNS: Final = 3
-"""So often a device is told to go back, if that fails."""
+"""How often a device is told to go back, if that fails."""
 _RETURN_PAUSE_S: Final = 60.0
 _RETURN_PATIENCE_S: Final = 3600.0
-"""A device that does not answer for so long is taken for offline; it goes back when it comes back."""
+"""A device that does not answer for so long counts as offline; it goes back once it is online again."""
 _QUORUM: Final = 0.9
 """Share of the started devices, without the silent ones, that must be judged before more are started."""
 _LEANING: Final = 0.1
@@ -33,15 +33,15 @@ _SMALL_FLEET: Final = 10
 
 
 def decide(progress: Progress, now: float) -> Decision | None:
-    """Return what to do, or None where the rollout has ended, or devices are on their way back.
+    """Return the next decision; None if the rollout has ended, or devices are on their way back.
 
     Args:
-        progress: of the rollout.
+        progress: progress of the rollout.
         now: seconds since 1970.
     """
     if progress.state == "aborted":
         return _return_again(progress, now)
-    if progress.wants_abort is not None:  # also of a rollout that has ended well
+    if progress.wants_abort is not None:  # also after a rollout that has ended well
         return _abort(progress, f"{progress.wants_abort} aborted the rollout", {})
     if progress.state == "succeeded":
         return None
@@ -57,7 +57,7 @@ def decide(progress: Progress, now: float) -> Decision | None:
 
 
 def is_judged(member: Member, settings: RolloutSettings, now: float) -> bool:
-    """Return whether a device has shown all that it will show.
+    """Return whether nothing more is expected of a device.
 
     It failed or was refused; or each of its models has answered enough calls; or it has had the release for
     the time of the soak, with few calls or none.
@@ -77,7 +77,7 @@ def is_returning(progress: Progress, now: float) -> bool:
     """Return whether devices are on their way back, or will be told again to go back.
 
     Args:
-        progress: of the rollout.
+        progress: progress of the rollout.
         now: seconds since 1970.
     """
     return any(
@@ -119,7 +119,7 @@ def _return_again(progress: Progress, now: float) -> Decision | None:
 
 
 def _abort(progress: Progress, reason: str, figures: Mapping[str, float]) -> Decision:
-    """Take back all devices that have the release, or may get it still."""
+    """Take back all devices that have the release or may still get it."""
     devices = tuple(device for device, member in progress.members.items() if member.state in EXPOSED_STATES)
     return Decision(
         action="abort",
@@ -159,7 +159,7 @@ def _go_on(progress: Progress, judgement: Judgement, now: float) -> Decision:
         judged += is_judged(member, settings, now)
         silent += member.state == "started" and now - member.started_at >= settings.patience_s
     is_all = started == len(progress.members)
-    # A person who resumed it from a doubt has accepted that doubt for twice as many devices.
+    # A person who resumes a doubtful rollout accepts the doubt for twice as many devices.
     is_leaning = judgement.leaning >= _LEANING and started >= 2 * progress.resumed_with
     quorum = 1.0 if is_all or is_leaning else _QUORUM
     needed = max(math.ceil(quorum * (started - silent)), 1)
@@ -196,7 +196,7 @@ def _go_on(progress: Progress, judgement: Judgement, now: float) -> Decision:
 
 
 def _wait(progress: Progress, now: float, said: str, figures: Mapping[str, float]) -> Decision:
-    """Wait for answers, or pause where they have not come for too long."""
+    """Wait for answers, or pause if they have not come for too long."""
     settings = progress.settings
     if now - progress.step_at < settings.step_timeout_s:
         return Decision(action="wait", wave=progress.wave, sentence=said, figures=figures)
@@ -212,7 +212,7 @@ def _start(progress: Progress, wave: int, most: int, reason: str) -> Decision:
     if needs_approval and progress.approved <= wave:
         return Decision(
             action="ask",
-            # The number of the wave that is asked for, so that an approval opens it.
+            # The number of the wave to approve, so that an approval opens it.
             wave=wave,
             sentence=f"wave {wave + 1} of {len(settings.waves)} waits for an approval",
         )

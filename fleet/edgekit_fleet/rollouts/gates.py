@@ -1,9 +1,9 @@
-"""The gates of a rollout: whether what devices answered speaks against the release.
+"""The gates of a rollout: whether the answers of devices speak against the release.
 
 Only devices that have answered count, or that may answer at any moment, and each is one sample: a device
 cannot outvote others by its number of calls. The test (`edgekit_fleet.rollouts.betting`) may be asked after
 every answer, so that a bad release stops at the first few devices: 30 failures of 100 devices stop a group of
-1,000. Over the whole rollout a release that keeps all limits is stopped with a chance of at most
+1,000. The chance that a release that keeps all limits is stopped, over the whole rollout, is at most
 `GateLimits.alpha`.
 
 Latency, energy, errors and drift are differences: after minus before on the device itself, less the same
@@ -11,8 +11,8 @@ difference on devices of its class that still run the old version, in the same p
 device nor a busy evening speaks against a release.
 
 Each model of a release has tests of its own, and so has each stage of its figures: after 20 calls on a
-device, 200, 2,000 and 20,000. Within a test a device says one thing once, as the bound on wrong stops
-demands; what shows only after hours is seen in a later stage.
+device, 200, 2,000 and 20,000. Within a test each device counts once, as the bound on wrong stops demands; a
+later stage sees faults that show only after hours.
 """
 
 import bisect
@@ -34,7 +34,7 @@ Fault: TypeAlias = Literal["", "not-finite", "crash-loop", "fallback"]
 
 _LEAST_CONTROLS: Final = 5
 _LARGEST_RATIO: Final = 4.0
-# Differences that only scatter have a mean of 0, and keep it near 0 if devices that got better count as such.
+# Random differences have a mean of 0, which stays near 0 only if improved devices count as such.
 _BEST_RATIO: Final = 1.2
 _FEWEST_ERRORS: Final = 0.1
 _LEAST_DRIFT: Final = 0.1
@@ -44,17 +44,17 @@ _FEW: Final = 5
 """With fewer devices no test can decide; then a mean of more than twice its limit is a doubt for a person."""
 _DOUBT: Final = 0.5
 _TESTS: Final = 7  # the measures, failed installs, faults
-_STAGE_SHARES: Final = (0.5, 0.25, 0.125, 0.125)  # of the alpha of a measure
+_STAGE_SHARES: Final = (0.5, 0.25, 0.125, 0.125)  # share of each stage in the alpha of a measure
 _STAGE_FACTOR: Final = 10  # calls of a stage over those of the one before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateLimits:
-    """What a release must keep; a limit of 0 (agreement) or infinity is not tested.
+    """Limits that a release must keep; a limit of 0 (agreement) or infinity is not tested.
 
     Attributes:
-        max_failed_share: of devices that could not install it, or whose own trial rejected it.
-        max_faulty_share: of devices with a crash loop, NaN, or a fallback to the old version.
+        max_failed_share: share of devices that could not install it, or whose own trial rejected it.
+        max_faulty_share: share of devices with a crash loop, NaN, or a fallback to the old version.
         max_latency_ratio, max_energy_ratio: mean over devices of new over old.
         max_extra_errors: mean over devices of the share of calls that failed, new less old.
         min_agreement: mean over devices of the agreement with the old version on the same inputs.
@@ -88,14 +88,14 @@ class GateLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What one device says about the release; fixed when it is first known, but for `fault`.
+    """The evidence of one device about the release; each field but `fault` is fixed when it is first known.
 
     Attributes:
-        device_class: of the device.
+        device_class: class of the device.
         is_failed: whether the installation failed; None where it was refused beforehand. While it is under
             way it counts as one that succeeds: failures answer before successes do.
-        fault: what went wrong after it.
-        measures: (model, stage) -> see `measure`; without those for which it has not answered enough calls.
+        fault: what went wrong after the installation.
+        measures: (model, stage) -> result of `measure`, for stages with enough answered calls.
     """
 
     device_class: str
@@ -111,7 +111,7 @@ class Verdict:
     Attributes:
         gate: the gate that it missed.
         sentence: the reason in words.
-        figures: what it rests on.
+        figures: figures that it rests on.
     """
 
     gate: str
@@ -127,7 +127,7 @@ class Period:
         requests: calls that were answered.
         latency_ms, energy_mj: means of a call, or None where they are not known.
         errors: share of the calls that failed, or None without calls.
-        drift: as it was at the end, or None.
+        drift: drift at the end of the period, or None.
     """
 
     requests: int = 0
@@ -141,8 +141,8 @@ def find_period(begin: ModelFigures | None, end: ModelFigures) -> Period:
     """Return the figures between two reports of the same version.
 
     Args:
-        begin: the earlier report, or None for the time at which the version was opened. One that states more
-            calls than the later report was made before a restart of the service, and counts as None.
+        begin: the earlier report, or None for the time at which the version was opened. A report with more
+            calls than the later one was made before a restart of the service, and counts as None.
         end: the later report.
     """
     if begin is None or begin.requests > end.requests or begin.failed > end.failed:
@@ -151,7 +151,7 @@ def find_period(begin: ModelFigures | None, end: ModelFigures) -> Period:
     good = requests - failed
     answer_s = end.answer_s - begin.answer_s
     energy_mj = None
-    if end.energy_mj is not None and requests > 0:  # the device states the mean since the opening
+    if end.energy_mj is not None and requests > 0:  # the device reports the mean since the opening
         total = end.energy_mj * end.requests - (begin.energy_mj or 0.0) * begin.requests
         energy_mj = total / requests
     return Period(
@@ -172,17 +172,17 @@ def find_stage(requests: int, limits: GateLimits) -> int:
 def measure(
     before: Period | None, after: Period, controls: Sequence[tuple[Period, Period]]
 ) -> dict[Measure, float]:
-    """Return what changed on a device with the new version, less what changed on those without it.
+    """Return the changes on a device with the new version, less those on devices without it.
 
     Args:
         before: the old version's figures on this device, or None if there was none.
         after: the new version's.
-        controls: (then, now) of devices of the same class that still run the old version, of the same periods
-            as `before` and `after`; with fewer than 5 nothing is subtracted.
+        controls: (before, after) for devices of the same class that still run the old version, in the same
+            periods; with fewer than 5 nothing is subtracted.
 
     Returns:
-        `latency` and `energy` as logarithms of ratios, `errors` and `drift` as differences; without what is
-        not known.
+        `latency` and `energy` as logarithms of ratios, `errors` and `drift` as differences; unknown ones are
+        left out.
     """
     if before is None:
         return {}
@@ -214,13 +214,13 @@ def _log_ratio(before: float, after: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What the samples say.
+    """The verdict of the samples.
 
     Attributes:
         verdict: why the release must stop, or None while nothing is shown against it.
-        leaning: how far the gate that is worst off has come towards a stop, 0 to 1; at least a half where
-            fewer than five devices in all show more than twice its limit.
-        suspicion: what that gate would say, or an empty string.
+        leaning: how far the worst gate has come towards a stop, 0 to 1; at least a half if fewer than five
+            devices in all show more than twice its limit.
+        suspicion: statement of that gate, or an empty string.
     """
 
     verdict: Verdict | None
@@ -234,11 +234,11 @@ class Gate:
 
     Attributes:
         name: `install`, `fault`, or a measure.
-        limit: of the mean, in the unit of `measure`; a share of devices for `install` and `fault`.
+        limit: limit of the mean, in the unit of `measure`; a share of devices for `install` and `fault`.
         alpha: its share of the chance of a wrong stop.
         most: the largest value that counts.
-        least: the smallest one, 0 or less: a device that is better than before counts at most so.
-        model, stage: of a measure, see `Sample.measures`.
+        least: the smallest value that counts, 0 or less: an improved device counts with no less.
+        model, stage: model and stage of a measure, see `Sample.measures`.
         of_model: empty if the release has one model, else ` of MODEL`.
     """
 
@@ -265,7 +265,7 @@ class SampleGroup:
 
     Attributes:
         where: empty for all, else ` of class NAME`.
-        members: of all samples, which are in it: bool [number of samples].
+        members: which of all samples are in the group: bool [number of samples].
         alpha: its share of the chance of a wrong stop.
     """
 
@@ -274,20 +274,20 @@ class SampleGroup:
     alpha: float
 
     def choose(self, known: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return what its devices show that have answered, of what all show (`read_gates`)."""
+        """Return the values of its devices that have answered, from the values of all (`read_gates`)."""
         values = known[self.members]
         return values[~np.isnan(values)]
 
 
 def list_groups(samples: Sequence[Sample]) -> list[SampleGroup]:
-    """Return all devices, and those of each class where there are several."""
+    """Return the group of all devices, and one for each class if there are several."""
     classes = np.array([sample.device_class for sample in samples])
     names = sorted(set(classes.tolist()))
     everywhere = np.ones(len(samples), np.bool_)
     if len(names) < 2:
         return [SampleGroup("", everywhere, 1.0)]
-    # Half of alpha for the whole fleet, half for all its classes together: a package that is bad for one
-    # class of many must not hide among the good ones.
+    # Half of alpha is for the whole fleet, half for all its classes together: a package that is bad for one
+    # class must not hide among the good ones.
     groups = [SampleGroup("", everywhere, 0.5)]
     return groups + [SampleGroup(f" of class {name}", classes == name, 0.5 / len(names)) for name in names]
 
@@ -296,8 +296,8 @@ def list_gates(limits: GateLimits, models: Sequence[str]) -> list[Gate]:
     """Return the tests of a release, without those whose limits are off.
 
     Args:
-        limits: of the release.
-        models: that it changes.
+        limits: limits of the release.
+        models: models that it changes.
     """
     share = limits.alpha / _TESTS
     gates = [
@@ -316,7 +316,7 @@ def list_gates(limits: GateLimits, models: Sequence[str]) -> list[Gate]:
 
 
 def _list_measured(limits: GateLimits) -> list[tuple[Measure, float, float, float]]:
-    """Return (measure, limit, most, least) of those whose limits are on."""
+    """Return (measure, limit, most, least) of the measures whose limits are on."""
     most, least = math.log(_LARGEST_RATIO), -math.log(_BEST_RATIO)
     found: list[tuple[Measure, float, float, float]] = []
     if limits.max_latency_ratio < _LARGEST_RATIO:
@@ -335,10 +335,10 @@ def _list_measured(limits: GateLimits) -> list[tuple[Measure, float, float, floa
 def read_gates(
     samples: Sequence[Sample], gates: Iterable[Gate]
 ) -> Iterator[tuple[Gate, NDArray[np.float64]]]:
-    """Yield each gate for which there are answers, with what each device shows, NaN for one without.
+    """Yield each gate for which there are answers, with the value of each device; NaN without an answer.
 
     Args:
-        samples: of the devices.
+        samples: samples of the devices.
         gates: measures of the same model and stage stand together.
     """
     place, at_place, is_known = ("", -1), [_NOTHING], False
@@ -359,12 +359,12 @@ def read_gates(
 
 
 def judge_samples(samples: Iterable[Sample], limits: GateLimits, models: Sequence[str]) -> Judgement:
-    """Return what the samples say about a release.
+    """Return the judgement of the samples about a release.
 
     Args:
-        samples: of all devices that have answered, in any order.
-        limits: of the release.
-        models: that it changes.
+        samples: samples of all devices that have answered, in any order.
+        limits: limits of the release.
+        models: models that it changes.
     """
     everyone = list(samples)
     groups = list_groups(everyone)
@@ -387,24 +387,24 @@ def judge_samples(samples: Iterable[Sample], limits: GateLimits, models: Sequenc
 
 
 def find_needed(gate: Gate, group: SampleGroup) -> float:
-    """Return the evidence that stops the rollout, the logarithm of a capital; see `betting`."""
+    """Return the evidence at which the rollout stops: the logarithm of a capital, see `betting`."""
     return -math.log(gate.alpha * group.alpha)
 
 
 def weigh(gate: Gate, group: SampleGroup, values: NDArray[np.float64]) -> float:
     """Return how far the evidence of a gate has come towards a stop, which is at 1; 0 if it has not begun."""
     scaled, limit = gate.scale(values), float(gate.scale(gate.limit))
-    if not len(values) or scaled.mean() <= limit:  # then no bet has won anything
+    if not len(values) or scaled.mean() <= limit:  # no bet has won anything yet
         return 0.0
     return max(log_capital(scaled, limit) / find_needed(gate, group), 0.0)
 
 
 def describe(gate: Gate, values: NDArray[np.float64], where: str) -> Verdict:
-    """Return what a gate says of values, whether it is for or against the release.
+    """Return the statement of a gate about values, for or against the release.
 
     Args:
         gate: which.
-        values: what `SampleGroup.choose` returns, at least one.
+        values: values from `SampleGroup.choose`, at least one.
         where: see `SampleGroup`.
     """
     if gate.name != "install" and gate.name != "fault":

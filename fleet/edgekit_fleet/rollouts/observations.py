@@ -1,4 +1,4 @@
-"""What the figures of devices say about a release: read from the store, compared over the same periods.
+"""Compares the figures of devices with and without a release, from the store, over the same periods.
 
 A device's figures with the new version are compared with those of its last hours with the version before.
 What changed meanwhile on devices of its class that still run that version is subtracted: on both sides the
@@ -26,17 +26,17 @@ _HOUR_S: Final = 3600.0
 _MOST_CONTROLS: Final = 12
 _MOST_REPORTS: Final = 200
 _DAY_S: Final = 86_400.0
-"""Older figures say nothing of the time of a switch."""
+"""Age in seconds of figures that are too old to tell the time of a switch."""
 _HOURS_BEFORE: Final = 4
-"""So many hours with calls are enough, and need few rows."""
+"""Hours with calls that are read of the version before: enough, and few rows."""
 _APART_S: Final = 60.0
 _LEAST_BEFORE: Final = 20
-"""Answers looked at of the version before, from which their share of NaN is known."""
+"""Checked answers of the version before from which its share of NaN counts as known."""
 _MOST_NOT_FINITE: Final = 0.01
-"""Share of answers with NaN that is allowed where that is not known."""
+"""Share of answers with NaN that is allowed if that share is unknown."""
 _ALPHA: Final = 0.01
 _ROWS_BEFORE: Final = 48
-# Made once, and without objects of rows: it runs for each device, and to make it takes longer than to run it.
+# Built once, and without row objects: it runs for each device, and building it takes longer than running it.
 _BEFORE: Final = (
     select(*(FigureRow.__table__.c[name] for name in ("version", "reported_at", "figures")))
     .where(
@@ -59,11 +59,11 @@ class _Report:
 
 @dataclass(slots=True)
 class Controls:
-    """What devices report that still run the old version: up to 12 of each class, the last of the cohort.
+    """Reports of devices that still run the old version: up to 12 of each class, the last of the cohort.
 
-    The store keeps the last report of each hour; those since the rollout began are kept here, a minute apart,
-    so that the moments at which devices switch are known better. After a restart of the manager the hours
-    must do.
+    The store keeps the last report of each hour. This keeps reports since the rollout began, a minute apart,
+    which fit the moments at which devices switch better. After a restart of the manager only the hours
+    remain.
     """
 
     _devices: dict[str, list[str]] = field(default_factory=dict)
@@ -94,12 +94,12 @@ class Controls:
     def find_pairs(
         self, place: tuple[str, str, str], then: tuple[float, float], now: tuple[float, float]
     ) -> list[tuple[Period, Period]]:
-        """Return (figures then, figures now) of each control device that has both.
+        """Return (earlier figures, later figures) of each control device that has both.
 
         Args:
             place: (class, model, old version).
-            then: begin and end of a period.
-            now: the same of another one.
+            then: begin and end of the earlier period.
+            now: begin and end of the later period.
         """
         device_class, model, version = place
         pairs = []
@@ -129,16 +129,17 @@ class Controls:
             kept.pop()
         kept.append(report)
         if len(kept) > _MOST_REPORTS:
-            del kept[1 : len(kept) // 2 : 2]  # what is older may be further apart
+            del kept[1 : len(kept) // 2 : 2]  # older reports may be further apart
 
 
 @dataclass(slots=True)
 class KnownFigures:
-    """What was read of figures, and need not be read again.
+    """Figures that were read and need not be read again.
 
     Attributes:
         controls: the devices that still run the old version.
-        not_finite: (device, model) -> answers of the version before with NaN or infinity, and all looked at.
+        not_finite: (device, model) -> answers of the version before with NaN or infinity, and all checked
+            ones.
     """
 
     controls: Controls = field(default_factory=Controls)
@@ -146,11 +147,11 @@ class KnownFigures:
 
 
 def _find_control(reports: Sequence[_Report], period: tuple[float, float]) -> Period | None:
-    """Return the figures of a period as near as reports allow: it begins earlier if it had no call else.
+    """Return the figures of a period as near as reports allow; it begins earlier if it had no call otherwise.
 
     Args:
-        reports: of one version on one device, in their order.
-        period: its begin and its end.
+        reports: reports of one version on one device, in their order.
+        period: begin and end of the period.
     """
     begin, end = (bisect.bisect_right(reports, at, key=lambda one: one.at) - 1 for at in period)
     if end < 0 or period[1] - reports[end].at > _HOUR_S:
@@ -159,7 +160,7 @@ def _find_control(reports: Sequence[_Report], period: tuple[float, float]) -> Pe
         found = find_period(reports[first].figures, reports[end].figures)
         if found.requests > 0:
             return found
-    # It was opened about when the period began, or that is not known.
+    # The version was opened about when the period began, or the time is unknown.
     is_opened = reports[0].at - period[0] < 2 * _HOUR_S
     return find_period(None, reports[end].figures) if is_opened else None
 
@@ -175,15 +176,15 @@ def observe_figures(
     fresh: Sequence[str],
     now: float,
 ) -> Iterable[Answered]:
-    """Yield what the figures say of devices that have the release.
+    """Yield the observations on devices that have the release.
 
     Args:
-        session: of a transaction.
+        session: session of a transaction.
         rollout: its name.
-        progress: of the rollout.
+        progress: progress of the rollout.
         packages: (class, model) -> package of the release.
-        known: what was read before; is changed.
-        since: figures that came earlier are known.
+        known: figures that were read before; is changed.
+        since: time before which all figures are known.
         fresh: devices that have succeeded since; their figures may have come before.
         now: seconds since 1970; all figures that came earlier are in the store.
     """
@@ -218,7 +219,7 @@ def _read_new(
     since: float,
     fresh: Sequence[str],
 ) -> dict[str, list[FigureRow]]:
-    """Return device -> the figures of its new versions that came since; see `observe_figures`."""
+    """Return device -> figures of its new versions since then; see `observe_figures`."""
     versions = {package.version for package in packages.values()}
     rows = session.scalars(
         select(FigureRow)
@@ -226,7 +227,7 @@ def _read_new(
         .where(
             FigureRow.version.in_(versions),
             or_(
-                # The hour leads to the rows by the index.
+                # The condition on the hour makes the database use the index.
                 and_(FigureRow.hour >= int(since // _HOUR_S), FigureRow.reported_at >= since),
                 FigureRow.device.in_(fresh),
             ),
@@ -244,7 +245,7 @@ def _read_new(
 
 
 def _ran_before(session: Session, rollout: str, row: FigureRow, digest: str) -> bool:
-    """Return whether a device ran this very package when the rollout began: nothing changes there."""
+    """Return whether a device ran this very package when the rollout began, so nothing changes there."""
     ran: Mapping[str, Any] | None = session.scalar(
         select(MemberRow.before).where(MemberRow.rollout == rollout, MemberRow.device == row.device)
     )
@@ -254,7 +255,7 @@ def _ran_before(session: Session, rollout: str, row: FigureRow, digest: str) -> 
 def _compare(
     session: Session, progress: Progress, known: KnownFigures, row: FigureRow, after: ModelFigures
 ) -> dict[Measure, float]:
-    """Return what changed on a device with the new version; see `gates.measure`."""
+    """Return the changes on a device with the new version; see `gates.measure`."""
     found: dict[Measure, float] = {}
     if after.agreement is not None and after.compared:
         found["disagreement"] = min(max(1.0 - after.agreement, 0.0), 1.0)
@@ -275,7 +276,7 @@ def _compare(
 
 
 def _read_before(session: Session, row: FigureRow) -> list[_Report]:
-    """Return the last reports of the version before on the device of `row`, the newest first, an hour each.
+    """Return the last reports of the version before on the device of `row`, one an hour, the newest first.
 
     The row of an hour is replaced by each report, also by those that come while the new version is fetched.
     """
@@ -289,7 +290,7 @@ def _read_before(session: Session, row: FigureRow) -> list[_Report]:
 
 
 def _choose_period(before: Sequence[_Report], least_requests: int) -> tuple[_Report | None, _Report]:
-    """Return begin and end of the newest period with enough calls; it begins with None at the opening.
+    """Return begin and end of the newest period with enough calls; begin is None for the opening.
 
     Args:
         before: reports of the version before, the newest first.
@@ -311,7 +312,7 @@ def _find_fault(session: Session, known: KnownFigures, row: FigureRow, after: Mo
 
 
 def _is_more_not_finite(session: Session, known: KnownFigures, row: FigureRow, after: ModelFigures) -> bool:
-    """Return whether more of the answers looked at have NaN or infinity than with the version before."""
+    """Return whether a larger share of checked answers has NaN or infinity than with the version before."""
     place = row.device, row.model
     if place not in known.not_finite:
         known.not_finite[place] = _count_before(session, row)
@@ -319,12 +320,13 @@ def _is_more_not_finite(session: Session, known: KnownFigures, row: FigureRow, a
     bad, answers = after.not_finite, max(after.looked_at, after.not_finite)
     if before < _LEAST_BEFORE:
         return bad > _MOST_NOT_FINITE * answers
-    # Were both alike, each bad answer would be of the new version with the share of its answers.
+    # If both were alike, a bad answer would be of the new version with a chance equal to its share of the
+    # answers.
     return share_is_above(bad, bad + bad_before, answers / (answers + before), _ALPHA) is True
 
 
 def _count_before(session: Session, row: FigureRow) -> tuple[int, int]:
-    """Return (answers with NaN or infinity, answers looked at) of the version before on the device of `row`.
+    """Return (answers with NaN or infinity, checked answers) of the version before on the device of `row`.
 
     The counts begin at 0 in each process of the service, so those of the longest life are taken.
     """

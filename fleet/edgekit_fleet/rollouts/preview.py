@@ -1,4 +1,4 @@
-"""What a rollout would do, before it does anything: who gets which packages, who does not and why."""
+"""Computes what a rollout would do: which devices get which packages, which do not and why."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,11 +37,11 @@ class PackageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Situation:
-    """What decides on packages of a device, and is the same for many devices: they share one object.
+    """The facts that decide which packages a device gets; many equal devices share one object.
 
     Attributes:
-        target: of the devices.
-        facts: as they reported them: `memory_bytes`, `engines`, `link_mbit_s`.
+        target: target of the devices.
+        facts: facts that they reported: `memory_bytes`, `engines`, `link_mbit_s`.
         versions: model -> (version, digest of the manifest) that they run.
         has_reported: whether that is known.
         pinned: models that must stay at their version.
@@ -65,9 +65,9 @@ class DeviceView:
     """A device that a selector matches.
 
     Attributes:
-        name: of the device.
+        name: name of the device.
         situation: see `Situation`.
-        free_bytes: as it reported them, or None where they are not known or surely enough.
+        free_bytes: free space that it reported; None if unknown, or certainly enough.
     """
 
     name: str
@@ -80,11 +80,11 @@ class Planned:
     """A device that gets packages.
 
     Attributes:
-        device, target: which.
-        packages: that it gets.
-        bytes: to download, with a delta where one fits.
+        device, target: the device and its target.
+        packages: packages that it gets.
+        bytes: bytes to download, with a delta where one fits.
         minutes: estimated, from the link that the device reports, else from 8 Mbit/s.
-        note: what is not known, or empty.
+        note: what is unknown, or empty.
     """
 
     device: str
@@ -110,8 +110,8 @@ def preview(
     """Return the devices that get packages, and those that do not.
 
     Args:
-        devices: that the selector matches.
-        packages: of the release.
+        devices: devices that the selector matches.
+        packages: packages of the release.
         is_return: whether an older version may replace a newer one.
     """
     planned, refused = [], []

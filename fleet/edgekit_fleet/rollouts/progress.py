@@ -1,7 +1,7 @@
-"""What is known of a rollout: the sum of its log entries, in their order.
+"""The progress of a rollout: the sum of its log entries, in their order.
 
-Each entry is written to the audit log before it counts here, so the same entries always give the same
-progress, and `replay` can decide everything once more.
+Each entry is written to the audit log before it counts here. So the same entries always give the same
+progress, and `replay` can repeat every decision.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class ModelSettings:
     """How a rollout changes one model of its release.
 
     Attributes:
-        classes: of the devices for which the release holds it.
+        classes: classes of the devices for which the release holds it.
         order, priority: see `DesiredModel`.
     """
 
@@ -37,24 +37,25 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSettings:
-    """How a rollout goes; frozen at its start.
+    """The settings of a rollout, frozen at its start.
 
     Attributes:
-        waves: devices that have the release at the end of each wave; the last is all.
+        waves: number of devices that have the release at the end of each wave; the last number is all.
         minimum: devices of the first step. Each further step at most doubles the devices that were judged.
-        limits: of the gates.
-        soak_s: so long a device must have the release, or have answered enough calls, before it is judged.
-        patience_s: a device that does not answer for so long is taken for offline: the rollout goes on
-            without it, and it follows when it comes back.
-        step_timeout_s: without enough answers in this time, the rollout pauses and asks for a person.
+        limits: limits of the gates.
+        soak_s: how long a device must have the release before it is judged, unless it has answered enough
+            calls.
+        patience_s: a device that does not answer for so long counts as offline: the rollout continues without
+            it, and it follows when it is back.
+        step_timeout_s: time limit for enough answers, after which the rollout pauses and asks for a person.
         retries: further attempts on a device after one of `TRANSIENT_CODES`.
         spread_s: each device waits for a time drawn from 0 to this before it begins, so that a step of many
             devices does not download at once.
-        approval: before which waves somebody must approve.
+        approval: waves that somebody must approve before they begin: `none`, the `first` or `each`.
         is_dynamic: whether devices that match the selector later join at the end.
         window: local time of day in which devices switch, or None.
         trial: see `DesiredModel`.
-        models: of the release, by their names.
+        models: models of the release, by their names.
     """
 
     waves: tuple[int, ...]
@@ -77,7 +78,7 @@ class Started:
     """The rollout began.
 
     Attributes:
-        settings: of the rollout.
+        settings: settings of the rollout.
         devices: the cohort in its order.
         classes: the class of each.
     """
@@ -97,11 +98,11 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What the figures of one model on a device say.
+    """The evidence in the figures of one model on a device.
 
     Attributes:
         model: its name.
-        stage: that its calls have reached, see `gates.find_stage`; it counts for earlier ones without a
+        stage: stage that its calls have reached, see `gates.find_stage`; it counts for earlier ones without a
             reading, too.
         measures: see `gates.measure`.
     """
@@ -116,11 +117,11 @@ class Answered:
     """A device answered.
 
     Attributes:
-        device: which.
-        outcome: of its execution, or None where only `fault` or `readings` are new.
-        code: of the execution, such as `self-test`.
-        fault: that the new version has shown.
-        readings: of its models.
+        device: name of the device.
+        outcome: outcome of its execution, or None where only `fault` or `readings` are new.
+        code: code of the execution, such as `self-test`.
+        fault: fault that the new version has shown.
+        readings: readings of its models.
     """
 
     device: str
@@ -141,7 +142,7 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do next, and why.
+    """The next action, and the reason.
 
     Attributes:
         action: `start` and `retry` offer the release to `devices`; `abort` takes `devices` back to what they
@@ -149,7 +150,7 @@ class Decision:
         devices: see `action`.
         wave: number of the open wave, from 0.
         sentence: the reason.
-        figures: what it rests on.
+        figures: figures that it rests on.
         is_doubt: whether it pauses because the evidence leans against the release.
     """
 
@@ -170,7 +171,7 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSetBack:
-    """The manager's clock was `ahead_s` ahead, and is right again: what it noted then counts from now."""
+    """The manager's clock was `ahead_s` ahead, and is right again: times recorded then count from now."""
 
     ahead_s: Annotated[float, Range(0.0, 1e12)]
 
@@ -178,7 +179,7 @@ class ClockSetBack:
 Entry: TypeAlias = Started | Joined | Answered | Ordered | Decision | Withdrawn | ClockSetBack
 
 TRANSIENT_CODES: Final = frozenset(("timeout", "load", "internal"))
-"""Failures that may pass: not done in time, the service did not serve it, the process of a step was killed.
+"""Transient failures: not done in time, the service did not serve it, the process of a step was killed.
 
 A device repeats a download that breaks by itself, until the time of its execution is over.
 """
@@ -219,12 +220,12 @@ class Member:
     """A device of the cohort.
 
     Attributes:
-        sample: for the gates; None before its first answer.
-        state: `pending` is not started; `returning` was told to go back, `returned` has; else as the last
-            outcome, which is that of the way back where there are `returns`.
-        started_at, answered_at: of the last attempt and its outcome.
-        attempts, returns: so often it was offered the release, and told to go back.
-        code: of the last outcome.
+        sample: sample for the gates; None before its first answer.
+        state: `pending` if it was not started; `returning` if it was told to go back, `returned` if it has;
+            otherwise the last outcome, which is that of the way back if there are `returns`.
+        started_at, answered_at: times of the last attempt and of its outcome.
+        attempts, returns: how often it was offered the release, and told to go back.
+        code: code of the last outcome.
     """
 
     device_class: str
@@ -241,19 +242,19 @@ class Member:
 
 @dataclass(slots=True)
 class Progress:
-    """All that is known of a rollout.
+    """Everything known about a rollout.
 
     Attributes:
-        settings: of the rollout.
+        settings: settings of the rollout.
         newest_at: time of the newest entry.
         members: device -> its state, in the order of the cohort.
-        state: of the rollout.
-        wave: that is open, from 0.
+        state: state of the rollout.
+        wave: the open wave, from 0.
         started: members that were offered the release.
         step_at: when the last devices were started.
         approved: waves that were approved.
-        pause: the decision that paused it, or None where a person did or it is not paused.
-        resumed_with: `started` when a person last resumed it from a doubt, and had seen what was known then.
+        pause: the decision that paused it; None if a person paused it or it is not paused.
+        resumed_with: value of `started` when a person last resumed it from a doubt.
         wants_abort: who ordered to abort, or None.
         last: the last decision, or None.
         stop: the decision to abort, or None.
@@ -280,12 +281,12 @@ class Progress:
         return len(self.members) if self.wave >= len(waves) - 1 else min(waves[self.wave], len(self.members))
 
     def samples(self, now: float) -> list[Sample]:
-        """Return what the gates judge at a time, in seconds since 1970."""
+        """Return the samples for the gates at a time, in seconds since 1970."""
         answered = [member.sample for member in self.members.values() if member.sample is not None]
         return answered + self.unanswered(now)
 
     def unanswered(self, now: float) -> list[Sample]:
-        """Return devices that have begun and may answer at any moment, as if all was well on them."""
+        """Return samples of devices that have begun and may answer at any moment, as if they were well."""
         return [
             Sample(device_class=member.device_class, is_failed=False)
             for member in self.members.values()
@@ -303,7 +304,7 @@ def begin(entry: Started, at: float) -> Progress:
 
 
 def apply(progress: Progress, entry: Entry, at: float) -> None:
-    """Add an entry to the progress; what does not concern this rollout is left out.
+    """Add an entry to the progress; parts that do not concern this rollout are left out.
 
     Args:
         progress: is changed.

@@ -1,4 +1,4 @@
-"""A rollout decided once more from its log: the same entries must give the same decisions."""
+"""Decides a rollout again from its log: the same entries must give the same decisions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from edgekit_runtime.errors import FleetError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A decision that would be another one now.
+    """A decision that differs in the replay.
 
     Attributes:
         at: when it was taken, in seconds since 1970.
-        logged, decided: what the log says, and what is decided from what stood before it.
+        logged, decided: the decision in the log, and the one that follows from the entries before it.
     """
 
     at: Annotated[float, Range(0, 10**11)]

@@ -1,6 +1,6 @@
-"""The manager's turn on rollouts: reads what devices answered, decides, and writes what they shall run.
+"""The manager's turn on rollouts: reads answers of devices, decides, and writes their wanted models.
 
-All that counts stands in the audit log before it counts. A decision over many devices is logged at once and
+Everything is written to the audit log before it counts. A decision over many devices is logged at once and
 carried out in batches, a transaction each, so that the first devices need not wait for the last. A manager
 that is killed anywhere goes on from the log, with the devices whose rows do not show the decision yet.
 """
@@ -91,7 +91,7 @@ def read_entries(session: Session, rollout: str, after: int = 0) -> list[tuple[i
 
 @dataclass(slots=True)
 class _Known:
-    """What the runner remembers of an open rollout; it can all be read again."""
+    """An open rollout as the runner remembers it; all of it can be read again."""
 
     progress: Progress
     seen: int
@@ -119,7 +119,7 @@ class RolloutRunner:
         self._shards = shards
 
     def turn(self, session: Session, now: float) -> bool:
-        """Decide on each open rollout and carry its next batch out; returns whether a batch is left.
+        """Decide on each open rollout and carry out its next batch; returns whether a batch is left.
 
         Args:
             session: a transaction.
@@ -128,7 +128,7 @@ class RolloutRunner:
         rows = self._lock_rollouts(session)
         for name in self._known.keys() - {row.name for row in rows}:
             del self._known[name]
-        if rows:  # what a transaction has logged that is undone did not happen
+        if rows:  # entries of a transaction that was rolled back did not happen
             event.listen(session, "after_rollback", lambda _session: self._known.clear())
         for row in rows:
             self._run(session, row, now)
@@ -163,14 +163,14 @@ class RolloutRunner:
         if progress.stop is not None:
             _update(row, "because", describe_return(progress.stop, progress.members.values()))
         if state in ("succeeded", "aborted") and (known.backlog or is_returning(progress, now)):
-            state = "returning"  # it is open until all is carried out
+            state = "returning"  # it is open until everything is carried out
         if state != row.state:
             row.state = state
         if state in ("succeeded", "aborted") and row.ended_at is None:
             row.ended_at = now
 
     def _decide(self, session: Session, row: RolloutRow, known: _Known, now: float) -> None:
-        """Log what devices have answered and what follows from it.
+        """Log the answers of devices and the decision that follows from them.
 
         While devices of an earlier decision wait for their documents, an abort or a pause withdraws the
         release from them; all other decisions wait until they have them.
@@ -181,7 +181,7 @@ class RolloutRunner:
             self._log(session, row, known, _join(session, row, known), now)
         ended = list(_observe_executions(session, row.name, known))
         self._log(session, row, known, ended, now)
-        # Figures of a device count from its success on, and may have come with it or before it.
+        # Figures of a device count once it has succeeded; they may have come with the success or before.
         fresh = [answer.device for answer in ended if answer.outcome == "succeeded"]
         read_until = now if self._shards is None else min(now, self._shards.horizon)
         read = observe_figures(
@@ -197,7 +197,7 @@ class RolloutRunner:
         self._log(session, row, known, list(read), now)
         self._log(session, row, known, list(_observe_fallbacks(session, row.name, known)), now)
         known.observed_at = read_until
-        # Without news only the time can change a decision: a large rollout is not weighed twice a second.
+        # Without news only the time can change a decision: no need to judge a large rollout twice a second.
         pause_s = len(known.progress.members) / _DEVICES_PER_S
         if not known.has_news and now - known.decided_at < pause_s:
             return
@@ -223,7 +223,7 @@ class RolloutRunner:
             known.backlog.update(dict.fromkeys(sorted(decision.devices)))
 
     def _follow_log(self, session: Session, row: RolloutRow) -> _Known:
-        """Return what is known, with what others wrote to the log meanwhile."""
+        """Return the progress, with entries that others have written to the log meanwhile."""
         known = self._known.get(row.name)
         for number, at, entry in read_entries(session, row.name, 0 if known is None else known.seen):
             if known is None:
@@ -262,7 +262,7 @@ class RolloutRunner:
 
 
 def execution_name(rollout: str, device: str, model: str, attempt: int) -> str:
-    """Return the name of an attempt; it fits the column whatever the others' lengths."""
+    """Return the name of an attempt, which fits the column for names of any length."""
     digest = hashlib.sha256(f"{rollout}\0{device}\0{model}\0{attempt}".encode()).hexdigest()
     return f"{rollout[:64]}.{attempt}.{digest[:24]}"
 
@@ -309,7 +309,7 @@ def _observe_executions(session: Session, rollout: str, known: _Known) -> Iterab
 
 
 def _sum_up(rows: Iterable[ExecutionRow]) -> tuple[Outcome, str]:
-    """Return what the executions of all models of a device come to."""
+    """Return the joint outcome of the executions of all models of a device."""
     worst: tuple[Outcome, str] = ("succeeded", "")
     for row in rows:
         if row.state in ("failed", "timed_out"):
@@ -338,7 +338,7 @@ def _observe_fallbacks(session: Session, rollout: str, known: _Known) -> Iterabl
             package = known.packages.get((member.device_class, model["model"]))
             if package is None or model["manifest_sha256"] == package.manifest_sha256:
                 continue
-            # What somebody pins or installs by hand says nothing about the release.
+            # A version that somebody pins or installs by hand is no evidence about the release.
             if model.get("because", "").startswith(f"{package.version} was rejected here"):
                 yield Answered(device=device, fault="fallback")
                 break
@@ -361,7 +361,7 @@ def _list_undone(session: Session, rollout: str, progress: Progress) -> Iterable
 
 
 def _join(session: Session, row: RolloutRow, known: _Known) -> list[Entry]:
-    """Add devices that match the selector only now; returns what is to be logged."""
+    """Add devices that match the selector only now; returns the entries to log."""
     members = known.progress.members
     models = frozenset(model for _, model in known.packages)
     try:
@@ -387,7 +387,7 @@ def _join(session: Session, row: RolloutRow, known: _Known) -> list[Entry]:
 
 
 def _carry_out(session: Session, row: RolloutRow, known: _Known, now: float) -> list[Answered]:
-    """Write what the next devices of the backlog shall run; returns what they need not answer."""
+    """Write the wanted models of the next devices of the backlog; returns answers that need no execution."""
     devices = list(itertools.islice(known.backlog, _DEVICES_A_TURN))
     members = known.progress.members
     returning = [device for device in devices if members[device].state == "returning"]
@@ -416,13 +416,13 @@ def _carry_out(session: Session, row: RolloutRow, known: _Known, now: float) -> 
             if (device, model) in foreign:
                 skipped[device] = "another-rollout"
                 continue
-            if is_return and model not in ran:  # it may have had one: no removal, and the release goes
+            if is_return and model not in ran:  # it may have had a version: the model is not removed
                 skipped[device] = "unknown-before"
                 unwanted.append((device, model))
                 continue
             document = _fit(row, offer, (ran or {}).get(model), is_return=is_return)
             rollout: str | None = row.name
-            if is_return and document:  # what it goes back to is what another rollout wanted
+            if is_return and document:  # it goes back to a version that another rollout wanted
                 rollout = ran[model].get("rollout") or None
             if document:
                 document["execution"] = execution_name(row.name, device, model, attempt)
@@ -470,7 +470,7 @@ def _answer_for(
 
 def _list_foreign(session: Session, rollout: str, devices: Sequence[str]) -> set[tuple[str, str]]:
     """Return (device, model) of the models on which another rollout has decided since."""
-    by = WantedModelRow.document["rollout"].as_string()  # also where it goes back to another rollout's
+    by = WantedModelRow.document["rollout"].as_string()  # also if it goes back to another rollout's version
     rows = session.execute(
         select(WantedModelRow.device, WantedModelRow.model).where(
             WantedModelRow.device.in_(devices),
@@ -487,10 +487,10 @@ def _fit(
     """Return the `DesiredModel` of a device, as plain values; empty where the model shall be removed.
 
     Args:
-        row: of the rollout.
-        offer: what the release holds for the device's class.
-        ran: what the device ran when the cohort was frozen; empty if nothing.
-        is_return: whether the device goes back to that, at once.
+        row: row of the rollout.
+        offer: package of the release for the device's class.
+        ran: version that the device ran when the cohort was frozen; empty if none.
+        is_return: whether the device goes back to that version, at once.
     """
     if is_return:
         if not ran:
@@ -506,7 +506,7 @@ def _fit(
     if not ran or not offer["deltas"]:
         return dict(offer)
     fitting = [one for one in offer["deltas"] if one["from_sha256"] == ran["manifest_sha256"]]
-    return {**offer, "deltas": fitting}  # the others would only fill the document
+    return {**offer, "deltas": fitting}  # other deltas would only fill the document
 
 
 def _execution(wanted: Mapping[str, Any], now: float) -> dict[str, Any]:

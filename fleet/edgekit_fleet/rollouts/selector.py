@@ -10,8 +10,8 @@
 A tag hides a fact of the same name: tags are the operator's, facts are what a device states. Facts that
 change with nearly every report (`battery`, `boot`, `clock`, `free_bytes`) are not kept for searches: a
 selector that names one is refused, also where a tag has that name. `class=jetson` also means
-`jetson-orin-nano`: a class is meant by its first words too. What a device does not have equals nothing, so
-`site!=lyon` is true of a device without a site.
+`jetson-orin-nano`: a class is meant by its first words too. A missing tag equals no value, so `site!=lyon` is
+true for a device without a site.
 """
 
 import re
@@ -108,9 +108,9 @@ class Selector:
     """A parsed selector.
 
     Attributes:
-        text: as it was written.
+        text: the selector as it was written.
         names: tags and facts that it asks for.
-        test: what it means.
+        test: the parsed test.
     """
 
     text: str
@@ -259,7 +259,7 @@ class _Parser:
         return self._equals(name, tuple(values))
 
     def _equals(self, name: str, patterns: tuple[str, ...]) -> Equals:
-        # Of a class its first words are enough: `jetson` means `jetson-orin-nano`.
+        # The first words of a class are enough: `jetson` means `jetson-orin-nano`.
         if name == "class":
             patterns = (*patterns, *(f"{pattern}-*" for pattern in patterns))
         self._patterns += sum(1 for pattern in patterns if set(pattern) & set("*?["))

@@ -1,6 +1,6 @@
-"""Selectors as conditions of SQL: a store of 100,000 devices does the search itself.
+"""Compiles selectors to SQL conditions: a store of 100,000 devices does the search itself.
 
-`Selector.matches` says what a selector means; a test holds both against each other.
+`Selector.matches` defines the meaning of a selector; a test compares both.
 """
 
 import re
@@ -37,7 +37,7 @@ from edgekit_fleet.rollouts.selector import (
 )
 from edgekit_fleet.store.tables import AttributeRow, DeviceRow
 
-# As the documentation of SQLite's query planner has it.
+# As the documentation of SQLite's query planner states.
 _WITHOUT_INDEX: Final["custom_op[str]"] = custom_op("+")
 
 Lookup: TypeAlias = Literal["names", "list", "index"]
@@ -57,8 +57,8 @@ def compile_selector(
     """Return the condition that a device matches, for a statement on `DeviceRow`.
 
     Args:
-        session: of the store.
-        selector: of the devices.
+        session: session of the store.
+        selector: selector of the devices.
         lookup: how attributes are looked up.
     """
     return _Compiler(session.get_bind().dialect.name, lookup).compile(selector.test)

@@ -1,4 +1,4 @@
-"""What the store knows of devices and releases, in the form in which `preview` wants it."""
+"""Reads devices and releases from the store, in the form that `preview` needs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,11 @@ _BATCH: Final = 500  # devices; a statement may have 999 parameters
 
 
 def list_attributes(row: DeviceRow, tags: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return what selectors see of a device: a tag hides a fact of its name.
+    """Return the attributes of a device that selectors see: a tag hides a fact of its name.
 
     Args:
-        row: of the device.
-        tags: instead of its own.
+        row: row of the device.
+        tags: tags to use instead of its own.
     """
     online = "yes" if row.is_online else "no"
     own = {"class": row.target, "name": row.name, "status": row.status, "online": online}
@@ -88,9 +88,9 @@ def read_groups(
     The database puts them together: no other thread waits for 100,000 rows to become objects.
 
     Args:
-        session: of the store.
-        selector: of the rollout.
-        packages: of the release. Only an open rollout of one of their models is in its way, and
+        session: session of the store.
+        selector: selector of the rollout.
+        packages: packages of the release. Only an open rollout of one of their models is in its way, and
             `free_bytes` is stated only of a disk that might be too small for them.
     """
     open_members = session.execute(
@@ -100,7 +100,7 @@ def read_groups(
         .where(
             or_(
                 RolloutRow.state.in_(("running", "paused")),
-                # Devices that are back are free, also while others are not.
+                # Devices that have gone back are free, also while others have not.
                 and_(RolloutRow.state == "returning", MemberRow.state.not_in(("waiting", "returned"))),
             ),
             ReleasePackageRow.model.in_({one.model for one in packages}),

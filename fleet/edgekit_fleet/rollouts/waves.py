@@ -1,7 +1,7 @@
 """Waves: how many devices may have a release before it is judged, and in which order they get it.
 
-Waves are written as `1%,10%,50%,100%` or `5,50,100%`. The order is random, but the same whenever it is worked
-out again. A cohort is frozen at the start. Each class is spread evenly over the order, so that the first
+Waves are written as `1%,10%,50%,100%` or `5,50,100%`. The order is random, but the same each time it is
+computed. A cohort is frozen at the start. Each class is spread evenly over the order, so that the first
 devices show every package of the release.
 """
 
@@ -23,9 +23,9 @@ def plan_waves(text: str, devices: int, minimum: int) -> tuple[int, ...]:
     """Return how many devices have the release at the end of each wave; the last is all of them.
 
     Args:
-        text: counts or shares, each larger than the last, the last `100%` or all devices.
+        text: counts or shares, each larger than the one before; the last is `100%` or all devices.
         devices: number of devices, at least 1.
-        minimum: a wave holds no fewer.
+        minimum: least number of devices in a wave.
 
     Raises:
         FleetError: the text is malformed, or does not reach all devices.
@@ -77,8 +77,8 @@ def join_cohort(rollout: str, cohort: tuple[str, ...], devices: Collection[str])
 
     Args:
         rollout: as for `freeze_cohort`.
-        cohort: so far.
-        devices: that shall be in it, also those that are already.
+        cohort: cohort so far.
+        devices: all devices that shall be in it, also those that already are.
     """
     return (*cohort, *sorted(set(devices) - set(cohort), key=lambda device: _draw(rollout, device)))
 
@@ -96,7 +96,8 @@ def _read_size(part: str, text: str, devices: int) -> float:
         )
     if not found[2] and "." in found[1]:
         raise FleetError(f"waves {text!r}: {part!r} is no whole number of devices; a share ends with %")
-    # In whole millionths first: 1 % of 1,000 is 10 devices, not 11 because 0.01 is no binary fraction.
+    # Rounded to millionths first: otherwise 1 % of 1,000 would be 11 devices, since 0.01 is no binary
+    # fraction.
     return (
         round(float(found[1]) * 10_000) * devices / 1_000_000 if found[2] else min(float(found[1]), devices)
     )

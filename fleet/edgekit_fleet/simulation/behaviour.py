@@ -1,24 +1,24 @@
-"""How simulated devices and the versions that they run behave."""
+"""The behaviour of simulated devices and of the versions that they run."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBehaviour:
-    """What is special about a device; the default is a good device on a good link.
+    """The behaviour of a device; the default is a good device on a good link.
 
     Attributes:
-        loss: share of messages in whose place the connection breaks.
+        loss: share of messages at which the connection breaks instead.
         reboot_s: mean time between reboots, or None. A reboot ends the step that is under way.
         boot_s: duration of a reboot.
-        clock_s: what its clock is ahead of the true time, negative behind.
-        bytes_per_s: of downloads.
+        clock_s: how far its clock is ahead of the true time; negative if behind.
+        bytes_per_s: speed of downloads.
         install_s, confirm_s, trial_s: duration of an installation with its self-test, of the time until the
             service confirms a version, and of a trial beside the old version.
         requests_per_s: calls of each model.
         latency_ms: median latency of a version with a latency of 1.
         figures_s: time between two reports of figures.
-        free_bytes: on its disk.
+        free_bytes: free space on its disk.
         is_mqtt5: whether it speaks MQTT 5, else 3.1.1.
     """
 

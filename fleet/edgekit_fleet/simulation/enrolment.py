@@ -25,7 +25,7 @@ _BATCH = 500
 def read_access(
     authority: Authority, settings: FleetSettings, brokers: tuple[tuple[str, int], ...] = ()
 ) -> FleetAccess:
-    """Return what simulated devices need to know of a fleet on this machine, or with these brokers."""
+    """Return the access data of a fleet on this machine, or with these brokers, for simulated devices."""
     public = authority.manager_key.public_key()
     return FleetAccess(
         brokers=brokers or list_brokers(settings),
@@ -46,12 +46,12 @@ def enrol_simulated(
     """Return new devices of a fleet, about a thousand in two seconds.
 
     Args:
-        store: of the fleet.
-        authority: of the fleet.
-        names: of the devices.
-        folder: of their keys and certificates; it is made.
-        target: of their packages.
-        tags: that they get.
+        store: store of the fleet.
+        authority: authority of the fleet.
+        names: names of the devices.
+        folder: folder for their keys and certificates; it is made.
+        target: target of their packages.
+        tags: tags that they get.
 
     Raises:
         ConfigError: a name is malformed or taken.

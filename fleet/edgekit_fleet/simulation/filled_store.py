@@ -62,11 +62,11 @@ def fill_store(
     """Fill an empty store.
 
     Args:
-        store: of a fleet without devices.
+        store: store of a fleet without devices.
         devices: how many.
-        online: so many of them are connected; 94 of 100 by default.
-        hours: so many of them have figures.
-        seed: of what is drawn.
+        online: number of connected devices; 94 of 100 by default.
+        hours: number of hours with figures.
+        seed: seed of the random draws.
     """
     draw, now = random.Random(seed), time.time()  # noqa: S311
     _add_releases(store, now)

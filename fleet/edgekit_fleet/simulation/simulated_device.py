@@ -1,7 +1,7 @@
 """A simulated device: the agent's real decisions and signed documents; all that takes time is a timer.
 
-Slots, downloads, self-tests and the service are simulated. What the device must know after a reboot is kept
-as the agent's journal keeps it. All happens on the loop's thread.
+Slots, downloads, self-tests and the service are simulated. State that must survive a reboot is kept as in the
+agent's journal. All happens on the loop's thread.
 """
 
 import asyncio
@@ -60,11 +60,11 @@ class SimulatedMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetAccess:
-    """What all devices of a fleet know.
+    """The access data that all devices of a fleet share.
 
     Attributes:
         brokers: host and port of the broker, or of each node of a cluster; tried in turn.
-        authority: its certificate, in PEM.
+        authority: certificate of the authority, in PEM.
         manager_keys: key id -> key, of those who sign for the manager.
     """
 
@@ -75,12 +75,12 @@ class FleetAccess:
 
 @dataclass(slots=True)
 class DeviceCounts:
-    """What was counted on a device.
+    """Counts on a device.
 
     Attributes:
         connects, resumed: connections that were made, and those of them that resumed a TLS session.
         refused: documents that were refused.
-        reports: that were sent.
+        reports: number of reports that were sent.
     """
 
     connects: int = 0
@@ -108,11 +108,11 @@ class SimulatedDevice:
 
     Attributes:
         name: its identifier.
-        behaviour: see there; may be replaced at any time.
-        counts: see there.
-        desired: the newest document that was accepted, or None.
-        arrived_at: when it came, by the monotonic clock.
-        status, because: as last decided.
+        behaviour: see `DeviceBehaviour`; may be replaced at any time.
+        counts: see `DeviceCounts`.
+        desired: the newest accepted document, or None.
+        arrived_at: when `desired` came, by the monotonic clock.
+        status, because: status and reason, as last decided.
         is_cut: whether the network is cut.
     """
 
@@ -127,11 +127,11 @@ class SimulatedDevice:
         """Read key and certificate; `start` connects.
 
         Args:
-            member: which device.
-            access: to its fleet.
-            behaviour: of the device.
+            member: the device.
+            access: access to its fleet.
+            behaviour: behaviour of the device.
             versions: version -> its behaviour; the mapping may change later.
-            later: does what would need the device's own processor, after what has come was taken.
+            later: runs work of the device's own processor, after received messages were taken.
         """
         self.name, self.behaviour, self.counts = member.device, behaviour, DeviceCounts()
         self.desired: Desired | None = None
@@ -198,7 +198,7 @@ class SimulatedDevice:
             self._connection.abort("off")
 
     def reboot(self) -> None:
-        """Switch off in the middle of everything, and on again."""
+        """Switch off, in the middle of any step, and on again."""
         if self._is_off:
             return
         self.stop()
@@ -409,7 +409,7 @@ class SimulatedDevice:
         self._step = (step, timer, time.monotonic())
 
     def _end_step(self) -> None:
-        """Break a step off; what was downloaded stays."""
+        """Break off a step; downloaded bytes stay."""
         if self._step is None:
             return
         step, timer, begun_at = self._step
@@ -474,7 +474,7 @@ class SimulatedDevice:
         asyncio.get_running_loop().call_later(wait_s, self._judge, model, wanted.manifest_sha256)
 
     def _judge(self, model: _Installed, manifest_sha256: str) -> None:
-        """Do what the service does at the end of a trial: confirm the version, or return to the old one."""
+        """End a trial as the service does: confirm the version, or return to the old one."""
         if self._is_off or model.manifest_sha256 != manifest_sha256 or model.served_at is None:
             return
         behaviour = self._of(model.version)
@@ -498,7 +498,7 @@ class SimulatedDevice:
         return self._versions.get(version, _GOOD)
 
     def _has(self, version: str, what: str, share: float) -> bool:
-        """Return whether this device is one of the share that this happens to; always the same answer."""
+        """Return whether this device belongs to the share that has this fault; always the same answer."""
         return random.Random(f"{self.name}/{version}/{what}").random() < share  # noqa: S311
 
     # What is reported

@@ -34,7 +34,7 @@ class SimulatedFleet:
     Any thread may use the methods; what a device states is read as it is at that moment.
 
     Attributes:
-        devices: by name.
+        devices: devices by name.
         versions: version -> its behaviour; may be changed at any time.
     """
 
@@ -50,11 +50,11 @@ class SimulatedFleet:
         """Prepare the devices.
 
         Args:
-            members: of the fleet; see `enrol_simulated`.
-            access: to the fleet; see `read_access`.
+            members: members of the fleet; see `enrol_simulated`.
+            access: access to the fleet; see `read_access`.
             behaviours: device -> its behaviour; all others are good.
             versions: see the attribute; a version that is not named is good.
-            connect_within_s: all devices connect in this time; None for what a broker bears.
+            connect_within_s: time in which all devices connect; None chooses a time that a broker bears.
         """
         allow_many_files(len(members) + 100)
         self.versions = dict(versions or {})
@@ -102,7 +102,7 @@ class SimulatedFleet:
         self._each(names, SimulatedDevice.reboot)
 
     def send_event(self, text: str, names: Iterable[str] | None = None) -> None:
-        """Make devices, or all, state that something happened."""
+        """Make devices, or all, report an event."""
         self._each(names, lambda device: device.send_event(text))
 
     # What devices state
@@ -165,7 +165,7 @@ class SimulatedFleet:
         await asyncio.sleep(0.05)  # transports close
 
     def _later(self, work: Callable[[], None]) -> None:
-        """Do what a device would do on its own processor: after all that has come was taken."""
+        """Run work of a device's own processor, after all received messages were taken."""
         self._work.append(work)
         if not self._is_working:
             self._is_working = True

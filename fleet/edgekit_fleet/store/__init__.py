@@ -1,1 +1,1 @@
-"""The store: all that the fleet knows, in SQLite or PostgreSQL."""
+"""The store: all data of the fleet, in SQLite or PostgreSQL."""

@@ -1,4 +1,4 @@
-"""What devices are searched by, in a table of its own: the JSON of all devices is too much for a search."""
+"""Search attributes of devices in a table of their own: the JSON of all devices is too slow to search."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,7 +12,7 @@ from edgekit_fleet.store.tables import AttributeRow, DeviceRow
 CHANGING: Final = frozenset(("battery", "boot", "clock", "free_bytes"))
 """Facts that change with nearly every report: nobody can search for them."""
 MODEL: Final = "model:"
-"""Before the name of a model; the value is the version that runs."""
+"""Prefix of a model's name; the value is the version that runs."""
 _BATCH: Final = 500  # devices; a statement may have 999 parameters
 
 
@@ -25,7 +25,7 @@ def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str
     """Return the facts of a device that are worth a search, and the versions of its models.
 
     Args:
-        facts: of its last report.
+        facts: facts of its last report.
         models: model -> version that runs.
     """
     stable = {name: value for name, value in facts.items() if name not in CHANGING}
@@ -39,11 +39,11 @@ def make_rows(device: str, stable: Mapping[str, str], tags: Mapping[str, str]) -
 
 
 def replace_attributes(session: Session, stable: Mapping[str, Mapping[str, str]]) -> None:
-    """Write what devices are searched by now, after tags, facts or models have changed.
+    """Write the search attributes of devices whose tags, facts or models have changed.
 
     Args:
-        session: of the change.
-        stable: device -> see `list_stable`.
+        session: session of the change.
+        stable: device -> result of `list_stable`.
     """
     names = sorted(stable)
     for begin in range(0, len(names), _BATCH):
@@ -56,5 +56,5 @@ def replace_attributes(session: Session, stable: Mapping[str, Mapping[str, str]]
 
 
 def _clean(text: str, most: int) -> str:
-    """Return what any database stores as text: a device may state anything."""
+    """Return text that any database can store: a device may state anything."""
     return text[:most].replace("\0", "").encode("utf-8", "replace").decode()

@@ -1,8 +1,8 @@
 """The audit log: who did what, when. Each entry carries the digest of the one before it.
 
-The database refuses to change or delete entries. Somebody who owns the database can remove that guard; then
-the chain of digests shows that an entry was changed, and one that was removed from the middle. What it cannot
-show is that the last entries were cut off: a backup elsewhere can.
+The database refuses to change or delete entries. Somebody who owns the database can remove that guard. Then
+the chain of digests shows changed entries, and entries removed from the middle. It cannot show that the last
+entries were cut off: a backup elsewhere can.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from edgekit_runtime.canonical_json import encode_json
 
 _PENDING: Final = "audit"
 FIRST_SHA256: Final = "0" * 64
-_LOCK: Final = 7203185  # of PostgreSQL: two writers would number alike
+_LOCK: Final = 7203185  # lock of PostgreSQL: otherwise two writers would use the same number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """What is to be written down; see `AuditRow`."""
+    """An entry to write; see `AuditRow`."""
 
     action: str
     subject: str
@@ -39,14 +39,14 @@ def append(
     now: float | None = None,
     on_written: Callable[[int], None] | None = None,
 ) -> None:
-    """Write entries in the transaction of `session`, so that they stand if and only if the change does.
+    """Write entries in the transaction of `session`, so that they are kept if and only if the change is.
 
-    They are written at its end: numbers have no gaps, so from then on writers wait for each other.
+    They are written at its end: numbers have no gaps, so writers wait for each other from then on.
 
     Args:
-        session: of `Store.transaction`.
+        session: session of `Store.transaction`.
         actor: who did it.
-        entries: in their order.
+        entries: entries in their order.
         now: seconds since 1970; the clock by default.
         on_written: called with the number of the last entry.
     """
@@ -61,7 +61,7 @@ def write(session: Session) -> None:
     if not pending:
         return
     if session.get_bind().dialect.name == "postgresql":
-        session.flush()  # all that may wait for others comes before
+        session.flush()  # everything that may wait for others comes first
         session.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
     last = session.execute(
         select(AuditRow.number, AuditRow.sha256).order_by(AuditRow.number.desc()).limit(1)

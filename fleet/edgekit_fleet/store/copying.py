@@ -11,19 +11,19 @@ from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.tables import ManagerRow, ShardRow, Table
 from edgekit_runtime.errors import ConfigError
 
-_ROWS: Final = 1000  # at a time
+_ROWS: Final = 1000  # rows at a time
 _NOT_COPIED: Final = ManagerRow.__tablename__  # processes of elsewhere
 _FILLED_WHEN_MADE: Final = ShardRow.__tablename__
 
 
 def copy_store(source: Store, target: Store, *, actor: str, subject: str) -> int:
-    """Copy all rows in one transaction, as they are: also numbers, times, and the chain of the audit log.
+    """Copy all rows unchanged in one transaction, with numbers, times, and the chain of the audit log.
 
     Args:
-        source: which nobody writes meanwhile.
-        target: of PostgreSQL, empty.
-        actor: of the entry in the audit log that tells of it.
-        subject: of the same.
+        source: store to copy; nobody writes to it meanwhile.
+        target: empty PostgreSQL store.
+        actor: actor of the entry in the audit log that records the copy.
+        subject: subject of that entry.
 
     Returns:
         The number of rows.

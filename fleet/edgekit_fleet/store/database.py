@@ -49,10 +49,10 @@ _MIGRATIONS: Final = Path(__file__).with_name("migrations")
 _BUSY_S: Final = 10.0  # the command line and the manager write to the same file
 _CACHE_KIB: Final = 16 << 10
 _UNREACHABLE: Final = (OperationalError, InterfaceError, InternalError)
-"""Errors of a database that is locked, full, gone or read-only; it may be there again soon."""
+"""Errors of a database that is locked, full, gone or read-only; it may be available again soon."""
 
 _POSTGRESQL: Final[Mapping[str, str | int]] = {
-    "connect_timeout": 5,  # seconds, for each address of a URL
+    "connect_timeout": 5,  # seconds, for each host of a URL
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
@@ -70,7 +70,7 @@ class Store:
     """The database of a fleet. Any thread may use it; each takes a session of its own.
 
     Attributes:
-        engine: of SQLAlchemy.
+        engine: SQLAlchemy engine.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -94,7 +94,7 @@ class Store:
 
     @contextmanager
     def concurrent_transaction(self) -> Iterator[Session]:
-        """Do as `transaction`; but with PostgreSQL others run beside it: lock the rows that you change.
+        """Do as `transaction`, but with PostgreSQL others run beside it: lock the rows that you change.
 
         Raises:
             OutputError, ConfigError: as `transaction`.
@@ -141,9 +141,9 @@ def insert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str
     """Insert rows, at a quarter of the cost of SQLAlchemy's own way.
 
     Args:
-        session: of a transaction.
-        table: which.
-        rows: with the same columns each: all that need a value, also those with a default.
+        session: session of a transaction.
+        table: table to change.
+        rows: rows with the same columns each: all that need a value, also those with a default.
     """
     if rows:
         connection = session.connection()
@@ -168,11 +168,11 @@ def update_many(
     """Update rows, at a quarter of the cost of SQLAlchemy's own way.
 
     Args:
-        session: of a transaction.
-        table: which.
-        rows: with the same columns each.
+        session: session of a transaction.
+        table: table to change.
+        rows: rows with the same columns each.
         keys: columns by which a row is found; the others are changed.
-        condition: which must hold besides.
+        condition: further condition that must hold.
     """
     if rows:
         connection = session.connection()
@@ -189,7 +189,7 @@ class _Compiled:
         self._text = compiled.string
         self._is_positional = compiled.positiontup is not None
         self._names = list(compiled.positiontup or compiled.binds)
-        self._columns = [  # with what converts their values
+        self._columns = [  # with the converters of their values
             (
                 name.removeprefix(_PREFIX),
                 compiled.binds[name].type.dialect_impl(dialect).bind_processor(dialect),

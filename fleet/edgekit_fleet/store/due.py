@@ -12,18 +12,18 @@ _BATCH: Final = 500
 
 
 def mark_due(session: Session, devices: Iterable[str], **changes: Any) -> None:
-    """Make the manager write the documents of devices again, after their wanted models were changed.
+    """Have the manager write the documents of devices again, after their wanted models have changed.
 
     Args:
-        session: of a transaction.
+        session: session of a transaction.
         devices: their names.
-        changes: of further columns of `DesiredRow`.
+        changes: changes of further columns of `DesiredRow`.
     """
     names = sorted(set(devices))
     for begin in range(0, len(names), _BATCH):
         is_some = DesiredRow.device.in_(names[begin : begin + _BATCH])
         if session.get_bind().dialect.name == "postgresql":
-            # All take the locks in one order: two managers that wait for each other would never end.
+            # All managers take the locks in one order, since two that wait for each other would never end.
             session.execute(
                 select(DesiredRow.device).where(is_some).order_by(DesiredRow.device).with_for_update()
             )

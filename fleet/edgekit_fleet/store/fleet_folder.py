@@ -24,7 +24,7 @@ _PORT: Final = Range(1, 65535)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
-    """What does not change while the manager runs.
+    """Settings of a fleet, which do not change while the manager runs.
 
     Attributes:
         host: address that broker and web server listen on; 127.0.0.1 is this machine alone.
@@ -32,14 +32,14 @@ class FleetSettings:
             and certificates hold all.
         broker_port, web_port, console_port: TCP ports.
         console_certificate, console_key: PEM files of the console, which browsers trust; empty for those of
-            the fleet's authority, or for plain HTTP where only this machine reaches it.
-        store_url: of the database; empty for SQLite in the folder.
+            the fleet's authority, or for plain HTTP if only this machine reaches the console.
+        store_url: URL of the database; empty for SQLite in the folder.
         brokers: `HOST:PORT` of each broker that others run, as devices see it; empty for our own.
         artifacts_storage: where the signed repository is copied to, see `ArtifactStorage`; empty for nowhere.
-        artifacts_url: from where devices fetch it, such as a CDN; empty for the fleet's own web server.
+        artifacts_url: where devices fetch it, such as a CDN; empty for the fleet's own web server.
         desired_life_s: how long a desired document is valid. A device that is cut off from newer ones reports
             `stale` after this time.
-        certificate_life_s: of a device's certificate.
+        certificate_life_s: life of a device's certificate.
     """
 
     host: str = "127.0.0.1"
@@ -103,10 +103,10 @@ class FleetSettings:
 
 @dataclass(frozen=True, slots=True)
 class FleetFolder:
-    """Where each thing of a fleet is.
+    """The places of a fleet's files.
 
     Attributes:
-        path: of the folder.
+        path: path of the folder.
     """
 
     path: Path
@@ -140,13 +140,14 @@ class FleetFolder:
     def hold(self, *, joins: bool) -> Iterator[bool]:
         """Hold the folder while a manager runs in it; yields whether no other one ran in it before.
 
-        A manager that joins and is alone in the folder has a copy. It marks it: no releases are made there.
+        A manager that joins and is alone in the folder has a copy. It marks the copy: no releases are made
+        there.
 
         Args:
             joins: whether this is a further manager of a fleet that runs already.
 
         Raises:
-            ConfigError: the folder is such a copy, and this manager does not join.
+            ConfigError: the folder is a marked copy, and this manager does not join.
             OutputError: the folder cannot be written.
         """
         make_folders(self.path, 0o700)
@@ -180,7 +181,7 @@ class FleetFolder:
         """Refuse to change the repository of a further manager, which no device sees.
 
         Raises:
-            FleetError: it is one.
+            FleetError: the folder is that of a further manager.
         """
         if self.has_joined:
             raise FleetError(
@@ -228,7 +229,7 @@ class FleetFolder:
 
     @property
     def database(self) -> Path:
-        """Return the path of the store, where it is not a database elsewhere."""
+        """Return the path of the store, if it is not a database elsewhere."""
         return self.path / "fleet.db"
 
     def open_store(self) -> Store:

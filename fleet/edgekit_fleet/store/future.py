@@ -1,7 +1,7 @@
-"""Times in the store that lie ahead of now: the clock of the manager was ahead when it wrote them.
+"""Repairs times in the store that lie in the future, written when the manager's clock was ahead.
 
-What waits for such a time would wait until it comes. Rollouts (`ClockSetBack`), desired documents and the
-repository mend theirs themselves.
+Without repair, work that waits for such a time would wait until it comes. Rollouts (`ClockSetBack`), desired
+documents and the repository repair their times themselves.
 """
 
 from typing import Final
@@ -20,18 +20,18 @@ from edgekit_fleet.store.tables import (
 )
 
 CLOCK_STEP_S: Final = 60.0
-"""By so much a clock that is kept by the network is set back without harm."""
+"""Seconds by which a network-synchronized clock may be set back without harm."""
 _LONGEST_WAIT_S: Final = 7200.0  # of a webhook
 
 
 def forget_future(session: Session, now: float) -> None:
-    """Mend what lies ahead of now, and say so in the audit log.
+    """Repair times that lie in the future, and record that in the audit log.
 
-    Figures, one-time codes, logins and failed attempts of then are removed: they would count as the newest,
-    or be good for too long.
+    Figures, one-time codes, logins and failed attempts with such times are removed: they would count as the
+    newest, or be valid for too long.
 
     Args:
-        session: of a transaction.
+        session: session of a transaction.
         now: seconds since 1970.
     """
     limit = now + CLOCK_STEP_S

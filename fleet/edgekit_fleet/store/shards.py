@@ -1,9 +1,9 @@
 """Shards: of several managers on one store, each is in charge of some devices and rollouts.
 
-A manager states once a second that it is there. When it has not for `LEASE_S`, another one removes its row
-and takes its shards, each with a higher epoch; devices refuse documents of a lower one. Each transaction of a
-manager locks its own row first: one that was removed can write no more, and joins again. With SQLite there is
-one manager, which holds all shards.
+Each manager sends a heartbeat to the store once a second. If none comes for `LEASE_S`, another manager
+removes its row and takes its shards, each with a higher epoch; devices refuse documents of a lower epoch.
+Each transaction of a manager locks its own row first: a manager that was removed can write no more, and joins
+again. With SQLite there is one manager, which holds all shards.
 """
 
 import os
@@ -23,7 +23,7 @@ from edgekit_runtime.errors import UnavailableError
 LEASE_S: Final = 3.0
 BEAT_S: Final = 1.0
 MOST_MANAGERS: Final = 8
-_MOST_IDLE_MS: Final = 10_000  # a manager that is frozen in mid-transaction holds its row no longer
+_MOST_IDLE_MS: Final = 10_000  # longest time that a manager frozen in mid-transaction holds its row
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Shards:
     """The shards of one manager.
 
     Attributes:
-        number: of the manager, from 0, which makes its name at the broker.
+        number: number of the manager, from 0, which is part of its name at the broker.
         epochs: shard -> epoch, of the shards that it holds.
-        horizon: what reached other managers before this time stands in the store, in seconds since 1970.
+        horizon: time in seconds since 1970; the store has all that reached other managers before.
     """
 
     def __init__(self) -> None:
@@ -76,10 +76,10 @@ class Shards:
         return self.epochs[shard_of(name)]
 
     def join(self, session: Session, now: float) -> None:
-        """Take part from now on, at first without shards.
+        """Join the managers, at first without shards.
 
         Args:
-            session: of a transaction.
+            session: session of a transaction.
             now: seconds since 1970.
 
         Raises:
@@ -116,24 +116,25 @@ class Shards:
         return row
 
     def beat(self, session: Session, row: ManagerRow, now: float) -> None:
-        """State that this manager is there, at the end of a transaction that may have taken long."""
+        """Send a heartbeat at the end of a transaction that may have taken long."""
         if time.monotonic() - self._beat_at >= BEAT_S:
             row.heartbeat_at, self._beat_at = _read_clock(session, now), time.monotonic()
 
     def look_around(self, session: Session) -> None:
-        """Find out up to when the answers that other managers have received stand in the store."""
+        """Read the time up to which all answers that other managers received are in the store."""
         others = select(func.min(ManagerRow.turned_at)).where(ManagerRow.number != self.number)
         found = None if self.is_complete else session.scalar(others)
         self.horizon = float("inf") if found is None else found
 
     def balance(self, session: Session, now: float, *, may_leave: bool = True) -> Balance:
-        """State that this manager is there, remove those that are not, and return what changes hands.
+        """Send a heartbeat, remove managers that have stopped, and return the shards to take and to leave.
 
-        A manager that was late itself, as when the database was away, gives others time to come back. Its
-        shards are those that the store names: an earlier balance may have been committed without an answer.
+        A manager that was late itself, for example since the database was down, gives others time to come
+        back. Its shards are those that the store names: an earlier balance may have been committed without an
+        answer.
 
         Args:
-            session: of a transaction.
+            session: session of a transaction.
             now: seconds since 1970.
             may_leave: whether this manager has written what it received.
 
@@ -164,7 +165,7 @@ class Shards:
         )
         taken = {}
         for shard in session.scalars(free).all() if wanted > 0 else ():
-            # Above all epochs that a lost store had, where this one was restored from a backup.
+            # Above all epochs of a lost store, in case this one was restored from a backup.
             shard.holder, shard.epoch = self._holder, max(shard.epoch + 1, int(clock))
             taken[shard.number] = shard.epoch
         if taken or left:
@@ -174,7 +175,7 @@ class Shards:
         return Balance({**unknown, **taken}, left | (self.epochs.keys() - held.keys()))
 
     def apply(self, balance: Balance) -> None:
-        """Let a balance count whose transaction was committed."""
+        """Apply a balance whose transaction was committed."""
         kept = {number: epoch for number, epoch in self.epochs.items() if number not in balance.left}
         self.epochs = kept | balance.taken
 
@@ -188,7 +189,7 @@ def check_free(session: Session, now: float) -> None:
     """Check that a manager may start.
 
     Raises:
-        UnavailableError: the store allows one, and that one is active.
+        UnavailableError: the store allows only one manager, and that one is active.
     """
     if session.get_bind().dialect.name != "sqlite":
         return
@@ -203,7 +204,7 @@ def check_free(session: Session, now: float) -> None:
 
 
 def _remove_silent(session: Session, clock: float) -> None:
-    """Remove managers that have been silent for too long; one in mid-transaction is left until it ends."""
+    """Remove managers without a heartbeat for too long; one in mid-transaction stays until that ends."""
     silent = select(ManagerRow).where(
         (ManagerRow.heartbeat_at <= clock - LEASE_S) | (ManagerRow.heartbeat_at > clock + LEASE_S)
     )

@@ -61,22 +61,22 @@ class DeviceRow(Table):
 
     Attributes:
         name: its identifier.
-        shard: of its name, see `shard_of`.
+        shard: shard of its name, see `shard_of`.
         target: the target of its packages; `class` in selectors.
         tags: set by people, such as `site` -> `lyon`.
         public_key: 32 bytes (Ed25519), of its certificate and its documents.
-        certificate_serial: in hexadecimal digits, of the newest certificate.
-        certificate_expires_at: of the same.
+        certificate_serial: serial number of the newest certificate, in hexadecimal digits.
+        certificate_expires_at: end of its validity.
         revoked_at: when it was shut out, or None.
-        status: of its last report; `new` before the first, `faulty` where it has what is desired and a model
-            answers NaN, `revoked` after `revoked_at`.
+        status: status of its last report; `new` before the first, `faulty` where it has what is desired and a
+            model answers NaN, `revoked` after `revoked_at`.
         because: one sentence for the status.
-        facts: of its last report.
+        facts: facts of its last report.
         reported: the whole last report as plain values, or None.
         desired_held: `$version` of the desired document that the device says it holds.
         sequence, hello_sequence, event_sequence: numbers of its last document of each kind. One number
             for all would drop a retained report that comes after a newer event.
-        is_online: by its last will.
+        is_online: whether it is connected, by its last will.
         last_seen_at: when its last document came, or None.
         pinned: model -> version at which somebody pinned it on the device, as it reports.
     """
@@ -110,12 +110,12 @@ class DeviceRow(Table):
 
 
 class AttributeRow(Table):
-    """What devices are searched by: tags, facts that do not change by themselves, and versions of models.
+    """A search attribute of a device: a tag, a fact that does not change by itself, or a model's version.
 
     Attributes:
         device: whose.
-        name: such as `site`, `runtime`, `model:detector`.
-        value: of the device.
+        name: name such as `site`, `runtime`, `model:detector`.
+        value: value of the device.
     """
 
     __tablename__ = "device_attributes"
@@ -127,13 +127,13 @@ class AttributeRow(Table):
 
 
 class WantedModelRow(Table):
-    """The version of one model that a device should run: what a rollout writes of its desired document.
+    """The version of one model that a device should run; a rollout writes this part of its desired document.
 
     The manager makes the document of all rows of a device, and publishes it when it differs from the last.
 
     Attributes:
         device, model: which.
-        rollout: that wants it, or None for what is kept after its rollout ended.
+        rollout: rollout that wants it, or None for what is kept after its rollout ended.
         document: a `DesiredModel` as plain values.
         is_removed: whether the model should be removed instead.
     """
@@ -153,9 +153,9 @@ class DesiredRow(Table):
     Attributes:
         device: whose.
         version: its `$version`.
-        content_sha256: of its models, to see whether they changed.
-        envelope: as it is published, signed.
-        issued_at, expires_at: of the document.
+        content_sha256: SHA-256 of its models, to see whether they changed.
+        envelope: signed envelope as it is published.
+        issued_at, expires_at: begin and end of the validity of the document.
         is_due: whether the rows in `wanted_models` have changed since.
     """
 
@@ -176,10 +176,10 @@ class CodeRow(Table):
     Attributes:
         secret_sha256: the secret itself is not kept.
         device: name that the code grants.
-        target: of the device, or empty where the device states it.
-        tags: that the device gets.
-        created_at, expires_at: of the code.
-        used_at: or None.
+        target: target of the device, or empty where the device states it.
+        tags: tags that the device gets.
+        created_at, expires_at: begin and end of the validity of the code.
+        used_at: when it was used, or None.
     """
 
     __tablename__ = "enrolment_codes"
@@ -194,13 +194,13 @@ class CodeRow(Table):
 
 
 class ReleaseRow(Table):
-    """Packages that go out under one approval.
+    """Packages that are released under one approval.
 
     Attributes:
         name: such as `2026-11-22.1`.
-        created_at, created_by, note: of the release.
-        approved_at, approved_by: or None where nobody has approved it.
-        withdrawn_at: or None.
+        created_at, created_by, note: when and by whom the release was made, and a note.
+        approved_at, approved_by: when and by whom it was approved, or None.
+        withdrawn_at: when it was withdrawn, or None.
     """
 
     __tablename__ = "releases"
@@ -219,8 +219,8 @@ class ReleasePackageRow(Table):
 
     Attributes:
         release, model, target: one package each.
-        version, manifest_sha256: of the package.
-        path, size_bytes, sha256: of its file in the TUF repository.
+        version, manifest_sha256: version of the package, and SHA-256 of its manifest.
+        path, size_bytes, sha256: path, size and SHA-256 of its file in the TUF repository.
         needs: what a device must have: `engines`, `memory_bytes`; `min_agreement` for the gates; and `score`,
             the packager's evidence.
         deltas: `DeltaOffer`s as plain values.
@@ -245,12 +245,12 @@ class RolloutRow(Table):
 
     Attributes:
         name, release, selector: what goes where.
-        state: of the rollout, such as `running`, `paused`, `aborted`, `done`.
+        state: state of the rollout, such as `running`, `paused`, `aborted`, `done`.
         because: one sentence for the state.
         settings: waves, gates, window, order and so on, as plain values; frozen at the start.
         wave: number of the wave that is open, from 0.
         created_at, created_by, started_at, ended_at: of the rollout.
-        wave_started_at: of the open wave.
+        wave_started_at: start of the open wave.
     """
 
     __tablename__ = "rollouts"
@@ -275,12 +275,13 @@ class MemberRow(Table):
     Attributes:
         rollout, device: which.
         wave: number of its wave, from 0; -1 for a device that the plan refuses.
-        state: of the device in the rollout, such as `waiting`, `offered`, `succeeded`, `failed`, `returned`.
+        state: state of the device in the rollout, such as `waiting`, `offered`, `succeeded`, `failed`,
+            `returned`.
         because: one sentence for the state.
         attempts: executions so far.
         before: what it ran when the cohort was frozen: model -> `DesiredModel` as plain values, empty where
             it ran none; no model of a device that had not reported yet.
-        offered_at, answered_at: or None.
+        offered_at, answered_at: when the release was offered, and answered; or None.
     """
 
     __tablename__ = "rollout_members"
@@ -302,9 +303,10 @@ class ExecutionRow(Table):
 
     Attributes:
         execution: its name, as in `DesiredModel`.
-        rollout, device, model, version: of the attempt; no rollout for one that the manager did not order.
+        rollout, device, model, version: rollout, device, model and version of the attempt; no rollout for one
+            that the manager did not order.
         state, reason, code, done_bytes, sent_bytes: as in `Execution`.
-        created_at, changed_at: of the row.
+        created_at, changed_at: when the row was made and last changed.
         ended_at: when its state became one of `ENDED`, or None.
     """
 
@@ -327,10 +329,10 @@ class ExecutionRow(Table):
 
 
 class FigureRow(Table):
-    """What a device counted of one version, in one hour: the last report of the hour.
+    """Counts of one version on a device in one hour: the last report of the hour.
 
     Attributes:
-        device, model, version: of the figures.
+        device, model, version: device, model and version that the figures are of.
         hour: number of the hour since 1970, by the manager's clock.
         figures: `ModelFigures` as plain values.
         reported_at: when they came.
@@ -351,13 +353,13 @@ class AuditRow(Table):
     """An entry of the audit log, which the database refuses to change or delete.
 
     Attributes:
-        number: from 1, without gaps.
+        number: number of the entry, from 1, without gaps.
         at: when.
         actor: who, such as a user's name or `manager`.
         action: such as `rollout.start`, `device.revoke`, `alarm.restored`.
         subject: what it was done to.
-        detail: more, as plain values.
-        previous_sha256, sha256: of the entry before this one, and of this one: see `audit`.
+        detail: further fields, as plain values.
+        previous_sha256, sha256: digests of the entry before this one, and of this one; see `audit`.
     """
 
     __tablename__ = "audit"
@@ -374,13 +376,13 @@ class AuditRow(Table):
 
 
 class ManagerRow(Table):
-    """A manager that takes part; see `shards`.
+    """A manager that has joined; see `shards`.
 
     Attributes:
-        number: from 0, the lowest that was free.
+        number: number of the manager, from 0: the lowest that was free.
         holder: identifier of the process.
-        heartbeat_at: when it stated last that it is there, by the clock of the database.
-        turned_at: by its own clock; what it received before is in the store.
+        heartbeat_at: time of the last heartbeat, by the clock of the database.
+        turned_at: time by its own clock: what it received before is in the store.
     """
 
     __tablename__ = "managers"
@@ -396,7 +398,7 @@ class ShardRow(Table):
 
     Attributes:
         number: see `shards.shard_of`.
-        holder: of `ManagerRow`; anybody may take it where there is no such row.
+        holder: `holder` of a `ManagerRow`; anybody may take the shard where there is no such row.
         epoch: rises with each new holder.
     """
 
@@ -411,10 +413,10 @@ class UserRow(Table):
     """A user of the console.
 
     Attributes:
-        name: with which they log in.
+        name: login name.
         password_digest: argon2id.
         role: `viewer`, `operator` or `admin`.
-        created_at: of the user.
+        created_at: when the user was added.
     """
 
     __tablename__ = "users"
@@ -429,7 +431,7 @@ class LoginRow(Table):
     """An open login of a user.
 
     Attributes:
-        secret_sha256: of the cookie.
+        secret_sha256: SHA-256 of the secret in the cookie.
         user: who.
         created_at, seen_at, expires_at: when it began, was used last (to a minute), and ends.
     """
@@ -448,8 +450,8 @@ class KnownAddressRow(Table):
 
     Attributes:
         user: who.
-        address: of the client.
-        seen_at: of the newest login.
+        address: address of the client.
+        seen_at: time of the newest login.
     """
 
     __tablename__ = "known_addresses"
@@ -463,9 +465,9 @@ class FailureRow(Table):
     """Failed attempts of an address or a name, see `access.failure_limit`.
 
     Attributes:
-        key_sha256: whose.
+        key_sha256: SHA-256 of the address or name.
         begun_at: when the first one came; a minute later all are forgiven.
-        count: of them.
+        count: number of failed attempts.
     """
 
     __tablename__ = "failures"
@@ -479,11 +481,11 @@ class TokenRow(Table):
     """A token of a program.
 
     Attributes:
-        name: of the token.
-        secret_sha256: of what the program sends.
+        name: name of the token.
+        secret_sha256: SHA-256 of the secret that the program sends.
         scopes: what it may do, see `access.principal`.
         created_at, created_by: when, and by whom.
-        expires_at: or None.
+        expires_at: end of its validity, or None.
         used_at: when it was used last, to a minute, or None.
     """
 
@@ -503,8 +505,8 @@ class IdempotencyRow(Table):
 
     Attributes:
         actor, key: who sent it, and under which `Idempotency-Key`.
-        request_sha256: of method, path and body.
-        status: of the answer, or None while it is not there.
+        request_sha256: SHA-256 of method, path and body.
+        status: HTTP status of the answer, or None while there is none.
         answer: its body.
         created_at: when it came.
     """
@@ -523,15 +525,16 @@ class WebhookRow(Table):
     """An address that is told of actions in the audit log.
 
     Attributes:
-        name: of the webhook.
+        name: name of the webhook.
         url: where messages go.
         actions: beginnings of actions, such as `rollout.`; empty for all.
-        secret: with which messages are signed.
+        secret: secret that signs messages.
         created_at, created_by: when, and by whom.
-        position: number of the last entry of the audit log that was sent or is not wanted.
+        position: number of the last entry of the audit log that was sent, or was not wanted.
         failures: attempts in a row that failed.
         because: why the last attempt failed, or empty.
-        due_at: not before then; a sender puts it ahead while it works, so that no other one sends the same.
+        due_at: when to send next; a sender moves it ahead while it works, so that no other one sends the
+            same.
     """
 
     __tablename__ = "webhooks"
@@ -552,7 +555,7 @@ class SavedQueryRow(Table):
     """A selector of devices under a name, for all users.
 
     Attributes:
-        name: of the query.
+        name: name of the query.
         selector: see `rollouts.selector`.
         created_at, created_by: when, and by whom.
     """
@@ -569,7 +572,7 @@ class SavedWindowRow(Table):
     """A window in which devices may switch, under a name, for all users.
 
     Attributes:
-        name: of the window.
+        name: name of the window.
         window: see `RolloutSettings`.
         created_at, created_by: when, and by whom.
     """

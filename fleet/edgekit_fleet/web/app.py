@@ -1,4 +1,4 @@
-"""What the web server answers.
+"""The pages of the web server.
 
     GET  /authority              certificate of the authority, PEM
     POST /enrol, /renew          see `EnrolmentRequest`, `RenewalRequest`; the answer is an `Enrolment`
@@ -49,7 +49,8 @@ Body = TypeVar("Body", EnrolmentRequest, RenewalRequest)
 class _Artifacts(StaticFiles):
     """Files of the repository: all but `timestamp.json` never change under their name.
 
-    They go in small pieces, each a record of TLS: what came of a record is lost when the connection is cut.
+    They are sent in small pieces, each a TLS record: a partly received record is lost when the connection is
+    cut.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

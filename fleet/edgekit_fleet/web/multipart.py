@@ -1,6 +1,6 @@
 """Splits the body of a form with files (`multipart/form-data`, RFC 7578), piece by piece and without I/O.
 
-It takes what browsers send. What they do not send, such as a preamble or nested parts, is refused.
+It accepts the forms that browsers send, and refuses everything else, such as a preamble or nested parts.
 """
 
 import re
@@ -25,8 +25,8 @@ class PartBegin:
     """The head of a part.
 
     Attributes:
-        name: of the field.
-        file_name: as the client states it, or None for a field that is no file.
+        name: name of the field.
+        file_name: file name that the client states, or None for a field that is no file.
     """
 
     name: str
@@ -49,14 +49,14 @@ class MultipartParser:
         if found is None:
             raise RequestError(415, f"Content-Type is {content_type[:80]!r}, expected multipart/form-data")
         self._delimiter = b"\r\n--" + found[1].encode()
-        self._rest = b"\r\n"  # before the first boundary stands no line end
+        self._rest = b"\r\n"  # no line end precedes the first boundary
         self._is_in_part = True  # of no name, and it must be empty
         self._parts = 0
         self.is_complete = False
-        """Whether the last boundary has come; else the body was cut off."""
+        """Whether the last boundary has come; otherwise the body was cut off."""
 
     def feed(self, piece: bytes) -> Iterator[PartBegin | PartData]:
-        """Yield what a piece of the body completes: heads, and data of the part whose head came last.
+        """Yield the heads that a piece of the body completes, and data of the part whose head came last.
 
         Raises:
             RequestError: 400, it is malformed.

@@ -16,9 +16,9 @@ async def read_body(request: Request, most_bytes: int, limit_s: float) -> bytes:
     """Return the body.
 
     Args:
-        request: of HTTP.
-        most_bytes: that it may have.
-        limit_s: until it must be here.
+        request: HTTP request.
+        most_bytes: largest size of the body.
+        limit_s: time limit for the whole body.
 
     Raises:
         RequestError: 413 it is too large, 408 it comes too slowly, 400 it is cut off.
@@ -34,12 +34,12 @@ async def read_body(request: Request, most_bytes: int, limit_s: float) -> bytes:
 
 
 async def read_pieces(request: Request, most_bytes: int, piece_s: float) -> AsyncIterator[bytes]:
-    """Yield the body as it comes.
+    """Yield the body in pieces as they come.
 
     Args:
-        request: of HTTP.
-        most_bytes: that it may have.
-        piece_s: until the next piece must be here.
+        request: HTTP request.
+        most_bytes: largest size of the body.
+        piece_s: time limit for the next piece.
 
     Raises:
         RequestError: as from `read_body`.
@@ -65,7 +65,7 @@ async def read_pieces(request: Request, most_bytes: int, piece_s: float) -> Asyn
 
 
 async def discard_body(request: Request) -> None:
-    """Read what is left of a body for some time: a browser that still sends shows no answer."""
+    """Read the rest of a body for some time: a browser shows no answer while it still sends."""
 
     async def read() -> None:
         async for _ in request.stream():

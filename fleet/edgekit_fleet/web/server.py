@@ -34,7 +34,7 @@ _NOTHING_TAKEN_S = 120
 
 
 class _Listener(socket.socket):
-    """Accepts connections. One handshake of TLS too many ends the oldest: who sends nothing uses up no files.
+    """Accepts connections. Too many TLS handshakes end the oldest, so silent clients use up no descriptors.
 
     Attributes:
         handshakes: address and port -> connection that is not ready yet.
@@ -49,16 +49,16 @@ class _Listener(socket.socket):
         self.handshakes[address] = connection
         if len(self.handshakes) > _MAX_HANDSHAKES:
             oldest = self.handshakes.pop(next(iter(self.handshakes)))
-            with contextlib.suppress(OSError):  # it has ended by itself
+            with contextlib.suppress(OSError):  # it has been closed already
                 oldest.shutdown(socket.SHUT_RDWR)
         return connection, address
 
 
 class _BoundedConnection(H11Protocol):
-    """A connection that ends if the head of a request takes too long, or if the client takes no data.
+    """A connection that ends if the head of a request takes too long, or if the client receives no data.
 
-    uvicorn itself waits for ever for both, and a few hundred such connections would use up its limit. Where
-    the limit is reached, a new connection takes the place of one of the address that has most.
+    uvicorn itself waits for ever for both, and a few hundred such connections would use up its limit. At the
+    limit, a new connection replaces one of the address with the most connections.
     """
 
     _head_timer: asyncio.TimerHandle | None = None
@@ -73,7 +73,7 @@ class _BoundedConnection(H11Protocol):
         self._listener.handshakes.pop(transport.get_extra_info("peername"), None)
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _NOTHING_TAKEN_S * 1000)
-        # asyncio leaves it off for a socket that was made elsewhere; each answer would wait 40 ms.
+        # asyncio leaves it off for a socket that was made elsewhere; each answer would be delayed by 40 ms.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._begin_s = self.loop.time()
         self._time_head()
@@ -107,8 +107,9 @@ class _BoundedConnection(H11Protocol):
     def _make_room(self) -> None:
         """End the oldest connection without a request, of the address that has most connections.
 
-        Where all have one, end that of another address, if it has more than half of all. No address has a
-        limit of its own: a proxy, and a site whose devices share an address, may use what is free.
+        If all have a request, end one of another address that has more than half of all connections. No
+        address has a limit of its own: a proxy, and a site whose devices share an address, may use what is
+        free.
         """
         connections = [each for each in self.connections if isinstance(each, _BoundedConnection)]
         counts = Counter(each._address for each in connections)
@@ -127,7 +128,7 @@ class WebServer:
     """A running web server; ends with the `with` block.
 
     Attributes:
-        port: that it listens on.
+        port: port that it listens on.
     """
 
     def __init__(
@@ -136,11 +137,11 @@ class WebServer:
         """Start the server.
 
         Args:
-            app: that answers.
+            app: application that answers.
             host: address to listen on.
             port: TCP port; 0 for a free one.
             pair: certificate and key, or None for plain HTTP.
-            option: of the command that sets the port, for messages.
+            option: option of the command that sets the port, for messages.
 
         Raises:
             TransportError: the port is taken or may not be used.
@@ -165,7 +166,7 @@ class WebServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # anybody on this machine could choose the address that limits count
+            proxy_headers=False,  # else anybody on this machine could choose the address that limits count
             limit_concurrency=_MAX_CONNECTIONS,
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=2,

@@ -1,4 +1,4 @@
-"""Packages that are uploaded: on the disk, and bounded in size and time."""
+"""Receives uploaded packages onto the disk, with limits of size and time."""
 
 import re
 import shutil
@@ -30,8 +30,8 @@ class UploadedForm:
 
     Attributes:
         fields: name -> value.
-        folder: of the files, which is removed after the request.
-        files: that were chosen; their names are those of the client as far as they are harmless.
+        folder: folder of the files, which is removed after the request.
+        files: files that were chosen, under the names of the client as far as those are harmless.
     """
 
     fields: Mapping[str, str]
@@ -43,12 +43,12 @@ class UploadedForm:
 async def receive_form(
     request: Request, folder: Path, admit: Callable[[Mapping[str, str]], None]
 ) -> AsyncIterator[UploadedForm]:
-    """Yield a form, whose files are on the disk until the block ends.
+    """Yield a form whose files exist on the disk until the block ends.
 
     Args:
-        request: with `multipart/form-data`; together its files may have `MAX_PACKAGE_BYTES`.
-        folder: for temporary files.
-        admit: raises an error where the fields that stand before the first file do not let it in.
+        request: request with `multipart/form-data`; together its files may have `MAX_PACKAGE_BYTES`.
+        folder: folder for temporary files.
+        admit: checks the fields before the first file, and raises an error to refuse the form.
 
     Raises:
         RequestError: 400, 408, 413, 415: malformed or cut off, too slow, too large, another type.
@@ -132,7 +132,7 @@ class _FormWriter:
         if not self._is_admitted:
             self._admit(self.read_fields())
             self._is_admitted = True
-        if not part.file_name:  # a browser sends it where nothing was chosen
+        if not part.file_name:  # a browser sends this if nothing was chosen
             self._field = part.name
             self._add_to_field(b"")
             return
@@ -149,13 +149,13 @@ class _FormWriter:
 
 
 def clean_name(stated: str) -> str:
-    """Return a name for a file in a folder of ours, as like to what a client states as is harmless."""
+    """Return a safe name for a file in a folder of ours, as similar as possible to the client's name."""
     name = _UNSAFE.sub("_", re.split(r"[/\\]", stated)[-1]).lstrip("._-")[-100:]
     return name or "package"
 
 
 def remove_old_uploads(folder: Path) -> None:
-    """Remove what was uploaded a day ago and not released, or is left of a process that was killed."""
+    """Remove files that were uploaded a day ago and not released, or that a killed process left."""
     for path in folder.iterdir():
         try:
             if path.stat().st_mtime >= time.time() - _LIFE_S:

@@ -29,7 +29,7 @@ class AddUser:
     """A new user.
 
     Attributes:
-        name: with which they log in.
+        name: login name.
         password: at least 10 characters.
         role: what they may do.
     """
@@ -44,7 +44,7 @@ class SetPassword:
     """Another password of a user, which ends their logins.
 
     Attributes:
-        name: of the user.
+        name: name of the user.
         password: at least 10 characters.
     """
 
@@ -57,7 +57,7 @@ class SetRole:
     """Another role of a user.
 
     Attributes:
-        name: of the user.
+        name: name of the user.
         role: the new one.
     """
 
@@ -81,8 +81,8 @@ class AddToken:
     """A new token.
 
     Attributes:
-        name: of the token.
-        scopes: what it may do; no more than who makes it.
+        name: name of the token.
+        scopes: what it may do; no more than its maker may.
         days: how long it is good; null for ever.
     """
 
@@ -96,7 +96,7 @@ class NewToken:
     """A token with its secret, which is shown once.
 
     Attributes:
-        name: of the token.
+        name: name of the token.
         token: the secret.
     """
 
@@ -120,7 +120,7 @@ class AddWebhook:
     """A new webhook; it is told of what happens from now on.
 
     Attributes:
-        name: of the webhook.
+        name: name of the webhook.
         url: `https`, or `http` on this machine.
         actions: beginnings of actions of the audit log, such as `rollout.`; all if empty.
     """
@@ -135,8 +135,8 @@ class NewWebhook:
     """A webhook with its secret, which is shown once.
 
     Attributes:
-        name: of the webhook.
-        secret: with which messages are signed, `whsec_...`.
+        name: name of the webhook.
+        secret: secret that signs messages, `whsec_...`.
     """
 
     name: str

@@ -17,7 +17,7 @@ _MOST_CODES: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListDevices:
-    """Which devices.
+    """Which devices to list.
 
     Attributes:
         selector: such as `class=jetson and site=lyon`.
@@ -48,9 +48,9 @@ class TagDevice:
     """Tags that a device gets.
 
     Attributes:
-        name: of the device.
+        name: name of the device.
         tags: an empty value removes one.
-        is_sure: also where that changes what the device gets; else that is refused with 409.
+        is_sure: set the tags even if that changes what the device gets; otherwise that is refused with 409.
     """
 
     name: str
@@ -60,11 +60,11 @@ class TagDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokeDevice:
-    """A device that is shut out.
+    """A device to revoke.
 
     Attributes:
-        name: of the device.
-        reason: for the audit log.
+        name: name of the device.
+        reason: reason for the audit log.
     """
 
     name: str
@@ -73,13 +73,13 @@ class RevokeDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InviteDevices:
-    """Devices that may come in.
+    """Devices that may enrol.
 
     Attributes:
-        names: of the devices.
-        target: of their packages, or empty where the devices state it.
-        tags: that they get.
-        hours: how long the codes are good.
+        names: names of the devices.
+        target: target of their packages, or empty where the devices state it.
+        tags: tags that they get.
+        hours: how long the codes are valid.
     """
 
     names: tuple[str, ...]
@@ -90,7 +90,7 @@ class InviteDevices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvitationList:
-    """One-time codes, one a device.
+    """One-time codes, one for each device.
 
     Attributes:
         items: the codes.
@@ -101,11 +101,11 @@ class InvitationList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadAudit:
-    """Which entries of the audit log.
+    """Which entries of the audit log to return.
 
     Attributes:
         subject: only of this device, release or rollout; empty for all.
-        action: only those that begin so, as `rollout`; empty for all.
+        action: only actions that begin with this, such as `rollout`; empty for all.
         limit: most of one page.
         before: number before which the page ends; 0 for the newest.
     """
@@ -131,7 +131,7 @@ class AuditList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditCheck:
-    """Whether the audit log is as it was written.
+    """Whether the audit log is unchanged.
 
     Attributes:
         broken: number of the first entry that was changed, or null.

@@ -1,4 +1,4 @@
-"""What one endpoint is, and the fleet it works on."""
+"""An endpoint of the HTTP interface, and the fleet that it works on."""
 
 import functools
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Fleet:
     """A fleet on this machine.
 
     Attributes:
-        folder, store: of the fleet.
+        folder, store: folder and store of the fleet.
     """
 
     folder: FleetFolder
@@ -50,15 +50,15 @@ class Endpoint(Generic[Request, Answer]):
     from the body (POST). With PUT the body is a file, which `run` gets as the field `file`.
 
     Attributes:
-        name: of the operation.
+        name: name of the operation.
         method, path: `{name}` in a path is a field of the request.
-        scope: that the caller needs.
+        scope: scope that the caller needs.
         summary: one sentence.
         request, answer: dataclasses.
         run: the function; it may change the fleet.
-        status: of HTTP after success.
-        is_secret: whether the answer holds a secret, and so is not kept for a repeated request.
-        is_done: of a request with `wait`: whether its answer need not be waited for any longer.
+        status: HTTP status after success.
+        is_secret: whether the answer holds a secret; if so, it is not kept for a repeated request.
+        is_done: for a request with `wait`: whether its answer needs no further wait.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Named:
     """A request about one thing.
 
     Attributes:
-        name: of it.
+        name: its name.
     """
 
     name: str

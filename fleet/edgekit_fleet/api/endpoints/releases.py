@@ -30,7 +30,7 @@ class UploadPackage:
     """A package.
 
     Attributes:
-        sha256: of the file, in hexadecimal digits.
+        sha256: SHA-256 of the file, in hexadecimal digits.
         file: where it is; the caller removes it.
     """
 
@@ -43,8 +43,8 @@ class UploadedPackage:
     """A package that can be released within a day.
 
     Attributes:
-        sha256, size_bytes: of the file.
-        model, version, target: of the package.
+        sha256, size_bytes: SHA-256 and size of the file.
+        model, version, target: model, version and target of the package.
     """
 
     sha256: str
@@ -61,8 +61,8 @@ class MakeRelease:
     Attributes:
         packages: digests of uploaded packages, one a model and class.
         name: today's date and a number if empty.
-        note: to show.
-        min_agreement: with the version before, of a release that disagrees by design.
+        note: note to show.
+        min_agreement: least agreement with the version before, for a release that disagrees by design.
     """
 
     packages: tuple[str, ...]
@@ -73,7 +73,7 @@ class MakeRelease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListPage:
-    """Which page.
+    """Which page of a list to return.
 
     Attributes:
         limit: most of one page.
@@ -99,11 +99,11 @@ class ReleaseList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLimits:
-    """Limits of the gates; those that are left out have their default, see `GateLimits`.
+    """Limits of the gates; a limit that is left out has its default, see `GateLimits`.
 
     Attributes:
-        max_failed_share, max_faulty_share, max_extra_errors, min_agreement: shares.
-        max_latency_ratio, max_energy_ratio: new over old.
+        max_failed_share, max_faulty_share, max_extra_errors, min_agreement: shares, 0..1.
+        max_latency_ratio, max_energy_ratio: new version over old version.
     """
 
     max_failed_share: Annotated[float | None, _Share] = None
@@ -120,7 +120,7 @@ class PlanRollout:
 
     Attributes:
         release, selector: what goes where.
-        waves: shares or counts.
+        waves: sizes of the waves, as shares or counts.
         minimum: devices of the first step; a tenth, 1 to 30, if left out.
     """
 
@@ -132,12 +132,12 @@ class PlanRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRollout:
-    """A rollout that shall start; what is left out has the default of `RolloutSettings`.
+    """A rollout to start; a field that is left out has the default of `RolloutSettings`.
 
     Attributes:
         release, selector, waves, minimum: as in `PlanRollout`.
         name: the release and a number if empty.
-        limits: of the gates.
+        limits: limits of the gates.
         soak_s, patience_s, step_timeout_s, retries, spread_s, approval, is_dynamic, window, trial: see
             `RolloutSettings`.
         order: whether the new version of a model is loaded before the old one is unloaded (needs memory for
@@ -172,8 +172,8 @@ class GetRollout:
     """Which rollout, and whether to wait for it.
 
     Attributes:
-        name: of the rollout.
-        wait: seconds after which it is returned as it stands.
+        name: name of the rollout.
+        wait: seconds after which the rollout is returned as it is.
         until: wait until it has `ended`, or has `stopped`: ended, or paused until a person decides.
     """
 
@@ -200,9 +200,9 @@ class OrderRollout:
     """An order to a rollout.
 
     Attributes:
-        name: of the rollout.
+        name: name of the rollout.
         order: `abort` takes back every device that was updated, also after the end.
-        note: for the audit log.
+        note: note for the audit log.
     """
 
     name: str
@@ -212,10 +212,10 @@ class OrderRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Decisions of a rollout that its log would not give again.
+    """Decisions of a rollout that a replay of its log does not give again.
 
     Attributes:
-        differences: none should be here.
+        differences: decisions that differ; there should be none.
     """
 
     differences: tuple[Difference, ...]

@@ -1,4 +1,4 @@
-"""Work that takes longer than a page may: a thread does it, and the open page asks for the result again."""
+"""Work that is too long for a page: a thread does it, and the open page asks for the result again."""
 
 import threading
 import time
@@ -20,11 +20,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[Result]):
-    """What is there now.
+    """The result so far.
 
     Attributes:
         result: the newest one, or None while there is none.
-        is_current: whether it is what was asked for; else ask again.
+        is_current: whether it is the requested result; otherwise ask again.
     """
 
     result: Result | None
@@ -42,18 +42,18 @@ class Background(Generic[Result]):
     """Does one piece of work after the other; any thread may ask."""
 
     def __init__(self, closing: ExitStack) -> None:
-        """Make it; with `closing` it ends what runs, and forgets what waits."""
+        """Begin without work; `closing` waits for running work and drops waiting work."""
         self._executor = ThreadPoolExecutor(1, "page")
         closing.callback(self._executor.shutdown, cancel_futures=True)
         self._tasks: OrderedDict[Hashable, _Task[Result]] = OrderedDict()
         self._lock = threading.Lock()
 
     def find(self, key: Hashable, work: Callable[[], Result], *, is_again: bool = False) -> Found[Result]:
-        """Return the result of some work, or the one before it if this one takes longer than a page may.
+        """Return the result of some work, or the previous result if the work takes too long for a page.
 
         Args:
-            key: of the work; what runs already under it is waited for.
-            work: that is begun otherwise.
+            key: key of the work; if work with this key runs already, the call waits for that.
+            work: work to begin otherwise.
             is_again: whether somebody asks again, and so takes a result that has come meanwhile.
 
         Raises:

@@ -1,8 +1,8 @@
-"""The course of a rollout's gates: what each knew after each answer, and how far it is from a stop.
+"""The course of a rollout's gates: the evidence of each after each answer, and how near a stop it is.
 
-A gate bets that a mean lies above its limit (`edgekit_fleet.rollouts.betting`). Turned round, each moment
-has a largest limit that the answers refute: with a certainty of 1 - alpha the mean lies above it, however
-often one looks. The rollout stops when that line comes to the gate's own limit.
+A gate bets that a mean lies above its limit (`edgekit_fleet.rollouts.betting`). At each moment there is a
+largest limit that the answers refute: with a certainty of 1 - alpha the mean lies above it, at all moments
+together. The rollout stops when that line reaches the gate's own limit.
 """
 
 import math
@@ -35,18 +35,18 @@ _LEAST_LIMIT: Final = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What one gate knew over time.
+    """The evidence of one gate over time.
 
     Attributes:
         gate: which.
         where: empty for all devices, else ` of class NAME`: the devices that speak most against the release.
         of_model: empty if the release has one model, else ` of MODEL`: the one that speaks most against it.
         counts: numbers of devices, rising.
-        estimates: mean of so many devices; better than before is shown as unchanged.
-        lows: the mean lies above this with certainty; 0 where that is open.
-        limit: at which it stops; all three in the unit of the gate (see `gates.Gate`).
+        estimates: mean of the first so many devices; an improvement is shown as no change.
+        lows: lower bound of the mean, see above; 0 where there is none yet.
+        limit: limit at which it stops; all three in the unit of the gate (see `gates.Gate`).
         leaning: how far it has come towards a stop, 0 to 1.
-        sentence: what it says now.
+        sentence: its present statement.
     """
 
     gate: GateName
@@ -69,9 +69,9 @@ def find_courses(samples: Sequence[Sample], limits: GateLimits, models: Sequence
     """Return the course of each gate that has answers, with what speaks most against the release.
 
     Args:
-        samples: in the order in which their devices first answered, then those that have not.
-        limits: of the rollout.
-        models: of the release.
+        samples: samples in the order in which their devices first answered, then those that have not.
+        limits: limits of the rollout.
+        models: models of the release.
     """
     groups = list_groups(samples)
     worst: dict[GateName, tuple[float, Gate, SampleGroup, NDArray[np.float64]]] = {}
@@ -80,7 +80,7 @@ def find_courses(samples: Sequence[Sample], limits: GateLimits, models: Sequence
             values = group.choose(known)
             if len(values):
                 leaning = min(weigh(gate, group, values), 1.0)
-                if gate.name not in worst or leaning > worst[gate.name][0]:  # first of equals: all devices
+                if gate.name not in worst or leaning > worst[gate.name][0]:  # if equal, all devices stay
                     worst[gate.name] = leaning, gate, group, values
     return [_follow(*found) for found in worst.values()]
 

@@ -1,4 +1,4 @@
-"""How the course of a gate is drawn: in the gate's own unit, against the limit at which it stops."""
+"""Draws the course of a gate, in the gate's own unit, against the limit at which it stops."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from edgekit_fleet.console.charts import Chart, Line, log_ticks
 from edgekit_fleet.console.rollouts.evidence import Course
 from edgekit_fleet.rollouts.gates import GateName
 
-_LINEAR: Final = 20  # answers up to which the axis is not drawn by the logarithm
+_LINEAR: Final = 20  # the axis is logarithmic for more answers than this
 
 _TITLES: Final[dict[GateName, tuple[str, str]]] = {
     "install": ("Failed installations", "share of devices"),
@@ -27,9 +27,9 @@ class GateView:
     """A gate as a page shows it.
 
     Attributes:
-        title, unit: what is tested.
-        course: its answers.
-        chart: of them.
+        title, unit: title and unit of what is tested.
+        course: course of its answers.
+        chart: chart of the answers.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""The page that plans a rollout: who would get it, who would not and why; then the start of it."""
+"""The page that plans a rollout: which devices would get it, which would not and why; and its start."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,22 +43,22 @@ FIELDS: Final[Mapping[str, str]] = {
     "max_failed_share": f"{_LIMITS.max_failed_share:g}",
     "min_agreement": "",
 }
-"""Fields of the form and what they hold at first; an empty one is left to the release."""
+"""Fields of the form and their first values; the release decides on an empty one."""
 _LIMIT_FIELDS: Final = ("max_latency_ratio", "max_energy_ratio", "max_failed_share", "min_agreement")
 _OPTIONS: Final = ("trial", "approval", "window", "soak_min", *_LIMIT_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
 class ClassPlan:
-    """What devices of one class get.
+    """The packages that devices of one class get.
 
     Attributes:
         target: the class.
         devices: number of them.
         packages: what they get, such as `digits 1.2.0`.
-        bytes: that all of them download.
-        minutes: that the slowest one takes.
-        notes: what is not known of some, and of how many.
+        bytes: bytes that all of them download.
+        minutes: minutes that the slowest one takes.
+        notes: what is unknown about some devices, and for how many.
     """
 
     target: str
@@ -79,11 +79,11 @@ class PlanView:
         others: how many matching devices get nothing.
         classes: what they get.
         refused: why the others get nothing.
-        bytes: to download in all.
-        minutes: that the slowest download takes.
+        bytes: bytes to download in all.
+        minutes: minutes that the slowest download takes.
         waves: devices at the end of each.
         minimum: devices of the first step.
-        min_agreement: with the version before.
+        min_agreement: least agreement with the version before.
     """
 
     devices: int
@@ -99,7 +99,7 @@ class PlanView:
 
 
 class PlanPages:
-    """The page of plans; a plan for 100,000 devices takes 2 s, in which the page is there already."""
+    """The page of plans. A plan for 100,000 devices takes 2 s; the page is shown meanwhile."""
 
     def __init__(self, closing: ExitStack) -> None:
         self._plans: Background[PlanView] = Background(closing)

@@ -1,4 +1,4 @@
-"""What the store knows of rollouts, for pages: counted by the database, never a row a device."""
+"""Queries about rollouts for pages: the database counts, so that no page reads a row for each device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Wave:
     """A wave of a rollout.
 
     Attributes:
-        number: from 1.
+        number: number of the wave, from 1.
         ends_at: devices that have the release at its end.
         states: state of the devices -> number.
     """
@@ -64,8 +64,8 @@ class Reason:
 
     Attributes:
         what: happened, such as `failed`.
-        code: of the reason.
-        sentence: of one of the devices.
+        code: code of the reason.
+        sentence: sentence of one of the devices.
         count: number of devices.
         devices: some of them.
     """
@@ -95,8 +95,8 @@ def list_rollout_rows(
     """Return rollouts, the newest first.
 
     Args:
-        session: of the store.
-        limit: at most so many.
+        session: session of the store.
+        limit: most entries to return.
         before: only those that were made before this time.
         release: only of this release.
     """
@@ -144,7 +144,7 @@ def sum_waves(waves: Sequence[Wave]) -> Wave:
 
 
 def list_failures(session: Session, row: RolloutRow) -> list[Reason]:
-    """Return what went wrong on devices of a rollout, what is most frequent first."""
+    """Return what went wrong on devices of a rollout, the most frequent first."""
     count = func.count(ExecutionRow.device.distinct())
     columns = ExecutionRow.version, ExecutionRow.state, ExecutionRow.code
     groups = session.execute(
@@ -199,11 +199,11 @@ def list_members(
     """Return devices of a rollout by name.
 
     Args:
-        session: of the store.
+        session: session of the store.
         rollout: its name.
         state: only of this state.
         after: the name after which the list begins.
-        limit: at most so many.
+        limit: most entries to return.
     """
     statement = select(MemberRow).where(MemberRow.rollout == rollout, MemberRow.device > after)
     if state:

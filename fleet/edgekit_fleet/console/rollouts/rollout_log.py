@@ -1,4 +1,4 @@
-"""The log of a rollout as pages show it. It is read once, and then only what is new of it."""
+"""The log of a rollout as pages show it. Each entry is read once."""
 
 import time
 from collections import OrderedDict
@@ -49,8 +49,8 @@ class Moment:
     """A line of the timeline.
 
     Attributes:
-        number: of the entry of the audit log.
-        at: in seconds since 1970.
+        number: number of the entry of the audit log.
+        at: time of the entry, in seconds since 1970.
         actor: who did it.
         kind: `start`, `retry`, `ask`, `pause`, `succeed`, `abort`, `order`, `join`, `begin` or `withdraw`.
         sentence: what was done, and why.
@@ -65,12 +65,12 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """What a page shows of a log.
+    """The part of a log that a page shows.
 
     Attributes:
-        courses: of the gates that have answers.
+        courses: courses of the gates that have answers.
         moments: the newest first.
-        earlier: number of moments before those.
+        earlier: number of moments before those in `moments`.
         waits_for: number of the wave that waits for an approval, from 1, or 0.
         faults: fault -> (number of devices, some of them).
     """
@@ -84,11 +84,11 @@ class LogView:
 
 @dataclass(slots=True)
 class RolloutLog:
-    """What the log of one rollout says.
+    """The log of one rollout as read so far.
 
     Attributes:
-        number: of the last entry of the audit log that was read.
-        progress: of the rollout.
+        number: number of the last entry of the audit log that was read.
+        progress: progress of the rollout.
         moments: all but the answers of devices, the oldest first.
         answered: devices in the order in which they first answered.
         faults: fault -> devices.
@@ -102,7 +102,7 @@ class RolloutLog:
     _courses: tuple[int, list[Course]] = (0, [])
 
     def follow(self, session: Session, rollout: str) -> None:
-        """Read what was written since.
+        """Read the entries that were written since.
 
         Raises:
             FleetError: the log does not begin with a start.
@@ -171,7 +171,7 @@ class RolloutLogs:
         self._background: Background[LogView] = Background(closing)
 
     def find(self, store: Store, rollout: str) -> Found[LogView]:
-        """Return what is known of a log, which is being read if that is not all.
+        """Return the log as read so far; the background reads the rest.
 
         Raises:
             FleetError: the log does not begin with a start.
@@ -179,7 +179,7 @@ class RolloutLogs:
         return self._background.find(rollout, lambda: self._follow(store, rollout))
 
     def _follow(self, store: Store, rollout: str) -> LogView:
-        log = self._logs.setdefault(rollout, RolloutLog())  # only the one thread of the background is here
+        log = self._logs.setdefault(rollout, RolloutLog())  # only the background's one thread runs this
         self._logs.move_to_end(rollout)
         if len(self._logs) > _KEPT:
             self._logs.popitem(last=False)

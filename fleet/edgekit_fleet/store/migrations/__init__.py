@@ -1,1 +1,1 @@
-"""How the tables came to their form, for alembic."""
+"""Migrations of the tables, for alembic."""
