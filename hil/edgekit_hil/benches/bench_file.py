@@ -1,4 +1,4 @@
-"""labgrid's environment files with one more section, `edgekit:`: what the bench is evidence for."""
+"""labgrid's environment files with a further section, `edgekit:`, on what the bench is evidence for."""
 
 import re
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ class BenchSettings:
     """The section `edgekit:`.
 
     Attributes:
-        name: of the bench.
-        kind: whether what it shows was seen on the real device, on an emulated one, or on a stand-in.
-        target: name of the target, as in `edgekit targets`, that the device is one of.
+        name: name of the bench.
+        kind: whether its results are from the real device, an emulated one, or a stand-in.
+        target: name of the device's target, as in `edgekit targets`.
         architecture: what `uname -m` prints on the device.
         python: command that starts, on the device, a Python in which the runtime is installed.
         has_time: whether durations on the device mean anything; under an instruction emulator they do not.
-        has_memory: whether the memory of a process on the device is the program's alone; where each program
-            runs inside an emulator of its own, it is the emulator's too.
+        has_memory: whether the memory of a process on the device is only the program's; if each program runs
+            inside an emulator of its own, it includes the emulator's.
     """
 
     name: str
@@ -58,8 +58,8 @@ class BenchFile:
     """One environment file.
 
     Attributes:
-        path: of the file.
-        settings: its section `edgekit:`.
+        path: path of the file.
+        settings: the section `edgekit:`.
         identity: address and port of the device, or the bench's name. Files with one identity share a lock.
         keeps_state: whether the device remembers an earlier run. Emulated devices do not.
     """
@@ -74,7 +74,7 @@ def read_bench(path: Path) -> BenchFile:
     """Return an environment file, checked.
 
     Raises:
-        BenchError: there is no such file, it is no YAML, a section is missing, or a value is wrong.
+        BenchError: the file is missing or is no YAML, a section is missing, or a value is wrong.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -105,10 +105,10 @@ def list_shipped() -> list[BenchFile]:
 
 
 def find_bench(named: str) -> BenchFile:
-    """Return a bench by the path of its file, or one of those shipped by its name.
+    """Return a bench by the path of its file, or a shipped bench by its name.
 
     Raises:
-        BenchError: there is neither.
+        BenchError: there is no such file and no such bench.
     """
     shipped = SHIPPED / f"{named}.yaml"
     return read_bench(shipped if shipped.is_file() and not Path(named).exists() else Path(named))

@@ -1,4 +1,4 @@
-"""One run at a time on a bench, and a bench that was left broken stays so until a person says otherwise."""
+"""Allows one run at a time on a bench; a broken bench stays broken until a person says otherwise."""
 
 import contextlib
 import datetime
@@ -20,10 +20,10 @@ _FOLDER: Final = "benches"
 
 @dataclass(frozen=True, slots=True)
 class BenchLock:
-    """The files that note the state of one bench.
+    """The files that hold the state of one bench.
 
     Attributes:
-        name: of the bench, for messages.
+        name: name of the bench, for messages.
         stem: path of both files without their suffix.
     """
 
@@ -38,7 +38,7 @@ class BenchLock:
 
     @property
     def broken_file(self) -> Path:
-        """Where the reason stands, while the bench is broken."""
+        """The file with the reason, while the bench is broken."""
         return self.stem.with_name(f"{self.stem.name}.broken")
 
     def read_reason(self) -> str | None:
@@ -48,12 +48,12 @@ class BenchLock:
         return None
 
     def mark_broken(self, reason: str) -> None:
-        """Note that the bench is broken; the first reason stays."""
+        """Mark the bench as broken; the first reason stays."""
         if self.read_reason() is None:
             self.broken_file.write_text(f"{_now()}: {' '.join(reason.split())}\n", encoding="utf-8")
 
     def mark_repaired(self) -> str | None:
-        """Note that a person has repaired the bench; return what was broken, or None."""
+        """Mark the bench as repaired by a person; return what was broken, or None."""
         reason = self.read_reason()
         self.broken_file.unlink(missing_ok=True)
         self._begun_file.unlink(missing_ok=True)
@@ -107,7 +107,7 @@ class BenchLock:
                 self._begun_file.write_text(_now(), encoding="utf-8")
             try:
                 yield
-            finally:  # after any error and after Ctrl-C: only a run that was killed does not come here
+            finally:  # after any error and after Ctrl-C, but not after a kill
                 self._begun_file.unlink(missing_ok=True)
 
     @property

@@ -1,4 +1,4 @@
-"""Write the environment file of a device that ssh reaches."""
+"""Writes the environment file of a device that ssh reaches."""
 
 import getpass
 from collections.abc import Mapping
@@ -11,17 +11,17 @@ import yaml
 from edgekit_runtime.errors import BenchError, OutputError
 
 _USB: Final = "usb"
-_SWITCH_DELAY_S: Final = 5.0  # capacitors of a board hold it up for a moment
+_SWITCH_DELAY_S: Final = 5.0  # capacitors keep a board running for a moment
 _CONNECT_LIMIT_S: Final = 20.0
 _HEAD: Final = "# An environment file of labgrid with one more section, `edgekit:`; see docs/hil.md.\n"
 
 
 @dataclass(frozen=True, slots=True)
 class SshBench:
-    """Where a device is, and what switches its power.
+    """The address of a device, and the switch of its power.
 
     Attributes:
-        address, port, user: of its ssh server.
+        address, port, user: address, port and user of its ssh server.
         power: labgrid's resource and driver with their arguments, or None.
     """
 
@@ -35,7 +35,7 @@ class SshBench:
         """Read `[USER@]HOST[:PORT]`, and `MODEL:HOST:OUTLET` or `usb:HUB:PORT`.
 
         Raises:
-            BenchError: one of them has another form.
+            BenchError: a text has another form.
         """
         user, _, place = host.rpartition("@")
         address, colon, port = place.partition(":")
@@ -73,7 +73,7 @@ def write_bench(
     """Write an environment file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         bench: the device.
         settings: the section `edgekit:`, see `BenchSettings`.
         key: private key of ssh, or None for those that ssh finds by itself.

@@ -1,4 +1,4 @@
-"""The device of a bench, as tests use it: a shell and files, over whatever labgrid drives it by."""
+"""The device of a bench, as tests use it: a shell and files, over any labgrid driver."""
 
 import json
 import math
@@ -28,7 +28,7 @@ class Result:
 
 
 class Device:
-    """A folder of its own on the device, with the runtime's state in it; other state there is not touched.
+    """A folder on the device that holds all state of the runtime; other state there is not touched.
 
     Attributes:
         folder: absolute path on the device.
@@ -63,7 +63,7 @@ class Device:
         return self._own_run(f"{self._prelude}{{ {command}\n}}", limit_s)
 
     def run(self, command: str, limit_s: float = _COMMAND_LIMIT_S) -> str:
-        """Return what a command of the device's shell prints.
+        """Return the output of a command of the device's shell.
 
         Raises:
             BenchError: it failed, see `try_run`.
@@ -75,7 +75,7 @@ class Device:
         return result.output
 
     def run_python(self, code: str, *arguments: str, limit_s: float = _COMMAND_LIMIT_S) -> str:
-        """Return what a Python program prints that has the runtime.
+        """Return the output of a Python program, which can import the runtime.
 
         Raises:
             BenchError: it failed.
@@ -86,7 +86,7 @@ class Device:
         """Return the JSON of `edgekit-device ARGUMENTS`.
 
         Raises:
-            BenchError: it failed; the message is its own.
+            BenchError: it failed; the message is the command's own.
         """
         words = shlex.join([*arguments, "--json"])
         found: dict[str, Any] = json.loads(self.run(f"{self.python} -m edgekit_runtime.cli {words}", limit_s))
@@ -112,11 +112,11 @@ class Device:
         return ProgramResult(result.exit_code, printed, last_line)
 
     def start(self, command: str, log: str) -> int:
-        """Start a command that goes on, and return its process id; `stop` ends it.
+        """Start a command in the background, and return its process id; `stop` ends it.
 
         Args:
-            command: of the shell.
-            log: name of the file, in `folder`, for what it prints.
+            command: command of the shell.
+            log: name of the file in `folder` for its output.
         """
         inner = shlex.quote(f"exec {command}")
         pid = int(self.run(f"setsid nohup sh -c {inner} </dev/null >{log} 2>&1 & echo $!"))
@@ -164,7 +164,7 @@ class Device:
         bounded = f"timeout -k 1 {math.ceil(limit_s)} sh -c {shlex.quote(command)}"
         try:
             output, errors, code = self._command.run(bounded, timeout=limit_s + _ANSWER_LIMIT_S)
-        except Exception as cause:  # labgrid's drivers raise whatever they met
+        except Exception as cause:  # labgrid's drivers raise exceptions of any class
             raise BenchError(f"the device did not run `{command[-200:]}`: {describe(cause)}") from cause
         if code == _TIMED_OUT:
             raise BenchError(f"the device did not end `{command[-200:]}` within {limit_s:g} s")

@@ -1,4 +1,4 @@
-"""Open a bench: hold it, bring its device to a shell, and see that the device is what the file says."""
+"""Opens a bench: holds it, brings its device to a shell, and checks that the device is as the file says."""
 
 import contextlib
 import json
@@ -74,14 +74,14 @@ class Bench:
     """An opened bench.
 
     Attributes:
-        file: its environment file.
-        facts: what its device is.
-        target: labgrid's, for drivers that only some benches have.
-        home: absolute path of the folder on the device in which tests make theirs.
+        file: environment file of the bench.
+        facts: facts about its device.
+        target: labgrid's target, for drivers that only some benches have.
+        home: absolute path of the folder on the device for the folders of tests.
         power: labgrid's driver that cuts the device's power, or None.
         meter: the active `SensorsDriver`, or None.
-        meter_text: what it measures, or why there is none.
-        lock: to note that the bench is broken.
+        meter_text: what the meter measures, or why there is none.
+        lock: lock of the bench, which can mark it as broken.
     """
 
     file: BenchFile
@@ -94,7 +94,7 @@ class Bench:
     lock: BenchLock
 
     def cut_power(self) -> None:
-        """Cut the device's power, give it back, and wait until it has booted and answers.
+        """Cut the device's power, restore it, and wait until the device has booted and answers.
 
         Raises:
             BenchError: it does not answer in time, or it has not booted: the switch did not cut its power.
@@ -106,7 +106,7 @@ class Bench:
         before = _run(self.target, f"cat {_BOOT_ID}")
         self.power.cycle()
         deadline = time.monotonic() + _BOOT_LIMIT_S
-        stopped = self.target.deactivate(command)  # the drivers that use it too, such as the meter's
+        stopped = self.target.deactivate(command)  # also the drivers that use it, such as the meter's
         for driver in stopped:
             while (fault := _try_activate(self.target, driver)) is not None:
                 if time.monotonic() > deadline:
@@ -119,12 +119,12 @@ class Bench:
 
     @property
     def power_label(self) -> str:
-        """How the power is cut, for evidence."""
+        """How the power is cut, in words for evidence."""
         return str(getattr(self.power, "power_label", type(self.power).__name__))
 
     @property
     def can_restore(self) -> bool:
-        """Whether the device goes on from snapshots, by the strategy of its file."""
+        """Whether the strategy of the file can restore snapshots of the device."""
         try:
             return hasattr(self.target.get_strategy(), "restore")
         except NoStrategyFoundError:
@@ -132,18 +132,18 @@ class Bench:
 
     @property
     def host_address(self) -> str | None:
-        """Where the device reaches this machine, if a driver has a network of its own for it."""
+        """Address at which the device reaches this machine, if a driver has a network of its own for it."""
         found = (getattr(driver, "host_address", None) for driver in self.target.drivers)
         return next((each for each in found if each is not None), None)
 
     @property
     def slowdown(self) -> float:
-        """How many times slower than its target the device is made, and than predictions of latency say."""
+        """Factor by which the device is made slower than its target, and than predictions of latency."""
         return float(getattr(self.command, "slowdown", 1.0))
 
     @property
     def command(self) -> Any:
-        """The driver of the device's shell; that of an emulated device can do more to it."""
+        """The driver of the device's shell; the driver of an emulated device has further functions."""
         return self.target.get_active_driver("CommandProtocol")
 
     @contextlib.contextmanager
@@ -153,8 +153,8 @@ class Bench:
         A device that does not answer at the begin or at the end breaks the bench.
 
         Args:
-            name: of the folder, which is removed at the end.
-            user: who uses it, for the reason of a broken bench.
+            name: name of the folder, which is removed at the end.
+            user: user of the device, named in the reason if the bench breaks.
 
         Raises:
             BenchError: the device does not answer.
@@ -171,10 +171,10 @@ class Bench:
 
     @contextlib.contextmanager
     def break_on_error(self, when: str) -> Iterator[None]:
-        """Note that the bench is broken if the device does not answer within the block.
+        """Mark the bench as broken if the device does not answer within the block.
 
         Args:
-            when: for the reason of a broken bench.
+            when: moment, named in the reason if the bench breaks.
         """
         try:
             yield
@@ -188,8 +188,8 @@ def open_bench(file: BenchFile) -> Iterator[Bench]:
     """Return a bench whose device answers, and release it at the end.
 
     Raises:
-        BenchUnavailableError: it cannot be had here and now; the message says why.
-        BenchError: it is in use or broken, or labgrid refuses the file.
+        BenchUnavailableError: the bench is not available here and now; the message says why.
+        BenchError: the bench is in use or broken, or labgrid refuses the file.
     """
     lock = BenchLock.of(file)
     with lock.hold(keeps_state=file.keeps_state), contextlib.ExitStack() as undo:
@@ -208,10 +208,10 @@ def open_bench(file: BenchFile) -> Iterator[Bench]:
 
 
 def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
-    """Return what a device is.
+    """Return the facts about a device.
 
     Raises:
-        BenchUnavailableError: it is not what the file says, or lacks what the runtime needs.
+        BenchUnavailableError: it is not as the file says, or lacks something that the runtime needs.
     """
     name, python = file.settings.name, file.settings.python
     found = device.try_run("uname -m")
@@ -290,7 +290,7 @@ def _find_power(file: BenchFile, target: Any) -> Any:
 
 
 def _check_reachable(file: BenchFile, target: Any) -> None:
-    """See at once whether anything listens where ssh would try for long.
+    """Check at once whether anything listens at an address where ssh would try for long.
 
     Raises:
         BenchUnavailableError: nothing does.

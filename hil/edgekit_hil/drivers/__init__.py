@@ -1,1 +1,1 @@
-"""labgrid drivers for what labgrid has none: each by its module name in `imports` of an environment file."""
+"""labgrid drivers that labgrid lacks. An environment file lists their modules in `imports`."""

@@ -23,17 +23,17 @@ _SSH: Final = 22
 @target_factory.reg_driver
 @attr.s(eq=False)
 class BootedMachineDriver(QEMUDriver):
-    """A machine that boots an image, or goes on from its snapshot.
+    """A machine that boots an image, or continues from its snapshot.
 
     Attributes:
-        image: whose disks it boots from; None is the newest one with a snapshot.
+        image: image whose disks it boots from; None is the newest image with a snapshot.
         status: 1 while qemu runs.
         key: file with the key of root.
-        folder: holds its disks as long as it is active.
-        host_address: where it reaches servers that listen on this machine's loopback.
+        folder: folder of its disks while it is active.
+        host_address: address at which it reaches servers on this machine's loopback.
     """
 
-    host_address = "10.0.2.2"  # in the network that qemu makes for a user
+    host_address = "10.0.2.2"  # in qemu's user network
 
     qemu_bin: str = attr.ib(default="qemu-system-aarch64")
     machine: str = attr.ib(default="virt")
@@ -72,7 +72,7 @@ class BootedMachineDriver(QEMUDriver):
     def get_qemu_base_args(self) -> list[str]:
         """Return the command line of qemu; labgrid adds the monitor, and a console that is not the first one.
 
-        The first one goes to a file: qemu stands still while nobody reads from labgrid's.
+        The first one goes to a file: qemu stops while nobody reads from labgrid's.
         """
         words = ["setpriv", "--pdeathsig", "KILL"]  # it ends with this process, however that ends
         words += [self.qemu_bin, "-machine", self.machine, "-cpu", self.cpu, "-m", self.memory, "-smp", "2"]
@@ -87,7 +87,7 @@ class BootedMachineDriver(QEMUDriver):
         return words
 
     def monitor(self, command: str) -> str:
-        """Return what a command of qemu's own monitor prints.
+        """Return the output of a command of qemu's human monitor.
 
         Raises:
             BenchError: it printed an error.
@@ -98,20 +98,20 @@ class BootedMachineDriver(QEMUDriver):
         return said
 
     def save(self, snapshot: str) -> None:
-        """Keep the machine as it is now, memory and disks, as a snapshot of that name."""
+        """Save the machine with memory and disks as a snapshot of that name."""
         self.monitor(f"savevm {snapshot}")
 
     def restore(self, snapshot: str) -> None:
-        """Go on from a snapshot; what has been on the disks since is gone."""
+        """Continue from a snapshot; later changes of the disks are lost."""
         self.monitor(f"loadvm {snapshot}")
 
     @QEMUDriver.check_active  # type: ignore[untyped-decorator]
     def cycle(self) -> None:
-        """Cut the power for a moment: what is not on the disks is lost, and the machine boots from them."""
+        """Cut the power for a moment: unwritten data are lost, and the machine boots from its disks."""
         self.monitor_command("system_reset")
 
     def forward_ssh(self) -> int:
-        """Return a port of this machine that leads to that of ssh there."""
+        """Return a port of this machine that leads to the machine's ssh port."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port: int = free.getsockname()[1]
         self.add_port_forward("tcp", "127.0.0.1", port, "", _SSH)

@@ -30,12 +30,12 @@ _POLL_S: Final = 0.01
 @target_factory.reg_resource
 @attr.s(eq=False)
 class ConstrainedBoard(Resource):
-    """What the device has.
+    """The resources of the device.
 
     Attributes:
-        processor_share: of one processor, 0.1 to 0.95.
-        memory_bytes: of all its processes and their files in memory.
-        up_mbit_s, down_mbit_s, rtt_ms: its link.
+        processor_share: share of one processor, 0.1 to 0.95.
+        memory_bytes: memory of all its processes and of their files in memory.
+        up_mbit_s, down_mbit_s, rtt_ms: bandwidths and round-trip time of its link.
     """
 
     processor_share: float = attr.ib(validator=attr.validators.instance_of(float))
@@ -96,7 +96,7 @@ class ConstrainedDriver(LocalDriver, PowerProtocol):
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def throttle(self, clock_share: float) -> None:
-        """Lower the processor's clock to a share of its own, as a hot board does; 1 restores it."""
+        """Lower the speed of the processor to a share, as a hot board does; 1 restores it."""
         assert self.testbed.quota is not None  # noqa: S101  # `on_activate` made one
         self.testbed.quota.change(self.board.processor_share * clock_share)
 
@@ -107,13 +107,13 @@ class ConstrainedDriver(LocalDriver, PowerProtocol):
         return 1 / share
 
     def restore_link(self) -> None:
-        """Give the link what the board says."""
+        """Restore the link as the board states it."""
         board = self.board
         self.testbed.set_link(up_mbit_s=board.up_mbit_s, down_mbit_s=board.down_mbit_s, rtt_ms=board.rtt_ms)
 
 
 def _limit_memory(limit_bytes: int, quota: Path) -> Path:
-    """Return a group that limits memory: one of its own in version 1, the quota's own in version 2.
+    """Return the cgroup that limits memory: a separate one in version 1, that of the quota in version 2.
 
     Raises:
         ConfigError: this machine has no such limit.

@@ -1,9 +1,9 @@
-"""A child process that keeps namespaces in which programs for arm64 run under qemu-user.
+"""A child process that holds namespaces in which programs for arm64 run under qemu-user.
 
     python -m edgekit_hil.drivers.emulated_processes QEMU ROOT UPPER WORK READ_ONLY...
 
-It has a user namespace of its own, with all users of the system as they are, in which binfmt_misc knows
-qemu-aarch64: nothing is registered on the machine. In its own mount namespace `/` is ROOT, changes go to
+It has a user namespace of its own, with all users of the system unchanged. qemu-aarch64 is registered in the
+binfmt_misc of that namespace, not on the machine. In its own mount namespace `/` is ROOT, changes go to
 UPPER, and each folder of READ_ONLY is there at the path it has here. Its process namespace ends with it, and
 so does every program in it. It prints `ready PID` and sleeps; `nsenter --target PID` runs programs there.
 
@@ -71,7 +71,7 @@ def _make_read_only(folder: Path) -> None:
 
 
 def _enter_user_namespace() -> None:
-    """Enter new namespaces; a child that stays outside gives the users of the system to it."""
+    """Enter new namespaces; a child that stays outside maps the system's users into them."""
     reading, writing = os.pipe()
     inside = os.getpid()
     outside = os.fork()
@@ -92,7 +92,7 @@ def _enter_user_namespace() -> None:
 
 
 def _register(qemu: str) -> None:
-    """Register the emulator in a binfmt_misc of this namespace's own."""
+    """Register the emulator in the binfmt_misc of this namespace."""
     _mount("none", Path("/"), None, _PRIVATE | _RECURSIVE)
     _mount("binfmt_misc", _BINFMT, "binfmt_misc")
     (_BINFMT / "register").write_bytes(b":edgekit:M::%b:%b:%b:%b" % (_MAGIC, _MASK, qemu.encode(), _FLAGS))
@@ -105,7 +105,7 @@ def _mount_root(root: str, upper: str, work: Path, read_only: Sequence[str]) -> 
     merged.mkdir()
     _mount("overlay", merged, "overlay", 0, f"lowerdir={root},upperdir={upper},workdir={work / 'work'}")
     _mount("/sys", merged / "sys", None, _BIND | _RECURSIVE)
-    _make_read_only(merged / "sys")  # its files ask for the user alone, and root here is root outside
+    _make_read_only(merged / "sys")  # its files check only the user, and root here is root outside
     _mount("tmpfs", merged / "tmp", "tmpfs", _NO_SUID | _NO_DEVICES, "mode=1777")
     _mount("tmpfs", merged / "run", "tmpfs", _NO_SUID | _NO_DEVICES, "mode=755")
     for folder in read_only:
@@ -138,7 +138,7 @@ def main() -> None:
     first = os.fork()
     if first:
         os.close(writing)
-        if os.read(reading, 1):  # not before: until then its root is that of the machine
+        if os.read(reading, 1):  # not earlier: until then its root is the machine's root
             print(f"ready {first}", flush=True)
         os.waitpid(first, 0)
         return

@@ -77,13 +77,13 @@ class LocalDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
         return texts[0], texts[1], code if code >= 0 else 128 - code
 
     def _execute(self, argv: list[str], timeout: float | None) -> tuple[int | None, bytes]:
-        """Return exit code, or None where time was up, and output of a program."""
+        """Return exit code (None if time was up) and output of a program."""
         result = run_program(argv, (), timeout or COMMAND_LIMIT_S, _MAX_OUTPUT_BYTES)
         return result.exit_code, result.output
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def get_status(self) -> int:
-        """Return 1: it is always there."""
+        """Return 1: this machine is always available."""
         return 1
 
     @Driver.check_active  # type: ignore[untyped-decorator]

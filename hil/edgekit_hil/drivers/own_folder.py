@@ -12,10 +12,10 @@ PREFIX: Final = "edgekit-bench"
 
 
 def make_folder(kind: str) -> Path:
-    """Return an empty folder, and remove those of processes that have ended, with the programs in them.
+    """Return an empty folder; remove folders of ended processes, and end the programs in them.
 
     Args:
-        kind: of the device, for the name.
+        kind: kind of the device, a part of the folder's name.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*-*-*"):
         owner = left.name.split("-")[-2]
@@ -28,6 +28,6 @@ def make_folder(kind: str) -> Path:
 def _end_programs(folder: Path) -> None:
     """Kill the programs that run in a folder."""
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
             if (process / "cwd").readlink().is_relative_to(folder):
                 os.kill(int(process.name), signal.SIGKILL)

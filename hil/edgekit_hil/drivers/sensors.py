@@ -21,7 +21,7 @@ class SensorsDriver(Driver):
 
     Attributes:
         python: starts, on the device, a Python in which the runtime is installed.
-        sysfs: where the kernel's tree is on the device.
+        sysfs: path of the kernel's tree on the device.
     """
 
     bindings = {"command": "CommandProtocol"}  # noqa: RUF012  # labgrid's
@@ -42,7 +42,7 @@ class SensorsDriver(Driver):
 
     @property
     def scope(self) -> str:
-        """What the watts are of, such as `board`; for the method of a figure."""
+        """The part whose watts are measured, such as `board`; for the method of a figure."""
         return self._scope
 
     @Driver.check_active  # type: ignore[untyped-decorator]

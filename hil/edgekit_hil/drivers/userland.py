@@ -1,6 +1,6 @@
-"""The ARM64 userland: commands in a Debian root for arm64, each program of it under qemu-user.
+"""The ARM64 userland: commands in a Debian root for arm64, whose programs run under qemu-user.
 
-It shows what programs do, not how long they take: the kernel is this machine's, and no board's.
+It shows what programs do, not how long they take: the kernel is this machine's, not a board's.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def require_userland() -> None:
     """Do nothing if this machine can run programs for arm64.
 
     Raises:
-        BenchUnavailableError: its kernel is too old, nobody is root here, or qemu is missing.
+        BenchUnavailableError: its kernel is too old, this process is not root, or qemu is missing.
     """
     require(_QEMU, "nsenter")
     if os.geteuid():
@@ -55,11 +55,11 @@ def require_userland() -> None:
 @target_factory.reg_driver
 @attr.s(eq=False)
 class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol):
-    """Runs commands in the root of the newest image; what they change is gone afterwards.
+    """Runs commands in the root of the newest image; their changes are lost afterwards.
 
     Attributes:
         cpu: the processor, as qemu names it.
-        read_only: folders of this machine that are there at the same path.
+        read_only: folders of this machine that are visible at the same path.
     """
 
     cpu: str = attr.ib(default=recipe.CPU)
@@ -86,7 +86,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
             self._open = undo.pop_all()
 
     def on_deactivate(self) -> None:
-        """End every program there and remove what they wrote."""
+        """End every program there and remove the files that they wrote."""
         self._open.close()
 
     @Driver.check_active  # type: ignore[untyped-decorator]
@@ -114,7 +114,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
         return texts[0], texts[1], done.returncode if done.returncode >= 0 else 128 - done.returncode
 
     def enter(self) -> list[str]:
-        """Return the words before a command that runs it there."""
+        """Return the command prefix that runs a command there."""
         variables = {
             "HOME": "/root",
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -134,7 +134,7 @@ class UserlandDriver(CommandMixin, Driver, CommandProtocol, FileTransferProtocol
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def get_status(self) -> int:
-        """Return 1: it is always there."""
+        """Return 1: the userland is always available."""
         return 1
 
     @Driver.check_active  # type: ignore[untyped-decorator]
@@ -168,7 +168,7 @@ def _wait_ready(child: ChildProcess) -> int:
     """Return the process id of the first process of the userland.
 
     Raises:
-        BenchUnavailableError: the kernel refuses what it needs.
+        BenchUnavailableError: the kernel refuses the namespaces or mounts.
     """
     deadline = time.monotonic() + _START_S
     while not child.output.startswith(b"ready "):

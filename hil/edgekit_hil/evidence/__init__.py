@@ -1,1 +1,1 @@
-"""What a run has seen on a bench, as a file that can be committed."""
+"""Results of a run on a bench, as a file that can be committed."""

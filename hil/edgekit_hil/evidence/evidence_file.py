@@ -1,4 +1,4 @@
-"""Evidence: what one run has seen on one bench, as JSON that can be committed."""
+"""Evidence: the results of one run on one bench, as JSON that can be committed."""
 
 import contextlib
 import json
@@ -21,18 +21,18 @@ _SOURCES: Final = ("--", ":(top)", ":(top,exclude)hil/evidence")
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What a device says of itself.
+    """Facts that a device reports about itself.
 
     Attributes:
-        model: of the board, else of the processor.
-        architecture: as `uname -m` has it.
+        model: model of the board, else of the processor.
+        architecture: output of `uname -m`.
         os: name and version of the system.
-        kernel: its release.
-        python: version.
+        kernel: release of the kernel.
+        python: version of Python.
         runtime: version of edgekit-runtime, or empty if it is not installed.
         engines: versions by package name.
-        memory_bytes: all of the machine.
-        free_bytes: of the disk that the tests use.
+        memory_bytes: memory of the machine.
+        free_bytes: free space on the disk that the tests use.
     """
 
     model: str
@@ -52,11 +52,11 @@ class Figure:
 
     Attributes:
         name: what was measured, with the model.
-        value: in `unit`.
-        unit: such as `ms`, `bytes`, `%`.
+        value: the value, in `unit`.
+        unit: unit such as `ms`, `bytes`, `%`.
         method: how it was measured.
         test: id of the test that measured it.
-        predicted: what the package or the profile promised, in `unit`, or None.
+        predicted: value that the package or the profile predicted, in `unit`, or None.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Figure:
 
     @property
     def error(self) -> float | None:
-        """By which share the prediction is too high, or negative: too low."""
+        """Share by which the prediction is too high; negative if it is too low."""
         if self.predicted is None or not self.value:
             return None
         return self.predicted / self.value - 1
@@ -81,7 +81,7 @@ class Curve:
     Attributes:
         name: what was measured.
         x_label, y_label: quantities with their units.
-        x, y: of the points, in their order.
+        x, y: coordinates of the points, in their order.
         test: id of the test that measured it.
     """
 
@@ -95,17 +95,17 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class TestOutcome:
-    """How one test ended.
+    """The outcome of one test.
 
     Attributes:
         test: its id.
-        proves: what it shows where it passes.
-        outcome: of pytest.
+        proves: what the test shows if it passes.
+        outcome: outcome as pytest names it.
         reason: why it was skipped, or the last line of a failure.
-        seconds: that it took.
+        seconds: duration of the test.
     """
 
-    __test__ = False  # pytest takes the name for that of a test
+    __test__ = False  # pytest would collect the class as a test
 
     test: str
     proves: str
@@ -119,17 +119,17 @@ class Evidence:
     """One run on one bench.
 
     Attributes:
-        bench: name.
-        kind: whether this was seen on the real device, on an emulated one, or on a stand-in.
-        target: of the device.
-        date: of the begin of the run, in UTC.
-        commit: of the checkout that ran, or empty outside of one.
+        bench: name of the bench.
+        kind: whether the results are from the real device, an emulated one, or a stand-in.
+        target: target of the device.
+        date: start of the run, in UTC.
+        commit: commit of the checkout that ran, or empty outside of one.
         is_dirty: whether that checkout held changes that are in no commit.
-        device: what it is.
-        tests: all, in their order.
-        figures: all, in their order.
-        curves: all, in their order.
-        format: of this file.
+        device: facts about the device.
+        tests: all tests, in their order.
+        figures: all figures, in their order.
+        curves: all curves, in their order.
+        format: format of this file.
     """
 
     bench: str
@@ -146,21 +146,21 @@ class Evidence:
 
     @property
     def file_name(self) -> str:
-        """Name of the file that holds it."""
+        """Name of the file that holds this evidence."""
         return f"{self.target}-{self.bench}-{self.date[:19].replace(':', '')}.json"
 
     def count(self, outcome: str) -> int:
-        """Return how many tests ended so."""
+        """Return how many tests had this outcome."""
         return sum(each.outcome == outcome for each in self.tests)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """The source that runs.
+    """The source tree of the running code.
 
     Attributes:
-        commit: its hash, or empty outside of a checkout.
-        is_dirty: whether files differ from it, or are in no commit; evidence of other runs does not count.
+        commit: hash of the commit, or empty outside of a checkout.
+        is_dirty: whether files differ from the commit or are in none; evidence of other runs does not count.
     """
 
     commit: str
@@ -168,7 +168,7 @@ class Checkout:
 
 
 def read_checkout() -> Checkout:
-    """Return the commit that runs: none of an installed wheel, `unknown` where git does not say."""
+    """Return the commit of the running code: empty for an installed wheel, `unknown` if git does not say."""
     if not (_PACKAGE.parents[1] / ".git").exists():
         return Checkout("", is_dirty=False)
     try:
@@ -191,7 +191,7 @@ def read_evidence(path: Path) -> Evidence:
     """Return the evidence in a file.
 
     Raises:
-        BenchError: it is none, or of a newer format.
+        BenchError: the file is no evidence, or of a newer format.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -215,14 +215,14 @@ def list_committed() -> Path:
 
 
 def find_hil_folder() -> Path:
-    """Return where this user's benches and evidence are noted."""
+    """Return the folder of this user's benches and evidence."""
     return find_config_folder() / "hil"
 
 
 def read_newest(target: str) -> list[Evidence]:
     """Return the newest evidence of a target for each of its benches, of this source and of this user.
 
-    Runs in which nothing passed say nothing of a target, and a user's files that cannot be read are left out.
+    This leaves out runs in which no test passed, and files of the user that cannot be read.
     """
     seen = read_folders([list_committed()])
     for path in (find_hil_folder() / "evidence").glob("*.json"):
@@ -233,7 +233,7 @@ def read_newest(target: str) -> list[Evidence]:
 
 
 def describe_source(evidence: Evidence, current: Checkout) -> str:
-    """Return what evidence is of, beside the checkout that reads it: `this commit`, `commit 1234abc`..."""
+    """Return the source of evidence, relative to the present checkout: `this commit`, `commit 1234abc`..."""
     if not evidence.commit:
         return "no commit (an installed release)"
     changes = " with changes that were not committed" if evidence.is_dirty else ""

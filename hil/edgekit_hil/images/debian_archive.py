@@ -1,6 +1,6 @@
-"""Debian's packages for arm64, from the mirror that this machine's own apt is set up with.
+"""Debian's packages for arm64, from the mirror in this machine's apt configuration.
 
-apt works on folders of its own here, so this machine stays of one architecture.
+apt works on separate folders, so this machine keeps its single architecture.
 """
 
 import re
@@ -22,7 +22,7 @@ class DebianArchive:
     folder: Path
 
     def update(self) -> None:
-        """Take the suites of this machine and fetch their lists of packages.
+        """Fetch the package lists of this machine's suites.
 
         Raises:
             BenchUnavailableError: this machine is no Debian.
@@ -47,13 +47,13 @@ class DebianArchive:
         self._apt("update")
 
     def find(self, packages: Sequence[str]) -> list[str]:
-        """Return the names of the files, with versions, of packages and of all that they depend on."""
+        """Return the file names, with versions, of packages and their dependencies."""
         found = map(_INSTALLED.match, self._apt("install", "--simulate", *packages).splitlines())
         names = [f"{name}_{version}_{kind}.deb" for name, version, kind in (m.groups() for m in found if m)]
         return sorted(name.replace(":", "%3a") for name in names)
 
     def fetch(self, packages: Sequence[str]) -> list[Path]:
-        """Download packages and all that they depend on, and return their files."""
+        """Download packages and their dependencies, and return their files."""
         self._apt("install", "--yes", "--download-only", *packages)
         return [self.folder / "cache" / "archives" / name for name in self.find(packages)]
 

@@ -1,4 +1,4 @@
-"""Images in a folder of the user: which there are, and making one.
+"""Images in a folder of the user: finds and makes them.
 
 An image is a folder, named after the hash of the recipe and of the versions of its packages:
 
@@ -58,7 +58,7 @@ class Image:
 
     @property
     def boot(self) -> Path:
-        """What qemu boots."""
+        """The folder that qemu boots from."""
         return self.folder / "boot"
 
     @property
@@ -84,7 +84,7 @@ class Image:
 
 
 def find_image(*, booted: bool) -> Image:
-    """Return the newest image of this recipe.
+    """Return the newest image made by this recipe.
 
     Args:
         booted: whether it must have a snapshot of the booted system.
@@ -105,11 +105,12 @@ def make_image(show: Show, *, rebuild: bool = False) -> Image:
     It has no snapshot yet: see `strategies.booted.save_snapshot`.
 
     Args:
-        show: is called with what is done now.
-        rebuild: whether to make it although it is there.
+        show: called with a description of each step.
+        rebuild: whether to make the image even if it exists.
 
     Raises:
-        BenchError: this machine cannot make it: no root, a program is missing, a package cannot be had.
+        BenchError: this machine cannot make it: it is not root, a program is missing, or a package is
+            unavailable.
     """
     if os.geteuid():
         raise BenchUnavailableError("an image needs root: its files belong to root and other users")
@@ -173,7 +174,7 @@ def _make_boot(image: Image, archive: DebianArchive, show: Show) -> None:
 
 
 def _make_keys(boot: Path, root: Path) -> None:
-    """Make the key of the machine, and one that may log in as root."""
+    """Make the machine's host key, and a key that may log in as root."""
     for path in (root / "etc/ssh/ssh_host_ed25519_key", boot / "id_ed25519"):
         run_checked(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "edgekit", "-f", path])
     shutil.copy(boot / "id_ed25519.pub", root / "root/.ssh/authorized_keys")
@@ -197,11 +198,11 @@ def _list_images() -> list[Image]:
 
 
 def _remove_old(keep: Image) -> None:
-    """Remove images that nobody has made for long, of any recipe."""
+    """Remove old images, of any recipe."""
     found = [path for path in _folder().iterdir() if "-" in path.name and path != keep.folder]
     found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for path in found[_MOST_IMAGES - 1 :]:
-        with contextlib.suppress(BenchError):  # in use: the next one that is made removes it
+        with contextlib.suppress(BenchError):  # in use: the next call removes it
             Image(path).remove()
 
 
@@ -220,7 +221,7 @@ def _lock(path: Path, kind: int) -> Iterator[None]:
     """Hold a file against other processes.
 
     Args:
-        path: of the file, which is made if it is missing.
+        path: path of the file, which is made if it is missing.
         kind: `fcntl.LOCK_SH` or `LOCK_EX`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The kernel's modules that are needed, and the first root of the kernel (initrd) that loads them.
+"""The kernel modules that are needed, and the initial RAM disk (initrd) that loads them.
 
 Source: Documentation/driver-api/early-userspace/buffer-format.rst of Linux ("newc").
 """
@@ -34,7 +34,7 @@ class KernelModules:
         self._modules = {_name(path): path for path in files}
 
     def close_over(self, names: Sequence[str]) -> dict[str, bytes]:
-        """Return modules and all that they depend on, each after those that it depends on.
+        """Return modules and their dependencies, each after the modules that it depends on.
 
         Returns:
             path below the folder of modules -> content.
@@ -71,7 +71,7 @@ class KernelModules:
 
 
 def write_initrd(path: Path, busybox: Path, modules: Mapping[str, bytes]) -> None:
-    """Write a first root that loads `modules` in their order and goes on with the root on disk."""
+    """Write an initrd that loads `modules` in their order and switches to the root on disk."""
     members: list[tuple[str, int, bytes]] = [(name, _FOLDER_MODE, b"") for name in _FOLDERS]
     members.append(("bin/busybox", _PROGRAM_MODE, busybox.read_bytes()))
     members.append(("init", _PROGRAM_MODE, recipe.INIT.encode()))

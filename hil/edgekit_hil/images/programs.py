@@ -1,4 +1,4 @@
-"""Programs of this machine that make an image."""
+"""Programs of this machine that are needed to make an image."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from edgekit_runtime.system.child_process import describe_end, run_program
 
 _MAX_OUTPUT_BYTES: Final = 64 << 20
 
-# program -> the package of Debian that it is in
+# program -> its Debian package
 _PACKAGES: Final[Mapping[str, str]] = {
     "apt-get": "apt",
     "dpkg-deb": "dpkg",
@@ -37,7 +37,7 @@ def require(*programs: str) -> None:
 
 
 def run_checked(command: Sequence[str | Path], limit_s: float = 900.0) -> str:
-    """Return what a program prints.
+    """Return the output of a program.
 
     Raises:
         BenchError: it failed, or did not end within `limit_s`.

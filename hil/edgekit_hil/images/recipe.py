@@ -1,4 +1,4 @@
-"""What is in an image."""
+"""The contents of an image."""
 
 import hashlib
 from pathlib import Path
@@ -26,7 +26,7 @@ BOOT_MODULES: Final = (
     "ext4",
     "i6300esb",
 )
-# What tests load: faults of links and of block devices.
+# For tests: faults of links and of block devices.
 TEST_MODULES: Final = (
     *("sch_netem", "sch_tbf", "sch_ingress", "ifb", "act_mirred", "cls_matchall"),
     *("dm-flakey", "dm-log-writes", "loop", "overlay", "softdog"),
@@ -34,7 +34,7 @@ TEST_MODULES: Final = (
 
 # Their packages are those of a device: see `provisioning.pinned_packages`.
 ENGINES: Final[tuple[Engine, ...]] = ("ort", "litert")
-# What the tests of the runtime import on top.
+# Further imports of the runtime's tests.
 TEST_WHEELS: Final = ("zstandard==0.25.0", "pillow==13.0.0", "pytest==9.2.0")
 
 DISK_BYTES: Final = 2 << 30
@@ -47,7 +47,7 @@ KERNEL_ARGUMENTS: Final = (
     " systemd.show_status=0 random.trust_cpu=on"
 )
 
-# Of Debian's maintainer scripts: what they would write, for a machine without a person at it.
+# Files that Debian's maintainer scripts would write, for an unattended machine.
 _PAM: Final = {
     "auth": "auth sufficient pam_unix.so nullok\nauth required pam_deny.so\n",
     "account": "account required pam_unix.so\n",
@@ -66,7 +66,7 @@ FILES: Final = {
         "HostKey /etc/ssh/ssh_host_ed25519_key\nPermitRootLogin prohibit-password\n"
         "PasswordAuthentication no\nUsePAM no\nUseDNS no\nSubsystem sftp internal-sftp\n"
     ),
-    # The network that qemu makes for a user: no gateway and no names, so the machine has no internet.
+    # qemu's user network without gateway and name server, so the machine has no internet.
     "etc/systemd/network/10-qemu.network": (
         "[Match]\nName=eth0\n[Network]\nAddress=10.0.2.15/24\nLinkLocalAddressing=no\nIPv6AcceptRA=no\n"
     ),
@@ -106,7 +106,7 @@ exec $busybox switch_root $disk /sbin/init
 
 
 def hash_recipe(*found: str) -> str:
-    """Return 16 hexadecimal digits of the recipe and of what was found, such as versions.
+    """Return a hash of 16 hexadecimal digits of the recipe and of further values, such as versions.
 
     The recipe is this folder's modules and the lists of the engines' packages.
     """

@@ -1,7 +1,7 @@
-"""A Debian root for arm64 in a folder: packages unpacked here, without running anything of theirs.
+"""A Debian root for arm64 in a folder: packages are unpacked here, without running their scripts.
 
-What their maintainer scripts would do on an emulated processor, and take most of half an hour for, is done by
-`recipe.FILES` and `recipe.LINKS`; systemd makes the rest on the first boot.
+`recipe.FILES` and `recipe.LINKS` replace the maintainer scripts, which would take most of half an hour on an
+emulated processor; systemd makes the rest on the first boot.
 """
 
 import shutil
@@ -25,7 +25,7 @@ def make_root(root: Path, packages: Sequence[Path], show: Callable[[str], None])
     """Unpack packages into the empty folder `root`, and configure it.
 
     Args:
-        root: where `/` of the system is to be.
+        root: folder that becomes `/` of the system.
         packages: the `.deb` files.
         show: is called with what is done now.
 
@@ -75,7 +75,7 @@ def find_python(root: Path) -> str:
 
 
 def compile_modules(root: Path, python: str) -> None:
-    """Compile the Python modules of a root, if this Python is of the same version: it saves every start."""
+    """Compile the Python modules of a root, if this Python has the same version, for faster starts."""
     if python == f"{sys.version_info.major}.{sys.version_info.minor}":
         names = (f"usr/lib/python{python}", "usr/lib/python3", f"usr/local/lib/python{python}")
         words = [sys.executable, "-m", "compileall", "-q", "-j", "0", "-s", str(root), "-p", "/"]
@@ -89,11 +89,11 @@ def install_wheels(
     """Install wheels for arm64 into `folder` by this machine's pip.
 
     Args:
-        requirements: lines of a file of pip's.
+        requirements: lines of a pip requirements file.
         python: version of the Python that imports them.
-        folder: where they go.
-        are_pinned: whether the lines are all that is wanted, each with its hashes; if not, what they need is
-            installed too.
+        folder: target folder.
+        are_pinned: whether the lines are complete, each with its hashes; if not, dependencies are installed
+            too.
 
     Raises:
         BenchError: the index has no such wheel, or does not answer.

@@ -1,1 +1,1 @@
-"""Power cuts on a real file system: one recorded run, of which any instant is replayed and mounted."""
+"""Power cuts on a real file system: any instant of a recorded run can be replayed and mounted."""

@@ -1,7 +1,7 @@
-"""Which power cuts are tried, and what of the writes each leaves on the device.
+"""Chooses the power cuts to try, and the writes that each leaves on the device.
 
-A device keeps what it was asked to write before the last flush. Of what came later it may keep anything: any
-subset of the writes, in any order, and of each write only its first sectors. A sector is whole or untouched.
+A device keeps all writes before the last flush. Of later writes it may keep any subset, in any order, and of
+a write perhaps only the first sectors. A sector is whole or untouched.
 """
 
 import bisect
@@ -13,7 +13,7 @@ from typing import Final
 from edgekit_hil.power_cuts.write_log import LogEntry
 
 KINDS: Final = ("lost", "kept", "reordered", "torn")
-"""Writes since the last flush: none is there, all are, some are, or only the first sectors of some."""
+"""Kept writes since the last flush: none, all, some, or only the first sectors of some."""
 
 _SECTOR_BYTES: Final = 512
 
@@ -25,7 +25,7 @@ class Cut:
     Attributes:
         at: number of the first entry of the log that the device did not see.
         kind: one of `KINDS`.
-        seed: of what is random in it.
+        seed: seed of its random choices.
     """
 
     at: int
@@ -34,10 +34,10 @@ class Cut:
 
 
 def plan_cuts(entries: Sequence[LogEntry], begin: int, count: int, seed: int) -> list[Cut]:
-    """Return cuts from entry `begin` on, by instant: those around each flush, and `count` in all, or more.
+    """Return cuts from entry `begin` on, sorted by instant: those around each flush, and at least `count`.
 
-    Before each flush the power fails in every way, since then the most is at stake, and once after it. The
-    other cuts are at random instants at which something was written since the last flush.
+    Before each flush there is a cut of every kind, since then the most is at stake, and after it one. The
+    other cuts are at random instants with writes since the last flush.
     """
     source = random.Random(seed)  # noqa: S311  # no secret
     flushes = [number for number in find_flushes(entries) if number >= begin]
@@ -57,15 +57,15 @@ def find_flushes(entries: Sequence[LogEntry]) -> list[int]:
 def pick_writes(
     entries: Sequence[LogEntry], flushes: Sequence[int], cut: Cut
 ) -> tuple[int, list[tuple[int, int]]]:
-    """Return how many entries are durable at a cut, and which later writes are there.
+    """Return how many entries are durable at a cut, and which later writes were kept.
 
     Args:
         entries: the log.
         flushes: `find_flushes(entries)`.
-        cut: see above.
+        cut: the power cut.
 
     Returns:
-        The number of durable entries, and of each later write that is there: its number, and how many of its
+        The number of durable entries, and for each later write that was kept its number and how many of its
         first bytes.
     """
     earlier = bisect.bisect_left(flushes, cut.at)

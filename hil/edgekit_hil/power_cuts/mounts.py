@@ -1,7 +1,7 @@
 """Mounts and loop devices in a private mount namespace, which the kernel removes when its processes end.
 
-So nothing stays behind, not even after SIGKILL: the mounts go with the namespace, a loop device with its last
-user, and the files lie in memory that is mounted there too.
+So nothing is left, not even after SIGKILL: mounts end with the namespace, a loop device with its last user,
+and the files are in memory that is mounted there too.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ _LOOP_TRIES: Final = 20  # another process may take the free device first
 
 
 def find_obstacle() -> str | None:
-    """Return why power cuts cannot be tried on this machine, or None if they can."""
+    """Return why power cuts cannot be tried on this machine, or None."""
     if sys.platform != "linux":
         return "power cuts need Linux"
     status = Path("/proc/self/status").read_text().splitlines()
@@ -56,9 +56,9 @@ def _can_open(path: Path) -> bool:
 
 
 def enter_private_memory(size_bytes: int) -> Path:
-    """Move this process, which has one thread, into a mount namespace of its own; return a folder in memory.
+    """Move this single-threaded process into a mount namespace of its own; return a folder in memory.
 
-    Both vanish when the process and its children have ended.
+    Both end with the process and its children.
 
     Raises:
         OutputError: the system refuses it.
@@ -88,7 +88,7 @@ def unmount(folder: Path, *, now: bool = False) -> None:
 
 
 def _call(name: str, *arguments: object) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)  # `os.unshare` is there from Python 3.12 on, `mount` never
+    libc = ctypes.CDLL(None, use_errno=True)  # `os.unshare` exists from Python 3.12 on, `mount` never
     if getattr(libc, name)(*arguments):
         code = ctypes.get_errno()
         named = " ".join(os.fsdecode(each) for each in arguments if isinstance(each, bytes))
@@ -99,7 +99,7 @@ class LoopDevice:
     """A file as a block device, until `close` or the end of the process.
 
     Attributes:
-        path: of the device.
+        path: path of the device.
     """
 
     def __init__(self, file: Path) -> None:
@@ -115,7 +115,7 @@ class LoopDevice:
                     self.path = Path(f"/dev/loop{number}")
                     self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
                     try:
-                        # Without direct I/O: qemu 7.2 corrupts what a FUSE export is asked to write at once.
+                        # Without direct I/O: qemu 7.2 corrupts concurrent writes to a FUSE export.
                         fcntl.ioctl(self._descriptor, _LOOP_CONFIGURE, _configure(backing.fileno()))
                         break
                     except OSError:
@@ -126,14 +126,14 @@ class LoopDevice:
             raise OutputError(f"cannot make a loop device of {file}: {cause.strerror}") from cause
 
     def forget(self) -> None:
-        """Write back and drop what the kernel caches of the device, which must not be mounted.
+        """Write back and drop the kernel's cache of the device, which must not be mounted.
 
         Then the file may be changed beneath it.
         """
         fcntl.ioctl(self._descriptor, _BLKFLSBUF)
 
     def close(self) -> None:
-        """Give the device back; while it is mounted, it stays until that ends."""
+        """Release the device; while it is mounted, it remains until the unmount."""
         os.close(self._descriptor)
 
 

@@ -1,8 +1,8 @@
-"""One run of a device's code on a real ext4, of which every write is logged.
+"""Records a run of a device's code on a real ext4 file system, with a log of every write.
 
 The file system is on a loop device, the loop device on a FUSE export of qemu's storage daemon, and the daemon
 logs each write and flush before it answers. qemu 7.2 corrupts concurrent writes of such an export, so the log
-is checked against what the disk holds in the end.
+is checked against the final content of the disk.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError, DataError, OutputError
 from edgekit_runtime.system.child_process import ChildProcess, run_program
 
-# Without what ext4 does for programs that forget to sync before a rename.
+# Without ext4's help for programs that forget to sync before a rename.
 MOUNT_OPTIONS: Final = "noauto_da_alloc"
 
 NOTHING: Final = "nothing"
 
 _IMAGE_BYTES: Final = 144 << 20  # a second group of blocks, for a copy of the superblock; holes at first
 _LOG_BYTES: Final = 512 << 20  # a hole at first
-_JOURNAL_MB: Final = 4  # the least with blocks of 4 KiB; it wraps within a run
+_JOURNAL_MB: Final = 4  # the minimum for blocks of 4 KiB; it wraps within a run
 _LIMIT_S: Final = 20.0
 _POLL_S: Final = 0.02
 _HEAD_BYTES: Final = 64
@@ -39,11 +39,11 @@ class Step:
     """A step of a run.
 
     Attributes:
-        name: what it does.
-        act: does it; the result must be durable when it returns.
-        during: versions of which one must start if the power fails meanwhile; `NOTHING` among them if
+        name: description of the step.
+        act: runs the step; the result must be durable when it returns.
+        during: versions of which one must start if the power fails during the step; `NOTHING` among them if
             nothing was installed before.
-        after: versions of which one must start from then on.
+        after: versions of which one must start after the step.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """When a step ran, in entries of the log; see `Step`."""
+    """Begin and end of a step, as numbers of log entries; see `Step`."""
 
     name: str
     begin: int
@@ -65,12 +65,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A run that was recorded.
+    """A recorded run.
 
     Attributes:
         size_bytes: of the disk, which holds zeros at first.
-        log: of its writes, as `read_log` takes it; they begin with the file system's own.
-        marks: of its steps, in order.
+        log: log of its writes, as `read_log` takes it; they begin with the file system's own.
+        marks: marks of its steps, in order.
     """
 
     size_bytes: int
@@ -92,7 +92,7 @@ class Recording:
         return found.name, allowed
 
     def save(self, folder: Path) -> None:
-        """Write it to a folder."""
+        """Write the recording to a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "log.gz").write_bytes(gzip.compress(self.log, 1))
         document = {"size_bytes": self.size_bytes, "marks": to_plain(self.marks)}
@@ -100,7 +100,7 @@ class Recording:
 
     @classmethod
     def load(cls, folder: Path) -> "Recording":
-        """Read it from a folder.
+        """Read a recording from a folder.
 
         Raises:
             DataError: it is damaged.
@@ -119,12 +119,12 @@ def record(folder: Path, prepare: Callable[[Path], Sequence[Step]]) -> Recording
     """Return a recording of a run.
 
     Args:
-        folder: in memory, see `enter_private_memory`; gets files of its own.
-        prepare: takes the root of the file system; puts there what was on it before, and returns the steps.
+        folder: folder in memory for files of the recording, see `enter_private_memory`.
+        prepare: takes the root of the file system; writes its earlier content, and returns the steps.
 
     Raises:
         OutputError: the disk cannot be made.
-        DataError: log and disk differ in the end.
+        DataError: log and disk differ at the end.
     """
     image, log, export, root = (folder / name for name in ("image", "log", "export", "root"))
     for path, size in ((image, _IMAGE_BYTES), (log, _LOG_BYTES), (export, 0)):
@@ -190,7 +190,7 @@ def _count(log: Path) -> int:
 
 
 def _check(recording: Recording, image: Path) -> None:
-    """Check that the log leads to what the disk holds, and that this is a whole file system.
+    """Check that the log leads to the content of the disk, and that the file system is intact.
 
     Raises:
         DataError: it does not.

@@ -1,4 +1,4 @@
-"""The disk of a recording at any instant at which the power might have failed, mounted as after a start."""
+"""Restores the disk of a recording at any instant of a power failure, mounted as after a start."""
 
 import contextlib
 import mmap
@@ -18,18 +18,18 @@ _REPAIRED: Final = (0, 1, 2)  # exit codes of e2fsck
 
 
 class Replay:
-    """Replays cuts of one recording; those that follow each other in time cost least.
+    """Replays cuts of one recording, cheapest in order of time.
 
     Attributes:
-        mended: how many file systems had to be repaired first, as a device does at its start.
+        mended: how many file systems needed a repair first, as a device does at its start.
     """
 
     def __init__(self, recording: Recording, folder: Path) -> None:
         """Prepare the disk.
 
         Args:
-            recording: see above.
-            folder: in memory, of this replay alone.
+            recording: the recording.
+            folder: folder in memory, only for this replay.
         """
         self._entries = recording.entries
         self._flushes = find_flushes(self._entries)
@@ -68,7 +68,7 @@ class Replay:
     def _mount(self) -> None:
         try:
             mount(self._device.path, self._root, MOUNT_OPTIONS)
-        except OutputError as cause:  # such as a superblock of which one half is new
+        except OutputError as cause:  # such as a half-written superblock
             self._device.forget()
             result = run_program(["e2fsck", "-y", str(self._device.path)], (), _REPAIR_LIMIT_S, 1 << 12)
             self._device.forget()
@@ -79,12 +79,12 @@ class Replay:
             self.mended += 1
 
     def close(self) -> None:
-        """Give the device back."""
+        """Release the device."""
         self._device.close()
 
 
 class _SparseDisk:
-    """A file of a disk's size, of which only what was written takes memory."""
+    """A file of a disk's size; only written parts take memory."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self.path = path
@@ -96,7 +96,7 @@ class _SparseDisk:
         self._content[offset : offset + len(data)] = data
 
     def restore(self, other: "_SparseDisk") -> None:
-        """Make this disk, on which everything was written that was on the other one, like that one."""
+        """Make this disk equal to another one, whose writes have all been made here."""
         end, size = 0, len(self._content)
         while end < size:
             try:

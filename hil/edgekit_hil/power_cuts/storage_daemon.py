@@ -1,4 +1,4 @@
-"""Becomes qemu's storage daemon, as a child process that ends with its parent: see `recording`."""
+"""Runs qemu's storage daemon as a child process that ends with its parent: see `recording`."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The log of everything that a block device was asked to write, in the order of its writes and flushes.
+"""The log of all writes and flushes of a block device, in their order.
 
 This reads the format of the kernel's dm-log-writes, which qemu's driver blklogwrites writes too.
 
@@ -28,9 +28,9 @@ class LogEntry:
     """One write or flush.
 
     Attributes:
-        offset_bytes: where on the device.
-        data: what was written; empty for a flush.
-        is_flush: whether all earlier writes are durable from here on.
+        offset_bytes: offset on the device.
+        data: written data; empty for a flush.
+        is_flush: whether this makes all earlier writes durable.
         is_durable: whether this write is durable at once (FUA).
     """
 
@@ -41,7 +41,7 @@ class LogEntry:
 
 
 def count_entries(log: Buffer) -> int:
-    """Return how many entries a log has by now; its first bytes are enough.
+    """Return how many entries a log has so far; its first bytes are enough.
 
     Raises:
         DataError: it is no such log.
@@ -50,7 +50,7 @@ def count_entries(log: Buffer) -> int:
 
 
 def trim_log(log: Buffer) -> bytes:
-    """Return a log without what follows its last entry.
+    """Return a log cut off after its last entry.
 
     Raises:
         DataError: see `read_log`.
@@ -75,7 +75,7 @@ def read_log(log: bytes) -> list[LogEntry]:
 
 
 def _walk(log: Buffer) -> Iterator[tuple[int, int, int, int]]:
-    """Yield of each entry its offset on the device, its flags, where its data begin, and their size."""
+    """Yield for each entry its offset on the device, its flags, the position of its data, and their size."""
     count, sector_bytes = _read_head(log)
     at = sector_bytes
     for number in range(count):

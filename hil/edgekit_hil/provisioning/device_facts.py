@@ -1,4 +1,4 @@
-"""What a device is, as far as an installation depends on it."""
+"""Facts about a device on which an installation depends."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Final
 from edgekit_runtime.errors import ProvisioningError
 
 MACHINES: Final = ("aarch64", "x86_64")
-"""For which all packages have wheels."""
+"""Architectures for which all packages have wheels."""
 
 OLDEST_PYTHON: Final = (3, 10)
 _NEWEST: Final = (3, 13)  # for which all packages have wheels
@@ -25,9 +25,9 @@ class DevicePython:
     """A Python of the device.
 
     Attributes:
-        path: where it is.
-        version: such as `3.11.2`.
-        implementation: such as `CPython`.
+        path: path of the interpreter.
+        version: version such as `3.11.2`.
+        implementation: implementation such as `CPython`.
         has_tensorrt: whether it can import TensorRT, which comes with JetPack.
     """
 
@@ -47,22 +47,22 @@ class DevicePython:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What the device said.
+    """The facts that the device reported.
 
     Attributes:
-        machine: such as `aarch64`.
-        system: such as `Debian GNU/Linux 12 (bookworm)`.
-        model: of the board, or empty.
-        libc: such as `glibc 2.36`, or empty.
-        pythons: the default one first.
-        free_bytes: where it is installed.
+        machine: architecture such as `aarch64`.
+        system: name such as `Debian GNU/Linux 12 (bookworm)`.
+        model: model of the board, or empty.
+        libc: C library such as `glibc 2.36`, or empty.
+        pythons: all Pythons, the default one first.
+        free_bytes: free space at the place of installation.
         has_systemd: whether systemd runs.
         rights: `root`, `sudo` (without a password) or `none`.
-        release, previous: what is installed, or empty.
+        release, previous: the installed releases, or empty.
         service, agent: states of the units, or empty.
-        device: its name in a fleet, or empty.
-        keys: name -> SHA-256 of the file, in hexadecimal, of the keys that it trusts.
-        models: what `edgekit-device status --json` prints, or empty.
+        device: name of the device in a fleet, or empty.
+        keys: name of a trusted key -> SHA-256 of its file, in hexadecimal.
+        models: output of `edgekit-device status --json`, or empty.
     """
 
     machine: str
@@ -86,7 +86,7 @@ class HostFacts:
         """Read lines of `NAME=VALUE`.
 
         Raises:
-            ProvisioningError: they are not those of a device.
+            ProvisioningError: the lines are not from a device.
         """
         pairs = [line.partition("=")[::2] for line in lines if "=" in line]
         one = dict(pairs)
@@ -120,7 +120,7 @@ class HostFacts:
         return int(found[1]), int(found[2])
 
     def choose_python(self) -> DevicePython:
-        """Return the Python to install for, after a check of what else an installation needs.
+        """Return the Python to install for, after a check of all other needs of an installation.
 
         Raises:
             ProvisioningError: the device cannot run edgekit, or gives no rights.

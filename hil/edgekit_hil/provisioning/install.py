@@ -28,13 +28,13 @@ _MB: Final = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be on a device.
+    """The wanted state of a device.
 
     Attributes:
-        engine: that it gets.
-        keys: public keys that it is to trust, `NAME.pub.pem`.
-        target: that its packages must have, or empty for any.
-        code: with which it joins a fleet, or empty.
+        engine: engine to install.
+        keys: public keys for it to trust, `NAME.pub.pem`.
+        target: target that its packages must have, or empty for any.
+        code: code with which it joins a fleet, or empty.
     """
 
     engine: Engine = "ort"
@@ -45,13 +45,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What became of an installation.
+    """The result of an installation.
 
     Attributes:
-        facts: of the device before.
-        release: that runs now.
-        changed: what was changed, in order; empty if everything was there.
-        notes: what a person should know.
+        facts: facts about the device before the installation.
+        release: release that runs now.
+        changed: changes in their order; empty if everything was in place.
+        notes: notes for the user.
     """
 
     facts: HostFacts
@@ -61,29 +61,29 @@ class Installed:
 
 
 def probe(host: SshHost) -> HostFacts:
-    """Return what a device is and has.
+    """Return the facts about a device.
 
     Raises:
         TransportError: it cannot be reached.
         ProvisioningError: it does not accept us, or is no device.
     """
     facts = HostFacts.parse(_run(host, "none", "status", limit_s=_PROBE_LIMIT_S))
-    if facts.rights == "sudo":  # what only root may read
+    if facts.rights == "sudo":  # facts that only root may read
         facts = HostFacts.parse(_run(host, "sudo", "status", limit_s=_PROBE_LIMIT_S))
     return facts
 
 
 def install(host: SshHost, wanted: Wanted, show: Callable[[str], None]) -> Installed:
-    """Bring a device to what is wanted; what is there already stays.
+    """Bring a device to the wanted state; parts that are in place stay.
 
     Args:
         host: the device.
-        wanted: see above.
-        show: takes what is done now.
+        wanted: the wanted state.
+        show: takes a description of each step.
 
     Raises:
         TransportError: the device cannot be reached.
-        ProvisioningError: it cannot be set up; what ran before runs still.
+        ProvisioningError: it cannot be set up; the earlier release still runs.
         OutputError: the host cannot keep the packages.
     """
     show("looking at the device")
@@ -122,7 +122,7 @@ def install(host: SshHost, wanted: Wanted, show: Callable[[str], None]) -> Insta
 
 
 def uninstall(host: SshHost, *, purge: bool) -> tuple[str, ...]:
-    """Remove edgekit from a device; returns what was removed.
+    """Remove edgekit from a device; returns the removed parts.
 
     Args:
         host: the device.
@@ -143,7 +143,7 @@ def _find_new(keys: Sequence[Path], facts: HostFacts) -> list[Path]:
     """Return the keys that the device does not trust yet.
 
     Raises:
-        ProvisioningError: it trusts another one of the same name.
+        ProvisioningError: it trusts another key of the same name.
     """
     new = []
     for key in keys:
@@ -159,7 +159,7 @@ def _find_new(keys: Sequence[Path], facts: HostFacts) -> list[Path]:
 
 
 def _run(host: SshHost, rights: str, *call: str, limit_s: float) -> list[str]:
-    """Call a function of the script on the device; no list of processes there shows the arguments."""
+    """Call a function of the script on the device; its arguments appear in no process list there."""
     shell = "sudo -n sh" if rights == "sudo" else "sh"
     return host.run(shell, [f"{read_script()}\n{shlex.join(call)} </dev/null\n".encode()], limit_s)
 

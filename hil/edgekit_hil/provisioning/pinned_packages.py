@@ -15,11 +15,11 @@ _FILES: Final[dict[Engine, str]] = {"ort": "device.txt", "litert": "device-liter
 def read_pinned(engine: Engine, machine: str, python: str) -> list[str]:
     """Return the packages of an engine, each with its hashes and without conditions.
 
-    pip itself judges conditions for the machine that it runs on.
+    Conditions are resolved here, since pip would resolve them for the machine that it runs on.
 
     Args:
-        engine: that is among them.
-        machine: such as `aarch64`.
+        engine: engine of the device.
+        machine: architecture such as `aarch64`.
         python: version of CPython, such as `3.11.2`.
 
     Raises:
@@ -48,7 +48,7 @@ def read_pinned(engine: Engine, machine: str, python: str) -> list[str]:
 
 
 def find_list(engine: Engine) -> Path:
-    """Return the list of an engine's packages: of this installation, or of the checkout.
+    """Return the list of an engine's packages, from this installation or the checkout.
 
     Raises:
         ProvisioningError: it is missing.

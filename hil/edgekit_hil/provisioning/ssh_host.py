@@ -1,4 +1,4 @@
-"""A device that is reached by OpenSSH's client, with what its configuration says of host keys and users.
+"""A device that OpenSSH's client reaches, with the host keys and users of the client's configuration.
 
 labgrid's driver is not used: it accepts unknown host keys.
 """
@@ -15,7 +15,7 @@ _CONNECT_S: Final = 15
 _SSH_FAILED: Final = 255
 _MAX_OUTPUT_BYTES: Final = 1 << 20
 _OPTIONS: Final = {
-    "BatchMode": "yes",  # asks no questions: a password, or whether a host key is right
+    "BatchMode": "yes",  # asks no questions, neither for a password nor about a host key
     "StrictHostKeyChecking": "yes",
     "ConnectTimeout": str(_CONNECT_S),
     "ServerAliveInterval": "15",
@@ -27,11 +27,11 @@ _OPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SshHost:
-    """Where a device is.
+    """The address of a device.
 
     Attributes:
         name: `[USER@]HOST`, or a name of ssh's configuration.
-        port: of its server, or None for what ssh's configuration says.
+        port: port of its server, or None for the port in ssh's configuration.
         config: file of ssh's configuration, or None for the user's own.
     """
 
@@ -52,16 +52,16 @@ class SshHost:
         return cls(name, int(port) if colon else None, config)
 
     def run(self, command: str, sent: Iterable[bytes], limit_s: float) -> list[str]:
-        """Return the lines that a command prints there.
+        """Return the lines that a command prints on the device.
 
         Args:
-            command: for the shell of the user.
-            sent: its standard input, in parts.
-            limit_s: for all of it.
+            command: command for the shell of the user.
+            sent: standard input of the command, in parts.
+            limit_s: time limit for the whole call.
 
         Raises:
             TransportError: the device cannot be reached, or does not answer in time.
-            ProvisioningError: its key or ours is not accepted, or the command fails.
+            ProvisioningError: the host key or our key is not accepted, or the command fails.
         """
         argv = ["ssh", "-T", *(f"-o{name}={value}" for name, value in _OPTIONS.items())]
         argv += [] if self.config is None else ["-F", str(self.config)]
@@ -79,7 +79,7 @@ class SshHost:
         return result.output.decode(errors="replace").splitlines()
 
     def _explain(self, line: str) -> None:
-        """Raise what the last line of ssh means."""
+        """Raise the error that the last line of ssh means."""
         if "Host key verification failed" in line:
             raise ProvisioningError(
                 f"{self.name}: its host key is unknown here, or has changed. Connect once with `ssh"

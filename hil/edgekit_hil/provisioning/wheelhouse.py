@@ -1,7 +1,7 @@
-"""All that a device installs, in one folder: pinned wheels for exactly its Python and platform, and our own.
+"""All packages of a device in one folder: pinned wheels for exactly its Python and platform, and our own.
 
-The host downloads the wheels, or has them from an earlier time, and checks their hashes; the device needs no
-network and checks them again. pip itself goes along, because Debian's Python comes without it.
+The host downloads the wheels, or uses earlier downloads, and checks their hashes; the device needs no network
+and checks them again. pip itself is included, because Debian's Python comes without it.
 """
 
 import base64
@@ -26,26 +26,26 @@ from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_cache_folder
 
 MODULES: Final = {"ort": "onnxruntime", "litert": "ai_edge_litert"}
-"""What a device must be able to import."""
+"""Modules that a device must be able to import."""
 
 _OLDEST_GLIBC: Final = (2, 17)
 _DOWNLOAD_LIMIT_S: Final = 1800.0
 _MAX_OUTPUT_BYTES: Final = 1 << 16
-_BYTECODE: Final = 1.3  # times the size of the packages: what is installed, with bytecode
+_BYTECODE: Final = 1.3  # size of the installation with bytecode, over the size of the packages
 _SPARE_BYTES: Final = 64 << 20
 _LICENSE: Final = "Apache-2.0"
 
 
 @dataclass(frozen=True, slots=True)
 class Wheelhouse:
-    """What a device installs.
+    """The packages that a device installs.
 
     Attributes:
-        release: digest of all of it, by which the device knows whether it has it.
-        requirements: for pip on the device, each with its hash.
+        release: digest of the whole content, by which the device knows whether it has this release.
+        requirements: requirements for pip on the device, each with its hash.
         own_wheel: name and content of our wheel.
-        folder: where the wheels of others are once `download` has returned.
-        tags: arguments of pip that describe the device.
+        folder: folder of all other wheels once `download` has returned.
+        tags: pip arguments that describe the device.
     """
 
     release: str
@@ -56,7 +56,7 @@ class Wheelhouse:
 
     @classmethod
     def plan(cls, facts: HostFacts, python: DevicePython, engine: Engine) -> "Wheelhouse":
-        """Return what this device needs, without a network.
+        """Return the packages for this device, without a network.
 
         Raises:
             ProvisioningError: its C library has no wheels, or the lists of packages are missing here.
@@ -75,7 +75,7 @@ class Wheelhouse:
         return cls(release, requirements, (name, content), folder, tags)
 
     def download(self) -> None:
-        """Fetch the wheels of others, unless they are here.
+        """Fetch all other wheels that are not here yet.
 
         Raises:
             ProvisioningError: pip cannot get one of them.
@@ -105,7 +105,7 @@ class Wheelhouse:
             raise ProvisioningError(f"pip cannot download the packages of the device: {result.last_line}")
 
     def measure(self) -> int:
-        """Return how many bytes the device needs for a moment; after `download`."""
+        """Return how many bytes the device needs during the installation; call it after `download`."""
         wheels = [*self.folder.glob("*.whl")]
         unpacked = len(self.own_wheel[1])
         for wheel in wheels:
@@ -114,7 +114,7 @@ class Wheelhouse:
         return int(unpacked * _BYTECODE) + sum(wheel.stat().st_size for wheel in wheels) + _SPARE_BYTES
 
     def list_content(self) -> list[tuple[str, Path | bytes]]:
-        """Return names and contents of what the device needs; after `download`."""
+        """Return names and contents of the files for the device; call it after `download`."""
         return [
             *((f"wheels/{wheel.name}", wheel) for wheel in sorted(self.folder.glob("*.whl"))),
             (f"wheels/{self.own_wheel[0]}", self.own_wheel[1]),
@@ -124,7 +124,7 @@ class Wheelhouse:
 
 
 def pack(content: Iterable[tuple[str, Path | bytes]]) -> Iterator[bytes]:
-    """Yield a tar archive of files that have a name and a content."""
+    """Yield a tar archive of files, given by name and content."""
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             for name, source in content:
@@ -138,7 +138,7 @@ def pack(content: Iterable[tuple[str, Path | bytes]]) -> Iterator[bytes]:
 
 
 def make_own_wheel() -> tuple[str, bytes]:
-    """Return name and content of a wheel of the runtime that runs here; equal sources make equal bytes.
+    """Return name and content of a wheel of the present runtime; equal sources give equal bytes.
 
     Source: "Binary distribution format", packaging.python.org.
     """
@@ -166,7 +166,7 @@ def _zip(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
-            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)  # its time is 1980
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)  # dated 1980
     return buffer.getvalue()
 
 

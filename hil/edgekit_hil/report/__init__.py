@@ -1,1 +1,1 @@
-"""Evidence as a page with plots; it changes and measures nothing."""
+"""Shows evidence as a page with plots; it changes and measures nothing."""

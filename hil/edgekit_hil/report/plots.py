@@ -1,4 +1,4 @@
-"""Plots in SVG: a curve, and predictions beside what was measured. Numbers in, text out."""
+"""Plots in SVG: a curve, and predictions beside measurements. Numbers in, text out."""
 
 import html
 import math
@@ -33,12 +33,12 @@ def draw_curve(curve: Curve) -> str:
 
 
 def draw_predictions(figures: Sequence[Figure]) -> str:
-    """Return a point for each figure with a prediction: measured across, predicted up, in one unit.
+    """Return a plot with a point for each predicted figure: measured on x, predicted on y, in one unit.
 
     The line is where both are equal. Both axes are logarithmic.
 
     Args:
-        figures: at least one, each with positive value and prediction.
+        figures: at least one figure, each with positive value and prediction.
     """
     pairs = [(each.name, float(each.value or 0), float(each.predicted or 0)) for each in figures]
     values = [value for _, *both in pairs for value in both]

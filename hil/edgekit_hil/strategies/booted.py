@@ -24,7 +24,7 @@ from edgekit_hil.images.image_cache import Image, replacing
 from edgekit_runtime.errors import BenchError
 
 _CONNECT_S: Final = 600.0  # a boot under load
-_TRY_S: Final = 20.0  # a machine that hangs after it has accepted a connection never answers on that one
+_TRY_S: Final = 20.0  # a machine may accept a connection, hang, and never answer on it
 _UNPACK_S: Final = 300.0  # labgrid's own 30 s are too few on a machine under load
 _READY: Final = "ready"
 _MODULES: Final = "usr/lib/python3/dist-packages"
@@ -34,7 +34,7 @@ _ARCHIVE: Final = "/srv/runtime.tar"
 
 
 class Status(enum.Enum):
-    """What the machine is doing."""
+    """State of the machine."""
 
     unknown = 0
     off = 1
@@ -59,8 +59,8 @@ class BootedMachineStrategy(Strategy):  # type: ignore[misc]  # labgrid has no t
         """Bring the machine into a state.
 
         Args:
-            status: one of `Status`, or its name: `booted` from its disk, or `shell`. That always restores the
-                booted machine, with the runtime installed: nothing is left of what was done before.
+            status: one of `Status`, or its name: `booted` from its disk, or `shell`. `shell` always restores
+                the booted machine, with the runtime installed: no earlier change is left.
         """
         wanted = status if isinstance(status, Status) else Status[status]
         self.target.deactivate(self.ssh)
@@ -78,7 +78,7 @@ class BootedMachineStrategy(Strategy):  # type: ignore[misc]  # labgrid has no t
         self.status = wanted
 
     def restore(self, snapshot: str) -> None:
-        """Go on from a snapshot that a test has saved in this activation of the machine."""
+        """Continue from a snapshot that a test has saved in this activation of the machine."""
         self.target.deactivate(self.ssh)
         self.machine.restore(snapshot)
         self.connect()
@@ -95,24 +95,24 @@ class BootedMachineStrategy(Strategy):  # type: ignore[misc]  # labgrid has no t
             try:
                 self.target.activate(self.ssh)
                 break
-            except Exception as cause:  # labgrid raises no class of its own
+            except Exception as cause:  # labgrid has no exception class of its own
                 if time.monotonic() > deadline:
                     raise BenchError(
                         f"the machine does not answer for {_CONNECT_S:.0f} s: {cause}"
                     ) from cause
-        self.ssh.run_check(f"date -s @{time.time():.3f}")  # a snapshot's clock stands where it was made
+        self.ssh.run_check(f"date -s @{time.time():.3f}")  # a snapshot's clock stands still
 
     def _start(self) -> None:
         self.target.activate(self.machine)
         if not self.machine.status:
-            self._ready = ""  # was on disks that are gone
+            self._ready = ""  # it was on disks that are gone
             self.machine.on()
             self.ssh.networkservice.port = self.machine.forward_ssh()
             self.ssh.keyfile = str(self.machine.key)
             self.ssh.connection_timeout = _TRY_S
 
     def _install_runtime(self) -> None:
-        """Copy this checkout's runtime to where the machine's Python finds it."""
+        """Copy this checkout's runtime to a place where the machine's Python finds it."""
         package = Path(edgekit_runtime.__file__).parent
         with tempfile.NamedTemporaryFile(suffix=".tar") as file:
             with tarfile.open(fileobj=file, mode="w") as archive:
@@ -130,8 +130,8 @@ def save_snapshot(image: Image, show: Callable[[str], None]) -> None:
     """Boot an image and keep the booted system in it.
 
     Args:
-        image: whose snapshot is made.
-        show: is called with what is done now.
+        image: image to boot.
+        show: called with a description of each step.
 
     Raises:
         BenchError: it does not boot, or a unit of systemd failed.

@@ -1,4 +1,4 @@
-"""What the packages of a bench are made for, and by which engine its device runs them."""
+"""The target of a bench's packages, and the engine by which its device runs them."""
 
 import functools
 import json
@@ -16,7 +16,7 @@ from edgekit_runtime.system.paths import find_config_folder
 
 TOOLKIT: Final = "edgekit_toolkit"
 OPEN_LIMIT_S: Final = 900.0
-"""For opening a package: TensorRT builds its engine then."""
+"""Seconds to open a package: TensorRT builds its engine then."""
 ENGINE_PACKAGES: Final = {
     "ort": ("onnxruntime", "onnxruntime-gpu"),
     "litert": ("ai-edge-litert", "tflite-runtime"),
@@ -32,12 +32,12 @@ class BenchTarget:
     """The target of a bench, beside the engines of its device.
 
     Attributes:
-        name: what packages are made for: the target or, where `edgekit profile --on` has measured this bench
+        name: target of packages: the bench's target or, if `edgekit profile --on` has measured this bench
             from this machine, its profile.
-        engines: of the device, as packages name them; those that the target prefers come first.
-        predicted_engine: the one that predictions of latency and energy are for.
-        prediction: what those predictions are made from, for the method of a figure.
-        is_profile: whether that is a profile of this bench.
+        engines: engines of the device, as packages name them; those that the target prefers come first.
+        predicted_engine: engine of the predictions of latency and energy.
+        prediction: basis of those predictions, for the method of a figure.
+        is_profile: whether the basis is a profile of this bench.
     """
 
     name: str
@@ -68,7 +68,7 @@ class BenchTarget:
 
     @property
     def engine(self) -> str:
-        """The engine that the tests use; a test is skipped where the device has none."""
+        """The engine that the tests use; a test is skipped if the device has none."""
         if not self.engines:
             pytest.skip("the device has no engine: `edgekit device install` puts one there")
         return self.engines[0]

@@ -21,7 +21,7 @@ FIRST, SECOND = "1.0.0", "1.1.0"
 _SERVING: Final = "serving"
 _SETTLE_S: Final = 240.0  # a boot and a start of the service, on a machine under load
 _SHORT_WATCHDOG_US: Final = 10_000_000
-_BEFORE_PANIC_S: Final = 3  # for the shell that asked for it
+_BEFORE_PANIC_S: Final = 3  # for the shell that ordered it
 _ROLLOUT_S: Final = 240.0
 _INSTALL_S: Final = 12.0  # an installation takes about that long here
 _AS_EDGEKIT: Final = (
@@ -48,15 +48,15 @@ print(reply["model_version"], len(reply["outputs"][0]["data"]))
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an event led to.
+    """The outcome of an event.
 
     Attributes:
-        event: its name.
-        version: that serves afterwards.
-        expected: those that may serve.
-        restart_s: from the end of the service to the start of its next process, by the machine's clock, or
-            None if it was not to end, or the machine booted.
-        seconds: from the event to the first answer, by this machine's clock.
+        event: name of the event.
+        version: version that serves afterwards.
+        expected: versions that may serve.
+        restart_s: time from the end of the service to the start of its next process, by the machine's clock;
+            None if it should not end, or the machine booted.
+        seconds: time from the event to the first answer, by this machine's clock.
     """
 
     event: str
@@ -72,15 +72,15 @@ class Outcome:
 
 
 class ServiceMachine:
-    """The booted machine with the service of systemd and one installed model."""
+    """The booted machine with the service under systemd and one installed model."""
 
     def __init__(self, bench: Bench, packages: Mapping[str, Path], public_key: Path) -> None:
-        """Install the service, and keep that as a snapshot.
+        """Install the service, and save the machine as a snapshot.
 
         Args:
             bench: a booted machine.
             packages: version -> package of the model.
-            public_key: that packages are signed with.
+            public_key: public half of the key that signs packages.
         """
         self._bench = bench
         self._strategy = bench.target.get_strategy()
@@ -106,7 +106,7 @@ class ServiceMachine:
             self._strategy.restore(_SERVING)
 
     def run(self, command: str, limit_s: float = 120.0) -> str:
-        """Return what a command prints.
+        """Return the output of a command.
 
         Raises:
             BenchError: it failed.
@@ -121,7 +121,7 @@ class ServiceMachine:
         self.run(f"{_AS_EDGEKIT} edgekit-device install /srv/packages/{version}.edgepkg")
 
     def join_fleet(self, code: str, target: str) -> None:
-        """Let the machine into a fleet, with the agent's unit; all of it is on the disk then."""
+        """Enrol the machine in a fleet, with the agent's unit; all of it is on the disk afterwards."""
         self.run("install -d -o edgekit -g edgekit /etc/edgekit/keys /etc/edgekit/fleet")
         self.run(f"{_AS_EDGEKIT} EDGEKIT_TARGET={target} edgekit-device enroll --code {code}", _SETTLE_S)
         self.run(f"edgekit-device agent --print-unit >{_AGENT_UNIT}")
@@ -162,7 +162,7 @@ class ServiceMachine:
 
 
 Event = Callable[[ServiceMachine, random.Random], tuple[str, ...]]
-"""Does something to the machine, and returns the versions that may serve afterwards."""
+"""Event: acts on the machine, and returns the versions that may serve afterwards."""
 
 
 def kill(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
@@ -172,14 +172,14 @@ def kill(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
 
 
 def hang(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
-    """Stop the service's process, so that it feeds systemd's watchdog no more; wait until it has ended."""
+    """Stop the service's process, so that it no longer feeds systemd's watchdog; wait until it has ended."""
     pid = machine.run("systemctl show edgekit -p MainPID --value")
     machine.run(f"kill -STOP {pid}; while [ -e /proc/{pid} ]; do sleep 0.5; done")
     return (FIRST,)
 
 
 def exhaust_memory(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
-    """Take all memory of the machine in another program, which the kernel must kill, and not the service."""
+    """Take all memory of the machine in another program; the kernel must kill that, not the service."""
     before = machine.read_times()["MainPID"]
     hog = "python3 -S -c 'held = [bytearray(16 << 20) for _ in range(128)]'"
     machine.run(f"{hog}; [ $? = 137 ]")
@@ -190,7 +190,7 @@ def exhaust_memory(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]
 
 
 def limit_memory(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
-    """Let the kernel kill the service for its own use of memory."""
+    """Have the kernel kill the service for its own use of memory."""
     pid = machine.run("systemctl show edgekit -p MainPID --value")
     limit = "echo 8M >/sys/fs/cgroup/system.slice/edgekit.service/memory.max"
     machine.run(
@@ -231,9 +231,9 @@ class CutInUpdate:
     """The event that the power fails while a fleet updates the machine to the second version.
 
     Attributes:
-        fleet: that runs.
-        package: of the second version.
-        target: of the machine.
+        fleet: running fleet.
+        package: package of the second version.
+        target: target of the machine.
     """
 
     fleet: Fleet
@@ -241,7 +241,7 @@ class CutInUpdate:
     target: str
 
     def __call__(self, machine: ServiceMachine, rng: random.Random) -> tuple[str, ...]:
-        """Do that, and wait until the fleet has ended its rollout."""
+        """Cut the power in an update, and wait until the fleet has ended its rollout."""
         name = f"booted-{rng.getrandbits(32):08x}"
         machine.join_fleet(self.fleet.invite(name), self.target)
         self.fleet.start_rollout(name, self.package, to=f"bench={name}")
@@ -266,13 +266,13 @@ _ENDS_SERVICE: Final = {"kill -9", "service hangs", "out of memory: the service"
 
 
 def try_event(machine: ServiceMachine, name: str, event: Event, seed: int) -> Outcome:
-    """Return what one event leads to, from the snapshot on.
+    """Return the outcome of one event, from the snapshot on.
 
     Args:
-        machine: where it happens.
-        name: of the event.
+        machine: machine on which it happens.
+        name: name of the event.
         event: one of `EVENTS`, or a `CutInUpdate`.
-        seed: of its random choices.
+        seed: seed of its random choices.
 
     Raises:
         BenchError: the service does not serve again in time.

@@ -1,4 +1,4 @@
-"""What a test on a bench gets: the bench, its device with a folder of its own, and a place for figures."""
+"""Fixtures of a test on a bench: the bench, its device with a folder, and a recorder of figures."""
 
 import contextlib
 import hashlib
@@ -31,7 +31,7 @@ class Recorder:
     def __call__(
         self, name: str, value: float | None, unit: str, method: str = "", predicted: float | None = None
     ) -> None:
-        """Record a figure, see `Figure`; one of time only where time means anything."""
+        """Record a figure, see `Figure`; times are recorded only on benches where they mean anything."""
         if unit in _OF_TIME and not self.bench.file.settings.has_time:
             return
         self.record.add_figure(self.bench, Figure(name, value, unit, method, self.test, predicted))
@@ -41,8 +41,8 @@ class Recorder:
 
         Args:
             name: what was measured.
-            labels: of x and y.
-            points: (x, y) each.
+            labels: labels of x and y.
+            points: pairs (x, y).
         """
         if not self.bench.file.settings.has_time:
             return
@@ -91,13 +91,13 @@ def device(working_bench: Bench, request: pytest.FixtureRequest) -> Iterator[Dev
 
 @pytest.fixture
 def target(bench: Bench) -> BenchTarget:
-    """Return what the packages of the bench are made for."""
+    """Return the target of the bench's packages."""
     return BenchTarget.of(bench)
 
 
 @pytest.fixture
 def evidence(bench: Bench, request: pytest.FixtureRequest) -> Recorder:
-    """Return what records the figures of this test."""
+    """Return the recorder of this test's figures."""
     record = request.config.pluginmanager.get_plugin("edgekit-hil-record")
     assert isinstance(record, RunRecord)
     return Recorder(record, bench, request.node.name)

@@ -1,4 +1,4 @@
-"""What tests run on this machine for the device to reach: a server of offloading, a fleet and its manager."""
+"""Servers that tests run on this machine for the device: a server of offloading, a fleet and its manager."""
 
 import contextlib
 import json
@@ -38,8 +38,8 @@ class HostSide:
     """This machine, as the device of a bench sees it.
 
     Attributes:
-        address: at which the device reaches it.
-        listen_address: on which a server must listen for that.
+        address: address at which the device reaches it.
+        listen_address: address on which a server must listen for that.
     """
 
     def __init__(self, bench: Bench) -> None:
@@ -81,16 +81,16 @@ class Fleet:
     """A fleet that `edgekit fleet up` runs on this machine.
 
     Attributes:
-        host: where it runs.
-        folder: of the fleet, and of a device of this machine.
+        host: machine on which it runs.
+        folder: folder of the fleet, and of a device of this machine.
     """
 
     def __init__(self, host: HostSide, folder: Path, home: Path) -> None:
-        """Name a fleet.
+        """Prepare a fleet; nothing runs yet.
 
         Args:
-            host: where it runs.
-            folder: empty.
+            host: machine on which it runs.
+            folder: empty folder.
             home: edgekit's configuration, with the keys of the packages.
         """
         self.host, self.folder = host, folder
@@ -114,7 +114,7 @@ class Fleet:
             yield
 
     def run(self, *arguments: str, limit_s: float = _COMMAND_LIMIT_S) -> Any:
-        """Return the JSON of `edgekit fleet ARGUMENTS`; the last one where it prints several.
+        """Return the JSON of `edgekit fleet ARGUMENTS`; the last value if it prints several.
 
         Raises:
             BenchError: it failed, or did not end within `limit_s`.
@@ -151,7 +151,7 @@ class Fleet:
             yield
 
     def start_rollout(self, release: str, package: Path, *, to: str = "all", waves: str = "100%") -> None:
-        """Release a package, and begin to bring it to devices."""
+        """Release a package, and start its rollout to devices."""
         self.run("release", str(package), "--name", release)
         options = ["--to", to, "--waves", waves, "--minimum", "1", "--soak", "1"]
         self.run("rollout", "start", release, "--name", release, *options)
@@ -160,14 +160,14 @@ class Fleet:
         """Return how a rollout has ended.
 
         Raises:
-            BenchError: it has not within `limit_s`.
+            BenchError: it has not ended within `limit_s`.
         """
         (summary,) = self.run("rollout", "watch", rollout, limit_s=limit_s)
         found: dict[str, Any] = summary
         return found
 
     def read_steps(self, rollout: str) -> list[tuple[str, str]]:
-        """Return what happened in a rollout, by its log: (`start` or an outcome, device) in turn."""
+        """Return the steps of a rollout from its log, in order: (`start` or an outcome, device)."""
         steps = []
         for record in self.run("audit", rollout):
             for step in record["detail"].get("entries", ()):
@@ -178,10 +178,10 @@ class Fleet:
         return steps
 
     def wait_begun(self, name: str) -> None:
-        """Wait until a device says that it has begun an update.
+        """Wait until a device reports that it has begun an update.
 
         Raises:
-            BenchError: it has not in two minutes, or the update has ended already.
+            BenchError: it has not begun in two minutes, or the update has ended already.
         """
         deadline = time.monotonic() + _BEGIN_LIMIT_S
         while not (states := [each["state"] for each in self.run("device", name)["executions"]]):

@@ -1,4 +1,4 @@
-"""A model that needs as much memory as the engine does: those of models/tiny need hardly any."""
+"""A model that needs as much memory as the engine; the models of models/tiny need hardly any."""
 
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ _UNITS: Final = 2048
 
 
 def write_large_model(path: Path) -> None:
-    """Write an ONNX model with 16 MB of weights and activations of 6 MB each; its weights are made up."""
+    """Write an ONNX model with 16 MB of invented weights, and activations of 6 MB each."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 

@@ -43,10 +43,10 @@ _PROMISES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a package says of itself on its target.
+    """A figure that a package states for its target.
 
     Attributes:
-        value: in the unit of its name, or None.
+        value: value in the unit of its name, or None.
         label: `measured`, `modelled` or `estimated`.
     """
 
@@ -71,10 +71,10 @@ class PackageMaker:
         """Return the package of a model of models/tiny, or of the large one.
 
         Args:
-            model: its name.
+            model: name of the model.
             target: a name of `edgekit targets`.
-            backend: as `edgekit package` takes it; `auto` carries a variant for each engine of the target.
-            version: of the package.
+            backend: backend as for `edgekit package`; with `auto` the package has a variant for each engine.
+            version: version of the package.
 
         Raises:
             BenchError: `edgekit package` failed.
@@ -123,9 +123,9 @@ class PackageMaker:
         """Write a copy of a package into `folder` that may run on a server which serves the package.
 
         Args:
-            package: of `make`.
+            package: package from `make`.
             folder: another one.
-            local_s: how long the device takes alone, as the copy states it.
+            local_s: time of the device alone, as the copy states it.
         """
         with read_package(package, TrustStore.from_folder(self.home / "keys")) as opened:
             manifest = opened.manifest
@@ -150,7 +150,7 @@ class PackageMaker:
         return Envelope(payload, signature.keyid, bytes.fromhex(signature.signature)).to_bytes()
 
     def read_promise(self, package: Path, what: str) -> Promise:
-        """Return what a package promises: `latency_ms`, `energy_mj` or `memory_bytes`."""
+        """Return a figure that a package promises: `latency_ms`, `energy_mj` or `memory_bytes`."""
         envelope = json.loads(package.with_suffix(".evidence.json").read_text(encoding="utf-8"))
         predicate: dict[str, Any] = json.loads(base64.b64decode(envelope["payload"]))["predicate"]
         stated = predicate.get(_PROMISES[what]) or {}
@@ -182,7 +182,7 @@ class PackageMaker:
 
 
 def _hash_sources() -> str:
-    """Return a digest of what packages are made from: models, runtime and toolkit."""
+    """Return a digest of the sources of packages: models, runtime and toolkit."""
     runtime = Path(edgekit_runtime.__file__).parent
     beside = [
         runtime.parent / "edgekit_toolkit",

@@ -23,7 +23,7 @@ from edgekit_hil.report.page import make_page
 
 _MAX_REASON: Final = 300  # characters
 BENCH_KEY: Final = pytest.StashKey[Bench]()
-"""Of a test item: the bench that it ran on."""
+"""Stash key of a test item: the bench that it ran on."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class RunRecord:
-    """What the tests of this run have shown, by bench."""
+    """The results of this run's tests, by bench."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -93,7 +93,7 @@ class RunRecord:
         if report.skipped:
             self._skipped[reason] += 1
         bench = item.stash.get(BENCH_KEY, None)
-        # A test that passes is seen at its call; one that fails or is skipped wherever that happens.
+        # A pass counts at the call; a failure or skip counts in any phase.
         if bench is not None and (report.when == "call" or not report.passed):
             name = bench.file.settings.name
             self._benches[name] = bench
@@ -105,7 +105,7 @@ class RunRecord:
         return report
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the evidence of each bench that was had; fail if a named one was not."""
+        """Write the evidence of each opened bench; fail if a named bench could not be opened."""
         named = self._config.getoption("bench") or ()
         if session.testscollected and len(self._tests) < len(set(named)):
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
@@ -141,7 +141,7 @@ class RunRecord:
 
 
 def _find_reason(report: pytest.TestReport) -> str:
-    """Return why a test was skipped, or what it failed with."""
+    """Return why a test was skipped or failed."""
     if report.skipped and isinstance(report.longrepr, tuple):
         return str(report.longrepr[2]).removeprefix("Skipped: ")[:_MAX_REASON]
     crash = getattr(report.longrepr, "reprcrash", None)

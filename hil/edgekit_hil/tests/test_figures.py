@@ -85,11 +85,11 @@ def record_latency(
 
     Args:
         bench: where it was measured.
-        target: of the package.
+        target: target of the package.
         evidence: where it is recorded.
         model: name of the model.
-        seconds: of each inference.
-        promise: of the package, in ms.
+        seconds: seconds of each inference.
+        promise: promise of the package, in ms.
     """
     times_ms = sorted(1e3 * each for each in seconds)
     # A quota takes the processor away for parts of a period, which most short inferences never see.

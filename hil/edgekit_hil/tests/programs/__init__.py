@@ -1,4 +1,4 @@
-"""Programs that run on the device, with the runtime and what it needs alone."""
+"""Programs that run on the device, with only the runtime and its dependencies."""
 
 from pathlib import Path
 from typing import Final

@@ -1,4 +1,4 @@
-"""Send requests to the service until a file appears, and print what came of them.
+"""Send requests to the service until a file appears, and print their outcomes.
 
 Arguments: MODEL STOP_FILE PACKAGE... The input is the first package's golden one, and each answer must be
 what one of the packages computes from it in this process. Prints `{"seconds": [of each answer], "at_s": [when

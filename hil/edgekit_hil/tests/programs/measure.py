@@ -1,8 +1,8 @@
 """Run a package for some seconds; print latencies and the peak memory of this process.
 
 Arguments: PACKAGE SECONDS INPUTS; INPUTS is JSON of `{name: [dtype, shape]}`. Prints `{"seconds": [of each
-inference], "peak_bytes": int}`. It imports no more than `open_session` needs, since the estimate of memory is
-for such a process, which verifies in another one.
+inference], "peak_bytes": int}`. It imports no more than `open_session` needs: the estimate of memory is for
+such a process, which verifies packages in another process.
 """
 
 import json

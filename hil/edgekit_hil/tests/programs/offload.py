@@ -1,9 +1,9 @@
 """Run a package that can use a server until a file appears; print a line of JSON after each answer.
 
-Arguments: PACKAGE STOP_FILE LOCAL_S. Each run on the device alone waits for LOCAL_S, as a model would take
-that is worth a server. A line is `{"requests", "wrong", "local", "remote", "late", "failed": counts, "plan",
-"reason": what runs next, and why, "at_s", "took_s"}`. Wrong is an answer that differs from what the device
-computes alone.
+Arguments: PACKAGE STOP_FILE LOCAL_S. Each run on the device alone waits for LOCAL_S, to stand for a model for
+which a server is worthwhile. A line is `{"requests", "wrong", "local", "remote", "late", "failed": counts,
+"plan", "reason": what runs next, and why, "at_s", "took_s"}`. An answer is wrong if it differs from the
+answer that the device computes alone.
 """
 
 import itertools
