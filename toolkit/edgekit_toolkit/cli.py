@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
         code = _run(arguments)
-        sys.stdout.flush()  # here, where a closed pipe can still be answered quietly
+        sys.stdout.flush()  # here, where a closed pipe can still be handled quietly
     except BrokenPipeError:
         # The reader (`| head`) has all it wants. What is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    # Not `cli.main()`: it answers a closed pipe with exit code 1, which means an error of ours.
+    # Not `cli.main()`: it turns a closed pipe into exit code 1, which means an error of ours.
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         return shell_complete(cli, {}, "edgekit", COMPLETION_VARIABLE, instruction)
     try:
@@ -103,7 +103,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _one_line(message: str) -> str:
-    """Return a message without what a foreign name in it could do to the terminal."""
+    """Return a message on one line, without characters of foreign names that could act on the terminal."""
     from edgekit_runtime.system.shown_text import clean
     from edgekit_toolkit.report.figures import shorten
 
@@ -111,9 +111,9 @@ def _one_line(message: str) -> str:
 
 
 def _report(arguments: list[str], error: BaseException, message: str, exit_code: int) -> int:
-    """Print the error as JSON on stdout where the caller asked for JSON, and pass the exit code on.
+    """Print the error as JSON on stdout if the caller asked for JSON, and return the exit code.
 
-    Looked up in the arguments, not in a parsed option, so that usage errors are covered too.
+    It looks in the arguments, not in a parsed option, so that usage errors are covered too.
     """
     if "--json" in arguments:
         data = dict(vars(error)) if isinstance(error, EdgekitError) else {}

@@ -1,4 +1,4 @@
-"""Printing text on a terminal, much of it foreign: it is shown as it is, never as markup or commands.
+"""Prints text on a terminal. Foreign text is shown literally, never as markup or commands.
 
 The output reads the same without colour and in a narrow window: what does not fit is folded, not cut.
 """
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from edgekit_runtime.system.shown_text import clean
 
-# What stands for a sign on a console that may not have it.
+# Replacements of characters that a console may lack.
 _ASCII = str.maketrans({"…": "~", "→": "->", "±": "+-"})
 _INDENT = 2
 _GAP = 2  # between columns
@@ -19,22 +19,22 @@ _GAP = 2  # between columns
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leave a closed pipe to the command line, which answers it with a code of its own."""
+        """Leave a closed pipe to the command line, which has an exit code for it."""
         raise  # noqa: PLE0704 - rich calls this while it handles the BrokenPipeError
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """Return the console of the standard output (or error), which takes nothing for markup."""
+    """Return the console of the standard output (or error), with markup switched off."""
     return _Console(stderr=stderr, markup=False, highlight=False, emoji=False)
 
 
 def is_ascii_only(console: Console) -> bool:
-    """Return whether a console may have no signs beyond ASCII."""
+    """Return whether a console may lack characters beyond ASCII."""
     return not console.encoding.lower().startswith("utf")
 
 
 def plain(value: object, console: Console) -> str:
-    """Return foreign text on one line, without characters that act or that the console cannot show."""
+    """Return foreign text on one line, without control characters and those that the console cannot show."""
     text = " ".join(clean(str(value)).split())
     if is_ascii_only(console):
         text = text.translate(_ASCII)

@@ -14,7 +14,7 @@ class LazyCommand(click.Command):
     Args:
         folder: the package that holds the module.
         name: name of command and module.
-        short_help: what the list of commands shows.
+        short_help: text in the list of commands.
     """
 
     def __init__(self, folder: str, name: str, short_help: str) -> None:
@@ -31,7 +31,7 @@ class LazyCommand(click.Command):
 
 
 def lazy_commands(names: Mapping[str, str], folder: str) -> list[click.Command]:
-    """The commands in a package that this install holds, in the order of `names` (name -> short help)."""
+    """Return the installed commands of a package, in the order of `names` (name -> short help)."""
     return [
         LazyCommand(folder, name, text)
         for name, text in names.items()
@@ -40,7 +40,7 @@ def lazy_commands(names: Mapping[str, str], folder: str) -> list[click.Command]:
 
 
 class OrderedGroup(click.Group):
-    """Lists its commands as they were given, not by the alphabet."""
+    """Lists its commands in the given order, not alphabetically."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """The names, in the order of a first use."""

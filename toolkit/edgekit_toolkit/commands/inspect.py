@@ -1,4 +1,4 @@
-"""`edgekit inspect`: what a package holds, also before anybody trusts its key; or a `.tflite` model."""
+"""`edgekit inspect`: the contents of a package, also before anybody trusts its key; or a `.tflite` model."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from edgekit_runtime.package.manifest_entries import BackendChoice
     from edgekit_runtime.trust.trust_store import TrustStore
 
-_MAX_DEPTH = 3  # of free JSON that is shown as rows; what lies deeper is shown as JSON
-_MAX_WHOLE = 1e15  # of which a float still holds every whole number
-_MAX_SHOWN = 1e300  # larger integers, which JSON allows, are no floats
+_MAX_DEPTH = 3  # levels of free JSON that are shown as rows; deeper ones are shown as JSON
+_MAX_WHOLE = 1e15  # below this a float holds every whole number
+_MAX_SHOWN = 1e300  # JSON allows larger integers, which no float holds
 
 
 class Evidence(NamedTuple):
-    """The evidence file beside a package; where it is no evidence for it, `problem` says why."""
+    """The evidence file beside a package; `problem` says why it is no evidence for the package, if so."""
 
     path: Path
     verified: bool
@@ -34,7 +34,7 @@ class Evidence(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """A package as found; unless it is `verified`, `key_id` is only what it claims."""
+    """A package as found; unless it is `verified`, its `key_id` is only a claim."""
 
     path: Path
     manifest: Manifest
@@ -72,7 +72,7 @@ def command(file: Path, *, as_json: bool) -> None:
 
 
 def _inspect_package(path: Path) -> Inspection:
-    """Return what a package holds.
+    """Return the contents of a package.
 
     Raises:
         PackageError: the file is not a package; the message says what it is, if that is known.
@@ -208,7 +208,7 @@ def _backend_rows(backend: BackendChoice) -> Iterator[tuple[str, str]]:
 def _variant_rows(variant: Variant) -> Iterator[tuple[str, str]]:
     yield from _backend_rows(variant.backend)
     for kind, name, text in _golden_rows(variant.golden):
-        if kind == "output":  # its inputs are in all likelihood those of the default
+        if kind == "output":  # its inputs are very probably those of the default
             yield f"{kind} {name}", text
     yield from _figure_rows(variant.figures)
 
@@ -226,7 +226,7 @@ def _golden_rows(golden: Golden) -> Iterator[tuple[str, str, str]]:
 
 
 def _figure_rows(figures: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
-    """Figures; of `reference`, which holds tables for a device, only that it is there."""
+    """Return the rows of figures; for `reference`, which holds tables for a device, only its presence."""
     yield from _free_rows({name: value for name, value in figures.items() if name != "reference"})
     if "reference" in figures:
         reference = figures["reference"]
@@ -239,7 +239,7 @@ def _free_rows(
 ) -> Iterator[tuple[str, str]]:
     """Yield a name and a text for each value in a free JSON object; inner objects give names with dots.
 
-    The label of a figure (measured, modelled, estimated), and on what, follow it in brackets (`origin`).
+    Label and place of a figure (measured, modelled, estimated; where) follow it in brackets (`origin`).
     """
     for name, value in values.items():
         if not isinstance(value, dict) or value.keys() <= {"label", "on"} or depth == _MAX_DEPTH:

@@ -170,9 +170,9 @@ def command(
 
 
 def _import_engines() -> None:
-    """Import what is slow to import; Ctrl-C waits, because extension modules crash when it strikes there."""
+    """Import the slow modules; Ctrl-C waits, because an interrupt crashes extension modules on import."""
     interrupts: list[int] = []
-    in_main = threading.current_thread() is threading.main_thread()  # only there can a handler be set
+    in_main = threading.current_thread() is threading.main_thread()  # a handler can be set only there
     before = signal.getsignal(signal.SIGINT)
     if in_main:
         signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
@@ -218,7 +218,7 @@ def _search(
 
 
 def _with_last_version(run: Run, out: Path) -> Run:
-    """Return the run under the version before its own, if that package is in `out` and is the same."""
+    """Return the run under the previous version, if that package is in `out` and is the same."""
     from edgekit_toolkit.packaging.next_version import FIRST_VERSION, under_last_version
 
     packaged = run.packaged
@@ -236,7 +236,7 @@ def _with_last_version(run: Run, out: Path) -> Run:
 
 
 def _write(run: Run, out: Path, signer: StatementSigner, command_line: str) -> tuple[Report, list[Path]]:
-    """Write the report, and the package where one was chosen."""
+    """Write the report, and the package if one was chosen."""
     from edgekit_toolkit.pipeline.publish import evidence_of, publish, staging
     from edgekit_toolkit.report.builder import describe, evidence_figures
     from edgekit_toolkit.report.document import finite_report

@@ -1,4 +1,4 @@
-"""`edgekit package MODEL --recipe FILE`: an earlier package once more, without a search."""
+"""`edgekit package MODEL --recipe FILE`: repeats an earlier package without a search."""
 
 import json
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ def check_alone(ctx: click.Context) -> None:
 
 
 def _check_target(target: str | None, recipe: Recipe) -> None:
-    """Refuse another target than the recipe's; its file need not be here."""
+    """Refuse another target than the recipe's; the target's file need not be here."""
     if target in {None, recipe.target}:
         return
     name = load_target(str(target), [find_user_targets()]).name
@@ -66,7 +66,7 @@ def repeat_recipe(
         path: path of the recipe.
         out: folder for the results.
         console: where the outcome is shown.
-        like: recipe of the earlier package that an update is near to, or None.
+        like: recipe of the earlier package whose weights an update stays near to, or None.
         target: as the user gave it, or None.
         key: name of the signing key.
         as_json: whether to print JSON.

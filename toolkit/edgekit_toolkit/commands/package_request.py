@@ -73,13 +73,13 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
 
 
 def _class_folders(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes that the samples lie in, where they lie in folders."""
+    """Return the class names of the samples' folders, if the samples lie in folders."""
     paths = (options["calibration"], options["evaluation"])
     return find_class_names(path for path in paths if path is not None)
 
 
 def _backend(asked: str | None, target: Target, model: Path) -> str:
-    """The engine that is asked for, or that the target prefers and that can be packaged for here."""
+    """Return the requested engine, or the one that the target prefers among those packaged for here."""
     known = [name for name in (target.backend.default, target.backend.fallback) if name is not None]
     if asked is not None and asked not in {*known, "auto"}:
         raise click.BadParameter(
@@ -93,7 +93,7 @@ def _backend(asked: str | None, target: Target, model: Path) -> str:
             )  # fmt: skip
         return "litert"
     if asked == "auto" and "tensorrt" in known:
-        return "tensorrt"  # its contest is held on the device: edgekit-device tournament
+        return "tensorrt"  # its tournament runs on the device: edgekit-device tournament
     if asked is not None or "tensorrt" in known:
         return asked or "tensorrt"
     here = engines_here(target)
@@ -105,7 +105,7 @@ def _backend(asked: str | None, target: Target, model: Path) -> str:
 def command_line(ctx: click.Context) -> str:
     """Return the command with the options in the order of its help, and file names instead of paths.
 
-    A report is passed on: it must not show the names of folders and users.
+    Reports are passed on, so they must not show the names of folders and users.
     """
     parts = ["edgekit", "package", _without_folders(ctx.params["model"])]
     for option in ctx.command.params:
@@ -118,7 +118,7 @@ def command_line(ctx: click.Context) -> str:
             parts.append(option.opts[0])
             continue
         for one in value if option.multiple else [value]:
-            # A target and a metric may be files of one's own.
+            # A target and a metric may be the user's files.
             is_path = isinstance(one, Path) or name in {"target", "metric"}
             parts += [option.opts[0], _without_folders(one) if is_path else str(one)]
     return shlex.join(parts)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgekit_toolkit.costs.device_transfer import FittedRatios, HostRun
     from edgekit_toolkit.targets.spec import Target
 
-_HOST_SHARE: Final = 0.2  # of the time: the device is the slower one
+_HOST_SHARE: Final = 0.2  # share of the time: the device is the slower one
 _SOURCE: Final = "profile"
 
 
@@ -130,7 +130,7 @@ def _find_target(on: str, base: str | None, name: str | None) -> Target:
 
 
 def _check(target: Target, path: Path, *, is_forced: bool) -> None:
-    """Raise an error before anything is measured that could not be used."""
+    """Refuse a profile that could not be used, before anything is measured."""
     from edgekit_runtime.errors import OutputError, TargetError
 
     if target.backend.default != "ort":

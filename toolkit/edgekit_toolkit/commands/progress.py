@@ -17,7 +17,7 @@ PLAIN_INTERVAL_S = 10.0  # least time between two lines; a short command prints 
 
 
 class ProgressBar:
-    """Says what is done now: by a bar on a terminal, else by lines on stderr, for logs of CI."""
+    """Shows the present step: by a bar on a terminal, else by lines on stderr, for logs of CI."""
 
     def __init__(self, console: Console) -> None:
         columns = (
@@ -40,7 +40,7 @@ class ProgressBar:
         self._bar.stop()
 
     def show(self, what: str, done: int | None = None, total: int | None = None) -> None:
-        """Show what is done now, how much of it is done and how much there is."""
+        """Show the present step, how much of it is done, and its total."""
         if self._is_plain:
             self._print(what, done, total)
             return

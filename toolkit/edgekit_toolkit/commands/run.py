@@ -1,4 +1,4 @@
-"""`edgekit run`: run a verified package on samples, and look at what comes out."""
+"""`edgekit run`: run a verified package on samples, and look at the outputs."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _time(session: Session, result: Inference, repeat: int) -> dict[str, Any]:
 
 
 def _describe(name: str, array: NDArray[Any], class_names: Sequence[str]) -> dict[str, Any]:
-    """Return what is printed of an output; NaN and infinities, for which JSON has no word, become null."""
+    """Return the printed facts about an output; NaN and infinities, which JSON lacks, become null."""
     import numpy as np
 
     from edgekit_toolkit.evaluation.batch_inference import find_top_classes

@@ -1,4 +1,4 @@
-"""`edgekit targets`: which targets there are, and what is known of one, with the source of each figure."""
+"""`edgekit targets`: the list of targets, and the facts about one, with the source of each figure."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _seen(target: Target) -> list[Evidence]:
 
 
 def _show_evidence(console: Console, target: Target) -> None:
-    """Show what runs on benches have seen, each with its source."""
+    """Show the results of runs on benches, each with its source."""
     from rich.table import Table
 
     from edgekit_hil.evidence.evidence_file import describe_source, read_checkout

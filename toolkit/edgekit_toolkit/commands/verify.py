@@ -1,4 +1,4 @@
-"""`edgekit verify`: whether a package is what a trusted key signed, and works on this machine."""
+"""`edgekit verify`: whether a trusted key signed a package, and it works on this machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def command(
     from edgekit_runtime.package.variants import DEFAULT_VARIANT
     from edgekit_toolkit.packaging.evidence import evidence_path, read_evidence
 
-    # One line as soon as a check has passed, so that what held before an error is seen.
+    # One line as soon as a check has passed, so that the checks passed before an error are visible.
     def report(check: str, detail: str, mark: tuple[str, str] = _OK) -> None:
         if not as_json:
             from edgekit_toolkit.console import open_console, print_line
@@ -86,7 +86,7 @@ def _choose_trust(key_files: tuple[Path, ...], keys_folder: Path | None) -> Trus
 
 
 class VariantSelfTest(NamedTuple):
-    """The self-test of one variant; `not_run` says what is missing for it."""
+    """The self-test of one variant; `not_run` names what is missing for it."""
 
     variant: str
     checks: tuple[OutputCheck, ...]
@@ -94,7 +94,7 @@ class VariantSelfTest(NamedTuple):
 
 
 def _run_selftests(package: OpenedPackage) -> list[VariantSelfTest]:
-    """Test every variant whose engine is here.
+    """Test every variant whose engine is installed here.
 
     Raises:
         EngineMissingError: there is none for any of them.

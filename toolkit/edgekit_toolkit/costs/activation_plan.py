@@ -14,16 +14,16 @@ from edgekit_toolkit.costs.ort_arena import Arena, Block
 from edgekit_toolkit.onnx_graph.index import attribute, reads
 from edgekit_toolkit.onnx_graph.ort_graph import BLOCKED_DOMAIN, EngineGraph, EngineTensor
 
-_RUNS: Final = 3  # a second run may find the arena cut in a way that needs more; a third seldom does
+_RUNS: Final = 3  # a second run may need more, as the arena is split by then; a third seldom does
 # Kernels whose output is another view of their input.
 _VIEWS: Final = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Dropout"})
-# Kernels that may write over their first input where nothing reads it later. Add and its like are not among
-# them on the CPU.
+# Kernels that may overwrite their first input if nothing reads it later. Add and the like are not among them
+# on the CPU.
 _IN_PLACE: Final = frozenset(
     {"Cast", "Celu", "Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "LogSoftmax"}
     | {"QuickGelu", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus", "Softsign", "Tanh", "ThresholdedRelu"}
 )
-_SUMMAND_INPUT: Final = 3  # of a convolution with a fused addition, which adds to it in place
+_SUMMAND_INPUT: Final = 3  # input of a convolution with a fused addition, which adds to it in place
 _VARIADIC: Final = frozenset({"Max", "Mean", "Min", "Sum"})
 # Scratch of one thread in a convolution that expands its input in segments: 128 x 128 floats.
 _SEGMENT_BYTES: Final = 128 * 128 * 4
@@ -37,7 +37,7 @@ class ActivationMemory:
     Attributes:
         resident_bytes: resident memory of the arena after a few runs: activations, scratch of the kernels and
             outputs.
-        unknown_tensors: intermediate tensors without a known shape; they are counted as nothing.
+        unknown_tensors: number of intermediate tensors without a known shape; they count as 0 bytes.
     """
 
     resident_bytes: int
@@ -48,7 +48,7 @@ def activation_memory(graph: EngineGraph, threads: int = 1) -> ActivationMemory:
     """Return the memory of the activations of `graph`.
 
     Args:
-        graph: see `optimise_as_engine`.
+        graph: graph from `optimise_as_engine`.
         threads: threads of one inference, at least 1.
     """
     buffers = _plan_buffers(graph)
@@ -91,12 +91,12 @@ def _run(
 
 
 def _plan_buffers(graph: EngineGraph) -> dict[str, str]:
-    """Return which tensors live in the buffer of another one: name -> the tensor that owns the buffer.
+    """Return the tensors that use the buffer of another one: name -> the tensor that owns the buffer.
 
     Source: onnxruntime, core/framework/allocation_planner.cc, ComputeSingleStreamReusePlan.
     """
     owners: dict[str, str] = {}
-    # Never free: what the caller or the session owns.
+    # Never free: tensors that the caller or the session owns.
     uses = dict.fromkeys((*graph.weights, *graph.inputs, *graph.outputs), 1)
     for node in graph.nodes:
         for name in reads(node):

@@ -2,8 +2,8 @@
 
 A roofline of published coefficients is off by up to twice. Two machines that run the same engine are much
 more alike: most of what makes a kernel slow here makes it slow there. The ratios are fitted on whole
-networks, not on kernels alone, and what they miss shows when a network is left out of the fit. This module
-measures nothing.
+networks, not on single kernels. Their error shows when a network is left out of the fit. This module measures
+nothing.
 
 Source: B. Lu et al., One proxy device is enough for hardware-aware neural architecture search, SIGMETRICS
 2022, sections 3 and 4 (latencies on one device predict those on another).
@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from edgekit_toolkit.targets.spec import KernelKind
 
-_PULLS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # weights of "all ratios are alike" against one network's error
+_PULLS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # weights of "all ratios are equal" against one network's error
 _LEAST_UNCERTAINTY = 1.05
-_LEAST_RATIO = 0.1  # of a kind, over the common one: a fit may not say that kernels take no time
+_LEAST_RATIO = 0.1  # least ratio of a kind over the common one: no kernel takes no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class HostRun:
 
 @dataclass(frozen=True, slots=True)
 class FittedRatios:
-    """Times on a device over times here.
+    """Ratios of times on a device to times here.
 
     Attributes:
-        ratios: of each kind of kernel.
-        errors: for each network the prediction over the measured time, less 1, by a fit without that network.
+        ratios: ratios of each kind of kernel.
+        errors: for each network its predicted over its measured time, less 1, by a fit without that network.
     """
 
     ratios: Mapping[KernelKind, float]
@@ -53,7 +53,7 @@ class FittedRatios:
 
     @property
     def uncertainty(self) -> float:
-        """Factor by which a prediction may be off: the worst network that was left out, at least 1.05."""
+        """Factor by which a prediction may be off: the worst error of a left-out network, at least 1.05."""
         worst = max(max(1 + each, 1 / (1 + each)) for each in self.errors)
         return max(worst, _LEAST_UNCERTAINTY)
 
@@ -65,7 +65,7 @@ def predict_latency_s(run: HostRun, ratios: Mapping[KernelKind, float]) -> float
 
     Args:
         run: the same network here.
-        ratios: of each kind of kernel.
+        ratios: ratios of each kind of kernel.
     """
     unknown = max(ratios.values())
     return sum(seconds * ratios.get(kind, unknown) for kind, seconds in run.seconds.items())

@@ -1,4 +1,4 @@
-"""What each kernel of an ONNX model computes and moves, as an engine would run it after its usual fusions.
+"""Work of each kernel of an ONNX model: arithmetic and bytes moved, after an engine's usual fusions.
 
 Counted as no kernel, since engines fold or fuse them: constants and what depends on constants and shapes
 only, views (Reshape and its like), biases, scales and activations behind a convolution or matrix product,
@@ -48,7 +48,7 @@ _ACTIVATIONS = {"Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "
 _FUSED = _ACTIVATIONS | {"Add", "BatchNormalization", "Mul"}
 # These read as much of their first input as they write, not all of it.
 _PICKS = {"Gather", "GatherElements", "GatherND", "Slice", "Split"}
-# Multiply-accumulate work that is not counted here; calling it 0 would be a lie.
+# Multiply-accumulate work that is not counted here, so 0 would be wrong.
 _UNCOUNTED = {"Attention", "DeformConv", "Einsum"}
 
 
@@ -158,10 +158,10 @@ class _Counter:
         return self._index.producers.get(inputs[0]) if len(inputs) == 1 else None
 
     def _is_absorbed(self, node: onnx.NodeProto) -> bool:
-        """Whether `node` is a QuantizeLinear or DequantizeLinear that an int8 kernel takes in."""
+        """Whether `node` is a QuantizeLinear or DequantizeLinear that becomes part of an int8 kernel."""
         if node.op_type == "QuantizeLinear":
             before = self._index.producers.get(self._behind_views(node.input[0]))
-            # A pair that quantizes what a DequantizeLinear gave moves a scale, and engines fold it.
+            # A pair behind a DequantizeLinear only moves a scale, and engines fold it.
             return before is not None and (
                 before.op_type == "DequantizeLinear" or self._is_int8(self._head(before))
             )

@@ -36,7 +36,7 @@ class Arena:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes up to the last one in use ever of each region; blocks are cut from its front."""
+        """Sum over regions of the bytes up to the last one ever used; blocks are cut from the front."""
         return sum(self._touched)
 
     def allocate(self, size: int) -> Block:

@@ -27,8 +27,8 @@ _BYTES_PER_INITIALIZER: Final = 3_200
 # Pages of the engine's own code that a run of real kernels maps in: the growth of file-backed memory, 0.7 to
 # 1.7 MiB over the same models.
 _CODE_BYTES: Final = 1024 * 1024
-# A convolution's weights are reordered into blocks one after another: each is read, reordered, wrapped as a
-# tensor and copied once more, while the plain weights of the whole graph stay until the last is done.
+# The weights of convolutions are reordered into blocks one by one: each is read, reordered, wrapped as a
+# tensor and copied once more, while all plain weights of the graph stay until the last one is done.
 _COPIES_TO_BLOCK: Final = 4
 _PACKED_BESIDE_ORIGINAL: Final = frozenset({"QGemm"})  # keeps its plain weights too, for their shape
 

@@ -44,8 +44,7 @@ _MACS: Final[Mapping[str, Callable[[list[Shape], Shape], int]]] = {
     # Matrices [.., rows, inner], or the other way round; either side's batch may be broadcast.
     "BATCH_MATMUL": lambda ins, out: math.prod(out) * math.prod(ins[0][-2:]) // out[-2],
 }
-# Work that is not counted: that of other sub-graphs, and of layers whose steps follow one another. Calling it
-# nothing would be a lie.
+# Work that is not counted, so 0 would be wrong: other sub-graphs, and layers whose steps follow one another.
 _UNCOUNTED: Final = frozenset(
     {
         "BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN", "CALL", "CONV_3D_TRANSPOSE", "IF",
@@ -54,7 +53,7 @@ _UNCOUNTED: Final = frozenset(
     }
 )  # fmt: skip
 _MOST_USED: Final = 0.7
-# These name memory in another way.
+# These only rename memory.
 _FREE: Final = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS"})
 
 
@@ -63,11 +62,11 @@ def tflite_costs(model: Model, dims: Mapping[str, int] | None = None) -> list[No
 
     Args:
         model: a screened file; see `flatbuffer.parsed`.
-        dims: sizes of its free dimensions, or None for those that it has as stored.
+        dims: sizes of its free dimensions, or None for the stored sizes.
 
     Raises:
-        ModelError: it would run with other sizes than those that it has as stored, or an operator's work
-            cannot be counted.
+        ModelError: it would run with other sizes than the stored ones, or an operator's work cannot be
+            counted.
     """
     graph = model.subgraphs[0]
     stored = _free_sizes(graph)
@@ -96,7 +95,7 @@ def _free_sizes(graph: SubGraph) -> list[int]:
 
 
 def _runs_every_time(model: Model, graph: SubGraph, operator: Operator) -> bool:
-    """Whether an operator has an input that is computed; others widen constants, once."""
+    """Whether an operator has a computed input; others widen constants, once."""
     return any(not stored_bytes(model, tensor) for tensor in _tensors(graph, operator.inputs))
 
 
@@ -126,10 +125,10 @@ def _cost(model: Model, graph: SubGraph, operator: Operator, dynamic: AbstractSe
 
 
 def _share_used(filters: NDArray[Any] | None) -> float:
-    """Share of the columns of a convolution's weights that an output channel uses; 1 unless that is little.
+    """Share of the columns of a convolution's weights that an output channel uses; 1 unless it is small.
 
     Where pixels are folded into channels (`quantize.litert.fold`) each output channel has zeros of its own:
-    they fill steps that a kernel takes in any case. Channels that are 0 as a whole count like others.
+    they fill steps that a kernel runs in any case. Channels of zeros only count like others.
     """
     if filters is None:
         return 1.0

@@ -1,4 +1,4 @@
-"""Running files of samples through a session, and writing what comes out.
+"""Runs files of samples through a session, and writes the outputs.
 
 Any number of samples is run in the batch that the model takes. All it knows of an
 output is whether it looks like class scores.
@@ -57,7 +57,7 @@ def run_samples(
 
     Args:
         session: session of the model.
-        inputs: what the model takes, as its package states it.
+        inputs: inputs of the model, as its package states them.
         path: as for `open_data`.
         decoding: how photographs and recordings become samples. Default: `Decoding()`.
 
@@ -67,7 +67,7 @@ def run_samples(
     """
     batching = Batching.of(inputs)
     batch = batching.size or 1
-    if batching.stacked:  # read in any number, also in fewer than the batch
+    if batching.stacked:  # samples are read in any number, also fewer than the batch
         inputs = [replace(spec, shape=("samples", *spec.shape[1:])) for spec in inputs]
     source = open_data(path, inputs, decoding=decoding)
     parts: dict[str, list[NDArray[Any]]] = {}
@@ -130,7 +130,7 @@ def _join(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def read_class_names(package: OpenedPackage) -> tuple[str, ...]:
-    """Return the names of the classes in the order of their scores, one a line; none where there are none.
+    """Return the class names in the order of their scores, one a line; empty if there are none.
 
     Raises:
         PackageError: the labels are not text in UTF-8.
@@ -145,7 +145,7 @@ def read_class_names(package: OpenedPackage) -> tuple[str, ...]:
 
 
 def package_decoding(package: OpenedPackage) -> Decoding:
-    """Return how photographs and recordings become samples of a package: by the preprocessing it carries.
+    """Return how photographs and recordings become samples, by the preprocessing in a package.
 
     Raises:
         PackageError: the preprocessing is no JSON object.
@@ -163,7 +163,7 @@ def package_decoding(package: OpenedPackage) -> Decoding:
 
 
 def find_top_classes(output: NDArray[Any], classes: int) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """Return the five classes of the highest scores with these, for each sample; nothing for other outputs.
+    """Return the five best classes with their scores, for each sample; nothing for other outputs.
 
     Args:
         output: class scores are numbers [N, classes]; NaN comes last.
@@ -182,7 +182,7 @@ def find_top_classes(output: NDArray[Any], classes: int) -> tuple[tuple[tuple[in
 def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write arrays to an `.npz` file, atomically; the same arrays give the same bytes.
 
-    Not by `numpy.savez`, which takes the names for its own arguments (`file`, `allow_pickle`).
+    `numpy.savez` is not used: it would take some names for its own arguments (`file`, `allow_pickle`).
 
     Raises:
         OutputError: the folder is missing or unwritable, or the disk is full.

@@ -1,8 +1,8 @@
-"""Detected boxes of a candidate against those of the float source model: the metric `detections`.
+"""The metric `detections`: boxes of a candidate against boxes of the float source model.
 
 It reads decoded boxes: [N, A, 4] with scores [N, A] or [N, A, C] (and classes [N, A]), or both in one output
-[N, 4 + C, A] or [N, A, 4 + C] in pixels. It knows no anchors: raw offsets are no boxes to it. With ground
-truth at hand, a metric of one's own (mAP) says more.
+[N, 4 + C, A] or [N, A, 4 + C] in pixels. It knows no anchors, so it cannot read raw offsets. If ground truth
+is available, a metric of your own (mAP) says more.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 CONFIDENT: Final = 0.25
-OVERLAP: Final = 0.5  # of two boxes that count as one, within a model and between two
-_MOST_BOXES: Final = 300  # the best ones, a sample
-_LEAST_ANCHORS: Final = 16  # in one output: with fewer, its axes cannot be told apart
+OVERLAP: Final = 0.5  # overlap of two boxes that count as one, within a model and between two
+_MOST_BOXES: Final = 300  # best boxes of each sample
+_LEAST_ANCHORS: Final = 16  # boxes in one output: with fewer, its axes cannot be told apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ def has_boxes(outputs: Sequence[Array]) -> bool:
 
 
 def score_boxes(outputs: Sequence[Array], reference: Sequence[Array]) -> NDArray[np.float64]:
-    """Return the F1 score of each sample's boxes, with those of the source model as the truth.
+    """Return the F1 score of each sample's boxes, with the source model's boxes as the truth.
 
     Boxes of a score of 0.25 or more count, after suppression of boxes that overlap a better one of their
-    class by half or more (IoU). Two boxes match if they have one class and overlap as much. No box on either
-    side is a score of 1.
+    class by half or more (IoU). Two boxes match if they have the same class and overlap as much. No box on
+    both sides is a score of 1.
     """
     theirs, ours = _read(reference, reference), _read(outputs, reference)
     if theirs is None:

@@ -17,12 +17,13 @@ CONFIDENCE: Final = 0.95  # two-sided
 # Beyond this, a number of samples is no advice.
 _MOST_SAMPLES: Final = 10_000_000
 _MEAN_REPLICATES: Final = 2000
-# A metric over the whole set is called once a replicate.
+# A metric over the whole set is called once for each replicate.
 SET_REPLICATES: Final = 200
 _SEED: Final = 1
-# With no more differing samples than this, some resamples hold none of them.
+# With this many differing samples or fewer, some resamples hold none of them.
 _FEW: Final = 7
-# A drop is rounded to four decimals, and a mean depends on the order of its sum: this close is the same.
+# Two drops this close are equal: a drop is rounded to four decimals, and a mean depends on the order of its
+# sum.
 _SAME_POINTS: Final = 1e-4
 
 Floats = NDArray[np.float64]
@@ -124,7 +125,7 @@ def _tango(difference: float, losses: float, gains: float, samples: float) -> fl
 
 @dataclass(frozen=True, slots=True)
 class ResampledDrop:
-    """The drop of any other score, with what it is on resamples of the samples.
+    """The drop of any other score, with its values on resamples of the samples.
 
     Attributes:
         points: the drop itself.
@@ -143,8 +144,8 @@ class ResampledDrop:
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
         """Return the bias-corrected and accelerated bootstrap interval (BCa).
 
-        Where few samples differ, resampling cannot show the rare large loss that was not drawn: then the
-        interval also holds that of as many samples won or lost outright.
+        If few samples differ, resampling cannot show a rare large loss that was not drawn. Then the interval
+        also includes the interval for as many samples won or lost outright.
 
         Source: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), section 14.3.
         """
@@ -155,7 +156,7 @@ class ResampledDrop:
         return Interval(min(interval.low, wider.low), max(interval.high, wider.high), confidence)
 
     def _rare(self) -> PairedDrop | None:
-        """Return the drop as if the samples that differ were won or lost outright, where they are few."""
+        """Return the drop as if the differing samples were won or lost outright, if they are few."""
         if self.differing > _FEW:
             return None
         return PairedDrop(
@@ -224,7 +225,7 @@ def mean_drops(source: Floats, candidates: Floats) -> list[Drop]:
 
 
 def set_replicates(score: Callable[[NDArray[np.int64]], float], count: int) -> Floats:
-    """Return a score over a whole set on each of `SET_REPLICATES` resamples, the same for every model.
+    """Return a score over a whole set on each of `SET_REPLICATES` resamples, which all models share.
 
     Args:
         score: called with the places of the drawn samples [count].
@@ -254,7 +255,7 @@ def set_drop(source: float, candidate: float, replicates: tuple[Floats, Floats],
 
 
 def _estimate_differing(replicates: Floats, samples: int) -> int:
-    """Return about how many samples change a score over a whole set, which does not say it sample by sample.
+    """Return about how many samples change a score over a whole set, which has no value for each sample.
 
     Of n samples of which k differ, a resample holds none of these with probability (1 - k/n)^n, or e^-k.
     """

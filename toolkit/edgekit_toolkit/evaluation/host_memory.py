@@ -65,7 +65,7 @@ def measure_memory_here(
 
     Args:
         model: model to measure.
-        known: its memory as it was held against the limit, or why that is not known.
+        known: its memory that was compared with the limit, or why it is unknown.
         feeds: inputs of one inference.
         target: the target that the package is for.
         limit_bytes: memory limit, infinite if there is none.
@@ -112,7 +112,7 @@ def estimate_service_bytes(engine: Engine, model_bytes: int, feeds: Feeds) -> in
 
     Args:
         engine: the engine that runs the model.
-        model_bytes: what the model adds to a process that runs it, as estimated or measured.
+        model_bytes: memory that the model adds to a process that runs it, estimated or measured.
         feeds: the inputs of one call.
 
     Raises:
@@ -125,7 +125,7 @@ def estimate_service_bytes(engine: Engine, model_bytes: int, feeds: Feeds) -> in
 def measure_service_bytes(engine: Engine = "ort") -> int:
     """Return the largest resident memory of `edgekit-device serve` with one trivial model.
 
-    Measured once a process: what is installed does not change meanwhile.
+    It is measured once in a process: installed software does not change meanwhile.
 
     Raises:
         BackendError: the service does not start here, or did not answer.
@@ -190,7 +190,7 @@ def serve_once(package: Path, keys: Path, name: str, feeds: Feeds) -> int:
 def _wait_until_ready(child: ChildProcess, socket: str, name: str) -> None:
     end_s = time.monotonic() + _READY_LIMIT_S
     while time.monotonic() < end_s and child.wait(_POLL_S) is None:
-        with contextlib.suppress(EdgekitError), Client(socket) as client:  # it may not listen yet
+        with contextlib.suppress(EdgekitError), Client(socket) as client:  # the service may not listen yet
             if client.ready(name):
                 return
     last_line = child.last_line or "it printed no message"

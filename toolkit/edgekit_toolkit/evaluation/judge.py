@@ -31,7 +31,8 @@ class Modelled:
     """Latency and energy on the target, modelled.
 
     Attributes:
-        latency_ms, energy_mj: of one inference; None if the model's work cannot be counted.
+        latency_ms, energy_mj: latency and energy of one inference; None if the model's work cannot be
+            counted.
         uncertainty: factor by which the ratio of two latencies of this kind may be off.
     """
 
@@ -43,8 +44,8 @@ class Modelled:
 def model_on_target(model: Model, target: Target, dims: Mapping[str, int], feeds: Feeds) -> Modelled:
     """Return latency and energy of one inference on the target, modelled.
 
-    By the profile of the target where it has one that was made on this machine, else by the roofline.
-    Profiles are of onnxruntime.
+    The model is a profile of the target if one was made on this machine, else the roofline. Profiles are for
+    onnxruntime.
     """
     transfer = target.transfer if target.backend.default == "ort" else None
     if transfer is not None and isinstance(model, OnnxModel) and find_foreign_profile(transfer) is None:

@@ -1,11 +1,11 @@
-"""Scores of a model on evaluation samples, all in 0..1 with 1 the best; an output that is NaN scores 0.
+"""Scores of a model on evaluation samples, all in 0..1 with 1 the best; a NaN output scores 0.
 
-`top1` and `top5` need labels. The others compare with the outputs of the float source model, which says how
+`top1` and `top5` need labels. The others compare with the outputs of the float source model: they say how
 much packaging changed, not how good the model is. Boxes are in `detections`.
 
 A metric of the user is FILE.py:FUNCTION; the file runs with the rights of the user. The function is called
-with the outputs of each batch and returns a score a sample; with `FUNCTION.whole_set = True` it is called
-with lists of the outputs of all samples, and returns one score.
+with the outputs of each batch and returns a score for each sample; with `FUNCTION.whole_set = True` it is
+called with lists of the outputs of all samples, and returns one score.
 """
 
 import hashlib
@@ -28,10 +28,10 @@ Outputs = Mapping[str, NDArray[Any]]
 Labels = NDArray[np.int64] | None
 # (outputs, outputs of the float source model, labels [samples] or None) -> scores [samples]
 Score = Callable[[Outputs, Outputs, Labels], NDArray[np.float64]]
-# The same for a whole set: one entry a sample, and one score in all.
+# The same for a whole set: one entry for each sample, and one score in all.
 SetScore = Callable[[Sequence[Outputs], Sequence[Outputs], Labels], float]
 
-# Smaller maps are too coarse to be a picture.
+# Smaller maps are too coarse to be pictures.
 _LEAST_MAP_SIDE: Final = 8
 _COLOURS: Final = 3
 
@@ -46,7 +46,7 @@ class Metric:
         score: the function.
         needs_labels: whether samples must be labelled.
         outputs: what the outputs must be, in words.
-        suits: whether outputs are that.
+        suits: whether outputs suit the metric.
     """
 
     name: str
@@ -76,7 +76,7 @@ def find_metric(name: str, outputs: Outputs, labelled: bool) -> Metric | SetMetr
     """Return the metric called `name`.
 
     Args:
-        name: `auto`, a key of `METRICS`, or `FILE.py:FUNCTION` for one's own.
+        name: `auto`, a key of `METRICS`, or `FILE.py:FUNCTION` for a metric of the user.
         outputs: outputs of the source model on one batch; `auto` decides by their shapes.
         labelled: whether the evaluation samples have labels.
 
@@ -108,12 +108,12 @@ def _choose(outputs: Outputs, labelled: bool) -> str:
     channels = _channels(outputs) if len(outputs) == 1 else 0
     if channels == 1 and _are_shares(next(iter(outputs.values()))):
         return "mask_overlap"
-    # Three channels may be colours, and the largest of them says nothing.
+    # Three channels may be colours, of which the largest means nothing.
     return "pixel_agreement" if channels > 1 and channels != _COLOURS else "similarity"
 
 
 def class_scores(outputs: Outputs) -> str | None:
-    """Name of the first output, where it looks like class scores [samples, classes >= 2]; otherwise None."""
+    """Name of the first output if it looks like class scores [samples, classes >= 2]; otherwise None."""
     name, first = next(iter(outputs.items()))
     return name if first.ndim == 2 and first.shape[1] >= 2 and first.dtype.kind == "f" else None
 
@@ -143,7 +143,7 @@ def _agreement(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray
 
 
 def _is_decided(scores: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether each sample's scores have a best one: NaN has no order."""
+    """Whether each sample has a best score: NaN has no order."""
     decided: NDArray[np.bool_] = ~np.isnan(scores).any(axis=1)
     return decided
 
@@ -165,7 +165,7 @@ def _similarity(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArra
         if outputs[name].shape != want.shape:
             parts.append(np.zeros(len(flat)))
             continue
-        with np.errstate(invalid="ignore"):  # infinity less or through infinity
+        with np.errstate(invalid="ignore"):  # infinity minus, or divided by, infinity
             error = outputs[name].reshape(flat.shape).astype(np.float64) - flat
             ratio = np.linalg.norm(error, axis=1) / np.maximum(np.linalg.norm(flat, axis=1), 1e-12)
         parts.append(np.nan_to_num(np.clip(1 - ratio, 0, 1), nan=0.0))
@@ -214,7 +214,7 @@ def _detections(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArra
 
 
 def _pixel_agreement(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[np.float64]:
-    """Share of the pixels of each sample with the class of the source model: the channel that is largest."""
+    """Share of each sample's pixels with the source model's class, which is the largest channel."""
     got, want = next(iter(outputs.values())), next(iter(reference.values()))
     axis = _channel_axis(want)
     if axis is None or got.shape != want.shape:
@@ -257,7 +257,7 @@ def _load_metric(name: str) -> Metric | SetMetric:
             raise DataError(f"metric {name!r} failed: {error!r}{_place(error, path)}") from error
 
     def score(outputs: Outputs, reference: Outputs, labels: Labels) -> NDArray[np.float64]:
-        # Copies: a metric that works in place must not change what the next candidate is held against.
+        # Copies: a metric that works in place must not change the reference of the next candidate.
         copies = ({key: value.copy() for key, value in one.items()} for one in (outputs, reference))
         scores = np.atleast_1d(call(*copies, _copy(labels)))
         _check(name, scores, "shape [samples]")

@@ -1,7 +1,7 @@
-"""Scores of candidates on the evaluation samples, sample by sample: one half chooses, the other is held back.
+"""Scores of candidates on each evaluation sample: one half chooses, the other half is held back.
 
-The best of many candidates looks better on the samples that chose it than it is. Its drop is therefore taken
-on held-back samples; `confirmation` has the rule.
+The best of many candidates looks better than it is on the samples that chose it. So its drop is taken on
+held-back samples; `confirmation` has the rule.
 """
 
 import math
@@ -23,13 +23,13 @@ from edgekit_toolkit.samples.shards import Batching
 from edgekit_toolkit.samples.source import draw_mask
 from edgekit_toolkit.samples.split import Part
 
-# Samples in a batch where the model leaves it free; one for models whose activations are large anyway.
+# Samples in a batch if the model leaves it free; one for models with large activations.
 _BATCH = 16
 _SMALL_INPUT_BYTES = 1 << 18
 CONFIRMATION_SHARE: Final = 0.5
-# With fewer, neither half says anything, and the bootstrap of a half is not to be trusted.
+# With fewer, neither half says anything, and the bootstrap of a half is unreliable.
 LEAST_TO_HOLD_BACK: Final = 40
-_SPLIT_SEED = 2  # not that of the split between calibration and evaluation
+_SPLIT_SEED = 2  # not the seed of the split between calibration and evaluation
 
 Places = NDArray[np.int64]
 
@@ -87,8 +87,9 @@ class Scores:
         metric: the metric that was used.
         choosing: scores on the samples by which candidates are chosen.
         confirmation: scores on the samples held back, which choose nothing; None with too few samples.
-        spoiled: place of each candidate whose outputs are NaN or infinite where those of the source model are
-            finite, with which and on how many samples. No score makes up for that: it is not to be used.
+        spoiled: place of each candidate with outputs that are NaN or infinite where the source model's are
+            finite -> which outputs, and on how many samples. Such a candidate must not be used, whatever its
+            score.
     """
 
     metric: Metric | SetMetric
@@ -107,7 +108,7 @@ class Scores:
         return self.confirmation or self.choosing
 
     def without(self, places: Collection[int]) -> "Scores":
-        """Return the scores of the other candidates, all of them fit for use."""
+        """Return the scores of the other candidates, which are all fit for use."""
         confirmation = None if self.confirmation is None else self.confirmation.without(places)
         return Scores(self.metric, self.choosing.without(places), confirmation)
 
@@ -127,11 +128,11 @@ def score_candidates(
 
     Args:
         source: the float model as the user gave it, which is also the reference of relative metrics.
-        candidates: candidates to judge; they take and give what the source does, in its order.
+        candidates: candidates to judge; they have the source's inputs and outputs, in its order.
         part: evaluation samples.
         metric_name: as for `metrics.find_metric`.
-        inputs: what the source takes.
-        outputs: what it gives.
+        inputs: inputs of the source.
+        outputs: outputs of the source.
         alone: whether a candidate takes one sample at a time: its batch is fixed, or its ranges come from
             the batch.
         progress: called with samples done and their number.
@@ -159,11 +160,11 @@ def _named(run: Runner, names: Sequence[str]) -> Callable[[Feeds], Outputs]:
 
 @dataclass(slots=True)
 class _Judging:
-    """One pass over the samples, or one a model.
+    """One pass over the samples, or one for each model.
 
     Attributes:
         part: evaluation samples.
-        batch: samples at once where the model leaves that free.
+        batch: samples at once if the model leaves that free.
         stacked: whether samples share a leading axis.
         progress: called with samples done and their number.
         spoiled: (place of a candidate, output) -> samples.
@@ -269,9 +270,9 @@ def _split(count: int, *, hold_back: bool) -> list[Places]:
 
 
 def _checked(scores: Floats, feeds: Feeds, count: int) -> Floats:
-    """Return the scores of a feed: one a sample, or their mean where there is another number of them.
+    """Return the scores of a feed: one for each sample, or their mean if their number differs.
 
-    Such a feed then counts as one sample: what is in it is not independent.
+    Such a feed then counts as one sample, since its samples are not independent.
 
     Raises:
         DataError: there are none.
@@ -319,7 +320,7 @@ def _score_set(
     AUC has none on a resample in which a class was not drawn.
 
     Raises:
-        DataError: there is none on more than half of the resamples.
+        DataError: more than half of the resamples have no score.
     """
     errors: list[DataError] = []
 
@@ -362,7 +363,7 @@ def _spoiled_rows(found: Outputs, reference: Outputs, count: int) -> dict[str, i
         got = found[name]
         if got.dtype.kind != "f" or np.isfinite(got).all():
             continue
-        # An output of another shape (a list of detections) has no value to hold each one against.
+        # The values of an output of another shape (a list of detections) have no counterparts.
         allowed = ~np.isfinite(want) if got.shape == want.shape else not np.isfinite(want).all()
         strange = ~np.isfinite(got) & ~np.asarray(allowed)
         if strange.any():

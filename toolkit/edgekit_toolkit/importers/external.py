@@ -43,8 +43,8 @@ def merge_external(model: onnx.ModelProto, files: Mapping[str, Path], max_bytes:
 
     Args:
         model: changed in place.
-        files: what `external_files` returned.
-        max_bytes: what the weights may add up to; two tensors may name the same bytes, so the sizes of the
+        files: result of `external_files`.
+        max_bytes: largest sum of the weights' sizes; two tensors may name the same bytes, so the sizes of the
             files do not bound it.
 
     Raises:

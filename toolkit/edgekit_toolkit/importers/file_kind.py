@@ -16,7 +16,7 @@ _HEAD_BYTES: Final = 4096
 _PACKAGE: Final = b"manifest.json"  # the first member of the archive
 _TFLITE: Final = (4, b"TFL3")
 
-# offset, bytes there, what that is and what to do
+# offset, bytes there, what the file is and what to do
 _SIGNATURES: Final = (
     (*_TFLITE, "a LiteRT (.tflite) model, not an ONNX model"),
     (4, b"ORTM", "a model in onnxruntime's own format; give the .onnx that it was made from"),
@@ -93,7 +93,7 @@ def describe_no_model(path: Path, content: bytes) -> str:
 
 
 def describe_no_package(path: Path) -> str | None:
-    """Return what a file or folder is and what to do with it; None for what may be a package."""
+    """Return what a file or folder is and what to do with it; None if it may be a package."""
     if path.is_dir():
         packages = sorted(one.name for one in path.glob("*.edgepkg"))
         return (
@@ -145,7 +145,7 @@ def _is_onnx_head(head: bytes) -> bool:
 
 
 def _missing_end(content: bytes) -> str:
-    """Return how much is missing where `content` is the beginning of an ONNX model, otherwise nothing."""
+    """Return how much is missing if `content` is the beginning of an ONNX model, otherwise nothing."""
     at, first = 0, True
     while at < len(content):
         tag, at = _varint(content, at)

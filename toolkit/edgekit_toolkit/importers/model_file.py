@@ -1,4 +1,4 @@
-"""A model's file, read whole and within a limit, and what an importer makes of it."""
+"""A model's file, read whole and within a limit, and the model that an importer makes from it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.importers.file_kind import describe_folder
 from edgekit_toolkit.models.model import Model
 
-# Below the 2 GiB beyond which protobuf cannot write a model as one file, and which a flatbuffer can address.
+# Below 2 GiB: protobuf can write no larger model as one file, and a flatbuffer can address no more.
 MAX_MODEL_BYTES: Final = 2_000_000_000
 
 M_co = TypeVar("M_co", bound=Model, covariant=True)
@@ -23,13 +23,13 @@ class SourceModel(Generic[M_co]):
 
     Attributes:
         path: the file.
-        sha256: digest of the file; where there are external data, of the file followed by each external file
-            in the order of their names, each after a line with its name and size. In hexadecimal.
+        sha256: digest of the file, in hexadecimal. With external data it covers the file and then each
+            external file, in the order of their names, each after a line with its name and size.
         size_bytes: size of the file and its external data together.
         model: the model, which no longer refers to other files. Functions of an ONNX model are written out; a
             `.tflite` that records another shape of an output than it makes has that one.
-        inputs: what a session takes; of a `.tflite`, float32 where the file has codes with a scale.
-        outputs: what a session gives.
+        inputs: inputs of a session; for a `.tflite`, float32 where the file has codes with a scale.
+        outputs: outputs of a session.
     """
 
     path: Path

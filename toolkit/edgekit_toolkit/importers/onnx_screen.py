@@ -1,4 +1,4 @@
-"""What is refused in an ONNX model that could be read: each check names the place and what to do next.
+"""Refuses readable ONNX models that cannot be used: each check names the place and what to do next.
 
 It changes nothing and runs nothing.
 """
@@ -55,7 +55,7 @@ def _fields(message: Message) -> Iterator[tuple[FieldDescriptor, Any]]:
 
 
 def check_interface(model: onnx.ModelProto) -> None:
-    """Check that the model takes and gives something.
+    """Check that the model has inputs and outputs.
 
     Raises:
         ModelError: there is no graph, no input or no output.
@@ -102,8 +102,8 @@ def check_operators(model: onnx.ModelProto) -> None:
 def check_weights(model: onnx.ModelProto) -> None:
     """Check that every stored float is finite.
 
-    Infinities are allowed in a scalar and in a tensor of nothing but zeros and infinities: those are bounds
-    and masks.
+    Infinities are allowed in a scalar and in a tensor of only zeros and infinities: those are bounds and
+    masks.
 
     Raises:
         ModelError: NaN or infinite weights, with the name of the tensor and their number.
@@ -124,7 +124,7 @@ def check_weights(model: onnx.ModelProto) -> None:
 
 
 def explain_refusal(model: onnx.ModelProto, refusal: BaseException) -> ModelError:
-    """Return onnxruntime's refusal of `model` in words that name the operator, its node and its domain."""
+    """Return onnxruntime's refusal of `model` in words, with the operator, its node and its domain."""
     text = str(refusal)
     engine = f"onnxruntime {onnxruntime.__version__}"
     kernel = re.search(r"implementation for (\S+?)\((\d+)\) node with name '(.*?)'", text)

@@ -1,8 +1,8 @@
 """PyTorch exported programs (`.pt2`) to ONNX, through torch's own exporter in a process of its own.
 
-torch is not needed for anything else, so it is imported there only. It is kept from unpickling objects of
-the file, which could run code; it still evaluates the file's expressions of sizes, so open only programs
-from a source that you trust.
+torch is not needed for anything else, so it is imported there only. It must not unpickle objects of the file,
+which could run code. It still evaluates the file's expressions of sizes, so open only programs from a source
+that you trust.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ def load_pt2(path: Path) -> SourceModel[OnnxModel]:
     program returns, if it does. Operator set 18, weights inside, no trace of the machine that exported it.
 
     Args:
-        path: what `torch.export.save` wrote.
+        path: file that `torch.export.save` wrote.
 
     Raises:
         ModelError: torch is not installed; the file is damaged, was written by another version of torch or

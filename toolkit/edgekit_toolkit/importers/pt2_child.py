@@ -1,4 +1,4 @@
-"""Exports a PyTorch program to ONNX: run by `pt2` as a process of its own, the only one that imports torch.
+"""Exports a PyTorch program to ONNX: `pt2` runs this as a separate process, the only one that imports torch.
 
     python -m edgekit_toolkit.importers.pt2_child PROGRAM.pt2 MODEL.onnx
 
@@ -48,7 +48,7 @@ def main(program: str, result: str) -> int:
 
 
 def _output_names(program: Any) -> list[str] | None:
-    """The keys of the flat dictionary of tensors that the program returns; None if it returns another."""
+    """The keys of the flat dictionary of tensors that the program returns; None for any other result."""
     tree = program.call_spec.out_spec
     keys = tree.context if tree is not None and tree.type is dict else []
     flat = all(child.is_leaf() for child in tree.children()) if keys else False

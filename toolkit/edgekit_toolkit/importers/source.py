@@ -1,4 +1,4 @@
-"""A model file of any kind that is read here: which importer it is for."""
+"""Chooses the importer for a model file of any supported kind."""
 
 from pathlib import Path
 

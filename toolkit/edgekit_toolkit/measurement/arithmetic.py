@@ -1,4 +1,4 @@
-"""In which arithmetic this machine computes 8-bit products, and which scores therefore hold for the target.
+"""The arithmetic of this machine's 8-bit products, which decides whether scores hold for the target.
 
 All targets add 8-bit products exactly, in 32 bits: Arm and TensorRT by their instructions, x86 by VNNI or by
 the setting that the runtime uses without it (`edgekit_runtime.sessions.ort_products`). This machine does so
@@ -37,7 +37,7 @@ def arithmetic_facts() -> dict[str, Any]:
 
 
 def measures_here(target: Target) -> bool:
-    """Whether latency on this machine stands for the target: the generic target of this architecture.
+    """Whether latency here holds for the target, which is so for the generic target of this architecture.
 
     It has VNNI. Without it, int8 kernels take several times as long.
     """

@@ -1,7 +1,7 @@
 """Small networks of random weights whose times tell how a device runs each kind of kernel.
 
 They resemble what runs on devices: stacks of convolutions, separable convolutions, dense layers, attention,
-recurrent and temporal layers; most also with 8-bit codes. They compute nothing of use.
+recurrent and temporal layers; most also with 8-bit codes. Their outputs mean nothing.
 """
 
 from collections.abc import Callable

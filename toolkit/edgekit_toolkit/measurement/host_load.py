@@ -11,7 +11,7 @@ from typing import Final
 
 from edgekit_runtime.sessions.latency import Latency
 
-# Shares beyond which a latency is worth a warning; an idle machine stays well below each.
+# Shares beyond which a latency needs a warning; an idle machine stays well below each.
 MOST_OTHERS: Final = 0.10
 MOST_STOLEN: Final = 0.02
 MOST_SPREAD: Final = 0.25
@@ -43,12 +43,12 @@ class HostLoad:
 
     @property
     def is_heavy(self) -> bool:
-        """Whether latencies that were measured under it are in doubt."""
+        """Whether latencies that were measured under this load are in doubt."""
         shares = ((self.others_share, MOST_OTHERS), (self.stolen_share, MOST_STOLEN))
         return self.spread > MOST_SPREAD or any(share is not None and share > most for share, most in shares)
 
     def __str__(self) -> str:
-        """What was seen, as a sentence."""
+        """Return the load as a sentence."""
         seen = []
         if self.others_share is not None:
             seen.append(f"other processes used {100 * self.others_share:.0f} % of the {self.cores} cores")
@@ -71,7 +71,7 @@ class _Reading:
 
 
 class LoadMeter:
-    """Reads the load between two moments; one measurement each."""
+    """Measures the load between two moments, once."""
 
     def __init__(self, stat: Path = _STAT, own_s: Callable[[], float] | None = None) -> None:
         """Take the first reading.

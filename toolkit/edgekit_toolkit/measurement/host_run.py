@@ -21,7 +21,7 @@ from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.spec import KernelKind, Transfer
 
 _MIN_ROUNDS, _MAX_ROUNDS = 7, 100
-_BATCH_S: Final = 0.005  # of runs in a row; the fixed work between them has emptied the nearest caches
+_BATCH_S: Final = 0.005  # runs in a row; the fixed work between them has emptied the nearest caches
 _PROFILED_ROUNDS: Final = 5
 _KERNEL_SUFFIX: Final = "_kernel_time"
 _OPTIMISED: Final = "optimised.onnx"
@@ -60,7 +60,7 @@ def engine_name() -> str:
 
 
 def find_foreign_profile(transfer: Transfer) -> str | None:
-    """Return where a profile was made instead of on this machine, or None if it holds here."""
+    """Return the machine on which a profile was made if it was another one, or None if it holds here."""
     if transfer.host != find_cpu():
         return f"on a host with {transfer.host}, not {find_cpu()}"
     if transfer.engine != engine_name():
@@ -108,7 +108,7 @@ def _measure_shares(model: onnx.ModelProto, feeds: Feeds, folder: Path) -> dict[
         name = event.get("name", "")
         if event.get("cat") == "Node" and name.endswith(_KERNEL_SUFFIX):
             key = (name.removesuffix(_KERNEL_SUFFIX), event["args"]["op_name"])
-            times[key].append(event["dur"] + 0.5)  # onnxruntime cuts times to whole microseconds
+            times[key].append(event["dur"] + 0.5)  # onnxruntime truncates times to whole microseconds
     optimised = onnx.load(folder / _OPTIMISED)
     grouped = {node.name for node in optimised.graph.node if _count_groups(node) > 1}
     found: dict[KernelKind, float] = defaultdict(float)

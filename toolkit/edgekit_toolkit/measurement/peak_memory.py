@@ -42,7 +42,7 @@ class PeakMemory:
 
     @property
     def model_bytes(self) -> int:
-        """What the model adds to the bare engine."""
+        """Memory that the model adds to the bare engine."""
         return self.total_bytes - self.engine_bytes
 
 
@@ -59,10 +59,10 @@ def measure_peak_memory(
 
     Args:
         model: content or path of a model that the engine loads.
-        engine: which runs it.
+        engine: engine that runs it.
         feeds: input name -> array, one for each input.
         threads: threads of one inference, at least 1.
-        options: as a manifest has them, by default none; onnxruntime only.
+        options: backend options as in a manifest, by default none; onnxruntime only.
         time_limit_s: time limit for the whole process.
 
     Raises:
@@ -86,7 +86,8 @@ def measure_model_memory(model: Model, feeds: Feeds) -> PeakMemory:
 def measure_engine_bytes(engine: Engine = "ort", threads: int = 1) -> int:
     """Peak memory of our runtime and a bare engine on this machine: imports, and a session of one Relu.
 
-    Measured once a process and number of threads: the engine that is imported does not change meanwhile.
+    It is measured once in a process for each number of threads: the imported engine does not change
+    meanwhile.
 
     Raises:
         BackendError: as for `measure_peak_memory`.

@@ -1,9 +1,9 @@
 """The process whose memory `peak_memory` reads: `python -m edgekit_toolkit.measurement.peak_memory_child`.
 
-It does what a device process does that calls `open_session` and runs the model, but for what comes before the
-session and leaves nothing behind: the package is read and verified before. So the imports are those of
-`open_session`, and the session is ours, of a model in a mapped file.
-It writes one JSON object to the standard output: `{"peak_bytes": int}`.
+It does the same as a device process that calls `open_session` and runs the model, except for reading and
+verifying the package, which comes before and leaves nothing in memory. So it has the imports of
+`open_session`, and our session of a model in a mapped file. It writes one JSON object to the standard output:
+`{"peak_bytes": int}`.
 """
 
 import json

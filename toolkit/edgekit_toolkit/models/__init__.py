@@ -1,1 +1,1 @@
-"""A model of any format behind one protocol: what it takes and gives, how it runs here, what it costs."""
+"""A model of any format behind one protocol: its inputs and outputs, how it runs here, what it costs."""

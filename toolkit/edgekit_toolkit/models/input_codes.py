@@ -1,8 +1,8 @@
-"""The values that a quantized model's inputs can hold: what its author calibrated them with.
+"""The ranges that a quantized model's inputs can hold, which its author calibrated.
 
-An input that is quantized inside the model has a scale and a zero point, and values beyond its codes are cut
-off. It looks at inputs that become codes as they are; a model that first computes with an input (a mean, a
-scale) has no such range.
+An input that is quantized inside the model has a scale and a zero point, and values beyond its codes are
+clipped. This module finds inputs that become codes directly; a model that first computes with an input (a
+mean, a scale) has no such range.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ def onnx_code_ranges(model: onnx.ModelProto) -> dict[str, CodeRange]:
     found = {}
     for value in real_inputs(model.graph):
         ranges = list(_onnx_ranges(value.name, readers, constants))
-        if ranges:  # several readers: the one that cuts off least
+        if ranges:  # several readers: the one that clips least
             found[value.name] = max(ranges, key=lambda one: one.high - one.low)
     return found
 
@@ -50,7 +50,7 @@ def _onnx_ranges(
             yield from _onnx_ranges(node.output[0], readers, constants)
         elif node.op_type in {"QuantizeLinear", "DequantizeLinear"} and node.input[0] == name:
             stored = [constants[other] for other in node.input[1:] if other in constants]
-            if len(stored) != 2:  # computed, or without a zero point, which would say the type of the codes
+            if len(stored) != 2:  # computed, or without a zero point, which would state the type of the codes
                 continue
             scale, zero_point = (numpy_helper.to_array(tensor) for tensor in stored)
             if scale.size == 1 and zero_point.dtype.name in _SYMMETRIC_ZERO:
@@ -59,7 +59,7 @@ def _onnx_ranges(
 
 
 def _code_range(dtype: str, scale: float | None, zero_point: int) -> CodeRange:
-    """The range of values, or that of the codes where no scale is given."""
+    """Return the range of values, or of the codes if no scale is given."""
     limits = np.iinfo(dtype)
     symmetric = zero_point == _SYMMETRIC_ZERO[dtype]
     if scale is None:
@@ -68,7 +68,7 @@ def _code_range(dtype: str, scale: float | None, zero_point: int) -> CodeRange:
 
 
 def tflite_code_ranges(content: bytes) -> dict[str, CodeRange]:
-    """Return the range of each input whose values become codes; to the caller all of them are float32.
+    """Return the range of each input whose values become codes; for the caller all of them are float32.
 
     Raises:
         BackendError: LiteRT refuses the model.
@@ -106,6 +106,6 @@ def _tflite_codes(model: Any, index: int) -> Iterator[CodeRange]:
 
 
 def _tflite_range(dtype: str, scale: float, zero_point: int) -> CodeRange:
-    """Only 16-bit activations are symmetric in a `.tflite`, by its quantization specification."""
+    """Return the range; only 16-bit activations are symmetric, by TFLite's quantization specification."""
     found = _code_range(dtype, scale, zero_point)
     return CodeRange(found.low, found.high, dtype == "int16")

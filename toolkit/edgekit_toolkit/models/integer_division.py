@@ -34,7 +34,7 @@ def onnx_divides_by_inputs(model: onnx.ModelProto) -> bool:
     if not any(node.op_type in _ONNX_OPERATORS for graph in graphs(model.graph) for node in graph.node):
         return False
     inferred = onnx.shape_inference.infer_shapes(model)
-    # Two branches may use one name for different things: all that a name stands for must be harmless.
+    # Two branches may use one name for different tensors: all of them must be harmless.
     types: dict[str, set[int]] = {}
     constants: dict[str, list[NDArray[Any]]] = {}
     computed: set[str] = set()

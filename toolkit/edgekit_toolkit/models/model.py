@@ -14,18 +14,18 @@ from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.range_trap import CodeRange
 
 Engine = Literal["ort", "litert"]
-# Outputs of a model for one set of inputs, in the order asked for.
+# Outputs of a model for one set of inputs, in the requested order.
 Runner = Callable[[Feeds], list[NDArray[Any]]]
 Specs: TypeAlias = tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
 
 
 class ModelSize(NamedTuple):
-    """The size of a model.
+    """Counts of a model's graph.
 
     Attributes:
         opset: ONNX operator set; None for other formats.
-        nodes: its operators.
-        parameters: values of its constants.
+        nodes: number of operators.
+        parameters: number of values in its constants.
     """
 
     opset: int | None
@@ -41,7 +41,7 @@ class Model(Protocol):
         file_name: name of its artifact in a package.
         has_fixed_sizes: whether the format has no free dimensions that can be bound when it runs.
         content: bytes of its artifact.
-        options: options of its backend in a manifest; only what differs from the defaults.
+        options: options of its backend in a manifest; only those that differ from the defaults.
         size_bytes: size of the artifact.
         size: counts of its graph.
     """
@@ -76,7 +76,7 @@ class Model(Protocol):
             outputs: names; by default all in the model's order.
             threads: threads of one inference.
             rewrites: whether the engine's optimiser may change what the model computes. A model that
-                multiplies codes is optimised all the same: its products are exact everywhere only then.
+                multiplies codes is optimised in any case: only then are its products exact everywhere.
 
         Raises:
             BackendError: the engine refuses the model.

@@ -25,7 +25,7 @@ from edgekit_toolkit.samples.range_trap import CodeRange
 
 
 class OnnxModel:
-    """See `Model`.
+    """An ONNX model; see `Model`.
 
     Attributes:
         proto: the model, which must not be changed any more.

@@ -1,4 +1,4 @@
-"""The host's ONNX Runtime sessions that judge candidates; its exceptions are translated here, once."""
+"""The host's ONNX Runtime sessions that judge candidates; only this module translates its exceptions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_toolkit.onnx_graph.ort_options import ort_options
 from edgekit_toolkit.samples.generated import Feeds
 
-# Only errors that say that a graph or node could not be used; the rest (warnings of fallbacks) is noise here.
+# Only errors about unusable graphs or nodes; other messages (warnings of fallbacks) are noise here.
 _LOG_FATAL = 4
 
 

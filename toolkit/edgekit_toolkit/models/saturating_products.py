@@ -18,8 +18,8 @@ from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_toolkit.onnx_graph.ort_options import WHOLE_OPTIMISER, disabled_optimizers
 from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, graphs
 
-# Operators that multiply codes themselves: name -> places of the two factors. The setting reaches all that
-# the engine makes of the QDQ form; ConvInteger is exact everywhere.
+# Operators that multiply codes themselves: name -> places of the two factors. The setting covers all kernels
+# that the engine makes from the QDQ form; ConvInteger is exact everywhere.
 _PRODUCTS: Final = {"MatMulInteger": (0, 1), "QLinearMatMul": (0, 3), "QLinearConv": (0, 3)}
 _LARGEST_SAFE: Final = 64  # two products 255 * 64 stay below 2 ** 15
 
@@ -45,7 +45,7 @@ def find_saturating(model: onnx.ModelProto) -> tuple[str, ...]:
             if types.get(right) != TensorProto.INT8 or (weight is not None and _is_safe(weight)):
                 continue
             if types.get(left) == TensorProto.INT8:
-                # Exact by itself, but the engine refuses the setting for the whole model.
+                # Exact as such, but the engine refuses the setting for the whole model.
                 refused = refused or node.op_type == "QLinearConv"
             else:
                 found.append((node.output[0], weight is None))

@@ -23,7 +23,7 @@ from edgekit_toolkit.tflite.summary import DYNAMIC, TfliteSummary, summarise
 
 
 class TfliteModel:
-    """See `Model`.
+    """A `.tflite` model; see `Model`.
 
     Attributes:
         content: content of the file.
@@ -45,7 +45,7 @@ class TfliteModel:
 
     @cached_property
     def summary(self) -> TfliteSummary:
-        """What the file holds."""
+        """Contents of the file."""
         return summarise(parsed(self.content))
 
     @property

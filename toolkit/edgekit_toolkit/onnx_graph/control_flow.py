@@ -1,6 +1,6 @@
 """The bodies of `If`, `Loop` and `Scan` as models of their own, and how often a loop runs its body.
 
-Nothing is guessed: what depends on the data is refused with the reason.
+Nothing is guessed: whatever depends on the data is refused with the reason.
 """
 
 import math
@@ -49,7 +49,7 @@ def body_model(
     types: Types,
     initializers: Mapping[str, onnx.TensorProto],
 ) -> onnx.ModelProto:
-    """Return a body with all that it reads: captured constants as initializers, the rest as inputs.
+    """Return a body as a model: captured constants become initializers, all else that it reads inputs.
 
     Args:
         model: the model whose operator sets it uses.
@@ -59,7 +59,7 @@ def body_model(
         initializers: constants outside.
 
     Raises:
-        ModelError: the type of something that it reads is not known.
+        ModelError: the type of a tensor that it reads is not known.
     """
     known = dict(types)
     for name, tensor in initializers.items():
@@ -202,7 +202,7 @@ def find_steps(
 
 
 def _scan_steps(node: onnx.NodeProto, types: Types, version: int) -> int:
-    """The length of the sequences."""
+    """Return the length of the sequences."""
     scanned = attribute(node, "num_scan_inputs", 0)
     axes = attribute(node, "scan_input_axes", [0] * scanned)
     if version >= _SCAN_OPSET and scanned and node.input[-scanned] in types:
@@ -239,7 +239,7 @@ def _always_goes_on(body: onnx.GraphProto) -> bool:
 
 
 def _follow(node: onnx.NodeProto, body: onnx.ModelProto, values: Values, limit: float) -> int:
-    """Return the step at which the condition ends the loop, by running what it depends on.
+    """Return the step at which the condition ends the loop, by running the nodes that it depends on.
 
     Raises:
         ModelError: it depends on more than constants and counters.
@@ -248,7 +248,7 @@ def _follow(node: onnx.NodeProto, body: onnx.ModelProto, values: Values, limit: 
     states = {value.name: place for place, value in enumerate(graph.input[: len(node.input)])}
     constants = {tensor.name for tensor in graph.initializer}
     wanted = {graph.output[0].name}
-    while True:  # what a counter becomes may depend on another counter
+    while True:  # a counter may depend on another counter
         nodes = _ancestors(graph, wanted)
         made = {name for one in nodes for name in one.output}
         read = ({name for one in nodes for name in one.input if name} | wanted) - made - constants
@@ -277,7 +277,7 @@ def _follow(node: onnx.NodeProto, body: onnx.ModelProto, values: Values, limit: 
 
 
 def _ancestors(graph: onnx.GraphProto, wanted: Set[str]) -> list[onnx.NodeProto]:
-    """The nodes that `wanted` depends on, in order."""
+    """Return the nodes that `wanted` depends on, in order."""
     needed, found = set(wanted), []
     for node in reversed(graph.node):
         if needed & set(node.output):

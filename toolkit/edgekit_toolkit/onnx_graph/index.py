@@ -48,7 +48,7 @@ class GraphIndex:
                 self._consumers.setdefault(name, []).append(node)
 
     def consumers(self, name: str) -> list[onnx.NodeProto]:
-        """Nodes that read tensor `name`, one entry a reading input."""
+        """Nodes that read tensor `name`, one entry for each reading input."""
         return self._consumers.get(name, [])
 
     def only_feeds(self, name: str, node: onnx.NodeProto) -> bool:
@@ -63,7 +63,7 @@ class GraphIndex:
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
-        """Shapes that were given or, without those, the ones that the graph records."""
+        """The given shapes or, without those, the shapes that the graph records."""
         return recorded_shapes(self.graph) if self._shapes is None else self._shapes
 
     @cached_property

@@ -37,7 +37,7 @@ class EngineTensor:
 
     Attributes:
         shape: number of elements on each axis; None if it depends on the data.
-        item_bytes: size of one element; 0 for strings and what is no plain tensor.
+        item_bytes: size of one element; 0 for strings and values that are no plain tensors.
     """
 
     shape: tuple[int, ...] | None
@@ -59,7 +59,7 @@ class EngineGraph:
         weights: constants by name.
         inputs: names of the inputs.
         outputs: names of the outputs.
-        nested_bytes: constants inside control flow, which is not looked into otherwise.
+        nested_bytes: size of constants inside control flow; nothing else of it is examined.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -147,7 +147,7 @@ def _optimise(model: onnx.ModelProto, blocked_layout: bool) -> onnx.ModelProto:
 
 
 def _infer(optimised: onnx.ModelProto) -> list[onnxruntime.NodeArg]:
-    """Inputs and the outputs of all nodes, with the shapes that onnxruntime infers for its own operators."""
+    """Return inputs and all nodes' outputs, with the shapes that onnxruntime infers for its own operators."""
     open_model = copy_model(optimised)
     known = {value.name for value in optimised.graph.output}
     for node in optimised.graph.node:
@@ -184,7 +184,7 @@ def _settings() -> onnxruntime.SessionOptions:
 
 
 def _tensor(value: onnxruntime.NodeArg, branched: bool) -> EngineTensor:
-    # onnxruntime shows an unknown rank as that of a scalar; it comes from branches of different ranks.
+    # onnxruntime shows an unknown rank, as of branches with different ranks, like a scalar.
     known = all(isinstance(size, int) for size in value.shape) and not (branched and not value.shape)
     element = value.type.removeprefix("tensor(").removesuffix(")")
     return EngineTensor(tuple(value.shape) if known else None, _SIZES.get(element, 0))

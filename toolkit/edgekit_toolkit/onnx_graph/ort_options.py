@@ -1,7 +1,7 @@
 """Options with which onnxruntime runs a model, here and on a device; they are stored in the model.
 
-A rewrite of the optimiser that changes what a model computes is noted in the model's metadata. So each form
-that is made of the model runs without that rewrite too.
+A rewrite of the optimiser that changes a model's results is recorded in the model's metadata. So each form of
+the model runs without that rewrite too.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from edgekit_toolkit.onnx_graph.index import copy_model
 from edgekit_toolkit.onnx_graph.traversal import has_foldable_weights
 
 WHOLE_OPTIMISER: Final = ("*",)
-"""In place of names: the model runs without any optimisation."""
+"""Stands for all names: the model runs without any optimisation."""
 DISABLED_OPTIMIZERS_KEY: Final = "edgekit.disabled_optimizers"
-"""Key in the model's metadata; the value is names with commas between them."""
+"""Key in the model's metadata; the value is a comma-separated list of names."""
 
 
 def disabled_optimizers(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def disable_optimizers(model: onnx.ModelProto, names: Sequence[str]) -> onnx.Mod
 
 
 def stated_options(model: onnx.ModelProto) -> dict[str, JsonValue]:
-    """Return the backend options of the model's manifest: only what differs from the defaults.
+    """Return the backend options of the model's manifest: only those that differ from the defaults.
 
     A runtime that does not know an option refuses the package.
     """

@@ -1,6 +1,6 @@
 """Known shapes for every tensor of a model: bind the dynamic dimensions, fold shape arithmetic, infer.
 
-Exporters compute paddings and target shapes in the graph. Inference alone cannot see through that, so small
+Exporters compute paddings and target shapes in the graph. Inference alone cannot follow that, so small
 integer arithmetic on constants and shapes is evaluated first; weights are left alone.
 """
 
@@ -57,7 +57,7 @@ def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelPr
     _bind(bound.graph, dims)
     stated: dict[str, onnx.TypeProto] = {}
     while True:
-        # Stale dynamic shapes would hide what inference can find out now.
+        # Stale dynamic shapes would hide shapes that inference can find now.
         del bound.graph.value_info[:]
         bound.graph.value_info.extend(
             onnx.ValueInfoProto(name=name, type=kind) for name, kind in stated.items()
@@ -91,7 +91,7 @@ def _control_flow_types(
             made = [body_model(model, node, body, types, initializers) for body in bodies(node)]
             shaped = [with_shapes(one, {}) for one in made]
             found |= output_types(node, shaped, types, initializers)
-        except ModelError:  # not known yet, or never: the caller that needs the shape reports it
+        except ModelError:  # not known yet, or never: a caller that needs the shape reports it
             continue
     return {name: kind for name, kind in found.items() if name not in known}
 
@@ -173,7 +173,7 @@ def _value(
     try:
         (result,) = ReferenceEvaluator(node, opsets=opsets).run(None, feeds)
     except (LookupError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        # The reference has not every old version of an operator; what it cannot evaluate stays in the graph.
+        # The reference lacks some old versions of operators; nodes that it cannot evaluate stay in the graph.
         return None
     array = np.asarray(result)
     return array if array.size <= _MAX_FOLDED_ELEMENTS else None

@@ -1,4 +1,4 @@
-"""The tensor specs of an ONNX model: what it takes and gives, without its weights."""
+"""The tensor specs of an ONNX model: its inputs and outputs, without weights."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ from onnx import helper
 from edgekit_runtime.errors import DataError, ModelError
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
-UNNAMED_DIMENSIONS = frozenset({"", "?"})  # `?` is what some exporters write for every dimension alike
+UNNAMED_DIMENSIONS = frozenset({"", "?"})  # some exporters write `?` for every dimension
 
 BATCH_NAME: Final = re.compile(r"n|b|bs|batch.*", re.IGNORECASE)
-# What a leading dimension is called that is none of samples.
+# Names of a leading dimension that does not count samples.
 SIZE_NAME: Final = re.compile(
     r"[chwtl]|channels?|height|width|(.*[_-])?(seq|len|time|frame|step|token)\w*", re.IGNORECASE
 )
@@ -36,7 +36,7 @@ def tensor_specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[
 
 
 def common_specs(first: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return what holds for both of two models, in the order of the first; a size that one fixes is fixed.
+    """Return specs that hold for both of two models, in the order of the first; a size fixed by one is fixed.
 
     Raises:
         DataError: they differ in names, in a dtype or in a size that both fix.
@@ -86,8 +86,8 @@ def free_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
 def batch_dims(inputs: Sequence[TensorSpec]) -> tuple[str, ...]:
     """Return the free dimensions that count samples: those named after a batch, and leading ones.
 
-    A leading one counts none where its name says so, or where another dimension of that input is named after
-    a batch, as in [time, batch, channels].
+    A leading dimension counts no samples if its name says so, or if another dimension of that input is named
+    after a batch, as in [time, batch, channels].
     """
     found = set()
     for spec in inputs:

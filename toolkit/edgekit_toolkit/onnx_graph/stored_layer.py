@@ -1,4 +1,4 @@
-"""How one layer is stored, whatever kind of model it is in."""
+"""How one layer is stored, in any kind of model."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ class StoredLayer:
 
     Attributes:
         precision: int8, int8 weights, int4 weights, fp16 weights, fp32, or dynamic int8.
-        weight_bytes: its constants in the file, scales included.
+        weight_bytes: size of its constants in the file, scales included.
     """
 
     precision: str

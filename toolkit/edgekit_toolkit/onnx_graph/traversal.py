@@ -62,7 +62,7 @@ def float_types(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return the float types in which nodes compute, by name and sorted; conversions do not count.
 
     Args:
-        model: model with inferred shapes; what has no known type is passed over.
+        model: model with inferred shapes; tensors without a known type are skipped.
     """
     found = set()
     for graph in graphs(model.graph):

@@ -53,10 +53,10 @@ def golden_input(name: str, value: NDArray[Any], path: str) -> tuple[GoldenInput
     """Return a golden input near `value`, and the content of its artifact.
 
     Args:
-        name: of the input.
+        name: name of the input.
         value: without NaN and infinities; float32 is stored as codes of 8 bits, so the device feeds other
             values than these.
-        path: of the artifact.
+        path: path of the artifact.
     """
     if value.dtype == np.float32 and value.size:
         codes, stored = _encode(value)

@@ -20,11 +20,11 @@ def write_plain_package(
 
     Args:
         model: a .onnx file.
-        name: of the package.
+        name: name of the package.
         target: name of the target that it is for.
         folder: where it goes, under its usual file name.
         sign: makes the envelope.
-        version: of the package.
+        version: version of the package.
 
     Raises:
         ModelError: the model cannot be used, or has free dimensions other than the batch.

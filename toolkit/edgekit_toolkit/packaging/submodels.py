@@ -79,7 +79,7 @@ def attach_plans(
         folder: where the new package goes, under its usual file name.
         sign: makes the envelope.
         decode: name as in `splits` -> input of the tail -> codec in which a file of it arrives.
-        version: of the new package; by default that of `package`.
+        version: version of the new package; by default that of `package`.
 
     Raises:
         CutError: the model does not run in onnxruntime, or the table names a submodel that is not there.

@@ -44,7 +44,7 @@ def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None
 
     Args:
         model_path: the source model.
-        recipe: of the package.
+        recipe: recipe of the package.
         earlier: what an update was brought near to; None for what is no update.
 
     Raises:

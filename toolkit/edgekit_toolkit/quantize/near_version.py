@@ -33,7 +33,7 @@ class Coded(NamedTuple):
     Attributes:
         codes: int8 or int32, any shape.
         scales: float32 [] or [channels].
-        axis: of the channels; ignored where there is one scale.
+        axis: axis of the channels; ignored where there is one scale.
     """
 
     codes: NDArray[Any]
@@ -58,7 +58,7 @@ def near_weight(new: Coded, earlier: Coded) -> tuple[Coded, int]:
 
     Args:
         new: symmetric int8 codes.
-        earlier: of the same shape.
+        earlier: earlier version of the weight, of the same shape.
     """
     was, now = (one.scales.astype(np.float64) for one in (earlier, new))
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""What all commands of `edgekit device` share: which device it is."""
+"""Options that all commands of `edgekit device` share: the device."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one
 
 
 def parse_host(text: str, ssh_config: Path | None) -> SshHost:
-    """Return where the device is.
+    """Return the address of the device.
 
     Raises:
         ConfigError: the text has another form.
-        ProvisioningError: this installation has no such commands.
+        ProvisioningError: this installation lacks the commands of `edgekit device`.
     """
     try:
         from edgekit_hil.provisioning.ssh_host import SshHost

@@ -70,7 +70,7 @@ def _read_newest(fleet: FleetCaller, subject: str, action: str, limit: int) -> l
 
 
 def _describe(detail: Mapping[str, Any]) -> str:
-    """Return what an entry holds: of the log of a rollout what happened, else JSON."""
+    """Return the content of an entry: for a rollout's log the event in words, else JSON."""
     if "entries" in detail:
         return "; ".join(map(_describe_step, detail["entries"]))
     return json.dumps(detail, sort_keys=True) if detail else ""

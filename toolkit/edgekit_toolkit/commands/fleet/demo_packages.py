@@ -1,8 +1,8 @@
 """What the demo of the fleet rolls out: a small classifier in four versions, one of which is bad.
 
-All is made from a seed, so that nothing is downloaded: classes are clouds of points, and the network is
-fitted to them by least squares. So its accuracy on other points is a real one. The bad version has noise on
-its weights: it opens, passes its self-test, and answers wrongly, as a model that was trained badly does.
+Everything is made from a seed, so nothing is downloaded: classes are clouds of points, and the network is
+fitted to them by least squares. So its accuracy on other points is real. The bad version has noise on its
+weights: it opens, passes its self-test, and answers wrongly, as a model that was trained badly does.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ _OUTPUT: Final = "scores"
 _FEATURES: Final = 64
 _HIDDEN: Final = 256
 _CLASSES: Final = 10
-_SPREAD: Final = 2.0  # of a class around its centre, whose coordinates have a spread of 1
+_SPREAD: Final = 2.0  # spread of a class around its centre; the centres have a spread of 1
 _POINTS: Final = 4000
 _TESTED: Final = 500
 _OPSET: Final = 17

@@ -1,4 +1,4 @@
-"""`edgekit fleet doctor`: what a broker really does, and what of the fleet ends to be valid."""
+"""`edgekit fleet doctor`: what a broker really does, and everything of the fleet that expires."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands of `edgekit fleet` share: folder or server, JSON, and a clear word without the extra."""
+"""Shared by the commands of `edgekit fleet`: folder or server, JSON, and the error without the extra."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ folder_option = click.option(
 
 @dataclass(frozen=True, slots=True)
 class ChosenServer:
-    """What the options before the command say.
+    """The server that the options before the command choose.
 
     Attributes:
-        url: of the server, or None.
+        url: URL of the server, or None.
         token_file, authority: paths, or None.
         is_explicit: whether the URL is an option, not a variable.
     """
@@ -57,10 +57,10 @@ def keep_server(server: str | None, token_file: Path | None, ca: Path | None) ->
 
 
 def check_local(command: str = "") -> None:
-    """Refuse `--server` where a command works on the fleet's own machine only.
+    """Refuse `--server` for a command that works only on the fleet's own machine.
 
     Raises:
-        click.UsageError: it is there.
+        click.UsageError: `--server` is given.
     """
     chosen = find_chosen()
     if chosen is not None and chosen.is_explicit:
@@ -69,13 +69,13 @@ def check_local(command: str = "") -> None:
 
 
 def find_chosen() -> ChosenServer | None:
-    """Return what the options before the command say."""
+    """Return the choice of the options before the command."""
     chosen: ChosenServer | None = click.get_current_context().meta.get(_KEY)
     return chosen
 
 
 def check_installed() -> None:
-    """Do nothing where all is installed that a fleet needs.
+    """Check that everything that a fleet needs is installed.
 
     Raises:
         ConfigError: something is missing.
@@ -92,7 +92,7 @@ def find_folder(path: Path | None) -> FleetFolder:
     """Return the folder of the fleet.
 
     Raises:
-        ConfigError: what a fleet needs is not installed.
+        ConfigError: something that a fleet needs is not installed.
     """
     check_local()
     try:
@@ -106,7 +106,7 @@ def find_folder(path: Path | None) -> FleetFolder:
 
 @contextlib.contextmanager
 def open_fleet(path: Path | None) -> Iterator[tuple[FleetFolder, Store]]:
-    """Yield the folder and the open store of a fleet that is there.
+    """Yield the folder and the open store of an existing fleet.
 
     Raises:
         ConfigError: there is none.

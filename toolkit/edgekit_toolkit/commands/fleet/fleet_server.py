@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def is_remote(path: Path | None) -> bool:
-    """Return whether a command works on a server: one is named, and `--folder` is not."""
+    """Return whether a command works on a server: a server is named, and `--folder` is not."""
     chosen = find_chosen()
     return path is None and chosen is not None and bool(chosen.url)
 
@@ -33,7 +33,7 @@ def connect(path: Path | None) -> Iterator[FleetCaller]:
     """Yield the fleet: the server if one is named, else that of the folder.
 
     Args:
-        path: of `--folder`, or None.
+        path: path of `--folder`, or None.
 
     Raises:
         ConfigError: there is no fleet, the URL is malformed, or something is not installed.

@@ -1,4 +1,4 @@
-"""`edgekit fleet restore`: a fleet out of a backup."""
+"""`edgekit fleet restore`: a fleet from a backup."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def _make_order(order: Order, text: str) -> click.Command:
 
 
 def give_order(name: str, order: Order, note: str, *, path: Path | None, as_json: bool) -> None:
-    """Order something of a rollout, and print it."""
+    """Give an order to a rollout, and print the rollout."""
     with connect(path) as fleet:
         from edgekit_fleet.api.endpoints.releases import ORDER_ROLLOUT, OrderRollout
 

@@ -44,16 +44,16 @@ def command(device: str, tags: tuple[str, ...], *, is_sure: bool, path: Path | N
 
 
 def set_tags(fleet: FleetCaller, device: str, tags: Mapping[str, str], *, is_sure: bool) -> DeviceSummary:
-    """Set tags, and return the device; asks on a terminal where an open rollout is concerned.
+    """Set tags, and return the device; asks on a terminal if this affects an open rollout.
 
     Args:
-        fleet: of the device.
+        fleet: fleet of the device.
         device: whose.
         tags: an empty value removes one.
         is_sure: do not ask.
 
     Raises:
-        FleetError: there is no such device, or nobody is there to be asked.
+        FleetError: there is no such device, or nobody can be asked.
     """
     from edgekit_fleet.api.endpoints.devices import TAG_DEVICE, TagDevice
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgekit_fleet.store.fleet_folder import FleetSettings
 
 _SWITCH_S = 0.0005
-"""How long a thread holds the interpreter while others wait for it."""
+"""Seconds for which a thread holds the interpreter while others wait for it."""
 _OBJECTS_A_COLLECTION = 20_000
 _OF_ONE_MACHINE = {"host", "console_port", "console_certificate", "console_key"}
 
@@ -95,7 +95,7 @@ def command(path: Path | None, *, as_json: bool, joins: bool, **options: Any) ->
 
 
 def _find_own_name(settings: FleetSettings) -> str:
-    """Return the name of a machine that has joined: the fleet's first name is that of another one."""
+    """Return the name of a machine that has joined: the fleet's first name belongs to another machine."""
     if settings.host not in ("0.0.0.0", "::"):  # noqa: S104 - compared
         return settings.host
     own = socket.gethostname()

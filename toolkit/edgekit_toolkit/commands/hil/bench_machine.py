@@ -38,7 +38,7 @@ def find_device(text: str) -> contextlib.AbstractContextManager[Machine]:
 
 
 def find_names(text: str) -> tuple[str, str] | None:
-    """Return the target of a bench and the name of its profile, or None where `text` names no bench."""
+    """Return the target of a bench and the name of its profile, or None if `text` names no bench."""
     if not _is_bench(text):
         return None
     from edgekit_hil.benches.bench_file import find_bench
@@ -57,13 +57,13 @@ def _is_bench(text: str) -> bool:
 
 @contextlib.contextmanager
 def _open_bench(bench: str) -> Iterator[Machine]:
-    """Yield the device of a bench, over the connection of its environment file; the bench is held meanwhile.
+    """Yield the device of a bench, over the connection in its environment file; holds the bench meanwhile.
 
     Args:
         bench: path of an environment file, or the name of a bench.
 
     Raises:
-        BenchError: it cannot be had, or times on it mean nothing.
+        BenchError: the bench is not available, or times on it mean nothing.
     """
     from edgekit_hil.benches.bench_file import find_bench
     from edgekit_hil.benches.opening import open_bench

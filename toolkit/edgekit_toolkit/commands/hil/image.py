@@ -1,4 +1,4 @@
-"""`edgekit hil image`: what the emulated ARM64 devices run, made from Debian's packages."""
+"""`edgekit hil image`: the system of the emulated ARM64 devices, made from Debian's packages."""
 
 from __future__ import annotations
 

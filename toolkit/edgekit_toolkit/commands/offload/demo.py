@@ -86,7 +86,7 @@ def command(seconds: float, *, output: Path, proxy: bool, no_browser: bool, as_j
 
 
 def prepare(folder: Path, packed: DemoPackage, *, is_proxy: bool) -> DemoSetup:
-    """Return what the demo runs, with a certificate and a token where the server is not on loopback."""
+    """Return the setup of the demo, with a certificate and a token if the server is not on loopback."""
     import os
     import sys
 
@@ -134,7 +134,7 @@ def prepare(folder: Path, packed: DemoPackage, *, is_proxy: bool) -> DemoSetup:
 
 
 def _open_browser(url: str) -> None:
-    """Open a page where there is a screen: in a terminal alone, a text browser would take it over."""
+    """Open a page if there is a screen: with only a terminal, a text browser would take it over."""
     import os
     import sys
     import webbrowser

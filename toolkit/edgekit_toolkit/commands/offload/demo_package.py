@@ -1,4 +1,4 @@
-"""What the demo runs: its network, planned on this machine, in a signed package of its own."""
+"""The package of the demo: its network, planned on this machine and signed with a key of its own."""
 
 import datetime
 import ipaddress
@@ -41,13 +41,13 @@ _MOST_CUTS: Final = 1  # each way takes time from the others
 
 @dataclass(frozen=True, slots=True)
 class DemoPackage:
-    """What the demo runs.
+    """The package that the demo runs.
 
     Attributes:
-        path: of the package.
+        path: path of the package.
         keys: folder of the key that signed it.
         requests: path of the images with their right answers.
-        ways: names of the plans that are measured beside edgekit.
+        ways: names of the plans that the demo measures beside edgekit.
         result: the plan.
     """
 
@@ -126,14 +126,14 @@ def _package(
 def choose_ways(result: PlanningResult) -> list[Way]:
     """Return the ways that the demo measures: local, the uploads as a photograph, and the best cut.
 
-    They are in its package, also where they are the best nowhere, for the page compares them; but none that
-    the plan does not offer.
+    They are in its package even if they are the best under no condition, since the page compares them; but
+    only ways that the plan offers.
     """
     offered = [way for way in result.ways if not way.is_over_loss]
     local = [way for way in offered if way.name == LOCAL]
     uploads = [way for way in offered if way.kind == "upload"]
     photos = [way for way in uploads if way.plan.media]
-    # At the slow link of the demo: that is where a cut can pay.
+    # At the slow link of the demo, where a cut can pay off.
     column = result.bandwidths_mbit_s.index(min(phase.mbit_s for phase in PHASES))
     cuts = [way for way in offered if way.kind == "cut"]
     cuts = [way for way in cuts if way.in_table] or cuts
@@ -142,7 +142,7 @@ def choose_ways(result: PlanningResult) -> list[Way]:
 
 
 def write_certificate(folder: Path, host: str) -> tuple[Path, Path]:
-    """Write a certificate for an address, which signs itself and holds for a day, and its key."""
+    """Write a self-signed certificate for an address, valid for a day, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "edgekit demo")])
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -169,7 +169,7 @@ def write_certificate(folder: Path, host: str) -> tuple[Path, Path]:
 
 
 def write_token(folder: Path) -> Path:
-    """Write a token for the server that holds for this demo; return its path."""
+    """Write a token for the server of this demo; return its path."""
     path = folder / "token"
     path.touch(mode=0o600)
     path.write_text(secrets.token_hex(32), encoding="ascii")

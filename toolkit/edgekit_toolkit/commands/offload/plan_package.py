@@ -29,11 +29,11 @@ EDGE_FOLDER: Final = "edge"  # for the packages of the edge machine
 
 @dataclass(frozen=True, slots=True)
 class PlannedTail:
-    """What is behind the first of two cuts: a model of the edge machine, with plans of its own.
+    """The tail behind the first of two cuts: a model of the edge machine, with plans of its own.
 
     Attributes:
         content: the model.
-        table: its plans.
+        table: cut table with its plans.
         splits: name of a plan -> its submodels.
     """
 
@@ -44,14 +44,14 @@ class PlannedTail:
 
 @dataclass(slots=True)
 class TieredCuts:
-    """Measures ways between device and edge machine, and plans some of their tails on to the server.
+    """Measures ways between device and edge machine, and plans some of their tails between edge and server.
 
-    Only exact codings go on: what the edge machine answers does not depend on where it computes.
+    Only exact codings are used for that: the answer of the edge machine does not depend on where it computes.
 
     Attributes:
         measured: ways between device and edge machine; its server is the edge machine.
-        server: the machine behind that.
-        link: from the edge machine to the server.
+        server: the machine behind the edge machine.
+        link: link from the edge machine to the server.
         tails: name of a way -> the plans of its tail, once it was called.
     """
 
@@ -63,7 +63,7 @@ class TieredCuts:
     def __call__(
         self, uploads: Sequence[UploadWay], cuts: Sequence[CutCandidate]
     ) -> Mapping[str, Realised | Refusal]:
-        """Return what came of each way; the server's time is that of whatever the edge machine does."""
+        """Return the result of each way; the server's time is the whole time of the edge machine."""
         results = dict(self.measured(uploads, cuts))
         names = [one.plan.name for one in cuts if one.goes_on]
         plain = [one.plan for one in uploads if not one.plan.media]
@@ -107,7 +107,7 @@ class TieredCuts:
 
 
 def _sent(split: SplitModels, weights: bytes, feeds: Feeds) -> Feeds:
-    """Return what the tail gets for a sample."""
+    """Return the inputs that the tail gets for a sample."""
     made = dict(feeds)
     if split.head is not None:
         session = open_model(fill_weights(split.head.content, weights)[0].SerializeToString())
@@ -126,7 +126,7 @@ def attach(
         path: the package that was planned.
         result: the plan.
         splits: name of a plan -> its submodels.
-        folder: for the new package.
+        folder: folder for the new package.
         key: name of the signing key.
 
     Raises:
@@ -148,13 +148,13 @@ def attach(
 def attach_tails(
     planned: Path, result: PlanningResult, tails: Mapping[str, PlannedTail], folder: Path, key: str
 ) -> list[Path]:
-    """Write a package for the edge machine for each tail that goes on, and return their paths.
+    """Write a package for the edge machine for each tail with plans of its own, and return their paths.
 
     Args:
         planned: the package of the device.
-        result: its plan.
+        result: plan of that package.
         tails: name of a plan -> the plans of its tail.
-        folder: for the packages.
+        folder: folder for the packages.
         key: name of the signing key.
     """
     sign, trust, written = load_signer(key), TrustStore.from_folder(find_keys_folder()), []
@@ -178,10 +178,10 @@ def attach_tails(
 
 
 def add_cascade(result: PlanningResult, inputs: PlanInputs) -> dict[str, SplitModels]:
-    """Return the splits that were measured, and that of a cascade which is best somewhere.
+    """Return the measured splits, and that of a cascade that is the best under some conditions.
 
     Raises:
-        CutError: the small model and the coding of the upload cannot stand in one graph.
+        CutError: the small model and the coding of the upload cannot be in one graph.
     """
     measured = inputs.realise.measured if isinstance(inputs.realise, TieredCuts) else inputs.realise
     splits = dict(measured.splits) if isinstance(measured, MeasuredCuts) else {}
@@ -194,7 +194,7 @@ def add_cascade(result: PlanningResult, inputs: PlanInputs) -> dict[str, SplitMo
 
 
 def with_warning(result: PlanningResult, left_out: Sequence[str]) -> PlanningResult:
-    """Return the plan with a warning that names the plans that the package does not carry."""
+    """Return the plan with a warning that names the plans missing in the package."""
     if not left_out:
         return result
     text = f"The package does not carry {', '.join(left_out)}: of this model they cannot be extracted."

@@ -1,4 +1,4 @@
-"""What the options of `edgekit offload plan` state: profiles that are read or measured, samples, limits."""
+"""Reads the options of `edgekit offload plan`: profiles (from files or measured), samples, limits."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,10 +28,10 @@ from edgekit_toolkit.commands.offload.plan_server import check_server, is_url, p
 from edgekit_toolkit.commands.offload.source import MAX_SAMPLES, read_samples, read_whole_model
 from edgekit_toolkit.commands.progress import ProgressBar
 
-_LEAKAGE_LIMIT_S: Final = 8.0  # of all attacks, unless a limit on leakage was asked for
-_LEAST_ATTACKED: Final = 40  # samples, below which leakage is measured on request only
-_ANSWERS_S: Final = 1.0  # of whole-model runs, for which each way answers samples
-_POINTS: Final = 9  # of a range of bandwidths
+_LEAKAGE_LIMIT_S: Final = 8.0  # time of all attacks, unless a limit on leakage is given
+_LEAST_ATTACKED: Final = 40  # with fewer samples, leakage is measured on request only
+_ANSWERS_S: Final = 1.0  # time of whole-model runs in which each way answers samples
+_POINTS: Final = 9  # points of a range of bandwidths
 _MAX_POINTS: Final = 64
 _RANGE = re.compile(r"([0-9.]+)\.\.([0-9.]+)")
 _EDGE_LINK = re.compile(r"([0-9.]+)@([0-9.]+)")
@@ -80,7 +80,7 @@ def _number(text: str, option: str) -> float:
 
 
 def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) -> PlanInputs:
-    """Return what is planned: profiles that are read or measured, and samples."""
+    """Return the inputs of a plan: profiles, read from files or measured, and samples."""
     name, graph, stated = read_whole_model(model)
     content = graph.content
     classes = stated | _check_classes(content, options["classes"])
@@ -168,7 +168,7 @@ def _read_cascade(options: Mapping[str, Any], samples: list[dict[str, Array]]) -
 
 
 def _add_link(grid: Grid, link: LinkState) -> Grid:
-    """Return a grid with the setting that a link has now."""
+    """Return a grid with the present setting of a link added."""
     bandwidths = {*grid.bandwidths_mbit_s, float(f"{link.up_bits_per_s / 1e6:.3g}")}
     return Grid(tuple(sorted(bandwidths)), tuple(sorted({*grid.rtts_ms, float(f"{link.rtt_s * 1e3:.3g}")})))
 
@@ -181,7 +181,7 @@ def _measured_cuts(
     profiles: tuple[ModelProfile, ModelProfile, ModelProfile],
     classes: frozenset[str],
 ) -> MeasuredCuts | TieredCuts | None:
-    """Return what measures cuts as they are, where all machines are at hand and not only their profiles."""
+    """Return the measurement of real cuts if all machines are available, and not only their profiles."""
     device, server, edge = options["device"], options["server"], options["edge"]
     if is_url(server) or any(_is_profile(one) for one in (device, server, edge) if one is not None):
         return None
@@ -202,7 +202,7 @@ def _measured_cuts(
 
 
 def _check_machine(text: str | None, option: str) -> None:
-    """Check what names a profile, a machine or a URL.
+    """Check that a text names a profile, a machine or a URL.
 
     Raises:
         CutError: it is none of these.
@@ -221,10 +221,10 @@ def _is_profile(text: str) -> bool:
 
 
 def parse_percent(text: str, option: str) -> float:
-    """Return the share that a percentage is.
+    """Return a percentage as a share.
 
     Raises:
-        click.BadParameter: it is none, or not between 0 and 100.
+        click.BadParameter: it is no percentage, or not between 0 and 100.
     """
     number = text.strip().removesuffix("%")
     if number == text.strip() or _number(number, option) > 100:

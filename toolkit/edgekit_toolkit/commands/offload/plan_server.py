@@ -1,7 +1,7 @@
-"""A server that is only known by its URL: what it takes for the whole model, and what the link to it gives.
+"""A server known only by its URL: measures its time for the whole model, and the link to it.
 
-It cannot be asked for single kernels. Those of this machine are scaled so that they sum up to what the server
-took; a processor of another kind spends its time on other kernels, so such a profile is modelled.
+Single kernels cannot be measured there. The kernel times of this machine are scaled so that their sum is the
+server's time. A processor of another kind spends its time on other kernels, so such a profile is modelled.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _URL: Final = re.compile(r"https?:.*")
 _NO_ACCESS: Final = (401, 403)
 _WARMUP: Final = 3
 _LEAST_RUNS: Final = 5
-_LEAST_SHARE: Final = 0.05  # of a request that counts as work of the server, however large the link's part
+_LEAST_SHARE: Final = 0.05  # of a request; at least this counts as work of the server
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class ProbedServer:
     """A server, measured over its link.
 
     Attributes:
-        profile: that of this machine, scaled.
-        link: what the probe gave.
-        note: what the user should know of both.
+        profile: profile of this machine, scaled.
+        link: link as the probe measured it.
+        note: what the user should know about both.
     """
 
     profile: ModelProfile
@@ -51,7 +51,7 @@ def check_server(name: str, options: Mapping[str, Any]) -> None:
     """Ask the server for its model, before anything is measured.
 
     Args:
-        name: of the model.
+        name: name of the model.
         options: `server`, `token_file`, `ca_file`, `insecure`.
 
     Raises:
@@ -68,7 +68,7 @@ def probe_server(profile: ModelProfile, feeds: Feeds, options: Mapping[str, Any]
     """Measure a server that serves the whole model under its name.
 
     Args:
-        profile: of the model on this machine.
+        profile: profile of the model on this machine.
         feeds: one request.
         options: `server`, `seconds`, `token_file`, `ca_file`, `insecure`.
 

@@ -1,4 +1,4 @@
-"""A plan on the terminal: the chart, a table of all ways, and what to make of it."""
+"""A plan on the terminal: the chart, a table of all ways, and advice."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`edgekit offload profile`: what the kernels of a model take on a machine, and what a link gives."""
+"""`edgekit offload profile`: measures the kernels of a model on a machine, or a link."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from edgekit_runtime.remote.link_probe import LinkProbe
 
 _SHOWN = 10  # kernels
-_NAME_CHARS = 30  # of a name that converters made of several, so that a row fits into a line
-_LEAST_SCALE, _MOST_SCALE = 0.8, 1.25  # of the kernels, so that they sum up to a whole run
-_UNSTEADY = 0.25  # quartiles apart by this share of the median
+_NAME_CHARS = 30  # characters of a name; converters join several, and a row should fit into a line
+_LEAST_SCALE, _MOST_SCALE = 0.8, 1.25  # how much kernel times may be scaled so that their sum is a whole run
+_UNSTEADY = 0.25  # distance of the quartiles, as a share of the median
 
 
 @click.command("profile")

@@ -90,7 +90,7 @@ def _count_devices(asked: int | None) -> int:
     """
     from edgekit_runtime.errors import ConfigError
 
-    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # the service raises its own to this one
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # the service raises its own limit to this one
     if limit == resource.RLIM_INFINITY:
         return asked or _MAX_DEVICES
     possible = max((limit - _RESERVED_DESCRIPTORS) // _DESCRIPTORS, 1)
@@ -103,7 +103,7 @@ def _count_devices(asked: int | None) -> int:
 
 
 def _device_command(url: str, tls_cert: Path | None, token_file: Path | None) -> str:
-    """Return the command that lets a device use this server; its files are copies on the device."""
+    """Return the command with which a device uses this server; its files are copies on the device."""
     words = ["edgekit-device", "offload", "server", url]
     if token_file is not None:
         words += ["--token-file", shlex.quote(token_file.name)]

@@ -1,4 +1,4 @@
-"""What a command of `edgekit offload` is about: the model in an ONNX file or a package, and samples of it."""
+"""The subject of a command of `edgekit offload`: the model in an ONNX file or a package, and its samples."""
 
 import math
 from pathlib import Path
@@ -32,18 +32,18 @@ _MOST_BYTES = 1e9  # of samples above that number
 
 
 class NamedModel(NamedTuple):
-    """A model as it is measured, with its name: that of the package or of the file."""
+    """A model to measure, with the name of its package or file."""
 
     name: str
     graph: RunnableGraph
-    classes: frozenset[str] = frozenset()  # outputs of which the package says so
+    classes: frozenset[str] = frozenset()  # outputs that the package states to hold class scores
 
 
 def read_named_model(path: Path) -> NamedModel:
     """Return the model at `path` with the options that its sessions have.
 
     Raises:
-        ModelError: it is no ONNX model, or its external data are not beside it or do not fit.
+        ModelError: it is no ONNX model, or its external data are missing or do not fit.
         PackageError: the package cannot be used; of a subclass that says why.
         CutError: the package does not run in onnxruntime.
     """
@@ -53,7 +53,7 @@ def read_named_model(path: Path) -> NamedModel:
 
 
 def read_whole_model(path: Path) -> NamedModel:
-    """Return a model with all its weights, or a package's default one with the options of its sessions.
+    """Return a model with all its weights, or a package's default model with the options of its sessions.
 
     Raises:
         ModelError: there is no such file, it is no ONNX model, or it is too large for one file.
@@ -92,7 +92,7 @@ def read_whole_model(path: Path) -> NamedModel:
 
 
 def _read_with_weights(path: Path) -> RunnableGraph:
-    """Return an ONNX file with its external data inside, or beside it where it is too large for one file."""
+    """Return an ONNX file with its external data inside, or beside it if it is too large for one file."""
     model, content = _read_onnx(path)
     files = external_files(model, path.parent)
     total_bytes = len(content) + sum(file.stat().st_size for file in files.values())
@@ -136,9 +136,9 @@ def _read_packed(path: Path) -> NamedModel:
 def read_samples(
     model: Path, content: bytes, path: Path | None, at_most: int = MAX_SAMPLES
 ) -> tuple[list[dict[str, Array]], tuple[str, ...]]:
-    """Return samples, one request each, and what the user should know of them.
+    """Return samples, one request each, and notes about them for the user.
 
-    Without a path they are the golden inputs of the package, or made up. Where more than 400 are asked for,
+    Without a path they are the golden inputs of the package, or invented. If more than 400 are asked for,
     they take at most 1 GB.
     """
     specs, _ = tensor_specs(onnx.load_from_string(content))
@@ -164,7 +164,7 @@ def read_samples(
     if len(source) > at_most:  # spread over all: files are often sorted by class
         source = source.selected(draw_mask(len(source), at_most / len(source), seed=0))
     samples = [dict(feeds) for feeds, _ in source.stream(1)]
-    order = np.random.default_rng(0).permutation(len(samples))  # the first few stand for all
+    order = np.random.default_rng(0).permutation(len(samples))  # the first few represent all
     return [samples[place] for place in order], source.warnings
 
 
@@ -175,7 +175,7 @@ def _one_row_bytes(spec: TensorSpec) -> int:
 
 
 def _one_request(package: OpenedPackage) -> dict[str, Array]:
-    """Return the golden inputs, one row of them: made-up ones may have sizes that the model cannot take."""
+    """Return one row of the golden inputs: invented inputs may have sizes that the model cannot take."""
     free = {spec.name for spec in package.manifest.inputs if isinstance(next(iter(spec.shape), 1), str)}
     golden = read_golden_inputs(package)
     return {name: array[:1] if name in free else array for name, array in golden.items()}

@@ -1,9 +1,9 @@
 """Bounds of a flatbuffer, checked before anything follows its offsets.
 
 The generated reader trusts every offset and length. A damaged file could make it read for hours, since tables
-may overlap and each may claim a vector as long as the file. The walk visits what the reader will, in the
-order of the schema, and stops where a part does not fit the file or where parts together are larger than it.
-The options of operators are checked as tables, not field by field: the engine does that.
+may overlap and each may claim a vector as long as the file. The walk visits the same parts as the reader, in
+the order of the schema. It stops if a part does not fit the file or if all parts together are larger than the
+file. The options of operators are checked as tables, not field by field: the engine does that.
 
 Source: FlatBuffers internals (https://flatbuffers.dev/internals/), and TFLite's schema.fbs.
 """
@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 from edgekit_runtime.errors import ModelError
 
-# Some writers share strings and vectors; what is read may be this many times the file before it is refused.
+# Some writers share strings and vectors; all parts together may have this many times the file's size.
 _SHARING: Final = 4
 _SLACK_BYTES: Final = 1 << 16
 
@@ -27,7 +27,7 @@ class Field(NamedTuple):
         name: name in the schema.
         kind: a value in the table, a vector or string of values, or (a vector of) tables.
         size: bytes of a value, or of an item of the vector.
-        table: what the tables are, in `_TABLES`; empty for options.
+        table: kind of the tables, a key of `_TABLES`; empty for options.
     """
 
     name: str
@@ -52,7 +52,7 @@ def _tables(name: str, table: str) -> Field:
     return Field(name, "tables", 4, table)
 
 
-# By slot. The slots of a union's type are values of one byte.
+# Fields by slot. The type of a union is a value of one byte.
 _TABLES: Final[Mapping[str, Mapping[int, Field]]] = {
     "": {},
     "Model": {
@@ -126,7 +126,7 @@ class _Walk:
     seen_bytes: int = 0
 
     def table(self, where: str, at: int, name: str) -> None:
-        """Check the table that the offset at byte `at` leads to, and what it holds."""
+        """Check the table that the offset at byte `at` leads to, and its contents."""
         start = at + self._number(where, "<I", at)
         vtable = start - self._number(where, "<i", start)
         length, size = self._number(where, "<H", vtable), self._number(where, "<H", vtable + 2)

@@ -1,10 +1,9 @@
 """The process in which `trial` runs a model: `python -m edgekit_toolkit.importers.tflite.child BYTES`.
 
 It reads `model.tflite` in the working folder, loads it and runs it on zeros, with at most BYTES of address
-space. It exits with 0 if that worked, or prints why not to the standard error and exits with 1. Outputs
-that came out in another shape than the file records go to the standard output as JSON, a list of
-`trial.MadeOutput`; for them it runs once more, on noise. It imports nothing of ours, so
-that it starts fast.
+space. It exits with 0 if that worked, or prints the reason to the standard error and exits with 1. If outputs
+have other shapes than the file records, it runs once more, on noise, and prints these outputs to the standard
+output as JSON, a list of `trial.MadeOutput`. It imports nothing of ours, so that it starts fast.
 """
 
 import json
@@ -28,7 +27,7 @@ def _main(limit_bytes: int) -> None:
     try:
         made = _run(interpreter, inputs, recorded, noise=False)
     except (ValueError, RuntimeError):
-        if not free:  # with other sizes it may run
+        if not free:  # it may run with other sizes
             raise
         return
     if made != recorded:
@@ -46,7 +45,7 @@ def _main(limit_bytes: int) -> None:
 def _run(
     interpreter: Any, inputs: list[dict[str, Any]], outputs: dict[int, list[int]], *, noise: bool
 ) -> dict[int, list[int]]:
-    """Return the shape of each output; integers are zeros in any case, as they may be places in a table."""
+    """Return the shape of each output; integers are always zeros, as they may be places in a table."""
     for detail in inputs:
         value = np.zeros(detail["shape"], detail["dtype"] if detail["dtype"] is not np.bytes_ else np.float32)
         if noise and value.dtype.kind == "f":

@@ -1,7 +1,7 @@
-"""What is refused in a `.tflite` model whose parts lie within the file: each check names operator and tensor.
+"""Refuses `.tflite` models that cannot be used: each check names operator and tensor.
 
-It changes nothing and runs nothing. Whether the shapes and options of an operator fit together is left to the
-engine, which `trial` runs in a process of its own.
+All parts lie within the file already (`bounds`). It changes nothing and runs nothing. The engine, which
+`trial` runs in a process of its own, checks whether shapes and options of an operator fit together.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ _DAMAGED: Final = "the file is damaged, copy or export it again"
 
 
 def check_model(model: Model) -> None:
-    """Check that a model is consistent and has what every target can run.
+    """Check that a model is consistent and that every target can run it.
 
     Raises:
         ModelError: another version; no operators, inputs or outputs; a custom or unknown operator; external
@@ -101,7 +101,7 @@ def _check_data(model: Model, tensor: Tensor, where: str) -> None:
     if values is None:
         return
     finite = np.isfinite(values)
-    # Infinities alone, or among zeros, are bounds and masks.
+    # Only infinities, or infinities among zeros, are bounds and masks.
     if finite.all() or (not np.isnan(values).any() and (values.size == 1 or not values[finite].any())):
         return
     raise ModelError(

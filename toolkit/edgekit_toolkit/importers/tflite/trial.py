@@ -1,4 +1,4 @@
-"""A trial run of a `.tflite` model in a process of its own: a file that crashes the engine ends that one.
+"""A trial run of a `.tflite` model in a process of its own: a crash of the engine ends only that process.
 
 The run also shows the shapes of the outputs. A shape that an operator computes is not known before a run, and
 converters then often record 1.
@@ -22,7 +22,7 @@ class MadeOutput(TypedDict):
 
     Attributes:
         index: index of the tensor in the first subgraph.
-        first, second: its shape after each run.
+        first, second: shape after the first and after the second run.
     """
 
     index: int
@@ -31,7 +31,7 @@ class MadeOutput(TypedDict):
 
 
 def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> list[MadeOutput]:
-    """Return the outputs whose shape is not the recorded one, once LiteRT has loaded the model and run it.
+    """Load and run the model in LiteRT; return the outputs whose shape is not the recorded one.
 
     Args:
         content: the file.
@@ -66,8 +66,8 @@ def try_model(content: bytes, *, max_memory_bytes: int, time_limit_s: float) -> 
 def mend_output_shapes(model: Model, made: Sequence[MadeOutput]) -> bool:
     """Record the shapes that the outputs really have, in place; return whether any was different.
 
-    A size that the runs disagree about depends on the data, and becomes free. So is one that the file leaves
-    free already.
+    A size that differs between the runs depends on the data, and becomes free. A size that is free in the
+    file stays free.
     """
     changed = False
     for output in made:
