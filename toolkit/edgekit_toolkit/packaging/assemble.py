@@ -1,4 +1,4 @@
-"""Assemble a package: model, golden test, labels and preprocessing under one manifest.
+"""Assembles a package: model, golden test, labels and preprocessing under one manifest.
 
 A package with several variants is put together from packages of one each.
 """
@@ -36,7 +36,7 @@ class Assembled:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Golden inputs, and what the float model makes of them; the same for all forms of one model."""
+    """Golden inputs, and the float model's outputs for them; the same for all forms of one model."""
 
     inputs: tuple[GoldenInput, ...]
     artifacts: Mapping[str, bytes]
@@ -74,7 +74,7 @@ def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
 
     Raises:
         BackendError: the model does not run on the golden inputs.
-        DataError: the ranges do not suit the model: golden inputs are impossible, or give NaN.
+        DataError: the ranges do not suit the model: golden inputs are impossible, or the outputs are NaN.
     """
     inputs, outputs = model.specs(list(reference.outputs))
     path = model.file_name
@@ -113,7 +113,7 @@ def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
 def combine(first: Assembled, others: Mapping[str, Assembled], recipe: Recipe) -> Assembled:
     """Return the package of `first` with the only variant of each other package as a further variant.
 
-    Golden inputs are shared. Inputs and outputs are stated as all variants take and give them.
+    Golden inputs are shared. The stated inputs and outputs hold for all variants.
 
     Args:
         first: holds the default variant.
@@ -121,7 +121,7 @@ def combine(first: Assembled, others: Mapping[str, Assembled], recipe: Recipe) -
         recipe: recipe of the whole package.
 
     Raises:
-        DataError: a variant takes or gives other tensors.
+        DataError: a variant has other inputs or outputs.
         ManifestError: a name cannot be that of a variant.
     """
     contents = dict(first.artifacts)
@@ -148,7 +148,7 @@ def combine(first: Assembled, others: Mapping[str, Assembled], recipe: Recipe) -
 
 
 def _move(name: str, manifest: Manifest) -> dict[str, str]:
-    """Where the model and the golden outputs of a package go in one where it is a variant."""
+    """Return the new places of model and golden outputs when a package becomes a variant of another one."""
     paths = [choice.artifact for choice in manifest.backend.chain]
     paths += [output.path for output in manifest.golden.outputs]
     return {path: f"variants/{name}/{path.rpartition('/')[2]}" for path in paths}
@@ -172,7 +172,7 @@ def describe_artifacts(contents: Mapping[str, bytes], roles: Mapping[str, str]) 
 
 
 def _run(model: Model, feeds: Feeds, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    # One thread: how a sum is split among threads decides about its last bits.
+    # One thread: splitting a sum among threads changes its last bits.
     return dict(zip(names, model.open(names, threads=1)(feeds), strict=True))
 
 
@@ -180,7 +180,7 @@ def _backend(recipe: Recipe, path: str, model: Model) -> BackendChoice:
     """TensorRT builds its engine on the device and can fall back on onnxruntime; the others stand alone."""
     if recipe.backend != "tensorrt":
         return BackendChoice(recipe.backend, path, model.options)
-    # No options: the model says what is int8 and what is not, as a strongly typed build reads it.
+    # No options: the model itself states what is int8, and a strongly typed build follows it.
     return BackendChoice("tensorrt", path, {}, BackendChoice("ort", path, model.options))
 
 

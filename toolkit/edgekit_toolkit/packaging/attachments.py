@@ -19,7 +19,7 @@ def read_labels(path: Path) -> str:
         DataError: unreadable, not UTF-8, or empty.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors write a mark, which is no part of a name
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"labels {path}: {error}; expected a UTF-8 text file with one class a line"
@@ -34,14 +34,14 @@ def class_names(labels: str) -> tuple[str, ...]:
 
     Source: docs/reference/package-format.md, Labels.
     """
-    # Not splitlines(), which also splits at rarer characters that may stand in a name.
+    # Not splitlines(), which also splits at rarer characters that may be part of a name.
     return tuple(line.removesuffix("\n") for line in io.StringIO(labels, newline=None))
 
 
 def find_labels_problem(labels: str, outputs: Sequence[TensorSpec]) -> str | None:
     """Return why labels do not suit a model with these outputs, or None.
 
-    It is a warning at most: the classes of a detector may be a part of an axis only.
+    It is a warning at most: the classes of a detector may be only a part of an axis.
     """
     count = len(class_names(labels))
     axes = [size for spec in outputs for size in spec.shape[1:]]

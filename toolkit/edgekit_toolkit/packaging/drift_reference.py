@@ -1,4 +1,4 @@
-"""The reference of drift statistics: how inputs and outputs look on the calibration samples.
+"""The reference of drift statistics: distributions of inputs and outputs on the calibration samples.
 
 The outputs are those of the float model: quantized forms differ by less than what counts as drift. See
 docs/explanation/canary.md, section "Drift".
@@ -19,10 +19,11 @@ from edgekit_runtime.tensors import DTYPES
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.samples.split import Part, feeds_only
 
-_SAMPLES: Final = 128  # each is one run of the float model on one thread
-# Beyond, float32 sums of squares overflow; such values are marks (the lowest float of a mask), not data.
+_SAMPLES: Final = 128  # samples, each a run of the float model on one thread
+# Beyond this, float32 sums of squares overflow; such values are markers (the lowest float of a mask), not
+# data.
 _LARGEST: Final = 1e18
-_STEP: Final = 0.618  # fills 0..1 evenly: which values of a large array are looked at
+_STEP: Final = 0.618  # its multiples fill 0..1 evenly and choose values of a large array
 _DECILES: Final = np.arange(1, 10) / 10
 _FIFTHS: Final = np.arange(1, 5) / 5
 
@@ -44,8 +45,8 @@ class _Values:
     def to_json(self) -> dict[str, Any]:
         values = np.concatenate(self.values)
         low, high = _round(self.low), _round(self.high)
-        # Deciles see best where values are dense. Many equal values (a black background) make them equal,
-        # which then are one edge: so fifths of the range come on top.
+        # Deciles resolve dense values best. Many equal values (a black background) make deciles equal, which
+        # leaves one edge; so fifths of the range are added.
         places = [*np.quantile(values, _DECILES).tolist(), *(low + _FIFTHS * (high - low)).tolist()]
         edges = sorted({_round(edge) for edge in places})
         sketch = ValueSketch(ValueReference(low, high, tuple(edges), (0.0,) * (len(edges) + 1)))
@@ -55,23 +56,23 @@ class _Values:
         return {
             "low": low,
             "high": high,
-            # Relative to the range: what is left of values that cancel differs between processors.
+            # Relative to the range: the remainder of values that cancel differs between processors.
             "mean": _round(round(sketch.moments.mean / span, 4) * span),
             "std": _round(round(sketch.moments.std / span, 4) * span),
             "edges": edges,
-            # Nothing lies in the first and last bin: they are for values outside.
+            # The first and last bin are empty here: they are for values outside.
             "shares": [round(bin_count / count, 4) for bin_count in sketch.bins[1:-1]],
         }
 
 
 def drift_reference(model: Model, calibration: Part, *, says_classes: bool = False) -> dict[str, Any] | None:
-    """Return `figures.reference` of a manifest; None without samples, or if none shows anything.
+    """Return `figures.reference` of a manifest; None without samples, or if they show nothing.
 
     Args:
         model: the float model; it is run on one thread, so that the same samples give the same figures.
         calibration: samples, `_SAMPLES` of which are used, spread over all: they often come sorted by class.
         says_classes: whether the first output is known to be class scores. Otherwise it counts as such only
-            where it is probabilities in all samples: logits look like any other numbers.
+            if it is probabilities in all samples: logits look like any other numbers.
 
     Raises:
         BackendError: the model does not run on a sample.

@@ -1,4 +1,4 @@
-"""Evidence: signed statements about a file, for what varies from run to run (timings, energy)."""
+"""Evidence: signed statements about a file, for figures that vary from run to run (timings, energy)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ MAX_EVIDENCE_BYTES: Final = 16 << 20
 
 
 def evidence_path(package_path: Path) -> Path:
-    """Return where the evidence of a package lies: `NAME-VERSION-TARGET.evidence.json` beside it."""
+    """Return the path of a package's evidence: `NAME-VERSION-TARGET.evidence.json` beside it."""
     return package_path.with_name(package_path.name.removesuffix(".edgepkg") + ".evidence.json")
 
 
@@ -24,7 +24,7 @@ def write_evidence(path: Path, subject_path: Path, predicate: Mapping[str, JsonV
     Args:
         path: path of the evidence file.
         subject_path: the file that the statement is about; its sha256 is taken now.
-        predicate: what is stated.
+        predicate: content of the statement.
         sign: makes the envelope.
 
     Raises:
@@ -57,7 +57,7 @@ def read_evidence(path: Path, subject_path: Path, trust: Verifier) -> Statement:
 def read_unverified_evidence(path: Path, subject_path: Path) -> Statement:
     """Return the claims of the evidence at `path` about `subject_path`, WITHOUT verifying who signed it.
 
-    Anybody can have written it. This is for showing it to people who decide whether to trust its key.
+    Anybody can have written them. Use this only to show them to people who decide whether to trust the key.
 
     Raises:
         SignatureError: unreadable, too large, or malformed.

@@ -15,10 +15,10 @@ from edgekit_runtime.package.golden import Codes, GoldenInput, GoldenOutput
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 
-# More than this is stored in blocks of equal values, or every k-th output.
+# Larger inputs are stored in blocks of equal values; of larger outputs, every k-th value is stored.
 _MAX_ELEMENTS: Final = 4096
-# Other engines and processors round differently. Codes of an int8 model may then differ by a step or two in
-# each layer; a float model only in its last bits.
+# Other engines and processors round differently. Then codes of an int8 model may differ by a step or two in
+# each layer, a float model only in its last bits.
 _TOLERANCE: Final = {"int8": 0.10, "float": 0.005}
 
 
@@ -31,7 +31,7 @@ def golden_feeds(
     """Return golden inputs, the artifacts that hold them, and the feeds as a device decodes them.
 
     Args:
-        inputs: what the model takes.
+        inputs: inputs of the model.
         dims: sizes of the free dimensions.
         ranges: input name -> smallest and largest value, as calibration saw them.
         seed: seed of the generated values.
@@ -54,8 +54,8 @@ def golden_input(name: str, value: NDArray[Any], path: str) -> tuple[GoldenInput
 
     Args:
         name: name of the input.
-        value: without NaN and infinities; float32 is stored as codes of 8 bits, so the device feeds other
-            values than these.
+        value: value without NaN and infinities; float32 is stored as 8-bit codes, so the device feeds
+            slightly other values.
         path: path of the artifact.
     """
     if value.dtype == np.float32 and value.size:
@@ -77,7 +77,7 @@ def _encode(value: NDArray[Any]) -> tuple[Codes, NDArray[np.uint8]]:
 
 
 def _repeat(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Block sizes that bring the number of stored values under the limit, the longest axes first."""
+    """Return block sizes that bring the number of stored values under the limit, the longest axes first."""
     repeat = [1] * len(shape)
     while np.prod([size // step for size, step in zip(shape, repeat, strict=True)]) > _MAX_ELEMENTS:
         left = [size // step for size, step in zip(shape, repeat, strict=True)]
@@ -95,8 +95,8 @@ def golden_outputs(
     """Return expected outputs with tolerances, and the artifacts that hold them.
 
     Args:
-        outputs: what the packaged model makes of the golden inputs.
-        floats: what the float model makes of them; how far the two are apart is part of the tolerance.
+        outputs: outputs of the packaged model for the golden inputs.
+        floats: outputs of the float model for them; the distance of the two is part of the tolerance.
         integer: whether the packaged model computes in int8.
 
     Raises:
@@ -132,5 +132,5 @@ def _atol(value: NDArray[Any], reference: NDArray[Any], *, integer: bool) -> flo
     apart = float(np.abs(value[finite] - known).max(initial=0.0))
     share = _TOLERANCE["int8" if integer else "float"]
     own = share * max(scale, 1e-6)
-    # A form that is far from float must not pass for that reason: twice its own share at most.
+    # A form that is far from float must not get a large tolerance for that: twice its own share at most.
     return float(np.float32(own + (min(apart, own) if integer else 0.0)))

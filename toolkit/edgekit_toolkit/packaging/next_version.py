@@ -1,4 +1,4 @@
-"""The default version of a package: the one after those in the output folder."""
+"""The default version of a package: the next one after the versions in the output folder."""
 
 import re
 from dataclasses import replace
@@ -15,12 +15,12 @@ FIRST_VERSION: Final = f"{_SERIES}.0"
 
 
 def find_free_version(name: str, target: str, folder: Path) -> str:
-    """Return the patch after the highest 1.0.x of which a package of this name is in the folder.
+    """Return the next patch after the highest version 1.0.x of a package of this name in the folder.
 
-    Gaps stay: a package of a lower version than one that was delivered would not be an update.
+    Gaps stay: a package of a lower version than a delivered one would not be an update.
     """
     wanted = re.compile(rf"{re.escape(f'{name}-{_SERIES}.')}([0-9]{{1,9}}){re.escape(f'-{target}.edgepkg')}")
-    # A link or a folder of such a name is no package; writing replaces the one and refuses the other.
+    # A link or a folder of such a name is no package; writing replaces the link and refuses the folder.
     packages = (path.name for path in folder.iterdir() if path.is_file() and not path.is_symlink())
     found = [wanted.fullmatch(name) for name in packages]
     patch = max((int(match[1]) for match in found if match is not None), default=-1) + 1
@@ -28,7 +28,7 @@ def find_free_version(name: str, target: str, folder: Path) -> str:
 
 
 def under_last_version(recipe: Recipe, package: Assembled, folder: Path) -> tuple[Recipe, Assembled] | str:
-    """Return a package under the version before its own, if that package is in the folder and is the same.
+    """Return a package under the previous version, if that version is in the folder with the same content.
 
     Args:
         recipe: recipe with a version of `find_free_version`, not the first.
@@ -44,7 +44,7 @@ def under_last_version(recipe: Recipe, package: Assembled, folder: Path) -> tupl
     manifest = replace(package.manifest, version=version, provenance=provenance)
     path = folder / manifest.file_name
     try:
-        # Any signature will do: a manifest has the digest of each artifact.
+        # Any signature is enough: a manifest has the digest of each artifact.
         if read_unverified_manifest(path).manifest.to_bytes() == manifest.to_bytes():
             return renamed, replace(package, manifest=manifest)
     except EdgekitError:

@@ -1,4 +1,4 @@
-"""A package of a model as it is: float32 or whatever the file holds, without a search or samples."""
+"""Packages a model unchanged: float32 or whatever the file holds, without a search or samples."""
 
 import hashlib
 from pathlib import Path
@@ -22,7 +22,7 @@ def write_plain_package(
         model: a .onnx file.
         name: name of the package.
         target: name of the target that it is for.
-        folder: where it goes, under its usual file name.
+        folder: output folder; the file has its usual name.
         sign: makes the envelope.
         version: version of the package.
 

@@ -1,8 +1,8 @@
-"""The recipe of a package: everything that was decided, to make the same bytes again without a search.
+"""The recipe of a package: all decisions, which make the same bytes again without a search.
 
-A recipe is as trusted as the model: its score goes into the manifest as it stands, and repeating a
-recipe signs what it states. The model that it makes must have the digest that it states. The file also states
-a digest of its own, which finds damage and accidental edits; it is no signature.
+A recipe must be trusted like the model: its score goes into the manifest unchanged, and repeating a recipe
+signs its statements. The model that it makes must have the stated digest. The file also has a digest of its
+own, which finds damage and accidental edits; it is no signature.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ MAX_RECIPE_BYTES: Final = 64 << 20
 _MAX_INTEGER: Final = 2**31 - 1
 _TOOLS: Final = ("numpy", "onnx", "onnxoptimizer", "onnxruntime")
 _LITERT_TOOLS: Final = ("ai-edge-litert", "ai-edge-quantizer", "flatbuffers")
-_BACKENDS: Final = ("litert", "ort", "tensorrt")  # what packages are made for here
+_BACKENDS: Final = ("litert", "ort", "tensorrt")  # backends that packages are made for here
 _COUNT: Final = Range(1, _MAX_INTEGER)
 _Number = Annotated[float, Range(-math.inf, math.inf)]
 _OPTIONAL: Final = frozenset({"variants", "disabled_optimizers"})
@@ -36,7 +36,7 @@ _OPTIONAL: Final = frozenset({"variants", "disabled_optimizers"})
 
 @dataclass(frozen=True, slots=True)
 class RecipeVariant:
-    """The part of a recipe that is a further variant's own; attributes are those of `Recipe`."""
+    """The part of a recipe for one further variant; attributes are those of `Recipe`."""
 
     name: str
     backend: str
@@ -53,7 +53,7 @@ class Recipe:
         name, version, target: name, version and target of the package.
         backend: engine that the target prefers.
         source_sha256: digest of the source model.
-        batch: what the batch was fixed to, or None if it was left as it is.
+        batch: fixed size of the batch, or None if it was left unchanged.
         dims: sizes of free dimensions with which golden outputs were made.
         steps: optimisation passes that were applied, each with its form.
         form: form of the weights and arithmetic.
@@ -62,11 +62,12 @@ class Recipe:
         golden_ranges: input name -> smallest and largest value.
         budget: limits.
         figures: figures in the manifest.
-        labels: one a class, or None.
+        labels: a label for each class, or None.
         preprocessing: the user's description, or None.
         tools: versions with which it was made.
         disabled_optimizers: rewrites of onnxruntime that are off for the model, as `ort_options` has them.
-        variants: further ones; `backend`, `form`, `model_sha256` and `figures` above are the default's.
+        variants: further variants; `backend`, `form`, `model_sha256` and `figures` above are of the default
+            one.
     """
 
     name: str
@@ -90,7 +91,7 @@ class Recipe:
     variants: tuple[RecipeVariant, ...] = ()
 
     def of_variant(self, variant: RecipeVariant) -> "Recipe":
-        """Return the recipe of a package with nothing but one of the further variants."""
+        """Return the recipe of a package that holds only one of the further variants."""
         return replace(
             self,
             backend=variant.backend,
@@ -124,11 +125,11 @@ class Recipe:
 
 
 def tool_versions(*backends: str) -> dict[str, str]:
-    """Versions of what decides about the bytes of a package for these backends."""
+    """Return versions of the tools that decide the bytes of a package for these backends."""
     names = (*_TOOLS, *(_LITERT_TOOLS if "litert" in backends else ()))
     found = {"edgekit": __version__}
     for name in names:
-        with contextlib.suppress(metadata.PackageNotFoundError):  # then no form of the model was made by it
+        with contextlib.suppress(metadata.PackageNotFoundError):  # then it made no form of the model
             found[name] = metadata.version(name)
     return found
 
@@ -137,7 +138,8 @@ def read_recipe(path: Path) -> Recipe:
     """Return the recipe at `path`.
 
     Raises:
-        RecipeError: unreadable, too large, malformed, or not as it was written; the message names the field.
+        RecipeError: unreadable, too large, malformed, or changed since it was written; the message names the
+            field.
     """
     try:
         if path.stat().st_size > MAX_RECIPE_BYTES:
@@ -182,7 +184,7 @@ def _read(value: dict[str, Any]) -> Recipe:
     """Return the recipe that a JSON object states.
 
     Raises:
-        RecipeError: a field is missing, malformed or not known; the message names it.
+        RecipeError: a field is missing, malformed or unknown; the message names it.
     """
     variants = value.get("variants", [None])
     if not isinstance(variants, list) or not 1 <= len(variants) <= MAX_VARIANTS:

@@ -1,9 +1,9 @@
-"""Signing keys: making, listing, exporting and trusting them, and signing statements with them.
+"""Signing keys: makes, lists, exports and trusts them, and signs statements with them.
 
 A key is a name in one folder: `NAME.pub.pem` is trusted by readers on this machine; `NAME.pem` (mode 0600) or
 `NAME.uri` beside it says how to sign with it. The URI is one of securesystemslib's (`hsm:`, `awskms:`,
-`gcpkms:`, `azurekms:`, `hv:` ...), so a key in an HSM or KMS is used without ever being here. Passwords on
-private key files are not supported: keys that need such protection belong in an HSM or KMS.
+`gcpkms:`, `azurekms:`, `hv:` ...), so a key in an HSM or KMS never leaves it. Passwords on private key files
+are not supported: keys that need such protection belong in an HSM or KMS.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class StatementSigner:
         signed = encode_signed(payload)
         try:
             signature = self._signer.sign(signed)
-            # A KMS that signs with another key than configured would show only on the devices.
+            # Otherwise only the devices would notice a KMS that signs with another key than configured.
             self._signer.public_key.verify_signature(signature, signed)
         except Exception as cause:  # securesystemslib documents that signers may raise anything
             raise SignatureError(f"signing with key {self.key_id} failed: {cause}", self.key_id) from cause
@@ -144,7 +144,7 @@ def register_uri(name: str, uri: str, public_key_path: Path, folder: Path | None
 
     Args:
         name: name of the key here.
-        uri: as securesystemslib's `Signer.from_priv_key_uri` takes it.
+        uri: URI as for securesystemslib's `Signer.from_priv_key_uri`.
         public_key_path: PEM file of its public half.
         folder: folder of the keys.
 
@@ -169,7 +169,7 @@ def load_signer(name: str = DEFAULT_KEY_NAME, folder: Path | None = None) -> Sta
     folder = folder or find_keys_folder()
     means = _find_means(check_name(name), folder)
     if means is None and name == DEFAULT_KEY_NAME:
-        # Of two processes that get here at once one makes the key; both then load that one.
+        # If two processes get here at once, one makes the key and both load it.
         with contextlib.suppress(SignatureError):
             generate_key(name, folder)
         means = _find_means(name, folder)
@@ -179,7 +179,7 @@ def load_signer(name: str = DEFAULT_KEY_NAME, folder: Path | None = None) -> Sta
     if means != "file":
         return StatementSigner(_open_uri(means, read_public_key(public_path)))
     signer = _open_private_file(folder / f"{name}{_PRIVATE_KEY_SUFFIX}")
-    if not public_path.exists():  # the private file comes first, and a power cut may fall between the two
+    if not public_path.exists():  # the private file comes first; a power cut may happen between the two
         write_public_file(public_path, _public_pem(signer))
     if read_public_key(public_path).keyid != signer.public_key.keyid:
         raise SignatureError(f"key '{name}' in {folder}: its private and public files are of different keys")

@@ -34,11 +34,11 @@ from edgekit_toolkit.samples.generated import Feeds
 OFFLOAD: Final = "offload"
 _FOLDER: Final = "submodels"
 _MODEL: Final = "model.onnx"
-# Where another processor rounds otherwise, the end of a group's range moves, and its codes by 16 and one
-# more: see `coding.py`. One is 17 for two codes of 4 bits in a byte.
+# If another processor rounds differently, the end of a group's range moves, and its codes by 16 and one more:
+# see `coding.py`. For two 4-bit codes in a byte, one more is 17.
 _GROUP_ATOL: Final = 17.0
-_WIDE_ATOL: Final = 328.0  # of 65535: the half percent that floats may be off
-_LATTICE_ATOL: Final = 2.0  # a code and the one before it, in a difference
+_WIDE_ATOL: Final = 328.0  # of 65535: half a percent, by which floats may be off
+_LATTICE_ATOL: Final = 2.0  # in a difference: a code and the one before it
 _INTEGER_ATOL: Final = 17.0  # a step or two in each layer of an int8 model
 
 
@@ -72,10 +72,10 @@ def attach_plans(
     Plans that the package had are replaced.
 
     Args:
-        package: its default variant must run in onnxruntime.
+        package: package whose default variant runs in onnxruntime.
         splits: name of a plan or cut -> head and tail of that variant's model.
-        table: its plans name `NAME.head` and `NAME.tail`; tails are renamed to the names under which a server
-            serves them.
+        table: cut table whose plans name `NAME.head` and `NAME.tail`; tails get the names under which a
+            server serves them.
         folder: where the new package goes, under its usual file name.
         sign: makes the envelope.
         decode: name as in `splits` -> input of the tail -> codec in which a file of it arrives.
@@ -104,7 +104,7 @@ def attach_plans(
         plain,
         version=version or plain.version,
         artifacts=describe_artifacts(contents, roles),
-        # A runtime without this backend takes the fallback: it runs the whole model, as before.
+        # A runtime without this backend uses the fallback: it runs the whole model, as before.
         backend=BackendChoice(OFFLOAD, whole.artifact, whole.options, plain.backend),
         submodels=tuple(submodels),
     )
@@ -184,7 +184,7 @@ class _SubmodelWriter:
         self._contents = contents
 
     def write(self, attached: AttachedSplit) -> Iterator[tuple[Submodel, dict[str, bytes]]]:
-        """Yield head and tail of a split, each with its artifacts; what was there may be among them."""
+        """Yield head and tail of a split, each with its artifacts, some of which may exist already."""
         split = attached.split
         golden_feeds = {name: one.decode(self._contents[one.path]) for name, one in self._golden.items()}
         made: Mapping[str, NDArray[Any]] = {}
@@ -272,7 +272,7 @@ def fill_weights(content: bytes, weights: bytes) -> tuple[onnx.ModelProto, int]:
 
 
 def _as_file(value: NDArray[Any], codec: str) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Return the file of a photograph or a sound [1, ...], and what a server decodes of it."""
+    """Return the file of a photograph or a sound [1, ...], and the array that a server decodes from it."""
     media = MediaCodec.parse(codec)
     content = encode_media(media, value[0])
     channels = 1 if value.shape[-1] == 1 else 3
@@ -285,7 +285,7 @@ def _expected(
 ) -> tuple[tuple[GoldenOutput, ...], dict[str, bytes]]:
     """Expected outputs of a part; artifacts are named after their content, since submodels share many.
 
-    A part is held against itself, so only what another processor rounds otherwise is tolerated.
+    A part is compared with itself, so only the rounding of another processor is tolerated.
     """
     nodes = onnx.load_from_string(content).graph.node
     integer = any("Quantize" in node.op_type or "Integer" in node.op_type for node in nodes)
@@ -300,7 +300,7 @@ def _expected(
 
 
 def _code_atol(output: GoldenOutput, outputs: Mapping[str, NDArray[Any]], *, integer: bool) -> float:
-    """How far codes may be off; 0 for an output that holds none."""
+    """Return how far codes may be off; 0 for an output without codes."""
     tensor, _, kind = output.name.rpartition(".")
     if kind in ("codes", "ends") and f"{tensor}.range" in outputs:
         return _GROUP_ATOL if output.dtype == "uint8" else _WIDE_ATOL

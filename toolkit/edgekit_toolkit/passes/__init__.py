@@ -1,4 +1,4 @@
-"""Optimisation passes: one a file, each a function on a copy, each kept only if the outputs stay equal.
+"""Optimisation passes: one in each file, a function on a copy, kept only if the outputs stay equal.
 
-It chooses no numbers of lower precision: that is what `quantize` does.
+They do not lower the precision of numbers; `quantize` does.
 """

@@ -1,4 +1,4 @@
-"""The optimisation passes in their order, and how to apply them once more without comparing anything."""
+"""The optimisation passes in their order, and their repetition without any comparison."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -46,7 +46,8 @@ def chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
                 partial(ort_basic.run, fold_constants=False, disabled=WRONG_REWRITES),
             ],
         ),
-        # Before the division by 6 in a hard-swish folds into the next convolution, where it is not found.
+        # Before the division by 6 in a hard-swish folds into the next convolution, where it would not be
+        # found.
         ("fuse_hardswish", [fuse_hardswish.run]),
         ("fold_affine", [fold_affine.run]),
         ("merge_linear_convs", [merge_linear_convs.run]),
@@ -64,7 +65,7 @@ def chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
 def replay(
     source: onnx.ModelProto, *, batch: int | None, applied: Sequence[tuple[str, int]]
 ) -> onnx.ModelProto:
-    """Return what `optimise` returned, from the names and forms of the steps that it applied; no comparison.
+    """Repeat `optimise` from the names and forms of the steps that it applied, without comparison.
 
     Raises:
         RecipeError: there is no such pass or form, or one fails.

@@ -24,7 +24,7 @@ from edgekit_toolkit.onnx_graph.index import (
 )
 from edgekit_toolkit.passes.rewriting import rewrite_all
 
-# The order of channels that the weights are laid out for, DepthToSpace's CRD mode, is that old.
+# The first operator set with DepthToSpace's CRD mode, the order of channels in the weights.
 _MIN_OPSET = 11
 
 

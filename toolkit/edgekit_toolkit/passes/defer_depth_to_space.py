@@ -1,7 +1,7 @@
 """Move DepthToSpace behind the operators that follow it, so that it moves fewer values.
 
-DepthToSpace only moves values: what works on each value, or on the channels of each pixel, can come before
-it. A decoder that doubles the resolution twice (transposed convolution, Relu, transposed convolution to one
+DepthToSpace only moves values: operators on each value, or on the channels of each pixel, can come before it.
+A decoder that doubles the resolution twice (transposed convolution, Relu, transposed convolution to one
 channel) so ends with one DepthToSpace of few channels, and the Relu comes directly behind its convolution.
 
 Only the order of channels of DepthToSpace's CRD mode is handled, which `conv_transpose_to_depth` writes:
@@ -22,7 +22,7 @@ _POINT_BY_POINT = {"Relu", "Clip", "Sigmoid", "HardSigmoid", "LeakyRelu", "Tanh"
 
 
 def run(model: onnx.ModelProto, *, may_widen: bool = True) -> onnx.ModelProto:
-    """Return a copy of `model` in which DepthToSpace comes as late as it pays.
+    """Return a copy of `model` in which DepthToSpace comes as late as pays off.
 
     Args:
         model: model to copy.
@@ -85,7 +85,7 @@ def _swap(index: GraphIndex, space: onnx.NodeProto, reader: onnx.NodeProto, oper
 
 
 def _spread(index: GraphIndex, conv: onnx.NodeProto, area: int) -> list[str]:
-    """Weights and bias of the convolution that does the same for each of `area` pixels at once."""
+    """Return weights and bias of a convolution that does the same for `area` pixels at once."""
     weight, bias = matrix(index, conv)
     wide = np.kron(weight, np.eye(area))[:, :, None, None]
     operands = [add_constant(index, f"{conv.input[1]}_deep", wide.astype(np.float32))]
@@ -96,7 +96,7 @@ def _spread(index: GraphIndex, conv: onnx.NodeProto, area: int) -> list[str]:
 
 
 def _merge(index: GraphIndex, conv: onnx.NodeProto, first: onnx.NodeProto, second: onnx.NodeProto) -> None:
-    """Make two DepthToSpace one, with the channels of the convolution before them in its order."""
+    """Merge two DepthToSpace into one, and reorder the channels of the convolution before them for it."""
     one, two = (attribute(node, "blocksize") for node in (first, second))
     weight, bias = matrix(index, conv)
     order = _merged_order(weight.shape[0], one, two)

@@ -1,6 +1,6 @@
-"""Drop what does not contribute to an output: nodes, initializers, remarks and recorded shapes.
+"""Drop everything that does not contribute to an output: nodes, initializers, remarks, recorded shapes.
 
-Inputs stay, used or not, because callers give them; so does the metadata, which applications read.
+Inputs stay, used or not, because callers pass them; so does the metadata, which applications read.
 """
 
 import onnx
@@ -10,7 +10,7 @@ from edgekit_toolkit.onnx_graph.traversal import graphs
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` with only what its outputs need."""
+    """Return a copy of `model` with only the parts that its outputs need."""
     result = copy_model(model)
     needed = {value.name for value in result.graph.output}
     kept = []

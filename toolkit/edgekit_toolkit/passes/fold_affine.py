@@ -4,7 +4,7 @@ Exporters leave `Mul`, `Add`, `Div`, `Sub` and `BatchNormalization` by constants
 learnable affine blocks have two after each activation). Each costs a pass over the tensor, which after
 quantization weighs as much as the convolution itself. The engine folds only batch normalisation after `Conv`.
 
-It does not fold a shift into a convolution that pads: the border would see the shift missing.
+It does not fold a shift into a convolution that pads: the shift would be missing at the border.
 """
 
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ def _fold_one(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> bool:
 
 
 def as_affine(index: GraphIndex, node: onnx.NodeProto) -> Affine | None:
-    """Scale and shift of a node that only scales and shifts by constants, a value a tensor or a channel."""
+    """Return scale and shift of a node that only scales and shifts by constants, per tensor or channel."""
     if node.op_type == "BatchNormalization" and len(node.output) == 1:
         return _batch_normalization(index, node)
     if node.op_type not in {"Mul", "Div", "Add", "Sub"} or len(node.input) != 2:
@@ -84,7 +84,7 @@ def as_affine(index: GraphIndex, node: onnx.NodeProto) -> Affine | None:
 
 
 def keeps_shape(index: GraphIndex, affine: Affine) -> bool:
-    """Whether the constants are known not to widen the source: [1, 1] would make a matrix of a vector."""
+    """Whether the constants surely keep the source's shape: [1, 1] would turn a vector into a matrix."""
     if not affine.operand:
         return True
     shape = index.shapes.get(affine.source)
@@ -122,7 +122,7 @@ class _Weights(NamedTuple):
 
 
 def _weights(index: GraphIndex, node: onnx.NodeProto) -> _Weights | None:
-    """Weights of a convolution that is theirs alone, or None if they cannot be rewritten."""
+    """Return weights that only one convolution reads, or None if they cannot be rewritten."""
     group = attribute(node, "group", 1)
     if node.op_type not in {"Conv", "ConvTranspose"} or (node.op_type == "ConvTranspose" and group != 1):
         return None

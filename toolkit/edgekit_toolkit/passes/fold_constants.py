@@ -1,7 +1,7 @@
-"""Compute what does not depend on the inputs, and store the results as initializers.
+"""Compute everything that does not depend on the inputs, and store the results as initializers.
 
 Control flow, random operators and (de)quantization stay: the last would turn int8 weights into float32. A
-tensor stays computed, too, where storing it would take more room than what it is computed from.
+tensor also stays computed if storing it would take more space than its sources.
 """
 
 import math
@@ -42,7 +42,7 @@ def run(model: onnx.ModelProto, max_grown_bytes: int = MAX_GROWN_BYTES) -> onnx.
 
     Args:
         model: any model.
-        max_grown_bytes: a result of up to this size is stored even where it is larger than its sources.
+        max_grown_bytes: a result of up to this size is stored even if it is larger than its sources.
     """
     result = copy_model(model)
     for graph in reversed(list(graphs(result.graph))):  # writing a graph copies the ones inside
@@ -91,7 +91,7 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
 def _foldable(model: onnx.ModelProto, max_grown_bytes: int) -> set[int]:
     """Return the places of the nodes whose results can be stored."""
     index = GraphIndex(model.graph)
-    # What each constant tensor is computed from: the stored bytes of its sources.
+    # Constant tensor -> the stored bytes of its sources.
     sources = {name: frozenset([name]) for name in index.initializers}
     stored_bytes = {name: tensor.ByteSize() for name, tensor in index.initializers.items()}
     sizes = _known_bytes(model)
@@ -113,7 +113,7 @@ def _foldable(model: onnx.ModelProto, max_grown_bytes: int) -> set[int]:
 
 
 def _known_bytes(model: onnx.ModelProto) -> dict[str, int]:
-    """Return the sizes of those tensors whose shapes can be inferred."""
+    """Return the sizes of the tensors whose shapes can be inferred."""
     inferred = shape_inference.infer_shapes(model, data_prop=True)
     sizes = {}
     for value in inferred.graph.value_info:
@@ -126,7 +126,7 @@ def _known_bytes(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def _evaluate(model: onnx.ModelProto, folded: Set[int]) -> dict[str, NDArray[Any]]:
-    """Return those results of the folded nodes that the rest of the graph reads."""
+    """Return the results of the folded nodes that the rest of the graph reads."""
     constant = [node for place, node in enumerate(model.graph.node) if place in folded]
     rest = [node for place, node in enumerate(model.graph.node) if place not in folded]
     made = {name for node in constant for name in node.output if name}

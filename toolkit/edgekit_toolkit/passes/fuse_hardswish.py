@@ -44,7 +44,7 @@ def _fuse_one(graph: onnx.GraphProto) -> bool:
 
 
 def _write(index: GraphIndex, add: onnx.NodeProto, clip: onnx.NodeProto, source: str) -> None:
-    """Replace clip(source + 3, 0, 6), and the x * and / 6 after it where they are its only readers."""
+    """Replace clip(source + 3, 0, 6), and the x * and / 6 after it if they are its only readers."""
     gate = fresh_name(index, f"{clip.output[0]}_gate")
     sigmoid = helper.make_node("HardSigmoid", [source], [gate], name=clip.name, alpha=1 / 6, beta=0.5)
     readers = index.consumers(clip.output[0])
@@ -71,7 +71,7 @@ def _divides_by_6(index: GraphIndex, node: onnx.NodeProto, name: str) -> bool:
 
 
 def _scalar(index: GraphIndex, name: str) -> float | None:
-    """Value of a float32 constant that can neither widen nor convert what it meets, or None."""
+    """Return the value of a float32 constant that changes neither shape nor type of its operand, or None."""
     value = index.constant(name)
     if value is None or value.dtype != np.float32 or value.shape not in {(), (1,)}:
         return None

@@ -21,7 +21,7 @@ from edgekit_toolkit.passes.chain import Pass, chain
 from edgekit_toolkit.passes.parity import Parity, Tolerance, compare, worst
 from edgekit_toolkit.samples.generated import Feeds, scaled
 
-# What a pass may add for what it saves elsewhere. More is a table that was computed and is now stored.
+# Growth that a pass may cause for its savings elsewhere. More means a table that is now stored, not computed.
 MAX_GROWTH: Final = 0.05
 MAX_GROWTH_BYTES: Final = 64 << 10
 
@@ -41,14 +41,14 @@ class PassResult:
     """The result of one pass.
 
     Attributes:
-        name: the pass.
+        name: name of the pass.
         applied: whether its result was kept.
         reason: why it was not kept, or why only a lesser form of it was; empty otherwise.
         max_error: largest absolute difference of any output from the source model's; None if the result
             could not be compared.
         bytes_before, bytes_after: size of the model; equal where the pass was not kept.
         nodes_before, nodes_after: nodes of the model, those inside control flow included.
-        form: which form of the pass was tried last, 0 the full one.
+        form: form of the pass that was tried last; 0 is the full one.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Optimised:
 
 
 def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feeds]) -> Optimised:
-    """Return `source` made smaller and faster, with equal outputs on `feeds`.
+    """Return a smaller and faster version of `source`, with equal outputs on `feeds`.
 
     Names and dtypes of inputs and outputs stay. Equal means `parity.compare` within `EQUAL` against the
     source model, both in onnxruntime without its own optimisations. Float outputs are also compared on the
@@ -80,7 +80,7 @@ def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feed
 
     Args:
         source: an imported model.
-        batch: what the batch is fixed to; None keeps it as it is.
+        batch: fixed size of the batch; None keeps it unchanged.
         feeds: inputs to compare on, at least one; of that batch where one is given.
 
     Raises:
@@ -108,10 +108,10 @@ class _Judge:
         inputs, outputs = tensor_specs(source)
         if doubled and batch_dims(inputs):
             twice = _doubled(inputs, feeds[0])
-            # A batch that is free by name only is no fault: the model runs with the one of the feeds.
+            # A batch that is free only by name is no fault: the model runs with the feeds' batch.
             with contextlib.suppress(BackendError):
                 self._cases.append((twice, session.run(twice), EQUAL))
-        # Rounding flips an integer output (a class, a place in a list) for such inputs without any fault.
+        # For such inputs rounding alone flips an integer output (a class, a place in a list).
         if all(spec.dtype.startswith("float") for spec in outputs):
             with contextlib.suppress(BackendError):
                 beyond = scaled(feeds[0], -2)
@@ -131,7 +131,7 @@ class _Judge:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """One form of a pass: its result if that is to be kept, otherwise why not."""
+    """One form of a pass: its result if it is kept, otherwise the reason."""
 
     model: onnx.ModelProto | None
     reason: str
@@ -141,7 +141,7 @@ class _Attempt:
 def _step(
     name: str, forms: Sequence[Pass], model: onnx.ModelProto, judge: _Judge
 ) -> tuple[onnx.ModelProto, PassResult]:
-    """Return the result of the first form that is kept, or `model`; and what became of the pass."""
+    """Return the result of the first form that is kept, or `model`; and the result of the pass."""
     attempts: list[_Attempt] = []
     for form in forms:
         attempts.append(_attempt(form, model, judge))
@@ -178,7 +178,7 @@ def _attempt(form: Pass, model: onnx.ModelProto, judge: _Judge) -> _Attempt:
 
 
 def _refusal(candidate: onnx.ModelProto, model: onnx.ModelProto, judge: _Judge) -> str:
-    """Return why the candidate is not even run; nothing when it may be."""
+    """Return why the candidate is not even run; empty if it may be run."""
     if _interface(candidate) != judge.interface:
         return f"inputs and outputs became {_interface(candidate)}, expected {judge.interface}"
     foreign = {node.domain for node in nodes(candidate)} - STANDARD_DOMAINS

@@ -1,7 +1,8 @@
 """Apply onnxruntime's basic graph optimisations: they fold BatchNormalization, padding and constants.
 
-Only the basic level: it keeps to standard operators and does not depend on this machine's instruction set.
-The higher levels write fused and blocked operators that only onnxruntime on the same kind of CPU can run.
+Only the basic level is used: it keeps to standard operators and does not depend on this machine's
+instructions. The higher levels write fused and blocked operators that only onnxruntime on the same kind of
+CPU can run.
 """
 
 import tempfile
@@ -23,7 +24,7 @@ def run(model: onnx.ModelProto, fold_constants: bool = True, disabled: Sequence[
 
     Args:
         model: any model.
-        fold_constants: whether constants are computed; off where the results take more room.
+        fold_constants: whether constants are computed; off if the results take more space.
         disabled: rewrites that are left out, by onnxruntime's names.
 
     Raises:

@@ -64,8 +64,8 @@ def compare(reference: Outputs, outputs: Outputs, tolerance: Tolerance | None = 
     the reference must stay finite, and NaN or infinities must stay what they are.
 
     Args:
-        reference: output name -> array, any shape.
-        outputs: the candidate's.
+        reference: reference outputs: name -> array, any shape.
+        outputs: outputs of the candidate.
         tolerance: default: `Tolerance()`.
     """
     tolerance = tolerance or Tolerance()

@@ -1,4 +1,4 @@
-"""Convolutions that are one matrix product a pixel: 1x1, one group, nothing added around."""
+"""Convolutions that are one matrix product for each pixel: 1x1, one group, no padding."""
 
 import numpy as np
 import onnx
@@ -8,7 +8,7 @@ from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
 
 
 def is_pointwise(index: GraphIndex, node: onnx.NodeProto) -> bool:
-    """Whether a node is such a convolution with constant float32 weights and, if any, bias."""
+    """Whether a node is such a convolution, with constant float32 weights and bias (if any)."""
     if (
         node.op_type != "Conv"
         or attribute(node, "group", 1) != 1

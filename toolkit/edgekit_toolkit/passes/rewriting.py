@@ -1,4 +1,4 @@
-"""The loop of the passes that rewrite one place of a graph at a time."""
+"""The loop of passes that rewrite one place of a graph at a time."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,11 @@ from edgekit_toolkit.onnx_graph.index import copy_model, remove_unused_initializ
 
 
 def rewrite_all(model: onnx.ModelProto, rewrite_one: Callable[[onnx.GraphProto], bool]) -> onnx.ModelProto:
-    """Return a copy of `model` in which `rewrite_one` finds nothing more, without initializers left over.
+    """Return a copy of `model` in which `rewrite_one` finds nothing more, without unused initializers.
 
     Args:
         model: model to copy.
-        rewrite_one: changes one place of the graph that it is given; returns whether there was one.
+        rewrite_one: changes one place of a graph; returns whether there was one.
     """
     result = copy_model(model)
     while rewrite_one(result.graph):

@@ -1,7 +1,7 @@
 """Take weights out of the graph's inputs, and raise the file version to one that allows that.
 
-Before IR 4 every initializer had to be an input as well; since then that means a default which a caller may
-replace. Passes and engines optimise only weights that nobody can replace.
+Before IR 4 every initializer had to be an input too. Since then such an input is a default that a caller may
+replace, and passes and engines optimise only weights that nobody can replace.
 """
 
 from typing import Final
@@ -15,7 +15,7 @@ IR_VERSION: Final = 8  # of opset 17; every onnxruntime that we support reads it
 
 
 def run(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of `model` whose inputs are only what a caller must give."""
+    """Return a copy of `model` whose only inputs are those that a caller must pass."""
     result = copy_model(model)
     inputs = list(real_inputs(result.graph))
     if len(inputs) != len(result.graph.input):

@@ -1,6 +1,6 @@
 """Store equal weights once.
 
-Biases and other vectors of floats stay apart: they are small, and a quantizer gives each a scale of its own.
+Biases and other float vectors stay separate: they are small, and a quantizer gives each its own scale.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Remove operations that do nothing and join those that one operator can do, with onnxoptimizer.
+"""Remove operations without effect and join those that one operator can do, with onnxoptimizer.
 
 Only passes that keep to the standard domain and need no knowledge of the target are chosen. Left out: sharing
 of equal initializers (`share_weights` leaves biases apart, because a quantizer gives each its own scale), the

@@ -1,7 +1,7 @@
-"""Write the zero points of int8 codes with a scale a channel or a block where a model leaves them out.
+"""Add missing zero points of int8 codes that have a scale for each channel or block.
 
 They are 0. On x86 without VNNI, onnxruntime's exact 8-bit products (`edgekit_runtime.sessions.ort_products`)
-turn int8 codes into uint8, and give such codes a zero point of the wrong shape where they have none.
+turn int8 codes into uint8, and add a zero point of the wrong shape to such codes without one.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
-"""Rewrites of onnxruntime's optimiser that change what a model computes: it is run with and without them.
+"""Finds rewrites of onnxruntime's optimiser that change a model's results, by runs with and without them.
 
-Only models that compute in float are compared. Integer kernels round otherwise than the QDQ form in float
-does; they are judged by the scores of a package. Rewrites for other processors than this one are not seen.
+Only models that compute in float are compared. Integer kernels round differently from the QDQ form in float;
+the scores of a package judge them. Rewrites for other processors than this one are not seen.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +18,8 @@ from edgekit_toolkit.onnx_graph.traversal import computes_in_integers
 from edgekit_toolkit.passes.parity import Outputs, Tolerance, compare
 from edgekit_toolkit.samples.generated import Feeds, scaled
 
-# The names that `disabled_optimizers` of onnxruntime 1.31 knows. Those that others build upon come first: of
-# two that are wrong only together, the later one is named. With all of them off, a model stays as it is.
+# The names that `disabled_optimizers` of onnxruntime 1.31 knows. Rewrites on which others build come first:
+# of two that are wrong only together, the later one is named. With all of them off, a model stays unchanged.
 # Source: onnxruntime, core/optimizer/graph_transformer_utils.cc, and the names in its library.
 OPTIMIZERS: Final = (
     *("ConstantFolding", "ConstantFoldingDQ", "ConstantSharing", "CommonSubexpressionElimination"),
@@ -48,18 +48,18 @@ OPTIMIZERS: Final = (
 # onnxruntime's exact rewrites move a MobileNet by 8.5e-5 of the outputs' range (docs/adr/0011), and more for
 # inputs beyond the samples' range; a wrong rewrite moves outputs by percents.
 _ROUNDING: Final = Tolerance(range_fraction=1e-3)
-# The other sign, and beyond the samples' range.
+# Inputs of the other sign, and beyond the samples' range.
 _FACTORS: Final = (-1.0, 2.0)
-# As much as rounding inside a deep model moves its values.
+# About as much as rounding inside a deep model moves its values.
 _NUDGE: Final = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class WrongRewrites:
-    """Rewrites that are off for a model because they change what it computes.
+    """Rewrites that are off for a model because they change its results.
 
     Attributes:
-        names: onnxruntime's, or `WHOLE_OPTIMISER`.
+        names: names of onnxruntime, or `WHOLE_OPTIMISER`.
         reason: how the outputs differ with them.
     """
 
@@ -80,14 +80,14 @@ class WrongRewrites:
 
 
 def find_wrong_rewrites(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> WrongRewrites | None:
-    """Return what of onnxruntime's optimiser has to be off for `model`, or None if nothing has.
+    """Return the rewrites of onnxruntime's optimiser that must be off for `model`, or None.
 
     The outputs of a session as a device opens it are compared with those of one without optimisation: on
     `feeds`, on the first of them with the opposite sign, and on it beyond the samples' range. Inputs on which
-    rounding alone decides the outputs say nothing.
+    rounding alone decides the outputs do not count.
 
     Args:
-        model: optimised by our passes; notes in its metadata do not count.
+        model: model after our passes; disabled rewrites in its metadata do not count.
         feeds: inputs, at least one.
 
     Raises:
@@ -111,7 +111,7 @@ def find_wrong_rewrites(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> Wrong
 
 
 class _Plain:
-    """The model without optimisation, and what it makes of the inputs that are compared."""
+    """The model without optimisation, and its outputs for the inputs that are compared."""
 
     def __init__(self, session: OrtSession, feeds: Sequence[Feeds]) -> None:
         self._session = session
@@ -142,7 +142,7 @@ class _Plain:
         return ""
 
     def _is_fragile(self, feed: Feeds, expected: Outputs) -> bool:
-        """Whether rounding alone moves the outputs so far, as it does where classes are nearly tied."""
+        """Whether rounding alone moves the outputs that far, as it does if classes are nearly tied."""
         signs = np.random.default_rng(0)
         nudged = {
             name: np.asarray(array * (1 + _NUDGE * signs.choice((-1.0, 1.0), array.shape)), array.dtype)
@@ -154,7 +154,7 @@ class _Plain:
 
 
 def _smallest(names: Sequence[str], suffices: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
-    """Return names of which none can be left out, from `names`, which suffice; the first ones go first.
+    """Return a subset of `names` from which none can be left out; the first ones are removed first.
 
     Source: Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input" (2002), by halves.
     """

@@ -1,1 +1,1 @@
-"""One run of `edgekit package`: the order of its phases, and what passes between them."""
+"""One run of `edgekit package`: the order of its phases, and the data between them."""

@@ -1,4 +1,4 @@
-"""Make the candidates: every form that can pay for a model, the mixed-precision ones by measured sensitivity.
+"""Makes the candidates: every form that may pay off for a model; measured sensitivity guides mixed precision.
 
 It compares forms only by output noise on calibration samples; scores on held-out samples come later.
 """
@@ -26,17 +26,17 @@ Ranges = Mapping[str, tuple[float, float]]
 _LIKE, _NEAR = "as before", "as before, weights near the earlier ones"
 _MAX_RELEASED = 6
 _ELEMENTWISE_LOSS_DB = 3.0
-# A scale a tensor saves a few percent of the size; with more noise than this it is never the choice.
+# One scale for each tensor saves a few percent of the size; with more noise than this it is never chosen.
 _PER_TENSOR_LOSS_DB = 1.0
-# Of the time that is left, what measuring single blocks may take; the rest is for releasing them.
+# Share of the remaining time for measuring single blocks; the rest is for releasing them.
 _BLOCKS_SHARE = 0.6
-# Of the time of the search, what is kept for mixing the precisions of weights, which comes last.
+# Share of the search's time that is kept for mixing the precisions of weights, which comes last.
 _WEIGHTS_SHARE = 0.3
 # Rounded weights make nearly the same noise on every sample.
 _WEIGHT_SAMPLES = 4
-# Where int8 weights alone make no more noise than 1 % of the output, a mix gains nothing that can be seen.
+# If int8 weights alone make at most 1 % of noise in the output, a mix gains nothing visible.
 _CLEAR_DB = 40.0
-# Samples that histograms are taken from: more change a percentile little, and each value is counted.
+# Samples for histograms: more of them change a percentile little, and each value is counted.
 _HISTOGRAM_SAMPLES = 32
 _FIDELITY_SAMPLES = 16
 _FIDELITY_BYTES = 64 << 20
@@ -49,7 +49,7 @@ class Candidate:
     """One form of the model.
 
     Attributes:
-        label: what a report calls it.
+        label: name in reports.
         form: how to build it again.
         model: the form's model.
         snr_db: output signal to noise on calibration samples, against the float model.
@@ -63,14 +63,14 @@ class Candidate:
 
 @dataclass(slots=True)
 class CandidateSet:
-    """The forms that stand for choice, and what became of the others.
+    """The forms to choose from, and the outcome of all others.
 
     Attributes:
         candidates: the float model first.
         noises: noise of single blocks, as far as they were measured.
         noise_samples: calibration samples on which output noise was measured; 0 if it was not.
         dropped: forms that could not be built or run, with the reason.
-        set_aside: forms that were built and that a near relative beats, with by how much; without data also
+        set_aside: forms that were built and that a similar form beats, and by how much; without data also
             those that differ from the float model on generated inputs.
     """
 
@@ -95,7 +95,7 @@ class CandidateSet:
         return candidate
 
     def leave_out(self, reasons: Mapping[int, str]) -> None:
-        """Remove candidates by position, because of what judging found.
+        """Remove candidates by position, because of the judgement.
 
         Raises:
             ModelError: the float model is among them, so that no form of it can be right.
@@ -135,13 +135,13 @@ def find_candidates(
     Args:
         quantizer: quantizer of the optimised float model, for the target's engine.
         calibration: makes a fresh stream of calibration samples.
-        per_channel: whether that engine takes a weight scale a channel.
+        per_channel: whether that engine takes a weight scale for each channel.
         kinds: forms that the target's engine runs.
         time_limit_s: wall-clock time from now. The plain forms are always made; clipped ranges and mixed
             precisions are tried while there is time.
-        progress: called with what is done now, how much of it is done and how much there is.
-        like: the only form beside the float model, once near to the weights of its `earlier` model and once
-            not; None to search.
+        progress: called with the present step, how much of it is done, and its total.
+        like: the only form beside the float model, made once with weights near to its `earlier` model and
+            once without; None to search.
 
     Raises:
         RecipeError: `like` does not fit the model.
@@ -195,7 +195,7 @@ def _fidelity_samples(quantizer: Quantizer, calibration: Callable[[], Iterator[F
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """One search: what it works on, where results go, and when it has to end."""
+    """One search: its inputs, its results, and its end time."""
 
     quantizer: Quantizer
     calibration: Callable[[], Iterator[Feeds]]
@@ -232,7 +232,7 @@ class _Search:
             self.found.add(label, self.quantizer, Form(forms.INT8_WEIGHTS, layers=chosen), self.fidelity)
 
     def _weights_need_mixing(self) -> bool:
-        """Whether int8 weights alone make noise that can be seen."""
+        """Whether int8 weights alone make visible noise."""
         whole = next((one for one in self.found.candidates if one.form.kind == forms.INT8_WEIGHTS), None)
         return whole is not None and whole.snr_db < _CLEAR_DB
 
@@ -282,13 +282,14 @@ class _Search:
             made.extend(_best(rivals, self.found))
         bases = [one for one in made if _is_per_channel(one) == self.per_channel]
         if bases:
-            # All layers come first and run fastest; products only are the base where the rest costs too much.
+            # Quantizing all layers is tried first and runs fastest; only products are the base if the rest
+            # costs too much.
             closest, first = max(bases, key=_snr), bases[0]
             is_close = first.snr_db >= closest.snr_db - _ELEMENTWISE_LOSS_DB
             self._mix_kernels(first if is_close else closest, end_s)
 
     def _variants(self, kernels: Sequence[str]) -> list["_Variant"]:
-        """Return the ways to quantize these kernels that are tried."""
+        """Return the ways to quantize these kernels that the search tries."""
         done, per_channel = 0, self.per_channel
 
         def count() -> None:
@@ -343,7 +344,7 @@ class _Search:
         )
         for count, step in enumerate(steps, start=1):
             if not step.plan.kernels:
-                return  # all in float: that candidate is there already
+                return  # all in float: that candidate exists already
             self.progress("mixed precision", count, _MAX_RELEASED)
             label = f"int8 {base}, {count} layer{'s' if count > 1 else ''} in float"
             found.add(label, self.quantizer, replace(best.form, plan=step.plan), self.fidelity)

@@ -31,11 +31,11 @@ def draft_packages(
     latencies: Sequence[Latency],
     signer: StatementSigner,
 ) -> list[JudgedCandidate]:
-    """Return the candidates with their costs and what they would become, in order.
+    """Return the candidates with their costs, recipes and packages, in order.
 
     Args:
         request: limits in its budget are those in force.
-        prepared: what the candidates were made of.
+        prepared: model and samples behind the candidates.
         candidates: the float model first.
         scores: scores of the candidates, in order.
         latencies: latencies of the source model and of the candidates, in order.
@@ -86,7 +86,7 @@ def draft_packages(
 
 
 def _known(cost: float | None) -> float:
-    """A cost that is not known is infinite, so that no limit on it is kept."""
+    """Return a cost; an unknown one is infinite, so that no limit on it is kept."""
     return math.inf if cost is None else cost
 
 
@@ -116,7 +116,7 @@ def _recipe(request: Request, prepared: Prepared, candidate: Candidate, figures:
 def _figures(
     candidate: Candidate, prepared: Prepared, memory: MemoryEstimate | PeakMemory | str
 ) -> dict[str, Any]:
-    """Figures of the manifest beside the score: those that do not vary from run to run."""
+    """Return the manifest's figures beside the score: those that do not vary from run to run."""
     return {
         "model_bytes": len(candidate.model.content),
         # Without the engine's part: that is measured on the host and varies from run to run.
@@ -134,7 +134,7 @@ def _figures(
 
 
 def _score(candidate: Candidate, prepared: Prepared, scores: Scores, place: int) -> dict[str, Any]:
-    """The score on the held-back samples, if there are any; without data it has no drop."""
+    """Return the score on the held-back samples, if there are any; without data it has no drop."""
     evaluation, stated = prepared.samples.evaluation, scores.stated.of(place)
     interval = stated.drop.interval()
     drop = {

@@ -1,8 +1,7 @@
-"""`--backend auto`: package for every engine of the target, and keep the fastest that runs here.
+"""`--backend auto`: packages for every engine of the target, and keeps the fastest that runs here.
 
-Each engine gets a search of its own; then what they chose holds the tournament that `edgekit-device
-tournament` holds on a device, as variants of one package that is made for it. TensorRT has no part: it needs
-the device.
+Each engine gets a search of its own. Then the chosen candidates compete as in `edgekit-device tournament` on
+a device, as variants of a package made for that. TensorRT takes no part: it needs the device.
 """
 
 import tempfile
@@ -26,7 +25,7 @@ from edgekit_toolkit.pipeline.search import search
 from edgekit_toolkit.pipeline.variants import carry_variants
 from edgekit_toolkit.targets.spec import Target
 
-_SECONDS: Final = 20.0  # for the tournament, nearly; models of less than a millisecond take 2 to 6
+_SECONDS: Final = 20.0  # approximate time of the tournament; models of less than a millisecond take 2 to 6
 
 
 def engines_of(target: Target) -> list[str]:
@@ -35,18 +34,16 @@ def engines_of(target: Target) -> list[str]:
 
 
 def engines_here(target: Target) -> list[str]:
-    """Return those of them that are installed; onnxruntime always is, since it judges every model."""
+    """Return the installed engines of a target; onnxruntime always is, since it judges every model."""
     return [name for name in engines_of(target) if name == "ort" or find_spec("ai_edge_litert")]
 
 
 def search_engines(request: Request, signer: StatementSigner, progress: Progress) -> Run:
-    """Return the run of the engine whose choice is the fastest here, with how all of them did.
+    """Return the run of the engine whose choice is the fastest here, with the results of all engines.
 
-    Where the request asks for several variants, the package carries those of the other engines too.
-
-    One that does not take the model, or is not installed, is reported with the reason. The time for mixing
-    precisions is shared out. Where no engine keeps the budget, the run of the preferred one is returned: it
-    says why.
+    If the request asks for several variants, the package also carries those of the other engines. An engine
+    that refuses the model, or is not installed, is reported with the reason. The engines share the time for
+    mixing precisions. If no engine keeps the budget, the run of the preferred one is returned: it says why.
 
     Raises:
         ModelError: no engine takes the model.
@@ -75,7 +72,7 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
 def _search_each(
     request: Request, signer: StatementSigner, progress: Progress
 ) -> tuple[dict[str, Run], dict[str, EdgekitError]]:
-    """Return the runs of the target's engines, and why others have none."""
+    """Return the runs of the target's engines, and why some engines have none."""
     shares = max(1, len(engines_here(request.target)))
     runs: dict[str, Run] = {}
     prepared: Prepared | None = None
@@ -97,7 +94,7 @@ def _named(progress: Progress, name: str) -> Progress:
 def _race(
     chosen: Mapping[str, JudgedCandidate], threads: int, progress: Progress
 ) -> tuple[dict[str, Entrant], str]:
-    """Return how each engine's choice did, and the engine to keep.
+    """Return the result of each engine's choice, and the engine to keep.
 
     Args:
         chosen: engine -> its choice, the preferred engine first, at least one.
@@ -113,7 +110,7 @@ def _race(
     try:
         with tempfile.TemporaryDirectory(prefix="edgekit-tournament-") as name:
             path, keys = Path(name, whole.manifest.file_name), Path(name, "keys")
-            # A key of its own: the user's may lie in an HSM, which is asked for what leaves this machine.
+            # A key of its own: the user's key may be in an HSM, which signs only what leaves this machine.
             write_package(path, whole.manifest, whole.artifacts, load_signer(folder=keys))
             with read_package(path, TrustStore.from_folder(keys)) as package:
                 result = hold_tournament(

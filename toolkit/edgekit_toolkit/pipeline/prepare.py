@@ -1,8 +1,7 @@
-"""Prepare a search: import the model, settle its sizes, choose the samples and optimise it.
+"""Prepares a search: imports the model, settles its sizes, chooses the samples and optimises it.
 
-Latency, memory and energy hold for sizes of the free dimensions that are given, or those of the samples; a
-batch is 1 without either. Any other size is asked for: a height or a length that is guessed makes each figure
-a guess.
+Latency, memory and energy hold for given sizes of the free dimensions, or those of the samples; a batch is 1
+without either. The user must give any other size: a guessed height or length would make each figure a guess.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +38,7 @@ _LARGE_FEEDS_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of a free dimension, and where it is from; only a batch is assumed, as 1."""
+    """Size of a free dimension, and its origin; only a batch is assumed, as 1."""
 
     value: int
     origin: Literal["given", "samples", "assumed"]
@@ -47,20 +46,20 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The model and the samples that a search starts from.
+    """The start of a search: model and samples.
 
     Attributes:
-        source: as the user gave it.
+        source: the model as the user gave it.
         sizes: sizes of all free dimensions, for which the figures hold.
         samples: calibration and evaluation.
         feeds: the first calibration samples, at least one.
-        steps: what each pass did; none for a `.tflite`.
-        wrong_rewrites: what of onnxruntime's optimiser is off for `floats` and its forms, or None.
+        steps: result of each pass; none for a `.tflite`.
+        wrong_rewrites: rewrites of onnxruntime's optimiser that are off for `floats` and its forms, or None.
         floats: the optimised model with inferred shapes, or the `.tflite` as it is.
         ranges: input name -> smallest and largest value that is generated for it, as in the user's samples.
-        golden: the golden inputs, and what `floats` makes of them.
-        reference: how inputs and outputs look on the calibration samples; None without real ones.
-        class_output: name of the first output where the request says that it holds class scores, or None.
+        golden: the golden inputs, and the outputs of `floats` for them.
+        reference: statistics of inputs and outputs on the calibration samples; None without real samples.
+        class_output: name of the first output if the request says that it holds class scores, or None.
     """
 
     source: SourceModel[Model]
@@ -82,7 +81,7 @@ class Prepared:
 
     @property
     def dims(self) -> dict[str, int]:
-        """The sizes alone."""
+        """The sizes without their origins."""
         return {name: size.value for name, size in self.sizes.items()}
 
     def other_sizes(self, samples: Sequence[Feeds]) -> dict[str, int]:
@@ -192,7 +191,7 @@ def settle_sizes(
 
     Args:
         model: an imported model.
-        inputs: what it takes.
+        inputs: inputs of the model.
         stated: sizes that the user states.
         sample: the first of the user's samples, or None.
         ranges: as for `generate_feeds`.
@@ -202,7 +201,7 @@ def settle_sizes(
     """
     found = {name: Size(value, "given") for name, value in stated.items()}
     batch = batch_dims(inputs)
-    chosen = batch if Batching.of(inputs).stacked else ()  # how many samples are stacked, no sample says
+    chosen = batch if Batching.of(inputs).stacked else ()  # one sample does not tell the batch
     for spec in inputs:
         for axis, name in enumerate(spec.shape):
             if isinstance(name, str) and sample is not None and name not in chosen:
@@ -246,10 +245,10 @@ def _parity_feeds(samples: Samples) -> Sequence[Feeds]:
 
 
 def _golden(source: SourceModel[Model], floats: Model, dims: Mapping[str, int], ranges: Ranges) -> Reference:
-    """The golden inputs, before any search: they are generated, and a model may refuse them.
+    """Return the golden inputs, before any search: they are generated, and a model may refuse them.
 
     Raises:
-        ModelError: the model does not run on them, or makes other shapes than it states.
+        ModelError: the model does not run on them, or its outputs have other shapes than it states.
     """
     try:
         golden = golden_reference(floats, dims, ranges, GOLDEN_SEED)
@@ -270,7 +269,7 @@ def _golden(source: SourceModel[Model], floats: Model, dims: Mapping[str, int], 
 
 
 def _stated_class_output(request: Request, floats: Model, samples: Samples) -> str | None:
-    """Return the first output's name if more than its shape shows that it holds class scores."""
+    """Return the first output's name if it is known, not only by its shape, to hold class scores."""
     output = class_output(floats.specs()[1])
     if output is None:
         return None
@@ -284,7 +283,7 @@ def _stated_class_output(request: Request, floats: Model, samples: Samples) -> s
 
 
 def check_fixed_sizes(prepared: Prepared) -> None:
-    """Refuse samples of other sizes than a `.tflite` of these sizes would take.
+    """Refuse samples that a `.tflite` of these sizes would not take.
 
     Raises:
         ModelError: a sample has another size.

@@ -1,4 +1,4 @@
-"""Write what a run decided: package, evidence and recipe, each whole or not at all."""
+"""Writes the results of a run: package, evidence and recipe, each whole or not at all."""
 
 import contextlib
 import datetime
@@ -37,9 +37,9 @@ class Published:
 
 @contextlib.contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
-    """Make the output folder before any work is done for it; after an error it is as before.
+    """Make the output folder before any work is done for it; an error leaves it as before.
 
-    Folders that were made are removed again, unless something lies in them.
+    New folders are removed again, unless they contain something.
 
     Raises:
         OutputError: it cannot be made or written to.
@@ -71,8 +71,8 @@ def _check_writable(folder: Path) -> None:
 def staging(folder: Path) -> Iterator[Path]:
     """Yield an empty folder in `folder`; its files move there together when the block ends without an error.
 
-    A full disk or an interrupt therefore leaves what was there before, or everything new. Only SIGKILL or a
-    power cut leaves the staging folder itself, `.edgekit-*`.
+    So a full disk or an interrupt leaves either all old files or all new ones. Only SIGKILL or a power cut
+    leaves the staging folder itself, `.edgekit-*`.
 
     Raises:
         OutputError: `folder` cannot be written to.
@@ -98,7 +98,7 @@ def staging(folder: Path) -> Iterator[Path]:
 
 
 def _check_places(stage: Path, folder: Path) -> None:
-    """Refuse before the first file is in its place what would stop a later one."""
+    """Check all places before the first file moves, so that no later file fails."""
     for path in sorted(stage.iterdir()):
         place = folder / path.name
         if place.is_dir() and not place.is_symlink():
@@ -138,7 +138,7 @@ def publish(
 
 
 def host_facts() -> dict[str, Any]:
-    """What the figures of this machine depend on."""
+    """Return the facts on which this machine's figures depend."""
     return {
         "cpu": find_cpu(),
         **arithmetic_facts(),
@@ -149,10 +149,10 @@ def host_facts() -> dict[str, Any]:
 
 
 def now() -> str:
-    """The time, ISO 8601 in UTC."""
+    """Return the time, ISO 8601 in UTC."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def evidence_of(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Evidence: figures that vary from run to run, with where and when they were taken."""
+    """Return the evidence: figures that vary from run to run, with place and time."""
     return {"edgekit": __version__, "created": now(), "host": host_facts(), **figures}

@@ -1,4 +1,4 @@
-"""Repeat a recipe: the package that was decided once, made again of the same model without a search."""
+"""Repeats a recipe: makes the same package again from the same model, without a search."""
 
 import hashlib
 from dataclasses import replace
@@ -23,7 +23,7 @@ def read_earlier(path: Path) -> tuple[Recipe, EarlierModel]:
     """Return the recipe at `path`, and the model of the package beside it.
 
     Raises:
-        RecipeError: one cannot be read, or the package is of another recipe.
+        RecipeError: a file cannot be read, or the package is of another recipe.
     """
     recipe = read_recipe(path)
     package = path.with_name(f"{path.name.removesuffix('.recipe.json')}.edgepkg")
@@ -40,12 +40,12 @@ def read_earlier(path: Path) -> tuple[Recipe, EarlierModel]:
 
 
 def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None) -> Assembled:
-    """Return the package that `recipe` makes of the model at `model_path`, without a search.
+    """Return the package that `recipe` makes from the model at `model_path`, without a search.
 
     Args:
         model_path: the source model.
         recipe: recipe of the package.
-        earlier: what an update was brought near to; None for what is no update.
+        earlier: model to which the weights of an update were brought near; None if it is no update.
 
     Raises:
         RecipeError: the recipe is of another model, or these tools make another model of it.
@@ -77,10 +77,10 @@ def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None
 
 
 def _rebuild(floats: Model, recipe: Recipe, earlier: EarlierModel | None) -> Model:
-    """Return the model that a recipe is of.
+    """Return the model of a recipe.
 
     Raises:
-        RecipeError: these tools make another one.
+        RecipeError: these tools make another model.
     """
     form = recipe.form
     if earlier is not None and form.earlier is not None and form.earlier.sha256 == earlier.sha256:
@@ -108,7 +108,7 @@ def _rebuild(floats: Model, recipe: Recipe, earlier: EarlierModel | None) -> Mod
 
 
 def _build(floats: Model, recipe: Recipe) -> Model | None:
-    """The model of the recipe's form; a conversion is as it was checked when the recipe was made.
+    """Return the model of the recipe's form; a conversion was checked when the recipe was made.
 
     Raises:
         RecipeError: the recipe is for an engine that does not run the model.

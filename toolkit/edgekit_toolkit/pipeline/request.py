@@ -11,13 +11,13 @@ from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.targets.spec import Target
 
-# Called with what is done now, how much of it is done and how much there is.
+# Called with the present step, how much of it is done, and its total.
 Progress = Callable[[str, int | None, int | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request of the user for one package.
+    """The user's request for one package.
 
     Attributes:
         model: path of the source model.
@@ -25,17 +25,17 @@ class Request:
         budget: limits.
         name, version: name and version of the package.
         calibration, evaluation: paths of samples, or None.
-        metric: as for `metrics.find_metric`.
-        batch: fixed batch, or None to leave it as it is.
+        metric: name as for `metrics.find_metric`.
+        batch: fixed batch, or None to leave it unchanged.
         dims: sizes of free dimensions for measuring.
-        labels: one class name a line, or None.
-        labels_from_folders: the names are those of the folders that the samples lie in, sorted.
+        labels: file with one class name a line, or None.
+        labels_from_folders: whether the class names are the sorted names of the samples' folders.
         preprocessing: description of the preprocessing, or None.
         threads: threads of the engine while judging and measuring.
         search_s: seconds for the mixed-precision search.
         backend: `ort`, `tensorrt` or `litert`; `auto` only for `engine_tournament.search_engines`.
         variants: most variants that the package carries, the default included, at least 1.
-        strict: whether the drop must be shown to keep its limit, not only estimated to.
+        strict: whether the drop must be shown to keep its limit, not only estimated to keep it.
         like: the only form that is made and may be chosen; None to search.
     """
 
@@ -74,7 +74,7 @@ class Phases:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what happens inside."""
+        """Time the block as a phase of this name."""
         self.progress(name, None, None)
         begin = time.monotonic()
         yield

@@ -27,17 +27,17 @@ from edgekit_toolkit.tensorrt.check import TensorRtCheck
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedCandidate(Candidate):
-    """A form of the model with all that is known of it, and what it would become.
+    """A form of the model with its figures, and the recipe and package that it would become.
 
     Attributes:
         score: score on the samples by which candidates are chosen.
         confirmation: score on the samples held back; None if there are too few.
-        latency: here, measured in turns with all others.
+        latency: latency here, measured in turns with all others.
         modelled: latency and energy on the target.
-        memory: memory of a process that runs it, or a text that says why it is not known.
-        recipe, package: what would be written.
-        measured: its costs, as the choice compares them.
-        held: the drop that it was held to; None without data.
+        memory: memory of a process that runs it, or a text that says why it is unknown.
+        recipe, package: recipe and package that would be written.
+        measured: costs as the choice compares them.
+        held: drop that was compared with the limit; None without data.
     """
 
     score: Score
@@ -68,11 +68,11 @@ class EngineResult:
     """The result of one engine in a tournament.
 
     Attributes:
-        backend: its name.
+        backend: name of the backend.
         candidate: the candidate that was chosen for it; None if none was.
-        latency_ms: latency of that candidate, measured here in turns in several fresh processes, of whose
-            medians it is the median.
-        reason: why there is none.
+        latency_ms: latency of that candidate, measured here in turns in several fresh processes; the median
+            of their medians.
+        reason: why there is no candidate.
         kept: whether the package is for this engine.
     """
 
@@ -104,25 +104,25 @@ class Carried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Everything that one run found out.
+    """All results of one run.
 
     Attributes:
-        request: what was asked for.
-        prepared: what the search started from.
-        quantizer: made the forms.
-        found: what became of the forms that do not stand for choice, and the noise of single layers.
+        request: the user's request.
+        prepared: model and samples from which the search started.
+        quantizer: quantizer that made the forms.
+        found: outcome of the forms that are not candidates, and the noise of single layers.
         candidates: the float model first.
         scores: metric and sample counts; those of the candidates are in `candidates`.
         source_latency: latency of the source model here, measured in turns with the candidates.
-        load: what else this machine did meanwhile.
-        front: ids of the candidates that no other one matches or beats in every cost.
+        load: load of this machine by others meanwhile.
+        front: ids of the Pareto front: no other candidate matches or beats these in every cost.
         choice: id of the chosen candidate, or why there is none.
-        tensorrt: what TensorRT says about the chosen candidate, where it was asked.
+        tensorrt: TensorRT's check of the chosen candidate, if it was made.
         seconds: time of each phase.
-        warnings: a sentence each.
+        warnings: warnings, a sentence each.
         memory_here: memory of the chosen candidate, once it is measured.
         tournament: the engines among which this one won.
-        variants: further ones in the package.
+        variants: further variants in the package.
         whole: the chosen candidate with its variants, or under another version.
     """
 
@@ -151,12 +151,12 @@ class Run:
 
     @property
     def packaged(self) -> JudgedCandidate | None:
-        """What is written: the chosen candidate, with its variants if there are any."""
+        """The candidate to write: the chosen one, with its variants if there are any."""
         return self.whole or self.chosen
 
     @property
     def limits(self) -> Budget:
-        """The limits that candidates were held against."""
+        """The limits that candidates were compared with."""
         return limits_in_force(
             self.request.budget, has_data=self.prepared.has_data, strict=self.request.strict
         )
@@ -166,7 +166,7 @@ class Run:
         return next(one for one in self.candidates if one.id == candidate_id)
 
     def float_ratio(self, candidate: JudgedCandidate) -> FloatRatio:
-        """Return how fast a candidate is against the float model, which is the first candidate."""
+        """Return the latency of a candidate relative to the float model, which is the first candidate."""
         floats, target = self.candidates[0], self.request.target
         own_ms, floats_ms = candidate.modelled.latency_ms, floats.modelled.latency_ms
         modelled = own_ms / floats_ms if own_ms is not None and floats_ms else None

@@ -36,7 +36,7 @@ def search(
     """Import, optimise, make and judge candidates, and choose; nothing is written.
 
     Args:
-        request: what the user asked for.
+        request: the user's request.
         signer: signs packages, whose size is part of the choice.
         progress: where the phases are shown.
         prepared: model and samples from an earlier search for another engine of the same request. Default:
@@ -102,14 +102,14 @@ def search(
 def _score(
     request: Request, prepared: Prepared, found: CandidateSet, names: Sequence[str], progress: Progress
 ) -> tuple[Scores, list[Runner]]:
-    """Return the scores and the sessions of the candidates; what cannot stand for choice leaves `found`."""
+    """Return scores and sessions of the candidates; removes candidates that cannot be chosen from `found`."""
     source, evaluation = prepared.source, prepared.samples.evaluation
     runs = [one.model.open(names, threads=request.threads) for one in found.candidates]
     scores = score_candidates(
         source.model.open(names, threads=request.threads, rewrites=False),
         runs, evaluation, request.metric, inputs=source.inputs, outputs=source.outputs,
-        # Dynamic int8 takes its ranges from the whole batch: alone, as on the device. A .tflite that was
-        # converted has a fixed batch.
+        # Dynamic int8 takes its ranges from the whole batch, so samples run alone, as on the device. A
+        # converted .tflite has a fixed batch.
         alone=request.backend == "litert" or any(one.form.kind == DYNAMIC_INT8 for one in found.candidates),
         progress=lambda done, total: progress("judging on held-out samples", done, total),
     )  # fmt: skip
@@ -133,13 +133,14 @@ def _score(
 def _choose(
     request: Request, limits: Budget, prepared: Prepared, drafted: Sequence[JudgedCandidate], scores: Scores
 ) -> tuple[tuple[JudgedCandidate, ...], Accepted]:
-    """Return the choice, and the candidates with the drop that each was held to."""
+    """Return the choice, and the candidates with the drop of each that was compared with the limit."""
     by_id = {one.id: one.model for one in drafted}
 
     def choose(measured: Sequence[Measured]) -> Accepted:
         if request.like is not None and len(drafted) > 1:  # the float model is there for comparison
             measured = [one for one in measured if one.id != drafted[0].id]
-            # Near to the earlier weights its delta is smaller: the other one is for where that costs a limit.
+            # Weights near to the earlier ones make a smaller delta; the other candidate is for when they
+            # break a limit.
             near = choose_accepted(request.backend, limits, measured[:1], by_id, prepared.feeds[0])
             if near.choice.chosen is not None:
                 reason = f"{measured[0].label}: within every limit; its delta is small"
@@ -159,7 +160,7 @@ def _choose(
 
 
 def with_measured_memory(run: Run, chosen: JudgedCandidate) -> Run:
-    """Return the run with the memory that the chosen candidate takes here, beside what was modelled."""
+    """Return the run with the measured memory of the chosen candidate here, beside the modelled memory."""
     found = measure_memory_here(
         chosen.model,
         chosen.memory,

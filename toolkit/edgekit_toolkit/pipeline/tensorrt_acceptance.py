@@ -1,6 +1,6 @@
-"""The choice that the target's engine accepts: TensorRT's parser and builder have the last word.
+"""Chooses a candidate that the target's engine accepts: TensorRT's parser and builder have the last word.
 
-Which candidate keeps the limits is decided in `selection`; how TensorRT is asked is in `tensorrt.check`.
+`selection` decides which candidate keeps the limits; `tensorrt.check` asks TensorRT.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ def check_accepted(model: Model, feeds: Feeds) -> TensorRtCheck:
         model: model of a candidate.
         feeds: one sample, for the sizes of free dimensions.
     """
-    # It needs the shapes of the inputs with free sizes beside the batch.
+    # The check needs the shapes of inputs that have free sizes beside the batch.
     shapes = {
         spec.name: (feeds[spec.name].shape,) * 3
         for spec in model.specs()[0]
@@ -72,5 +72,5 @@ def check_accepted(model: Model, feeds: Feeds) -> TensorRtCheck:
 
 
 def _with_refusals(choice: Choice, refused: Sequence[str]) -> Choice:
-    """The refusal, with what TensorRT refused before: the limits alone would not explain it."""
+    """Return the refusal with TensorRT's earlier refusals, since the limits alone would not explain it."""
     return replace(choice, reason="; ".join([choice.reason, *refused])) if refused else choice

@@ -1,6 +1,6 @@
-"""Carry further variants of the model in the package of a run: more ways to keep the same budget.
+"""Adds further variants of the model to the package of a run: more ways to keep the same budget.
 
-Which of them runs is decided on the device, by a tournament or a governor. Nothing is written here.
+A tournament or a governor on the device decides which variant runs. Nothing is written here.
 """
 
 from collections import Counter
@@ -17,10 +17,10 @@ from edgekit_toolkit.selection.choice import rank_further
 
 
 def carry_variants(runs: Sequence[Run], signer: StatementSigner) -> Run:
-    """Return the first run, with the variants in its package that the request wants and the limits allow.
+    """Return the first run, with those further variants that the request wants and the limits allow.
 
-    The choice of each further run comes first, then by `rank_further` what else keeps all limits. The limit
-    on size holds for the whole package.
+    The choice of each further run comes first, then all other candidates that keep all limits, in the order
+    of `rank_further`. The limit on size holds for the whole package.
 
     Args:
         runs: runs of one request and one prepared model, the one to return first, then other engines.
@@ -48,7 +48,7 @@ def carry_variants(runs: Sequence[Run], signer: StatementSigner) -> Run:
 
 
 def _offers(runs: Sequence[Run]) -> Iterator[Carried]:
-    """Yield what may be carried, without a name yet, the best first."""
+    """Yield candidates for variants, without names yet, the best first."""
     # Ids are unique in one run only, so they get the engine's name.
     offers = {
         f"{run.request.backend} {one.id}": Carried("", run, one) for run in runs for one in run.candidates
@@ -63,7 +63,7 @@ def _offers(runs: Sequence[Run]) -> Iterator[Carried]:
 
 
 def _name(offer: Carried, taken: Sequence[Carried]) -> str:
-    """A name from the engine and the form, with a number where that is taken."""
+    """Return a name from the engine and the form, with a number if that is taken."""
     stem, *others = (
         f"{one.candidate.recipe.backend}-{one.candidate.recipe.form.kind}" for one in (offer, *taken)
     )
@@ -72,7 +72,7 @@ def _name(offer: Carried, taken: Sequence[Carried]) -> str:
 
 
 def _combine(first: JudgedCandidate, carried: Sequence[Carried], signer: StatementSigner) -> JudgedCandidate:
-    """Return `first` with variants in its package: only the size of what it costs differs.
+    """Return `first` with variants in its package; of its costs only the size differs.
 
     Raises:
         DataError: the variants take or give other tensors.
@@ -124,7 +124,7 @@ def _shortfall(run: Run, carried: int) -> list[str]:
 
 
 def _narrowing(run: Run, chosen: JudgedCandidate) -> list[str]:
-    """Return a note where the default alone would take more shapes than all variants together."""
+    """Return a note if the default alone would take more shapes than all variants together."""
     if run.whole is None:
         return []
     own, stated = chosen.package.manifest.inputs, run.whole.package.manifest.inputs

@@ -72,7 +72,7 @@ def find_warnings(run: Run) -> list[str]:
 
 
 def _arithmetic_warnings(run: Run) -> list[str]:
-    """What to know of int8 figures on a machine whose 8-bit products are not the target's."""
+    """Return warnings about int8 figures from a machine whose 8-bit products differ from the target's."""
     notes, target = [], run.request.target.name
     names = dict.fromkeys(name for one in run.candidates for name in one.model.saturating_nodes())
     if names:
@@ -92,7 +92,7 @@ def _arithmetic_warnings(run: Run) -> list[str]:
 
 
 def _memory_warnings(run: Run) -> list[str]:
-    """What to know of a limit that is held against another machine's memory than the target's."""
+    """Return warnings about a memory limit that was compared with another machine's memory."""
     here = any(isinstance(one.memory, PeakMemory) for one in run.candidates)
     if "memory" not in run.request.budget.limits or not here or measures_here(run.request.target):
         return []
