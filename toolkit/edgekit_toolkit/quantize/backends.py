@@ -1,4 +1,4 @@
-"""The quantizer of each backend, and the forms that its engine runs."""
+"""Chooses the quantizer of each backend, and the forms that its engine runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -32,7 +32,7 @@ def open_quantizer(
     """Return the quantizer of a float model for the engine that the package is for.
 
     Args:
-        model: optimised.
+        model: optimised float model.
         backend: the engine, a key of `KINDS`.
         target: target of the package.
         threads: threads of one inference while candidates are judged.
@@ -41,7 +41,7 @@ def open_quantizer(
 
     Raises:
         ModelError: the model cannot be converted to the engine's format.
-        EngineMissingError: it takes LiteRT, which is not installed here.
+        EngineMissingError: this needs LiteRT, which is not installed here.
     """
     proto = model.proto if isinstance(model, OnnxModel) else None
     if proto is not None and backend != "litert":

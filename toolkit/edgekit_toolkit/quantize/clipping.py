@@ -1,7 +1,7 @@
-"""Ranges that leave rare extremes out, from the histograms of activations. Pure.
+"""Ranges without rare extremes, from the histograms of activations. Pure.
 
-A few outliers stretch a range from the smallest to the largest value, and all other values share fewer codes.
-Values outside a narrower range are clipped. Which range suits a model is measured on the whole model.
+A few outliers stretch the range from the smallest to the largest value, so all other values share fewer
+codes. A narrower range clips values outside. The whole model is measured to find which range suits it.
 
 Source: H. Wu et al., Integer Quantization for Deep Learning Inference: Principles and Empirical Evaluation,
 2020, section 5.1 (percentile); R. Banner et al., Post-training 4-bit quantization of convolution networks for
@@ -33,7 +33,7 @@ def percentile_range(histogram: Histogram) -> tuple[float, float]:
 
 
 def least_error_range(histogram: Histogram, *, symmetric: bool) -> tuple[float, float]:
-    """Return the range whose 8-bit codes have the least mean squared error, of shorter and shorter ones.
+    """Try shorter and shorter ranges; return the one whose 8-bit codes have the least mean squared error.
 
     Args:
         histogram: the values of one activation.
@@ -57,10 +57,10 @@ def _edges(histogram: Histogram) -> NDArray[np.float64]:
 
 
 def _shortened(end: float) -> NDArray[np.float64]:
-    """The end of a range and points between it and 0, the farthest first."""
+    """Return the end of a range and points between it and 0, the farthest first."""
     return end * np.arange(_STEPS, 0, -1) / _STEPS
 
 
 def _clipped_error(beyond: NDArray[np.float64], counts: NDArray[np.float64]) -> float:
-    """Sum of the squared distances of the values that lie beyond an end."""
+    """Return the sum of the squared distances of the values beyond an end."""
     return float((np.square(np.maximum(beyond, 0)) * counts).sum())

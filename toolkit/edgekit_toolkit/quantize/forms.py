@@ -1,7 +1,7 @@
 """The forms in which the weights and arithmetic of a model can be packaged, as data that a recipe stores.
 
-`build` makes a form's model from the optimised float model and nothing else, so that a recipe repeats it
-without calibration data.
+`build` makes a form's model only from the optimised float model, so a recipe repeats it without calibration
+data.
 """
 
 import base64
@@ -41,7 +41,7 @@ KINDS: Final = (FLOAT32, FLOAT16_WEIGHTS, INT8_WEIGHTS, INT4_WEIGHTS, DYNAMIC_IN
 
 @dataclass(frozen=True, slots=True)
 class EarlierModel:
-    """The model of an earlier package, to whose weights those of a form are brought near.
+    """The model of an earlier package; the weights of a form are brought near to its weights.
 
     Attributes:
         sha256: digest of its file.
@@ -73,9 +73,9 @@ class Form:
         kind: one of `KINDS`.
         plan: kernels and ranges of `static-int8`; None for the others.
         factors: channel factors of equalized tensors, float32 [channels], only with a plan.
-        layers: for `int8-weights`: the layers whose weights are int8, by their first output; the others have
+        layers: for `int8-weights`: first outputs of the layers with int8 weights; the other layers have
             float16 weights. None stands for all layers.
-        earlier: what the weights are brought near to; None for nothing.
+        earlier: model to which the weights are brought near, or None.
     """
 
     kind: str
@@ -179,7 +179,7 @@ def build(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
 
     Args:
         model: the optimised float model, with shapes inferred where that is possible.
-        form: what to make of it.
+        form: form to make.
 
     Raises:
         RecipeError: the plan does not belong to this model.
@@ -207,7 +207,7 @@ def _build_named(model: onnx.ModelProto, form: Form) -> onnx.ModelProto | None:
     if form.kind == INT8_WEIGHTS:
         return _int8_weights(model, form.layers)
     made = _quantized(model, form)
-    # What the form leaves in float: tables as int8, other weights in half precision.
+    # Constants that the form leaves in float: tables become int8, other weights half precision.
     return None if made is None else _changed(made, int8_tables, storage.half_weights) or made
 
 
@@ -238,7 +238,7 @@ def _int8_weights(model: onnx.ModelProto, layers: frozenset[str] | None) -> onnx
 def _changed(
     model: onnx.ModelProto, *changes: Callable[[onnx.ModelProto], onnx.ModelProto | None]
 ) -> onnx.ModelProto | None:
-    """Apply changes one after the other; None if none of them changes anything."""
+    """Apply changes one after the other; return None if none of them changes anything."""
     result = None
     for change in changes:
         result = change(result or model) or result
@@ -260,7 +260,7 @@ _LAYERS: Final = COMPUTE | {"ConvTranspose", "LSTM", "GRU"}
 
 
 def weight_inputs(node: onnx.NodeProto) -> list[str]:
-    """Return the inputs of a layer that can be weights: of a lookup the table, else all but the first."""
+    """Return the inputs of a layer that can be weights: the table of a lookup, else all but the first."""
     return list(node.input[:1] if node.op_type == "Gather" else node.input[1:])
 
 

@@ -1,8 +1,8 @@
-"""Weights of a new version at coarse steps from those of an earlier one: their delta is small.
+"""Moves weights of a new version to coarse steps from those of an earlier one, for a small delta.
 
 A step is at most 0.9 times the root mean square of the change, gains of channels apart. So rounding costs
-about a fifteenth of the energy of the change (a twelfth in float16), and what training has changed little
-keeps its resolution. Whether the model still keeps its limits is for the search to judge.
+about a fifteenth of the energy of the change (a twelfth in float16), and weights that training changed little
+keep their resolution. The search judges whether the model still keeps its limits.
 
 Source: uniform quantization of a difference, whose error has the variance step^2 / 12; Sullivan, "Efficient
     scalar quantization of exponential and Laplacian random variables" (1996), for rounding toward zero.
@@ -19,12 +19,12 @@ _ONE: Final = 4096
 """A delta predicts a code as (code * multiplier + 2048) >> 12: docs/reference/fleet-deltas.md."""
 _RATIOS: Final = 64
 """New scales are the earlier ones times 64 / j, so that a multiplier of a delta is exact."""
-_MOST_RATIO, _LEAST_RATIO = 32.0, 0.1  # beyond, a channel has nothing to do with what it was
-_KEPT_SHRINK, _KEPT_GROWTH = 0.9, 1.01  # of a range, where the old scale stays: the peak clips by 1 %
-_BIAS_STEP: Final = 16  # of the weight's codes: inputs are codes up to 255, and a sum has several
-_FREE_BITS: Final = 13  # of a float32; ten bits stay
+_MOST_RATIO, _LEAST_RATIO = 32.0, 0.1  # beyond these, a channel is unrelated to its earlier version
+_KEPT_SHRINK, _KEPT_GROWTH = 0.9, 1.01  # of a range, for the old scale to stay: the peak clips by 1 %
+_BIAS_STEP: Final = 16  # in steps of the weight: inputs are codes up to 255, and a sum has several
+_FREE_BITS: Final = 13  # bits of a float32's mantissa that may change; ten bits stay
 _LEAST_HALF_EXPONENT: Final = -24  # of float16
-_HALF_ROUNDING: Final = 1 / 3  # not 1 / 2: a tenth less bits for a quarter more error
+_HALF_ROUNDING: Final = 1 / 3  # not 1 / 2: a tenth fewer bits for a quarter more error
 
 
 class Coded(NamedTuple):
@@ -33,7 +33,7 @@ class Coded(NamedTuple):
     Attributes:
         codes: int8 or int32, any shape.
         scales: float32 [] or [channels].
-        axis: axis of the channels; ignored where there is one scale.
+        axis: axis of the channels; ignored if there is one scale.
     """
 
     codes: NDArray[Any]
@@ -45,7 +45,7 @@ class Coded(NamedTuple):
         return self.codes.shape == other.codes.shape and self.scales.shape == other.scales.shape
 
     def along(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return values of each channel in the shape in which they meet the codes."""
+        """Return values of each channel in a shape that broadcasts to the codes."""
         if values.ndim == 0 or self.codes.ndim == 0:
             return values
         shape = [1] * self.codes.ndim
@@ -84,7 +84,7 @@ def near_weight(new: Coded, earlier: Coded) -> tuple[Coded, int]:
 
 
 def _measure_change(new: Coded, earlier: Coded) -> float:
-    """Return the root mean square of what is left of the codes beside the best factor of each channel."""
+    """Return the root mean square of the codes' change after the best factor for each channel."""
     now, was = new.codes.astype(np.float64), earlier.codes.astype(np.float64)
     others = tuple(a for a in range(now.ndim) if new.scales.ndim == 0 or a != new.axis % now.ndim)
     power = (was * was).sum(axis=others, keepdims=True)
@@ -93,13 +93,13 @@ def _measure_change(new: Coded, earlier: Coded) -> float:
 
 
 def near_bias(new: Coded, earlier: Coded, weights: tuple[Coded, Coded, Coded], step: int) -> Coded:
-    """Return the int32 bias of a layer whose weight `near_weight` has made.
+    """Return the int32 bias of a layer whose weight comes from `near_weight`.
 
     Args:
         new: the bias, with the products of scales of weight and input.
-        earlier: the same of the earlier version.
-        weights: the weight as it is now, as it was made at first, and as it was in the earlier version.
-        step: between the codes of the weight.
+        earlier: the bias of the earlier version.
+        weights: the weight after `near_weight`, before it, and in the earlier version.
+        step: step between the codes of the weight.
     """
     now, first, was = (one.scales for one in weights)
     scales = (new.scales * (now.astype(np.float64) / first)).astype(np.float32)
@@ -112,13 +112,13 @@ def near_bias(new: Coded, earlier: Coded, weights: tuple[Coded, Coded, Coded], s
 
 
 def near_floats(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
-    """Return float16 or float32 weights at steps from earlier ones; those that are not finite stay."""
+    """Return float16 or float32 weights at steps from earlier ones; NaN and infinities stay."""
     made = (_near_halves if new.dtype == np.float16 else _near_singles)(new, earlier)
     return np.where(np.isfinite(made) & np.isfinite(new), made, new).reshape(new.shape)
 
 
 def _near_halves(new: NDArray[Any], earlier: NDArray[Any]) -> NDArray[Any]:
-    """Return float16 weights at multiples of one step, made as a delta makes them: rounded once."""
+    """Return float16 weights at multiples of one step, computed as a delta does: rounded once."""
     was = earlier.astype(np.float64)
     with np.errstate(all="ignore"):
         change = np.nan_to_num(new - was, posinf=0.0, neginf=0.0)

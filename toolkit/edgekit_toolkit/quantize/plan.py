@@ -1,4 +1,4 @@
-"""What is quantized and how: the plan that the search varies and a recipe stores."""
+"""The plan of a quantized form, which the search varies and a recipe stores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class Plan:
     """One quantized form of a model.
 
     Attributes:
-        scheme: what the engine accepts.
+        scheme: quantized form that the engine accepts.
         kernels: integer kernels, by the name of the first output of the node.
         ranges: (low, high) of the activations that kernels read or write.
-        per_channel: a weight scale a channel, or one a tensor.
+        per_channel: whether weights have a scale for each channel, or one for each tensor.
     """
 
     scheme: Scheme
@@ -39,7 +39,7 @@ class Plan:
 
 
 def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> tuple[str, ...]:
-    """Nodes of `model` that can become integer kernels, in graph order, by the name of their first output.
+    """Return the nodes that can become integer kernels, in graph order, by the name of their first output.
 
     Args:
         model: float model with shapes inferred.
@@ -66,7 +66,7 @@ def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> t
 
 
 def _precise(index: GraphIndex) -> set[str]:
-    """First outputs of the nodes that stay in float because later ones need precise inputs."""
+    """Return first outputs of the nodes that stay in float because later nodes need precise inputs."""
     nodes: list[OperatorNode[str]] = [
         OperatorNode(
             node.op_type,
@@ -80,7 +80,7 @@ def _precise(index: GraphIndex) -> set[str]:
 
 
 def _operands(node: onnx.NodeProto) -> list[str]:
-    """Inputs by position, then what graphs inside the node read."""
+    """Return inputs by position, then the tensors that graphs inside the node read."""
     inputs = list(node.input)
     return [*inputs, *list(reads(node))[sum(map(bool, inputs)) :]]
 
@@ -111,7 +111,7 @@ def _is_vector(index: GraphIndex, bias: str) -> bool:
 
 
 def touched_tensors(model: onnx.ModelProto, kernels: Sequence[str]) -> list[str]:
-    """Float activations whose range a plan with these kernels needs, sorted."""
+    """Return the float activations whose range a plan with these kernels needs, sorted."""
     index, floats = GraphIndex(model.graph), float_tensors(model)
     names: set[str] = set()
     for kernel in kernels:
@@ -123,7 +123,7 @@ def touched_tensors(model: onnx.ModelProto, kernels: Sequence[str]) -> list[str]
 
 
 def absorbed_activation(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
-    """The Relu or Clip that a matrix product's kernel carries out itself: its only reader."""
+    """Return the Relu or Clip that a matrix product's kernel computes itself; it is the only reader."""
     if node.op_type not in COMPUTE:
         return None
     readers = index.consumers(node.output[0])
@@ -133,30 +133,30 @@ def absorbed_activation(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodePro
 
 
 def kernel_output(index: GraphIndex, node: onnx.NodeProto) -> str:
-    """The tensor that leaves a kernel: the node's output, or that of the activation it absorbs."""
+    """Return the output tensor of a kernel: the node's output, or that of the activation it absorbs."""
     name: str = (absorbed_activation(index, node) or node).output[0]
     return name
 
 
 def weight_axis(node: onnx.NodeProto) -> int:
-    """Axis of the output channels in the weights of a matrix product."""
+    """Return the axis of the output channels in the weights of a matrix product."""
     if node.op_type == "Gemm":
         return 0 if attribute(node, "transB", 0) else 1
     return 1 if node.op_type == "MatMul" else 0
 
 
 def moves_codes(node: onnx.NodeProto) -> bool:
-    """Whether a node's outputs hold nothing but values of its first input (or means of neighbours)."""
+    """Whether a node's outputs hold only values of its first input (or means of neighbours)."""
     if node.op_type == "Resize":
         return attribute(node, "mode", b"nearest") in {b"nearest", b"linear"}
     return node.op_type in MOVEMENT and (node.op_type == "Split" or len(node.output) == 1)
 
 
 def live_range(index: GraphIndex, name: str, low: float, high: float) -> tuple[float, float]:
-    """The part of a tensor's range in which its readers give different results.
+    """Return the part of a tensor's range in which its readers give different results.
 
-    A hard sigmoid alone is the same beyond its two ends; hard-swish x * HardSigmoid(x) is 0 below the lower
-    one: nothing is lost where values beyond saturate there.
+    A hard sigmoid is constant beyond its two ends, and hard-swish x * HardSigmoid(x) is 0 below the lower
+    one. So saturating values beyond these ends loses nothing.
     """
     readers = index.consumers(name)
     sigmoid = next((node for node in readers if node.op_type == "HardSigmoid"), None)

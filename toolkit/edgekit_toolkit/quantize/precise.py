@@ -1,8 +1,8 @@
-"""Operators that must stay in float, because their inputs need relative precision.
+"""Finds operators that must stay in float, because their inputs need relative precision.
 
-A normalisation that is written out divides by the root of a variance. Eight bits hold variances down to 1/255
-of the largest one; all smaller ones become 0, and the division gives infinities. Square roots, logarithms,
-powers and divisors ask for relative precision, so what only they read stays in float.
+A normalisation written as single operators divides by the root of a variance. Eight bits hold variances down
+to 1/255 of the largest one; all smaller ones become 0, and the division gives infinities. Square roots,
+logarithms, powers and divisors need relative precision, so tensors that only they read stay in float.
 """
 
 from collections.abc import Collection, Hashable, Sequence
@@ -11,7 +11,7 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)  # a tensor, by name or place
 
-# Operators of ONNX and of LiteRT, in capitals, with the input that asks for relative precision.
+# Operators of ONNX and of LiteRT, in capitals, with the input that needs relative precision.
 _SHARP: Final = {"SQRT": 0, "RSQRT": 0, "RECIPROCAL": 0, "LOG": 0, "POW": 0, "DIV": 1}
 # Their results spread over as many decades as the inputs that they magnify.
 _SPREADING: Final = frozenset({"RSQRT", "RECIPROCAL"})
@@ -23,9 +23,9 @@ class OperatorNode(Generic[T]):
 
     Attributes:
         op: type.
-        inputs: tensors; None for constants and for what is left out.
+        inputs: tensors; None for constants and for inputs that are left out.
         outputs: tensors.
-        product: whether it is a matrix product, which stays a kernel whatever reads it.
+        product: whether it is a matrix product, which stays a kernel for all readers.
     """
 
     op: str
@@ -35,7 +35,7 @@ class OperatorNode(Generic[T]):
 
     @property
     def sharp(self) -> int | None:
-        """Position of the input that asks for relative precision."""
+        """Position of the input that needs relative precision."""
         return _SHARP.get(self.op.upper())
 
     @property
@@ -48,8 +48,8 @@ class OperatorNode(Generic[T]):
 def precise_operators(nodes: Sequence[OperatorNode[T]], ends: Collection[T]) -> list[OperatorNode[T]]:
     """Return the operators that stay in float.
 
-    They are those whose results only reach what asks for relative precision, and those that read reciprocals;
-    matrix products are never among them.
+    These are operators whose results only reach inputs that need relative precision, and operators that read
+    reciprocals; matrix products are never among them.
 
     Args:
         nodes: operators in topological order.

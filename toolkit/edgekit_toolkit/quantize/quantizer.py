@@ -21,8 +21,8 @@ class FloatLayer(NamedTuple):
     """A layer of the float model, as a report lists it.
 
     Attributes:
-        label: its name.
-        operator: what it computes.
+        label: name of the layer.
+        operator: operator type.
         weight_bytes: size of its constants.
     """
 
@@ -54,7 +54,7 @@ class Quantizer(Protocol):
     def labels(self) -> Mapping[str, str]: ...  # noqa: D102  # see the class
 
     def source_form(self) -> tuple[str, Model]:
-        """Return what the model is called, and the model to package in its own precision."""
+        """Return the name of the source form, and the model to package in its own precision."""
 
     def why_no_forms(self) -> str | None:
         """Return why no other form is made of this model; None if some may be."""
@@ -82,7 +82,7 @@ class Quantizer(Protocol):
         """
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
-        """Return what can become an integer kernel, in order; all of it, or only matrix products."""
+        """Return the operators that can become integer kernels, in order: all, or only matrix products."""
 
     def ranges(
         self,
@@ -100,7 +100,7 @@ class Quantizer(Protocol):
     def histograms(
         self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
     ) -> dict[str, Histogram]:
-        """Return how the values of these activations are spread over their ranges, on a few samples.
+        """Return histograms of these activations over their ranges, from a few samples.
 
         Raises:
             BackendError: the model does not run on a sample.
@@ -110,10 +110,10 @@ class Quantizer(Protocol):
         """Return the layers that `int8-weights` can change, in order, by their first output."""
 
     def equalize(self, ranges: Mapping[str, Range]) -> tuple[Factors, dict[str, Range]]:
-        """Return channel factors, and the ranges with them; no factors where the model takes none."""
+        """Return channel factors, and the ranges with them; no factors if the model takes none."""
 
     def writer(self, factors: Factors) -> Callable[[Plan], Model]:
-        """Return a call that writes a plan for the model with these factors, only to be measured."""
+        """Return a call that writes a plan for the model with these factors, only for measurements."""
 
     def blocks(self, plan: Plan) -> list[tuple[str, ...]]:
         """Return the plan's kernels, grouped by the matrix product that they follow."""

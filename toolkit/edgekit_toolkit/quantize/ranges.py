@@ -17,12 +17,12 @@ from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.onnx_graph.index import copy_model
 from edgekit_toolkit.samples.generated import Feeds
 
-GROUP_BYTES: Final = 192 << 20  # activations that are fetched in one run of the model
+GROUP_BYTES: Final = 192 << 20  # size of the activations that are fetched in one run of the model
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Extremes of one activation, float64 [channels] (axis 1), or [1] where the axis has no fixed length.
+    """Extremes of one activation, float64 [channels] (axis 1), or [1] if the axis has no fixed length.
 
     Attributes:
         low: smallest value seen.
@@ -39,7 +39,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How often the values of one activation fall into bins of equal width.
+    """Counts of the values of one activation in bins of equal width.
 
     Attributes:
         low, high: outer ends of the first and the last bin; low < high.
@@ -53,10 +53,10 @@ class Histogram:
 
 HISTOGRAM_BINS = 4096
 _NO_SAMPLES: Final = "calibration: there are no samples; give at least one"
-# An activation whose values differ by less counts as constant.
+# An activation with a smaller range counts as constant.
 _LEAST_WIDTH = 1e-12
 
-# Runs a model on one sample and yields the activations that were asked for, by name.
+# Runs a model on one sample and yields the requested activations, by name.
 ReadActivations = Callable[[Feeds], Iterable[tuple[str, NDArray[Any]]]]
 
 
@@ -96,7 +96,7 @@ def activation_reader(
         model: float model.
         names: activations; graph inputs may be among them.
         first: a sample, on which the sizes of the activations are measured.
-        threads: how many the engine uses.
+        threads: number of threads of the engine.
         group_bytes: size of the activations that are fetched in one run.
 
     Raises:
@@ -116,7 +116,7 @@ def activation_reader(
 
 
 def split_by_bytes(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Return the names in groups, in order, of at most `most` bytes together where one alone is not more."""
+    """Return the names in groups, in order, of at most `most` bytes together, unless one alone has more."""
     groups: list[list[str]] = []
     held = 0
     for name, size in sizes.items():
@@ -160,7 +160,7 @@ def gather(
 def count_values(
     samples: Iterable[Feeds], read: ReadActivations, ranges: Mapping[str, tuple[float, float]]
 ) -> dict[str, Histogram]:
-    """Return a histogram of each activation over its range; of one that is constant there is none.
+    """Return a histogram of each activation over its range; none for a constant activation.
 
     Args:
         samples: some of the samples that gave the ranges.
@@ -213,7 +213,7 @@ def _update(found: dict[str, Range], name: str, value: NDArray[Any], axis: int |
         raise DataError(
             f"calibration: activation {name!r} is not finite; check the samples and the model's weights"
         )
-    # A channel axis whose length varies from sample to sample (a sequence, say) has extremes as a whole only.
+    # A channel axis whose length varies from sample to sample (a sequence, say) has only overall extremes.
     others = tuple(one for one in range(value.ndim) if one != axis)
     low, high = np.atleast_1d(value.min(axis=others)), np.atleast_1d(value.max(axis=others))
     known = found.get(name)

@@ -16,13 +16,13 @@ class Scheme:
     """The quantized form that one engine runs as integer kernels.
 
     Attributes:
-        name: as the targets' files call it.
+        name: name in target files.
         symmetric: TensorRT's form. Activations are int8 with zero point 0, biases stay float32, each reader
             has a Q/DQ pair of its own, and a tensor is quantized only where an integer kernel reads it.
             Otherwise activations are uint8 with a zero point, biases are int32 with the scale of the product,
-            and a kernel's output is quantized in any case, which onnxruntime needs to fuse it.
+            and a kernel's output is always quantized, which onnxruntime needs to fuse it.
         elementwise: operators besides matrix products and data movement that have integer kernels.
-        weight_peak: largest weight code; 63 where the engine adds products of 8-bit codes in 16 bits.
+        weight_peak: largest weight code; 63 if the engine adds products of 8-bit codes in 16 bits.
         folds_pixels: convolutions of few channels read and make several pixels at a time (`litert.fold`).
     """
 
@@ -43,15 +43,15 @@ ASYMMETRIC = Scheme(
 SYMMETRIC = Scheme(name="symmetric", symmetric=True, elementwise=frozenset({"Add"}))
 # For x86 without VNNI: vpmaddubsw saturates sums of two products at 16 bits.
 ASYMMETRIC_7BIT = replace(ASYMMETRIC, name="asymmetric-7bit", weight_peak=63)
-# What LiteRT's kernels take; which operators have some is for `litert.kernels` to say.
+# The form of LiteRT's kernels; `litert.kernels` lists the operators that have some.
 LITERT = replace(ASYMMETRIC, name="litert", elementwise=frozenset())
-# Its kernels for AVX-512 take eight input channels a step, and images have three.
+# LiteRT's kernels for AVX-512 take eight input channels a step, and images have three.
 LITERT_AVX512 = replace(LITERT, name="litert-avx512", folds_pixels=True)
 SCHEMES = {scheme.name: scheme for scheme in (ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC, LITERT, LITERT_AVX512)}
 
 
-# A tensor that only ever was 0 gets an ordinary scale: a product of tiny scales is one in which int32 cannot
-# hold a bias, and onnxruntime brings the biases of products that stay in float into int32 too.
+# A tensor that was always 0 gets an ordinary scale: with a product of tiny scales, int32 cannot hold a bias,
+# and onnxruntime also converts the biases of products that stay in float to int32.
 _SMALLEST_RANGE = 1e-12
 
 
@@ -64,7 +64,7 @@ class QuantizationParams:
 
 
 def activation_params(low: float, high: float, scheme: Scheme) -> QuantizationParams:
-    """Scale and zero point of an activation whose values lie in low..high; zero is always exact."""
+    """Return scale and zero point of an activation with values in low..high; zero is always exact."""
     low, high = min(low, 0.0), max(high, 0.0)
     if high - low < _SMALLEST_RANGE:
         high = 1.0
@@ -82,11 +82,11 @@ def quantize_weight(
     min_scale: NDArray[np.float64] | float = 0.0,
     weight_peak: int = 127,
 ) -> tuple[NDArray[np.int8], QuantizationParams]:
-    """Symmetric int8 of a weight tensor.
+    """Return the symmetric int8 codes of a weight tensor.
 
     Args:
         weight: float32, any shape.
-        axis: axis of the output channels for a scale a channel; None for one scale.
+        axis: axis of the output channels for a scale for each channel; None for one scale.
         min_scale: smallest allowed scale ([] or [channels]), so that the int32 bias of a nearly dead channel
             fits.
         weight_peak: largest code.

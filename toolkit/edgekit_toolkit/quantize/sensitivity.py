@@ -1,8 +1,8 @@
-"""Sensitivity of layers to quantization, measured, and the mixed-precision forms that follow.
+"""Measures the sensitivity of layers to quantization, and derives mixed-precision forms.
 
-The noise of one block is measured with that block alone quantized: such noises add up, nearly, while leaving
-one block out of a quantized model shows little of a loss that many blocks share. Releasing blocks to float is
-greedy, and every step is measured again on the whole model, because nearly is not exactly.
+The noise of one block is measured with only that block quantized: such noises nearly add up, while leaving
+one block out of a quantized model shows little of a loss that many blocks share. Blocks are released to float
+greedily, and every step is measured again on the whole model, because the noises add up only nearly.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from edgekit_toolkit.samples.generated import Feeds
 
 Block = tuple[str, ...]
 
-# Smaller probabilities are the tail that no decision depends on.
+# No decision depends on smaller probabilities.
 _LEAST_PROBABILITY = 1e-6
 
 
@@ -60,10 +60,10 @@ class Fidelity:
         self.reference = [run(feeds) for feeds in samples]
 
     def noise(self, variant: Model) -> float:
-        """Power of the output error over power of the output, over all samples; inf where it is not finite.
+        """Return the power of the output error over the power of the output, over all samples; else inf.
 
-        It is the mean over the float outputs. An output of another shape than the reference's, as lists of
-        detections have, counts as all error.
+        It is the mean over the float outputs. An output with another shape than the reference's, such as a
+        list of detections, counts as all error.
         """
         run = variant.open(threads=self._threads)
         error, power = np.zeros(len(self._softmax_axes)), np.zeros(len(self._softmax_axes))
@@ -75,7 +75,7 @@ class Fidelity:
                 want = _comparable(expected[place], axis)
                 got = _comparable(results[place], axis)
                 power[place] += (want**2).sum()
-                with np.errstate(invalid="ignore"):  # infinity less infinity
+                with np.errstate(invalid="ignore"):  # infinity minus infinity
                     error[place] += ((got - want) ** 2 if got.shape == want.shape else want**2).sum()
         ratios = (error / np.maximum(power, 1e-30))[is_float]
         noise = float(ratios.mean()) if ratios.size else 0.0
@@ -83,7 +83,7 @@ class Fidelity:
 
 
 def _comparable(value: NDArray[Any], softmax_axis: int | None) -> NDArray[np.float64]:
-    """Values whose squared error means the same everywhere; of a softmax, its logits up to a constant.
+    """Return values whose squared error is comparable; for a softmax its logits, up to a constant.
 
     Probabilities near 0 and 1 hide errors that decide between classes, and hide all of them once the class
     flips.
@@ -97,7 +97,7 @@ def _comparable(value: NDArray[Any], softmax_axis: int | None) -> NDArray[np.flo
 
 
 def decibel(noise: float) -> float:
-    """Signal-to-noise ratio in dB of a noise ratio; 200 at most."""
+    """Return the signal-to-noise ratio in dB of a noise ratio; 200 at most."""
     return min(200.0, -10 * float(np.log10(max(noise, 1e-20)))) if np.isfinite(noise) else -200.0
 
 
@@ -114,7 +114,7 @@ def blocks(model: onnx.ModelProto, kernels: Sequence[str]) -> list[Block]:
 
 @dataclass(frozen=True, slots=True)
 class BlockNoise:
-    """Noise that one block adds when it alone is quantized."""
+    """Noise that one block adds if only this block is quantized."""
 
     block: Block
     noise: float
@@ -135,7 +135,7 @@ def measure_blocks(
 
 
 def _noise(write: Callable[[Plan], Model], plan: Plan, fidelity: Fidelity) -> float:
-    """Noise of a plan; of one that cannot be made or run it is infinite."""
+    """Return the noise of a plan; infinite if it cannot be made or run."""
     try:
         return fidelity.noise(write(plan))
     except BackendError:
@@ -153,7 +153,7 @@ class MixedPlan:
 
 # The blocks with the largest noise that each greedy step measures again.
 _RECHECKED = 3
-# A step that takes away less of the noise than this is not worth a kernel in float.
+# A step that removes a smaller share of the noise is not worth a kernel in float.
 _MIN_GAIN = 0.01
 
 
@@ -174,7 +174,7 @@ def mixed_plans(
         noises: measured blocks.
         fidelity: measures the whole model.
         max_blocks: most blocks to release.
-        expired: says when the time is over.
+        expired: returns whether the time is over.
     """
     total = sum(item.noise for item in noises if np.isfinite(item.noise))
     left = sorted((item for item in noises if item.noise > _MIN_GAIN * total), key=lambda item: -item.noise)

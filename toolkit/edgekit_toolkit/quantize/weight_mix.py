@@ -1,6 +1,6 @@
-"""Mixed precision of weights: which layers keep float16 weights while the others have int8. Pure.
+"""Mixed precision of weights: some layers keep float16 weights while the others have int8. Pure.
 
-Noises of layers that are quantized alone nearly add up, and so the noise of a mix is foreseen as their sum.
+The noises of single quantized layers nearly add up, so the predicted noise of a mix is their sum.
 """
 
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ from typing import Final
 
 import numpy as np
 
-# Of the noise with all layers in int8, what the mixes leave: 3, 6, 12 and 20 dB less of it.
+# Shares of the noise with all layers in int8 that the mixes leave: 3, 6, 12 and 20 dB less.
 _LEFT_SHARES: Final = (0.5, 0.25, 0.06, 0.01)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What int8 weights cost and save in one layer, all others having float16 weights.
+    """Cost and saving of int8 weights in one layer, with float16 weights in all others.
 
     Attributes:
-        layer: its first output.
+        layer: first output of the layer.
         noise: noise of the model's outputs, as a ratio of powers.
         saved_bytes: bytes by which the model is smaller.
     """

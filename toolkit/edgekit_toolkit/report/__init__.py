@@ -1,4 +1,4 @@
 """The package report: an HTML page, its JSON document and a summary for the terminal.
 
-Renders what the pipeline found and decides nothing itself.
+It renders the results of the pipeline and decides nothing itself.
 """

@@ -1,4 +1,4 @@
-"""The report document of a run (`report/report.schema.json`)."""
+"""Builds the report document of a run (`report/report.schema.json`)."""
 
 import math
 from collections import Counter
@@ -22,8 +22,8 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
     """Return the report document.
 
     Args:
-        run: what was found.
-        command: the command that made it.
+        run: results of the run.
+        command: the command that made the run.
         published: files written, or None after a refusal.
     """
     return {
@@ -101,7 +101,7 @@ def _engine_result(result: EngineResult) -> dict[str, Any]:
 
 
 def _drop(held: HeldDrop | None) -> dict[str, Any] | None:
-    """Interval of a drop, and the samples that it is from."""
+    """Return the interval of a drop, and the samples behind it."""
     if held is None:
         return None
     interval = held.interval
@@ -200,7 +200,7 @@ def _metric_title(run: Run) -> str:
 
 
 def describe_accuracy(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
-    """Return what the samples show of a candidate's drop: the headline of the report."""
+    """Return what the samples show about a candidate's drop: the headline of the report."""
     one, most = candidate.held, run.request.budget.limits.get("drop")
     told = {"metric": run.scores.metric.name, "title": _metric_title(run), "limit": most}
     if one is None:
@@ -266,7 +266,7 @@ def _candidate(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
 
 
 def _subject(run: Run) -> JudgedCandidate:
-    """The candidate of the budget lines and layers: the chosen one, else the closest."""
+    """Return the candidate of the budget lines and layers: the chosen one, else the closest."""
     return run.candidate(run.choice.chosen or run.choice.closest or run.candidates[0].id)
 
 
@@ -323,7 +323,7 @@ def evidence_figures(run: Run, chosen: JudgedCandidate) -> dict[str, Any]:
 
 
 def _varying(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
-    """What varies of one candidate."""
+    """Return the figures of one candidate that vary from run to run."""
     latency, modelled = candidate.latency, candidate.modelled
     low, high = latency.quartiles_s
     shown = _figures(run, candidate, candidate.held)

@@ -1,4 +1,4 @@
-"""The report document as types, and its cleaning: what `report.schema.json` states, for the type checker.
+"""The report document as types, which follow `report.schema.json`, and its cleaning.
 
 This module neither builds a document (the pipeline does) nor checks one against the schema (the tests do).
 """
@@ -40,7 +40,7 @@ class ReportedTensor(TypedDict):
 
 
 class ReportedSource(TypedDict):
-    """The trained model that went in."""
+    """The trained source model."""
 
     file: str
     sha256: str
@@ -64,7 +64,8 @@ class Calibration(TypedDict):
 class Evaluation(TypedDict):
     """The samples on which scores were taken; `baseline` is the source's score, 0..1.
 
-    Of them, `held_back` chose nothing; reports call the metric `title`. Without data `baseline` is None.
+    `held_back` of them were not used to choose; reports call the metric `title`. Without data `baseline` is
+    None.
     """
 
     kind: str
@@ -101,7 +102,7 @@ Size = TypedDict("Size", {"name": str, "size": int, "from": str})
 
 
 class Drop(TypedDict):
-    """Confidence interval of a drop, in points; `held_back` says whether its samples chose nothing."""
+    """Confidence interval of a drop, in points; `held_back` says whether its samples were held back."""
 
     interval: list[float]
     confidence: float
@@ -124,7 +125,7 @@ class ReportedCandidate(TypedDict):
 
 
 class BudgetLine(TypedDict):
-    """One limit and the value held against it."""
+    """One limit and the value compared with it."""
 
     limit: str
     max: float
@@ -135,7 +136,7 @@ class BudgetLine(TypedDict):
 
 
 class Accuracy(TypedDict):
-    """What the samples show of the drop of the chosen or closest candidate."""
+    """What the samples show about the drop of the chosen or closest candidate."""
 
     state: State
     metric: str
@@ -202,7 +203,7 @@ class Host(TypedDict):
 
 
 class Load(TypedDict):
-    """What else the host did while latency was measured; shares of its cores, None if not counted."""
+    """Other load of the host while latency was measured; shares of its cores, None if not counted."""
 
     cores: int
     load_average: float | None
@@ -212,7 +213,7 @@ class Load(TypedDict):
 
 
 class Provenance(TypedDict):
-    """What repeats the run: tool versions, host and its load, time per phase."""
+    """Facts to repeat the run: tool versions, host and its load, time per phase."""
 
     tools: dict[str, str]
     host: Host
@@ -235,7 +236,7 @@ class ReportedStanding(TypedDict):
 
 
 class CarriedVariant(TypedDict):
-    """A further variant in the package; the figure `size` is that of a package with nothing else."""
+    """A further variant in the package; the figure `size` is of a package with only this variant."""
 
     name: str
     backend: str
@@ -276,7 +277,7 @@ class Report(TypedDict):
 def finite_report(document: Mapping[str, Any]) -> Report:
     """Return a copy without NaN and infinities: each becomes null and is named in a warning.
 
-    JSON has no word for them, and a run of an hour must not end without a report for one of them.
+    JSON cannot express them, and a run of an hour must not end without a report because of one.
     """
     places: list[str] = []
     copy = _finite(document, "", places)

@@ -30,7 +30,7 @@ _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return the text cut to `limit` characters, keeping more of its end: there layer names differ."""
+    """Return the text cut to `limit` characters; more of its end is kept, where layer names differ."""
     if len(text) <= limit:
         return text
     tail = 2 * (limit - 1) // 3
@@ -68,7 +68,7 @@ def show(value: float | None, unit: str, digits: int = 3) -> str:
 
 
 def byte_unit(value: float) -> tuple[float, str]:
-    """Return the decimal unit in which `value` bytes reads best: its size in bytes and its name."""
+    """Return the most readable decimal unit for `value` bytes: its size in bytes and its name."""
     index = 0
     # 999.5 would be rounded to 1,000 of the smaller unit.
     while abs(value) >= 999.5 * 1000**index and index < len(_BYTE_UNITS) - 1:
@@ -97,7 +97,7 @@ def show_macs(macs: int) -> str:
 
 
 def show_limit(line: BudgetLine, value: float | None) -> str:
-    """Return a value in the line's unit, with digits enough to tell it from the limit itself."""
+    """Return a value in the line's unit, with enough digits to tell it from the limit."""
     for digits in (3, 4, 5, 6):
         text = show(value, line["unit"], digits)
         if value == line["max"] or text != show(line["max"], line["unit"], digits):
@@ -118,7 +118,7 @@ def headroom(line: BudgetLine) -> str:
         return "kept" if line["state"] == "ok" else f"over by {show(value - limit, line['unit'])}"
     share = 100 * (limit - value) / limit
     size = "<0.1" if 0 < abs(share) < 0.1 else f"{abs(share):.{1 if abs(share) < 10 else 0}f}"
-    # No headroom beyond 100 %: a negative drop is a gain, not room on a scale.
+    # Headroom ends at 100 %: a negative drop is a gain, not room below the limit.
     return f"{'100' if share > 100 else size} % headroom" if share >= 0 else f"{size} % over"
 
 
@@ -131,7 +131,7 @@ def show_drop(points: float | None, drop: Drop | None) -> str:
 
 
 def describe_accuracy(accuracy: Accuracy) -> str:
-    """Return what the samples show of the drop, in two sentences at most."""
+    """Return what the samples show about the drop, in at most two sentences."""
     title, drop = accuracy["title"], accuracy["drop"]
     if drop is None:
         return "the drop in accuracy, no data: give --eval with labelled samples"
@@ -151,7 +151,7 @@ def describe_accuracy(accuracy: Accuracy) -> str:
 
 
 def origin(figure: ReportedFigure) -> str:
-    """Return a figure's label and where it was taken: `estimated, rpi5`."""
+    """Return a figure's label and place: `estimated, rpi5`."""
     return f"{figure['label']}, {figure['on']}"
 
 
@@ -173,7 +173,7 @@ def show_sizes(sizes: Sequence[Size]) -> str:
 
 
 def common_origin(figures: Iterable[ReportedFigure]) -> ReportedFigure | None:
-    """Return a figure whose label and place all figures with a value share, or None if they differ."""
+    """Return one of the figures if all figures with a value share label and place, else None."""
     known = [figure for figure in figures if figure["value"] is not None]
     return known[0] if known and len({origin(figure) for figure in known}) == 1 else None
 

@@ -1,10 +1,10 @@
-"""The sentence that a reader repeats to a colleague: how much smaller, at what accuracy, how much faster."""
+"""The headline of a report: how much smaller the package is, at what accuracy, how much faster."""
 
 from edgekit_toolkit.report.document import Accuracy, LatencyToFloat, Report
 
-# A drop that two decimals do not show.
+# A smaller drop does not show in two decimals.
 _NO_DROP_POINTS = 0.005
-# A ratio of which one decimal says 1.0.
+# A ratio closer to 1 reads 1.0 with one decimal.
 _SAME_SIZE = 0.05
 
 

@@ -38,9 +38,9 @@ def describe_layers(run: Run, candidate: JudgedCandidate) -> list[dict[str, Any]
 
 
 def _short_names(names: Sequence[str]) -> dict[str, str]:
-    """Names without what stands behind a semicolon, where that tells layers apart.
+    """Return names without the part after a semicolon, if they still tell layers apart.
 
-    Converters join the names of all that an operator came from; ours adds the order of axes (`relu;0231`).
+    Converters join the names of all nodes behind an operator; ours adds the order of axes (`relu;0231`).
     """
     counts = Counter(name.partition(";")[0] for name in names)
     return {name: short for name in names if counts[short := name.partition(";")[0]] == 1 and short}

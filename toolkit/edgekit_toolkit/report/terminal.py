@@ -39,7 +39,7 @@ from edgekit_toolkit.report.headline import headline
 from edgekit_toolkit.report.page.variants import describe_variant
 
 _BAR_CELLS = 12
-# What a budget line begins with.
+# Beginnings of a budget line.
 _STATES = {
     "ok": ("ok", "green"),
     "over": ("OVER", "bold red"),
@@ -63,7 +63,7 @@ def print_summary(document: Mapping[str, Any], console: Console, written: Sequen
 
     Args:
         document: the report document (`report.schema.json`).
-        console: where to print; its width, colour and encoding are kept to.
+        console: where to print, within its width, colours and encoding.
         written: paths of further files to list, such as the two report files.
     """
     report = finite_report(document)
@@ -101,7 +101,7 @@ def _print_outcome(report: Report, console: Console) -> None:
 
 
 def _print_accuracy(accuracy: Accuracy, console: Console) -> None:
-    """Print what the samples show of the drop; a limit that they do not show to be kept is printed first."""
+    """Print what the samples show about the drop; first a limit that they do not show to be kept."""
     text = describe_accuracy(accuracy)
     if accuracy["state"] in ("not resolved", "not checked"):
         word = accuracy["state"].upper()
@@ -137,13 +137,13 @@ def _print_budget(report: Report, console: Console) -> None:
 
 
 def _budget_row(report: Report, line: BudgetLine, console: Console) -> list[Text]:
-    """State, name, value and limit, bar, what is left, origin of the value."""
+    """Return state, name, value and limit, bar, headroom, and origin of the value."""
     subject = subject_of(report)
     figure = None if subject is None else subject["figures"][line["limit"]]
     on = report["target"]["name"] if figure is None else figure["on"]
     word, style = _STATES[line["state"]]
     limit = show(line["max"], line["unit"])
-    # The unit once, where it is the same: the line has to fit into 80 columns.
+    # A shared unit is printed once: the line has to fit into 80 columns.
     value = show_limit(line, line["value"]).removesuffix(limit[limit.rindex(" ") :])
     is_checked = line["state"] != "not checked"
     return [
@@ -164,7 +164,7 @@ def _bar(line: BudgetLine, *, ascii_only: bool) -> str:
     share = value / limit if limit > 0 else 2.0 if line["state"] == "over" else 0.0
     if share > 1:
         return full * _BAR_CELLS + over
-    # Only an exhausted limit looks full, only nothing at all looks empty.
+    # Only an exhausted limit looks full, and only 0 looks empty.
     cells = (
         min(_BAR_CELLS - 1, max(1, round(share * _BAR_CELLS)))
         if 0 < share < 1
@@ -174,7 +174,7 @@ def _bar(line: BudgetLine, *, ascii_only: bool) -> str:
 
 
 def _print_candidates(report: Report, console: Console) -> None:
-    closest = report["outcome"]["closest"]  # the refusal names it
+    closest = report["outcome"]["closest"]  # the refusal names this limit
     shown = [c for c in report["candidates"] if c["pareto"] or c["chosen"] or c["id"] == closest]
     if not shown:
         return
@@ -261,7 +261,7 @@ def _row(
 
 
 def _reach(points: float | None, drop: Drop) -> str:
-    """Return the wider side of an interval; the page and the JSON hold both ends."""
+    """Return the wider half of an interval; the page and the JSON hold both ends."""
     low, high = drop["interval"]
     return f"±{max(high - (points or 0.0), (points or 0.0) - low):.1f}"
 
@@ -317,7 +317,7 @@ def _print_variants(found: Sequence[CarriedVariant], console: Console) -> None:
 
 def _print_files(report: Report, written: Sequence[Path], console: Console) -> None:
     package = report["package"]
-    # The document names files alone; here the user needs to find them.
+    # The document has only file names; here the user needs to find the files.
     folder = written[0].parent if written else Path()
     lines: list[tuple[str, str]] = []
     if package is not None:

@@ -1,4 +1,4 @@
-"""Generated inputs: the same seed gives the same bytes on every machine and with every numpy version.
+"""Generates inputs: the same seed gives the same bytes on every machine and with every numpy version.
 
 They exercise a model; they are no substitute for calibration or evaluation data (see `source`). Sizes for the
 model's free dimensions are found by trying.
@@ -24,13 +24,13 @@ from edgekit_toolkit.onnx_graph.specs import batch_dims, bound_shape, free_dims,
 Feeds = dict[str, NDArray[Any]]
 
 DEFAULT_RANGE: Final = (-1.0, 1.0)
-KNOTS: Final = 6  # random points that a smooth axis is drawn through
-NOISE_SHARE: Final = 0.25  # of the range; the smooth field has the rest
-SMALLEST_SMOOTH_AXIS: Final = 9  # shorter axes are taken for channels, which need not vary smoothly
+KNOTS: Final = 6  # random points of a smooth axis
+NOISE_SHARE: Final = 0.25  # share of the range; the smooth field has the rest
+SMALLEST_SMOOTH_AXIS: Final = 9  # shorter axes count as channels, which need not vary smoothly
 
-# Tried for all free dimensions alike, in this order: usual image sizes, then sequences, windows and channels.
+# Tried for all free dimensions together, in this order: usual image sizes, then sequences, windows, channels.
 COMMON_SIZES: Final = (224, 320, 640, 128, 64, 48, 32, 512, 256, 96, 16, 8, 3, 1)
-MIXED_SIZES: Final = (1, 3, 32, 48, 64, 128, 224, 512)  # tried in every combination after that
+MIXED_SIZES: Final = (1, 3, 32, 48, 64, 128, 224, 512)  # then tried in every combination
 MAX_TRIALS: Final = 100
 
 
@@ -82,7 +82,7 @@ def bind_dims(
 
     Args:
         model: an imported model.
-        dims: sizes that are settled. Other batch dimensions get 1, and usual sizes are tried for the rest.
+        dims: settled sizes. Other batch dimensions get 1, and usual sizes are tried for the rest.
         ranges: as for `generate_feeds`.
 
     Raises:
@@ -113,11 +113,11 @@ def bind_dims(
 
 
 def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[float, float]]) -> str:
-    """Return what to do where a model may refuse the integers that were generated, if it takes any.
+    """Return advice for a model that may refuse generated integers; empty if it takes no integers.
 
     Args:
         inputs: what the model takes.
-        ranges: as they were given to `generate_feeds`.
+        ranges: ranges that were given to `generate_feeds`.
     """
     integers = [spec for spec in inputs if DTYPES[spec.dtype].kind in "iu"]
     if not integers:
@@ -136,7 +136,7 @@ def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[
 
 
 def _refusal(session: OrtSession, feeds: Feeds) -> str:
-    """Return why the model does not run with these inputs; nothing when it does."""
+    """Return why the model does not run with these inputs; empty if it runs."""
     try:
         session.run(feeds)
     except BackendError as err:

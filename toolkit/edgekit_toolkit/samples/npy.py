@@ -1,6 +1,6 @@
 """Arrays in `.npy` files and `.npz` members, read row by row so that memory does not grow with their length.
 
-It never unpickles: object arrays are refused. It does not know what the arrays are for (see `shards`).
+It never unpickles: object arrays are refused. `shards` knows what the arrays are for.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class StoredArray:
     Attributes:
         path: the `.npy` or `.npz` file.
         member: the name inside the `.npz`; None for a `.npy`.
-        dtype: as stored, which may be of foreign byte order.
+        dtype: stored dtype, whose byte order may be foreign.
         shape: [rows, ...].
     """
 
@@ -52,7 +52,7 @@ class StoredArray:
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
         """Yield the rows where `keep` (bool [rows]) holds, or all, in native byte order.
 
-        A row must be copied if it is kept. The whole file is read, whatever `keep` is.
+        Copy a row to keep it. The whole file is read, whatever `keep` is.
 
         Raises:
             DataError: the file is truncated, corrupt or no longer there.
@@ -88,7 +88,7 @@ def read_npy(path: Path) -> StoredArray:
 
 
 def read_npz(path: Path, wanted: frozenset[str]) -> tuple[dict[str, StoredArray], tuple[str, ...]]:
-    """Return those arrays of an `.npz` that are wanted, without their values, and the names of all arrays.
+    """Return the wanted arrays of an `.npz`, without their values, and the names of all arrays.
 
     Raises:
         DataError: not an `.npz` file, truncated or corrupt, a name twice, or a wanted array that is refused.
@@ -112,7 +112,7 @@ def read_npz(path: Path, wanted: frozenset[str]) -> tuple[dict[str, StoredArray]
 
 @contextlib.contextmanager
 def _translated(where: str) -> Iterator[None]:
-    """Turn what zipfile, zlib and numpy raise about a damaged file into a DataError."""
+    """Turn errors of zipfile, zlib and numpy about a damaged file into a DataError."""
     try:
         yield
     except FileNotFoundError as err:

@@ -1,7 +1,7 @@
-"""The range trap: a model calibrated on 0..1 and fed with -1..1 saturates and says nothing.
+"""Warns of the range trap: a model calibrated on 0..1 and fed with -1..1 saturates without an error.
 
-Samples are held against the samples that calibrated, and against the codes of a model that came quantized.
-It looks at inputs, and warns; a model of another preprocessing still runs.
+Samples are compared with the calibration samples, and with the codes of a model that came quantized. It looks
+only at inputs, and only warns: the model runs in any case.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,15 +13,15 @@ import numpy as np
 
 from edgekit_toolkit.samples.generated import Feeds
 
-# Values this far outside, in spans of the calibrated range, are what other samples of the same kind have.
+# Other samples of the same kind may lie this far outside, in spans of the calibrated range.
 _MARGIN: Final = 0.05
-# A share of values outside that heavy tails explain; another preprocessing puts a third or more there.
+# Heavy tails explain this share of values outside; another preprocessing puts a third or more there.
 _TOLERATED_SHARE: Final = 0.01
 _MAX_SAMPLES: Final = 256
-# The share of the codes' range that samples use when they are like those that calibrated the model, by the
-# number of samples. Keyword spectrograms, whose tails are heavy, use 0.11 with one sample, 0.6 with 64.
+# Number of samples -> share of the codes' range that samples like the calibration samples use. Keyword
+# spectrograms, which have heavy tails, use 0.11 with one sample, 0.6 with 64.
 _LEAST_USED: Final = ((64, 0.5), (1, 0.1))
-# Samples that all lie on one side of zero where a quarter of the codes or more is for the other side.
+# A warning needs so many samples, all on one side of zero, and such a share of codes for the other side.
 _LEAST_SAMPLES_OF_ONE_SIGN: Final = 4
 _UNUSED_SIDE: Final = 0.25
 
@@ -31,9 +31,9 @@ class CodeRange:
     """The values from an input's lowest to its highest code.
 
     Attributes:
-        low, high: ends of the range, in the unit of what the caller gives.
-        may_be_symmetric: whether zero is in the middle because every range of that form is written so; then
-            `low` says nothing about the values that it was calibrated with.
+        low, high: ends of the range, in the unit of the caller's values.
+        may_be_symmetric: whether zero may be in the middle because every range of that form is symmetric;
+            then `low` says nothing about the calibration values.
     """
 
     low: float
@@ -46,7 +46,7 @@ def find_range_trap(calibration: Iterable[Feeds], evaluation: Iterable[Feeds]) -
 
     Args:
         calibration: samples that calibrate.
-        evaluation: samples that judge, or any that the model will be fed with; the first 256 are looked at.
+        evaluation: samples that judge, or any later inputs of the model; the first 256 are checked.
     """
     calibrated = _extremes(calibration)
     seen, _ = _compare(calibrated, evaluation)
@@ -63,8 +63,8 @@ def find_codes_trap(codes: Mapping[str, CodeRange], samples: Iterable[Feeds]) ->
     """Return a warning for each quantized input whose codes are for values of another range.
 
     Args:
-        codes: what the inputs hold, see `models.input_codes`.
-        samples: what the model will be fed with; the first 256 are looked at.
+        codes: ranges of the inputs' codes, see `models.input_codes`.
+        samples: later inputs of the model; the first 256 are checked.
     """
     seen, count = _compare({name: (held.low, held.high) for name, held in codes.items()}, samples)
     warnings = []
@@ -86,7 +86,7 @@ def find_codes_trap(codes: Mapping[str, CodeRange], samples: Iterable[Feeds]) ->
 
 
 class _InputValues(NamedTuple):
-    """The values of one input in samples: their extremes, and the share that lies outside its range."""
+    """Values of one input in samples: their extremes, and the share outside of its range."""
 
     extremes: tuple[float, float]
     outside: float
@@ -95,7 +95,7 @@ class _InputValues(NamedTuple):
 def _compare(
     ranges: Mapping[str, tuple[float, float]], samples: Iterable[Feeds]
 ) -> tuple[dict[str, _InputValues], int]:
-    """Return what the first samples hold of each input with a range, and how many samples these are."""
+    """Return the values of the first samples for each input with a range, and how many samples these are."""
     extremes: dict[str, tuple[float, float]] = {}
     outside, sizes, count = dict.fromkeys(ranges, 0), dict.fromkeys(ranges, 0), 0
     for feeds in islice(samples, _MAX_SAMPLES):

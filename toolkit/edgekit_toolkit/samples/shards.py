@@ -1,4 +1,4 @@
-"""Files of samples and their layouts: which array of which file feeds which input.
+"""Files of samples and their layouts: assigns arrays of files to inputs.
 
 Layouts: an `.npz` with one array [N, ...] an input, under the input's name (or `x` where there is one input),
 and labels [N] under `y` if there are any; a `.npy` for a model with one input; a folder of such files, each
@@ -23,7 +23,7 @@ from edgekit_toolkit.samples.npy import StoredArray, read_npy, read_npz
 
 LABELS: Final = "y"
 ONLY_INPUT: Final = "x"
-# What others call labels, in lower case.
+# Other names for labels, in lower case.
 _LABEL_NAMES: Final = frozenset(
     {"y", "label", "labels", "target", "targets", "class", "classes", "y_true", "ground_truth", "gt"}
 )
@@ -34,7 +34,7 @@ Arrays = Mapping[str, StoredArray]
 
 
 class Column(Protocol):
-    """The rows of one input, or the labels, wherever they come from."""
+    """The rows of one input, or the labels, from any kind of file."""
 
     @property
     def path(self) -> Path:
@@ -42,7 +42,7 @@ class Column(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of rows, and their shape where all have the same."""
+        """The number of rows, and their shape if all have the same."""
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:
         """Yield the rows where `keep` (bool [rows]) holds, or all."""
@@ -79,9 +79,9 @@ class Shard:
 
     Attributes:
         inputs: input name -> rows.
-        labels: one a row, or None.
-        names: what each row is called, where rows are files.
-        notes: what the user should know.
+        labels: a label for each row, or None.
+        names: names of the rows if rows are files.
+        notes: notes for the user.
     """
 
     inputs: Mapping[str, Column]
@@ -106,7 +106,7 @@ def find_shards(path: Path, inputs: Sequence[TensorSpec]) -> list[Shard]:
 
 
 def _found(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[tuple[Path, Arrays, Sequence[str]]]:
-    """Yield each file (or folder of one array an input), its arrays, and the names of all that it holds."""
+    """Yield each file (or folder with an array for each input), its arrays, and all names in it."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     wanted = _wanted(inputs)
@@ -137,7 +137,7 @@ def _check_names(
     """Refuse arrays that nothing would read.
 
     Raises:
-        DataError: there are some.
+        DataError: there are such arrays.
     """
     unknown = [name for name in names if name not in wanted]
     if not unknown:
@@ -219,7 +219,7 @@ def _check_column(stored: StoredArray, spec: TensorSpec, sample: Sequence[int | 
 
 
 def _layout_hint(row: Sequence[int], sample: Sequence[int | str]) -> str:
-    """Return a hint where the channels are last in the file and first in the model, or the reverse."""
+    """Return a hint if the channels are last in the file and first in the model, or the reverse."""
     for axes, order in (((2, 0, 1), "0, 3, 1, 2"), ((1, 2, 0), "0, 2, 3, 1")):
         if len(row) == len(sample) == 3:
             moved = [row[axis] for axis in axes]

@@ -1,7 +1,7 @@
 """Labelled or unlabelled samples for a model, streamed from arrays, photographs or recordings.
 
-Memory stays flat in the number of samples. Arrays are not converted: one must have the dtype and shape that
-the model takes, and errors say how to get there. Photographs and recordings go through the preprocessing.
+Memory stays flat in the number of samples. Arrays are not converted: each must have the dtype and shape of
+the model's input, and errors say how to convert it. Photographs and recordings go through the preprocessing.
 
 The layouts of array files are in `shards`, the others in `media`.
 """
@@ -62,7 +62,7 @@ class DataSource:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know about these samples."""
+        """Warnings about these samples for the user."""
         notes = [note for shard in self._shards for note in shard.notes]
         if len(self) == 1:
             notes.append("there is 1 sample: ranges and accuracy from it say little; 100 or more are usual")
@@ -83,11 +83,11 @@ class DataSource:
         """Yield feeds with their labels (int64 [batch], or None), in order.
 
         Args:
-            batch: samples in a feed where the model leaves it free (the last feed may hold fewer, and so does
-                one before a change of shape); a model of a fixed batch is fed that many instead.
+            batch: samples in a feed if the model leaves it free (the last feed may hold fewer, and so may one
+                before a change of shape); a model of a fixed batch gets that many instead.
 
         Raises:
-            DataError: a damaged file, NaN or infinities, or a negative label; it names the sample.
+            DataError: a damaged file, NaN or infinities, or a negative label; the message names the sample.
         """
         size = self.batching.size or batch
         if size < 1:
@@ -192,14 +192,14 @@ def split(source: DataSource, fraction: float, seed: int) -> tuple[DataSource, D
 
 
 def _where(shard: Shard, position: int) -> str:
-    """Return what to call a sample in a message."""
+    """Return the name of a sample for messages."""
     if shard.names:
         return shard.names[position]
     return f"{next(iter(shard.inputs.values())).path}: sample {position}"
 
 
 def draw_mask(count: int, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Return bool [count] that holds for `fraction` of the places, the same for one count and seed."""
+    """Return bool [count], true at `fraction` of the places; equal for equal count and seed."""
     keys = np.random.PCG64(seed).random_raw(count)
     chosen = np.zeros(count, np.bool_)
     chosen[np.argsort(keys, kind="stable")[: round(fraction * count)]] = True

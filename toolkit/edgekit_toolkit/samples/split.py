@@ -1,4 +1,4 @@
-"""Samples that calibrate and samples that judge: the user's, a part of them, or generated; never the same."""
+"""Chooses disjoint samples to calibrate and to judge: the user's, a part of them, or generated ones."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from edgekit_toolkit.samples.source import Batch, DataSource, open_data, split
 _GENERATED_CALIBRATION = 16
 _GENERATED_EVALUATION = 16
 _GENERATED_SEED = 1
-# Of data that serve both, the share that calibrates, and the most samples that help a range.
+# For data that serve both: the share that calibrates, and the most samples that help a range.
 _CALIBRATION_SHARE = 0.5
 _MAX_CALIBRATION = 512
-# Values are generated in the range of what these hold.
+# Generated values have the range of these samples' values.
 _RANGE_FEEDS = 16
 
 Ranges = Mapping[str, tuple[float, float]]
@@ -33,11 +33,11 @@ class Part:
     """Samples with one purpose.
 
     Attributes:
-        kind: where they come from, for the report.
+        kind: origin of the samples, for the report.
         count: number of samples.
         sha256: digest of the samples' content, or None for generated ones.
         labelled: whether they have labels.
-        stream: makes a fresh stream; the argument is the batch where the model leaves it free.
+        stream: makes a fresh stream; the argument is the batch if the model leaves it free.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Calibration and evaluation samples, with what the user should know about them."""
+    """Calibration and evaluation samples, with notes about them for the user."""
 
     calibration: Part
     evaluation: Part
@@ -120,7 +120,7 @@ def _all_generated(
 
 
 def _from_one(whole: DataSource, what: str, held_out_kind: str, notes: list[str]) -> Samples:
-    """Split the only data that were given: one part calibrates, the other judges."""
+    """Split the only given data: one part calibrates, the other judges."""
     if len(whole) < 2 * (whole.batching.size or 1):
         notes.append("one sample calibrates and judges, because there is no other: the score says nothing")
         part = _part("calibration data again", whole)
@@ -154,7 +154,7 @@ def _note_thinning(source: DataSource, notes: list[str]) -> None:
 
 
 def _thinned(source: DataSource) -> DataSource:
-    """At most `_MAX_CALIBRATION` samples, spread evenly: more do not change ranges but take time."""
+    """Return at most `_MAX_CALIBRATION` samples, spread evenly: more take time and do not change ranges."""
     if len(source) <= _MAX_CALIBRATION:
         return source
     chosen: NDArray[np.bool_] = np.zeros(len(source), np.bool_)
@@ -192,9 +192,9 @@ def read_ranges(
 ) -> tuple[Feeds, dict[str, tuple[float, float]]]:
     """Return the first of the user's samples, and the ranges from which values like theirs can be generated.
 
-    Floats and integers alike range from the smallest to the largest value of the first samples. An integer
-    that stands alone (a sampling rate, a length) is that of the first sample, as it has to suit its sizes.
-    Floats that never change (a scale, a mask, a first state) keep their value, unless nothing changes at all.
+    Floats and integers alike range from the smallest to the largest value of the first samples. A single
+    integer (a sampling rate, a length) is that of the first sample, as it has to suit its sizes. Floats that
+    never change (a scale, a mask, a first state) keep their value, unless nothing changes at all.
 
     Raises:
         DataError: as for `open_data` and `DataSource.stream`.

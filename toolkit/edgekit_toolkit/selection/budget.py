@@ -45,7 +45,7 @@ class Budget:
                 raise ValueError(f"limit {name!r} = {value!r}")
 
     def violations(self, figures: Mapping[str, float]) -> tuple[str, ...]:
-        """Names of the limits that `figures` (in the same units) exceed.
+        """Return the names of the limits that `figures` (in the same units) exceed.
 
         Raises:
             KeyError: a figure that is limited is missing.
@@ -54,7 +54,7 @@ class Budget:
         return tuple(name for name, most in self.limits.items() if not figures[name] <= most)
 
     def excess(self, figures: Mapping[str, float]) -> float:
-        """How far the figures are from keeping all limits: the sum of relative excesses; 0 keeps all."""
+        """Return the sum of relative excesses over the limits; 0 if all are kept."""
         return sum(
             (figures[name] - self.limits[name]) / max(self.limits[name], 1e-9)
             for name in self.violations(figures)
@@ -64,7 +64,7 @@ class Budget:
 def parse_budget(text: str) -> Budget:
     """Read `size=10MB,latency=5ms,memory=64MB,energy=20mJ,drop=1%`; size=10MB and drop=1% unless given.
 
-    A limit has a unit, except 0: `size=2` may mean 2 MB or 2 bytes, `drop=0.01` one point or 0.01.
+    A limit needs a unit, except 0: `size=2` might mean 2 MB or 2 bytes, `drop=0.01` one point or 0.01.
 
     Raises:
         click.BadParameter: an unknown limit, no unit or an unknown one, a limit twice, or no number.
@@ -87,7 +87,7 @@ def parse_budget(text: str) -> Budget:
             raise click.BadParameter(
                 f"{part!r}: expected a number and one of {', '.join(factors)} (kept in {unit})"
             )
-        # As the decimal that was written: in binary, 4.35 times 100 is less than 435.
+        # As a decimal: in binary, 4.35 times 100 is less than 435.
         limits[name] = float(Decimal(match.group(1)) * Decimal(str(factors[suffix])))
         if not math.isfinite(limits[name]):
             raise click.BadParameter(f"{part!r}: is more than a number can hold; leave the limit out")

@@ -1,4 +1,4 @@
-"""Choose among measured candidates: Pareto front, choice under all limits, or a reasoned refusal. Pure."""
+"""Chooses among measured candidates: Pareto front, choice under all limits, or a reasoned refusal. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,15 +7,15 @@ from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 
 from edgekit_toolkit.selection.budget import UNITS, Budget
 
-# What counts as worse when it grows; a candidate is compared in all of them.
+# Costs: larger is worse; candidates are compared in all of them.
 COSTS = ("size", "latency", "memory", "energy", "drop")
-# Two latencies closer than this are the same measurement.
+# Two latencies closer than this count as equal.
 SAME_LATENCY = 0.03
-# Ratios measured on this machine for another one. A second run of the same forms moves them as far.
+# For ratios measured on this machine for another one: a second run of the same forms moves them as far.
 SAME_HOST_LATENCY = 0.10
-# A larger difference counts, however few and noisy the rounds: it is more likely true than not.
+# A larger difference always counts, even with few and noisy rounds: it is more likely true than not.
 MOST_BY_CHANCE = 1.25
-# What a form for a GPU may take on this machine's processor, as a multiple of float32.
+# Largest time of a form for a GPU on this machine's processor, as a multiple of float32.
 MOST_FOR_GPU = 1.05
 
 
@@ -25,10 +25,10 @@ class Measured:
 
     Attributes:
         id: short name.
-        label: what a report calls it.
-        figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`. One that is not
-            known is infinite, so that no limit on it is kept.
-        latency_uncertainty: factor by which the latency may be off against another candidate's; 1 if it
+        label: name in reports.
+        figures: cost name -> value in the unit of `budget.UNITS`; every name of `COSTS`. An unknown cost is
+            infinite, so that no limit on it is kept.
+        latency_uncertainty: factor by which the latency may be off relative to another candidate's; 1 if it
             was measured on the target.
         host_ratio: latency measured on this machine as a multiple of the source model's; infinite if it
             was not.
@@ -51,7 +51,7 @@ class Measured:
 
     @property
     def alike(self) -> float:
-        """Ratio up to which another candidate's latency on the target counts as equal."""
+        """Ratio of latencies on the target up to which another candidate counts as equal."""
         return max(1 + SAME_LATENCY, self.latency_uncertainty)
 
     def is_slower_on_target(self, other: "Measured") -> bool:
@@ -65,7 +65,7 @@ class Measured:
         return ratio > 1 + SAME_HOST_LATENCY and ratio > self._chance(other)
 
     def _chance(self, other: "Measured") -> float:
-        """The ratio of two latencies measured here that chance may have made."""
+        """Return the ratio of two latencies measured here that chance alone may cause."""
         return min(self.host_uncertainty * other.host_uncertainty, MOST_BY_CHANCE)
 
 
@@ -75,10 +75,10 @@ class Choice:
 
     Attributes:
         chosen: id, or None if no candidate keeps all limits.
-        binding: limits that stand in the way: every candidate that keeps the others exceeds one of these.
-        closest: id of the candidate that exceeds its limits least, where none is chosen.
-        reason: one sentence.
-        needed: what would have to change, where none is chosen.
+        binding: binding limits: every candidate that keeps the other limits exceeds one of these.
+        closest: id of the candidate that exceeds its limits least, if none is chosen.
+        reason: the reason, one sentence.
+        needed: needed changes of limits, if none is chosen.
     """
 
     chosen: str | None
@@ -89,16 +89,16 @@ class Choice:
 
 
 def pareto_front(candidates: Sequence[Measured]) -> frozenset[str]:
-    """Ids of the candidates that no other one matches or beats in every cost while beating it in one."""
+    """Return ids of the candidates that no other one matches or beats in all costs and beats in one."""
     return frozenset(one.id for one in candidates if not any(_dominates(other, one) for other in candidates))
 
 
 def rank_further(candidates: Sequence[Measured], budget: Budget) -> list[Measured]:
-    """Return what is worth carrying beside the choice, the most accurate first, of those alike the fastest.
+    """Return candidates worth carrying beside the choice: the most accurate first, among equals the fastest.
 
     These are the candidates that keep all limits and that no other such one matches or beats in latency, size
     and drop while beating it in one; latencies within their uncertainty count as equal. The choice is the
-    fastest, so the others pay by accuracy or size, and accuracy is what a device with power to spare wants.
+    fastest, so the others have better accuracy or size, and a device with power to spare wants accuracy.
 
     Args:
         candidates: candidates of all engines, the chosen ones included.
@@ -130,9 +130,9 @@ def choose(candidates: Sequence[Measured], budget: Budget, *, on_gpu: bool = Fal
     uncertainty, or else measured on this machine. Of two with one size the more accurate one is chosen.
 
     Args:
-        candidates: at least one.
+        candidates: at least one candidate.
         budget: limits.
-        on_gpu: whether the target's engine runs on a GPU, of which this machine's processor says little.
+        on_gpu: whether the target's engine runs on a GPU, about which this machine's processor says little.
     """
     within = [one for one in candidates if not budget.violations(one.figures)]
     if len(within) == 1:
@@ -150,7 +150,7 @@ def choose(candidates: Sequence[Measured], budget: Budget, *, on_gpu: bool = Fal
 
 
 def _find_fastest(candidates: Sequence[Measured], *, on_gpu: bool) -> tuple[Sequence[Measured], str]:
-    """Return the candidates that nothing shows to be slower than another, and what the smallest one is."""
+    """Return the candidates that nothing shows to be slower than another, and words for the smallest."""
     known = [one for one in candidates if math.isfinite(one.figures["latency"])]
     silent = [one for one in candidates if math.isinf(one.figures["latency"])]
     least = min((one.figures["latency"] for one in known), default=math.inf)
@@ -187,7 +187,7 @@ def _fastest_here(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], s
 
 
 def _fit_for_gpu(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], str]:
-    """Leave out what is slower than float32 on this machine; the order of the others says nothing."""
+    """Drop candidates slower than float32 on this machine; the order of the others means nothing."""
     fit = [one for one in candidates if one.host_ratio <= MOST_FOR_GPU]
     why = "whose processor cannot tell which is faster on a GPU"
     if fit:
@@ -196,7 +196,7 @@ def _fit_for_gpu(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], st
 
 
 def _needed(closest: Measured, budget: Budget) -> str:
-    """The limits with which the candidate would be chosen, as `parse_budget` reads them."""
+    """Return the limits with which the candidate would be chosen, as `parse_budget` reads them."""
     over = budget.violations(closest.figures)
     known = [name for name in over if math.isfinite(closest.figures[name])]
     parts = []
@@ -210,7 +210,7 @@ def _needed(closest: Measured, budget: Budget) -> str:
 
 
 def _binding(candidates: Sequence[Measured], budget: Budget) -> tuple[str, ...]:
-    """Limits without which some candidate would do; where lifting one is not enough, those of the closest."""
+    """Return limits that alone keep out a candidate; without any, those that the closest one exceeds."""
     alone = tuple(
         name for name in budget.limits if any(budget.violations(one.figures) == (name,) for one in candidates)
     )
@@ -221,7 +221,7 @@ def _binding(candidates: Sequence[Measured], budget: Budget) -> tuple[str, ...]:
 
 
 def _gap(name: str, candidates: Sequence[Measured], budget: Budget) -> str:
-    """The limit, and the best that any candidate reaches in it and with the other limits kept."""
+    """Return the limit, and the best value of any candidate, alone and with the other limits kept."""
     others = [one for one in candidates if set(budget.violations(one.figures)) <= {name}]
     least = min(one.figures[name] for one in others or candidates)
     where = "with the other limits kept" if others else "of any candidate"
@@ -229,7 +229,7 @@ def _gap(name: str, candidates: Sequence[Measured], budget: Budget) -> str:
 
 
 def _show(name: str, value: float, *, rounding: str = ROUND_HALF_EVEN) -> str:
-    """Three digits and a unit."""
+    """Return three digits and a unit."""
     if math.isinf(value):
         return "not known"
     unit, exact = UNITS[name][0], Decimal(value)

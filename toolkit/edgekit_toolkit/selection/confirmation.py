@@ -1,9 +1,9 @@
-"""Choose a candidate, and check it on the held-back samples. Pure.
+"""Chooses a candidate, and checks it on the held-back samples. Pure.
 
-The rule, with the reasons in ADR 0019: a candidate is within the limit on the drop if its estimate is. The
-best one is then taken to the samples held back. Where its estimate there is over the limit, the next one is
-taken, at half the error level each time, so that all attempts together err with 5 % at most. The limit is
-*kept* only if the whole interval on samples held back lies within it; else it is *not resolved*.
+The rule (reasons in ADR 0019): a candidate is within the limit on the drop if its estimate is. The best one
+is then checked on the held-back samples. If its estimate there is over the limit, the next one is checked,
+each time at half the error level, so that all attempts together err with at most 5 %. The limit is *kept*
+only if the whole interval on samples held back lies within it; else it is *not resolved*.
 """
 
 import math
@@ -23,12 +23,12 @@ _LIMIT: Final = "drop"
 
 @dataclass(frozen=True, slots=True)
 class HeldDrop:
-    """The drop that a candidate is held to.
+    """The drop of a candidate that is compared with the limit.
 
     Attributes:
         drop: the drop, with its samples.
         confidence: confidence level of the drop's interval, 0..1.
-        held_back: whether its samples chose nothing.
+        held_back: whether its samples were held back from the choice.
     """
 
     drop: Drop
@@ -41,7 +41,7 @@ class HeldDrop:
         return self.drop.interval(self.confidence)
 
     def state(self, limit_points: float) -> State:
-        """What the samples show of a limit."""
+        """Return what the samples show about a limit."""
         if self.drop.points > limit_points:
             return "over"
         return "ok" if self.held_back and self.interval.high <= limit_points else "not resolved"
@@ -54,12 +54,12 @@ class HeldDrop:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A choice, and what TensorRT said about it.
+    """A choice, and TensorRT's check of it.
 
     Attributes:
-        choice: among the candidates that are not refused.
+        choice: choice among the candidates that are not refused.
         check: TensorRT's check of the chosen candidate, or None if none was checked.
-        notes: what was refused or not checked, for the report.
+        notes: refused or unchecked candidates, for the report.
     """
 
     choice: Choice
@@ -69,11 +69,11 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """A choice, and what each candidate was held to.
+    """A choice, and the drop of each candidate that was compared with the limit.
 
     Attributes:
         accepted: the choice.
-        measured: the candidates; `drop` is what they were held to.
+        measured: the candidates, with that `drop`.
         held: the drop of each candidate; None without samples.
     """
 
@@ -83,10 +83,10 @@ class Confirmed:
 
 
 def limits_in_force(budget: Budget, *, has_data: bool, strict: bool) -> Budget:
-    """Return the limits that candidates are held against: without data there is no drop to hold.
+    """Return the limits for candidates; without data there is no drop to limit.
 
     Args:
-        budget: as asked for.
+        budget: budget as requested.
         has_data: whether there are real samples to judge by.
         strict: whether the drop must be shown to keep its limit.
     """
@@ -104,15 +104,15 @@ def choose_confirmed(
     has_data: bool,
     strict: bool,
 ) -> Confirmed:
-    """Return the choice that the samples held back do not contradict.
+    """Return the choice that the held-back samples do not contradict.
 
     Args:
         measured: candidates, at least one.
-        scores: theirs, in the same order.
-        limits: those in force.
+        scores: scores of the candidates, in the same order.
+        limits: limits in force.
         choose: chooses among candidates by their figures.
         has_data: whether there are real samples to judge by.
-        strict: hold the upper end of the interval against the limit, not the estimate.
+        strict: whether to compare the interval's upper end with the limit, instead of the estimate.
     """
     if not has_data:
         unknown = {_LIMIT: math.inf} if strict else {}
@@ -146,7 +146,7 @@ def _hold(one: Measured, held: HeldDrop, scores: Scores, *, strict: bool) -> Mea
 def _explained(
     accepted: Accepted, held: Sequence[HeldDrop], measured: Sequence[Measured], limits: Budget
 ) -> Accepted:
-    """Add to a refusal over the drop what the samples can tell."""
+    """Add to a refusal because of the drop what the samples can tell."""
     choice = accepted.choice
     if choice.closest is None or _LIMIT not in choice.binding:
         return accepted

@@ -1,4 +1,4 @@
-"""Latency of a candidate relative to the float model: as modelled for the target, and as measured here."""
+"""Latency of a candidate relative to the float model: modelled for the target, and measured here."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ class FloatRatio:
     """Latency of a candidate as a multiple of that of the float model.
 
     Attributes:
-        modelled: ratio modelled for the target; None if either cannot be modelled, or if this machine
-            stands for the target.
+        modelled: ratio modelled for the target; None if one latency cannot be modelled, or if latency here
+            holds for the target.
         uncertainty: factor by which `modelled` may be off.
-        here: against the float candidate of the same engine, measured in turns on this machine.
-        here_to_source: against the source model, measured likewise.
+        here: ratio to the float candidate of the same engine, measured in turns on this machine.
+        here_to_source: ratio to the source model, measured in the same way.
     """
 
     modelled: float | None
@@ -27,8 +27,8 @@ class FloatRatio:
 def ratio_uncertainty(latency: Latency, reference: Latency) -> float:
     """Return the factor by which chance may have moved the ratio of two latencies, at least 1.
 
-    It reaches over the 95 % interval of the ratio. Both were measured in the same rounds, so a load on the
-    machine strikes both alike.
+    It covers the 95 % interval of the ratio. Both were measured in the same rounds, so other load on the
+    machine affects both equally.
 
     Args:
         latency: latency of one model.
@@ -40,7 +40,7 @@ def ratio_uncertainty(latency: Latency, reference: Latency) -> float:
 
 
 def find_slowdown(ratio: FloatRatio, target: str) -> list[str]:
-    """Return a warning where the candidate is slower here than the float model, or nothing.
+    """Return a warning if the candidate is slower here than the float model, or nothing.
 
     Args:
         ratio: latency of the chosen candidate over the float model's.

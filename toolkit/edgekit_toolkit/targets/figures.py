@@ -1,4 +1,4 @@
-"""A number that says where it comes from: `Figure` and `Source`, and the checks that records share."""
+"""Numbers with their sources: `Figure` and `Source`, and the checks that records share."""
 
 import math
 import re
@@ -16,10 +16,10 @@ class Source:
     """A source of figures.
 
     Attributes:
-        key: what figures call it by.
+        key: key by which figures refer to it.
         title: title of the document, or a name for a derivation or a measurement.
         date: date of the document or of the measurement, ISO 8601 (a year or a month will do).
-        where: page, section or address at which the figure stands; empty for our own.
+        where: page, section or address of the figure; empty for our own.
         derivation: how an estimate was derived or a measurement was made; empty for a plain citation.
     """
 
@@ -63,7 +63,7 @@ class Figure:
 
 
 def check_figures(record: object, unit: str, *names: str, zero: bool = False) -> None:
-    """Raise TargetError unless the named figures of `record` have this unit and, `zero` aside, are not 0."""
+    """Raise TargetError unless the named figures of `record` have this unit and are not 0 (except `zero`)."""
     for name in names:
         figure: Figure = getattr(record, name)
         if figure.unit != unit:

@@ -1,7 +1,7 @@
-"""Find and read target files (TOML). A malformed file is refused with file, field, expected and got.
+"""Finds and reads target files (TOML). A malformed file is refused with file, field, expected and got.
 
-Ours lie beside this module. A user's lie in `find_user_targets()`, or anywhere when named by a path; a user's
-file takes the place of ours with the same name.
+Our files are beside this module. The user's files are in `find_user_targets()`, or anywhere if named by a
+path; a user's file replaces ours of the same name.
 """
 
 import difflib
@@ -60,7 +60,7 @@ def load_target(name_or_path: str, extra_dirs: Sequence[Path] = ()) -> Target:
 
 
 def list_targets(extra_dirs: Sequence[Path] = ()) -> tuple[Target, ...]:
-    """All targets, sorted by name; of two with one name that in the earlier folder.
+    """Return all targets, sorted by name; of two with the same name, the one in the earlier folder.
 
     Raises:
         TargetError: a target file is malformed.
@@ -96,7 +96,7 @@ def read_target(path: Path) -> Target:
 
 def _read_named(path: Path) -> Target:
     target = read_target(path)
-    # A search goes by file name, so another name inside would make the target unreachable.
+    # A search uses the file name, so another name inside would make the target unreachable.
     if target.name != path.stem:
         raise TargetError(f"{path}: name: expected {path.stem!r} as the file is called, got {target.name!r}")
     return target

@@ -41,7 +41,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where packages lie. `free` is what is reasonably left for them, bytes."""
+    """Storage of packages. `free` is the space reasonably left for them, bytes."""
 
     kind: str
     free: Figure
@@ -52,7 +52,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """Cores that inference may use, their top clock, and the instructions that matter to int8 and fp16."""
+    """Cores that inference may use, their highest clock, and instructions that matter for int8 and fp16."""
 
     model: str
     cores: Figure
@@ -71,8 +71,8 @@ class PowerMode:
     Attributes:
         name: the vendor's name for it.
         active: draw of the whole board while it runs a network, watts (idle draw included).
-        compute_scale: speed of arithmetic against the figures in `Costs`.
-        bandwidth_scale: memory bandwidth against the figure in `Costs`.
+        compute_scale: speed of arithmetic relative to the figures in `Costs`.
+        bandwidth_scale: memory bandwidth relative to the figure in `Costs`.
         limit: the cap that the vendor names, watts, or None if there is none.
     """
 
@@ -91,7 +91,7 @@ class PowerMode:
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """Idle draw of the whole board, and the power modes, the one that is set out of the box named."""
+    """Idle draw of the whole board, the power modes, and the name of the default mode."""
 
     idle: Figure
     default_mode: str
@@ -157,7 +157,7 @@ class Quantization:
         per_channel: whether each output channel may have its own weight scale.
         quantized_bias: whether biases become int32; TensorRT wants them left in float.
         dedicated_qdq: whether each quantized input needs a QuantizeLinear/DequantizeLinear pair of its own.
-        reduce_range: whether weights keep to 7 bits, since an 8-bit product can saturate in 16 bits there.
+        reduce_range: whether weights use 7 bits, since an 8-bit product can saturate in 16 bits there.
         source: key of a `Source`.
     """
 
@@ -194,7 +194,7 @@ class Costs:
     Attributes:
         fp32, int8: effective multiply-accumulates per second in large kernels.
         fp16: the same in half precision, or None if the backend has no such kernels (it casts to fp32).
-        memory: effective bytes per second to and from where activations and weights lie.
+        memory: effective bytes per second to and from the memory of activations and weights.
         kernel_overhead: seconds to start one kernel.
         uncertainty: factor by which a modelled latency may be off either way, at least 1.
     """
@@ -216,22 +216,22 @@ class Costs:
 
     @property
     def form_uncertainty(self) -> float:
-        """Factor by which the ratio of two forms' modelled latencies may be off.
+        """Return the factor by which the ratio of two forms' modelled latencies may be off.
 
-        Half of `uncertainty` on a logarithmic scale: an error in clock, memory or start of kernels strikes
-        all forms of a model alike. docs/reference/targets.md holds it against measurements.
+        It is half of `uncertainty` on a logarithmic scale: an error in clock, memory or kernel start affects
+        all forms of a model equally. docs/reference/targets.md compares it with measurements.
         """
         return math.sqrt(self.uncertainty.value)
 
     def macs_per_s(self, precision: Precision) -> float:
-        """Effective multiply-accumulates per second; fp16 counts as fp32 where there are no such kernels."""
+        """Return effective multiply-accumulates per second; fp16 counts as fp32 if it has no kernels."""
         figure = {"fp32": self.fp32, "fp16": self.fp16 or self.fp32, "int8": self.int8}[precision]
         return figure.value
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """How times of one thread on a host become times on the device; `edgekit profile` measures it.
+    """Converts times of one thread on a host to times on the device; `edgekit profile` measures it.
 
     It holds on that host only.
 
@@ -308,7 +308,7 @@ class Target:
         raise TargetError(f"source: expected the key of one of [[sources]], got {key!r}")
 
     def in_mode(self, power_mode: str) -> "Target":
-        """The target with another power mode set out of the box.
+        """Return the target with another default power mode.
 
         Raises:
             TargetError: there is no such mode.
@@ -333,7 +333,7 @@ class Target:
                 source = self.source(figure.source)
             except TargetError as error:
                 raise TargetError(f"{path}.{error}") from error
-            # A figure of our own must say how it came about; another's must say where it stands.
+            # A figure of our own needs a derivation; a foreign figure needs its place.
             wanted = "derivation" if figure.status in {"measured", "estimated"} else "where"
             if not getattr(source, wanted).strip():
                 raise TargetError(

@@ -1,4 +1,4 @@
-"""Write a target as a file that `loader` reads."""
+"""Writes a target as a file that `loader` reads."""
 
 import json
 from collections.abc import Iterator, Mapping

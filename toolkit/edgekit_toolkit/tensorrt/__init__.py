@@ -1,1 +1,1 @@
-"""Proof that TensorRT accepts a model, on a machine without a GPU."""
+"""Checks that TensorRT accepts a model, on a machine without a GPU."""

@@ -1,10 +1,10 @@
-"""Proof that TensorRT accepts a model, on a machine without a GPU.
+"""Checks that TensorRT accepts a model, on a machine without a GPU.
 
 The library is TensorRT-RTX: its ONNX parser and builder run on the CPU alone. The check shows that every node
 is understood and that an engine can be built; it measures no speed and no accuracy, and it runs nothing.
 docs/reference/tensorrt.md lists which forms pass; docs/adr/0004-tensorrt-check.md says what the proof covers.
 
-There is no choice of a precision: TensorRT-RTX takes the type of every tensor from the model.
+No precision can be chosen: TensorRT-RTX takes the type of every tensor from the model.
 """
 
 import json
@@ -29,12 +29,12 @@ INSTALL_COMMAND: Final = (
 )
 
 _LIBRARY: Final = "tensorrt_rtx_bindings"
-# Compute capability 8.6 is the Ampere GPU next to the 8.7 of Jetson Orin, which TensorRT-RTX does not offer.
+# Compute capability 8.6 is the Ampere GPU nearest to 8.7 of Jetson Orin, which TensorRT-RTX does not offer.
 _COMPUTE_CAPABILITY: Final = "SM86"
-# The builder changes no type of the model then, see `TensorRtOptions.precisions`.
+# With this the builder changes no type of the model, see `TensorRtOptions.precisions`.
 _AS_IT_IS: Final[Precision] = "int8"
 _IMPORT_ERRORS: Final = ("ImportError: ", "ModuleNotFoundError: ")
-_INTERNAL: Final = "Internal Error"  # of TensorRT's builder, in passes that know no node names
+_INTERNAL: Final = "Internal Error"  # errors of TensorRT's builder, in passes that know no node names
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,13 @@ def check_tensorrt(
     shapes: Mapping[str, Shapes] | None = None,
     time_limit_s: float = 300.0,
 ) -> TensorRtCheck:
-    """What TensorRT says about an ONNX model; a refusal, crash or time-out is a result, not an exception.
+    """Return TensorRT's verdict on an ONNX model; a refusal, crash or time-out is a result, not an exception.
 
-    The library runs in a process of its own, because a native crash ends the process that it happens in.
+    The library runs in a process of its own, because a native crash ends its process.
 
     Args:
         content: content of the model's file, weights included (no external data).
-        shapes: as for `TensorRtOptions`, of the inputs with free dimensions.
+        shapes: shapes of the inputs with free dimensions, as for `TensorRtOptions`.
         time_limit_s: the process is killed when it takes longer.
 
     Raises:
@@ -123,10 +123,10 @@ def check_tensorrt(
 
 
 def _with_suspects(errors: tuple[str, ...], model: onnx.ModelProto) -> tuple[str, ...]:
-    """The builder's errors; an internal one, which names no node, gets the model's control flow added.
+    """Return the builder's errors; to an internal one, which names no node, add the model's control flow.
 
-    TensorRT-RTX 1.7 takes conditions and loops apart before it looks for kernels, and fails there without a
-    word of where.
+    TensorRT-RTX 1.7 takes conditions and loops apart before it looks for kernels, and fails there without
+    naming the place.
     """
     places = [
         f"operator '{one.op_type}' at node '{one.name}'" for one in model.graph.node if is_control_flow(one)
@@ -139,8 +139,8 @@ def _with_suspects(errors: tuple[str, ...], model: onnx.ModelProto) -> tuple[str
 def _misread_quantizers(model: onnx.ModelProto) -> Iterator[str]:
     """Name the nodes that quantize to uint8.
 
-    TensorRT-RTX 1.7 takes them for int8: it builds the very same engine, byte for byte, as for an int8 zero
-    point, and so cuts every value over 127 steps, where ONNX keeps 255.
+    TensorRT-RTX 1.7 takes them for int8: it builds the same engine, byte for byte, as for an int8 zero point,
+    and so clips every value over 127 steps, where ONNX keeps 255.
     """
     types = {name: tensor.data_type for name, tensor in stored_tensors(model)}
     for node in nodes(model):

@@ -24,8 +24,8 @@ TENSOR_TYPES: Final[Mapping[str, str]] = {
 }
 
 
-# For kernels that compute, 8 and 16 bits are codes with a scale; without one some of them end the process.
-# These only move elements.
+# Kernels that compute take 8 and 16 bits for codes with a scale; without a scale some of them end the
+# process. These only move elements.
 CODE_TYPES: Final = frozenset({"int8", "int16", "uint8"})
 MOVING_KINDS: Final = frozenset(
     {"BROADCAST_TO", "CAST", "CONCATENATION", "DEPTH_TO_SPACE", "GATHER", "GATHER_ND", "PAD", "RESHAPE"}
@@ -38,10 +38,10 @@ class Tensor:
     """One tensor of the TFLite graph.
 
     Attributes:
-        index: its place in the graph.
+        index: place in the graph.
         shape: sizes of the held axes.
         dtype: element type.
-        name: name in the file; given when a tensor becomes a value of the model.
+        name: name in the file, set when a tensor becomes a value of the model.
         data: the value of a constant.
     """
 
@@ -68,8 +68,8 @@ class Operation:
         kind: name in the schema's `BuiltinOperator`.
         inputs: tensors, None for one that is left out.
         outputs: tensors.
-        options: the operator's, where it has any.
-        version: the lowest that has the features in use.
+        options: options of the operator, if any.
+        version: lowest version of the operator with the features in use.
     """
 
     kind: str
@@ -110,7 +110,7 @@ class Builder:
         return tensor
 
     def constant(self, value: NDArray[Any], name: str = "") -> Tensor:
-        """Return the tensor of a constant, the same one for equal values."""
+        """Return the tensor of a constant; equal values share one."""
         value = np.array(value, order="C")  # a copy that keeps rank 0, which ascontiguousarray does not
         key = (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest())
         if key not in self._constants:
@@ -141,7 +141,7 @@ class Builder:
         return made
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the tensor with other sizes and the same bytes; a constant is reshaped at once."""
+        """Return the tensor with other sizes and the same bytes; reshapes a constant at once."""
         shape = tuple(int(size) for size in shape)
         if shape == tensor.shape:
             return tensor
@@ -153,7 +153,7 @@ class Builder:
         """Return a new tensor with the same bytes."""
         if (
             not shape
-        ):  # a list of no sizes would be a tensor without elements; [0] is the kernel's word for it
+        ):  # an empty list of sizes would be a tensor without elements; the kernel takes [0] for it
             return self.operator(
                 "RESHAPE", [tensor], [((), tensor.dtype)], Options("ReshapeOptions", {"newShape": [0]})
             )[0]

@@ -1,4 +1,4 @@
-"""A conversion with proof: the file is loaded in LiteRT, and its outputs are those of onnxruntime."""
+"""Converts and checks: the file is loaded in LiteRT, and its outputs are compared with onnxruntime's."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -14,7 +14,7 @@ from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.convert import convert
 from edgekit_toolkit.tflite.refusal import ConversionError
 
-# Both engines compute in float32 and add up in another order; a wrong axis or weight moves outputs far more.
+# Both engines compute in float32 and add in different orders; a wrong axis or weight moves outputs far more.
 EQUAL: Final = Tolerance(range_fraction=1e-4)
 
 
@@ -22,7 +22,7 @@ def convert_checked(model: onnx.ModelProto, dims: Mapping[str, int], feeds: Sequ
     """Return `model` as a TFLite file that is known to compute the same on `feeds`.
 
     Args:
-        model: as for `convert`.
+        model: model as for `convert`.
         dims: size of each free dimension of the inputs, by name.
         feeds: inputs of these sizes to compare on, at least one.
 

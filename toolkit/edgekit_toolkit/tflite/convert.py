@@ -1,4 +1,4 @@
-"""ONNX to TFLite: the order of the steps, and the list of everything that is not covered.
+"""Converts ONNX to TFLite: the order of the steps, and the list of everything that is not covered.
 
 Importing it needs LiteRT's schema; where that is not installed, an `EngineMissingError` says so.
 """
@@ -30,13 +30,13 @@ from edgekit_toolkit.tflite.writer import write
 
 
 def convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
-    """Return `model` as a TFLite file that takes and gives the same tensors.
+    """Return `model` as a TFLite file with the same inputs and outputs.
 
     Names, order, element types and shapes of inputs and outputs stay as they are in ONNX; images that the
     model takes as [N, C, H, W] are transposed inside. The model is not changed.
 
     Args:
-        model: float32; constants should be folded (see `passes.optimiser.optimise`).
+        model: float32 model; constants should be folded (see `passes.optimiser.optimise`).
         dims: size of each free dimension of the inputs, by name.
 
     Raises:
@@ -59,7 +59,7 @@ def convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
 def _rules(graph: Graph, views: Mapping[str, View]) -> tuple[list[Rule | None], dict[int, Refusal]]:
     """Return the rule of each node, None for a view and for a refused node; and the refusals by place.
 
-    A node is not refused for a tensor that is unknown only because of a node that was.
+    A node is not refused for a tensor that is unknown only because another node was refused.
     """
     rules: list[Rule | None] = []
     refusals = {}
@@ -90,7 +90,7 @@ def _write_nodes(
 ) -> dict[int, Refusal]:
     """Write all nodes; returns the refusals by place.
 
-    A node that is refused leaves its outputs as if it had made them, so that every refusal is found.
+    A refused node still gets output tensors, so that every refusal is found.
     """
     refusals = {}
     for place, (node, (rule, form)) in enumerate(zip(graph.nodes, plan, strict=True)):
@@ -112,7 +112,7 @@ def _refusal(node: Node, refused: RefusedError) -> Refusal:
 def _stand_in(
     node: Node, graph: Graph, builder: Builder, values: Values, forms: tuple[Form, ...] = ()
 ) -> None:
-    """Add tensors for the outputs of a refused node whose shapes are known; a view is held by its root."""
+    """Add tensors for a refused node's outputs of known shapes; a view is held by its root."""
     for slot, name in enumerate(node.outputs):
         if name and name in graph.shapes and not values.is_held(name):
             form = forms[slot] if forms else plain(len(graph.shapes[name]))
@@ -140,7 +140,7 @@ def _inputs(graph: Graph, builder: Builder, values: Values) -> list[tuple[str, T
 
 
 def _outputs(graph: Graph, builder: Builder, values: Values) -> list[tuple[str, Tensor]]:
-    """Return the tensors of the outputs, each one of its own and under its own name."""
+    """Return the tensors of the outputs, each a separate one under its own name."""
     taken: set[int] = {tensor.index for tensor in builder.tensors if tensor.name in graph.inputs}
     outputs = []
     for name in graph.outputs:

@@ -1,4 +1,4 @@
-"""A `.tflite` file as an object that can be changed, and back; names, types and constants of its tensors.
+"""Turns a `.tflite` file into a mutable object and back; names, types and constants of its tensors.
 
 It trusts the bytes that it reads: `importers.tflite` has screened them, or we wrote them.
 """
@@ -29,9 +29,9 @@ __all__ = [
 ]  # fmt: skip
 
 FILE_IDENTIFIER: Final = b"TFL3"
-# The schema asks for 16: kernels read weights with aligned vector loads. The generated code does not do it.
+# The schema asks for 16: kernels read weights with aligned vector loads. The generated code does not align.
 _BUFFER_ALIGNMENT: Final = 16
-_MARGIN_BYTES: Final = 1 << 16  # for what is not weights; the builder grows where it takes more
+_MARGIN_BYTES: Final = 1 << 16  # for everything but weights; the builder grows if it needs more
 
 OPERATORS: Final[Mapping[int, str]] = {
     value: name for name, value in vars(schema.BuiltinOperator).items() if isinstance(value, int)
@@ -39,7 +39,7 @@ OPERATORS: Final[Mapping[int, str]] = {
 TYPES: Final[Mapping[int, str]] = {
     value: name for name, value in vars(schema.TensorType).items() if isinstance(value, int)
 }
-# Types that numpy can hold as they are; the rest are packed (INT4), or no numbers.
+# Types that numpy can hold directly; the others are packed (INT4), or no numbers.
 DTYPES: Final[Mapping[int, np.dtype[Any]]] = {
     number: np.dtype(name.lower()) for number, name in TYPES.items() if name.lower() in np.sctypeDict
 }
@@ -56,10 +56,10 @@ Tensor = Any
 
 
 def parse(content: bytes) -> Model:
-    """Return the file as an object; buffers that lie behind the flatbuffer are brought in."""
+    """Return the file as an object, including buffers that lie behind the flatbuffer."""
     model = schema.ModelT.InitFromPackedBuf(content, 0)
     for buffer in model.buffers or []:
-        if buffer.offset > 1:  # 0 and 1 say that there are none
+        if buffer.offset > 1:  # 0 and 1 mean that there are none
             buffer.data = np.frombuffer(content, np.uint8, buffer.size, buffer.offset)
             buffer.offset = buffer.size = 0
     return model
@@ -79,7 +79,7 @@ def pack(model: Model) -> bytes:
 
 
 class _AlignedBuffer(schema.BufferT):  # type: ignore[misc]
-    """A buffer whose data are written as the schema asks."""
+    """A buffer whose data are aligned as the schema asks."""
 
     def Pack(self, builder: flatbuffers.Builder) -> int:  # noqa: N802 - the generated code calls it
         if self.data is None or not len(self.data):
@@ -101,7 +101,7 @@ def operator_name(model: Model, operator: Operator) -> str:
 
 
 def builtin_code(code: Any) -> int:
-    """Number of a built-in operator: files of old converters have only the field of 8 bits."""
+    """Return the number of a built-in operator: files of old converters have only the 8-bit field."""
     return int(max(code.builtinCode, code.deprecatedBuiltinCode))
 
 
@@ -112,7 +112,7 @@ def tensor_name(tensor: Tensor) -> str:
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """Sizes; those that are free as the file has them for a first allocation (mostly 1)."""
+    """Return the sizes; a free size is the one that the file has for a first allocation (mostly 1)."""
     return () if tensor.shape is None else tuple(int(size) for size in tensor.shape)
 
 
@@ -122,7 +122,7 @@ def is_static(tensor: Tensor) -> bool:
 
 
 def stored_bytes(model: Model, tensor: Tensor) -> int:
-    """Bytes of the values that the file holds for a tensor; 0 for what is computed."""
+    """Return the size of the values that the file holds for a tensor; 0 for computed tensors."""
     data = model.buffers[tensor.buffer].data
     return 0 if data is None else len(data)
 
@@ -134,7 +134,7 @@ def expected_bytes(tensor: Tensor) -> int | None:
 
 
 def constant(model: Model, tensor: Tensor) -> NDArray[Any] | None:
-    """Values that the file holds for a tensor; None if it holds none, or of a type that numpy lacks."""
+    """Return the values that the file holds for a tensor; None if it holds none, or numpy lacks the type."""
     if not stored_bytes(model, tensor) or tensor.type not in DTYPES:
         return None
     data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)
@@ -150,5 +150,5 @@ def operators(model: Model) -> Iterator[tuple[SubGraph, int, Operator]]:
 
 @lru_cache(maxsize=4)
 def parsed(content: bytes) -> Model:
-    """Like `parse`, for reading only: the same object is given out again."""
+    """Like `parse`, but for reading only: calls share one object."""
     return parse(content)

@@ -1,7 +1,7 @@
-"""Nodes that one TFLite operator computes are joined: activations, biases, Gelu, flatten and product.
+"""Joins nodes that one TFLite operator computes: activations, biases, Gelu, flatten and product.
 
-Works on the plain view and returns a new one. A node is joined with the next only where nothing else reads
-what lies between.
+It works on the plain view and returns a new one. A node is joined with the next only if nothing else reads
+the value between them.
 """
 
 import math
@@ -21,11 +21,11 @@ _HALF_ROOT: Final = math.sqrt(0.5)
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """What a join makes of nodes.
+    """The result of a join.
 
     Attributes:
-        new: the nodes that take the place of the last of the old ones.
-        old: the nodes that they stand for, in order.
+        new: the nodes that replace the last of the old ones.
+        old: the nodes that they replace, in order.
         constants: the constants that the new ones read.
         alike: new value -> an old one of the same shape and dtype.
     """
@@ -83,7 +83,7 @@ def _apply(join: _Join, graph: Graph) -> Graph:
 
 
 def _activation(node: Node, graph: Graph) -> _Joined | None:
-    """A Relu, or a Clip to 0..6, behind an operator that can apply it."""
+    """Join a Relu, or a Clip to 0..6, with an operator before it that can apply it."""
     operator = OPERATORS.get(node.op_type)
     if operator is None or not operator.fuses or node.domain or len(node.outputs) != 1:
         return None
@@ -110,7 +110,7 @@ def _activation_kind(node: Node, graph: Graph) -> str | None:
 
 
 def _bias(node: Node, graph: Graph) -> _Joined | None:
-    """A constant [N] that is added to a product with a constant matrix [K, N]."""
+    """Join a constant [N] that is added to a product with a constant matrix [K, N]."""
     weights = graph.constants.get(node.input(1))
     if node.op_type != "MatMul" or weights is None or weights.ndim != 2:
         return None
@@ -130,7 +130,7 @@ def _bias(node: Node, graph: Graph) -> _Joined | None:
 
 
 def _flatten(node: Node, graph: Graph) -> _Joined | None:
-    """A reshape to [N, K] before a product with constant weights [K, M]."""
+    """Join a reshape to [N, K] with a product behind it with constant weights [K, M]."""
     if node.op_type not in {"Reshape", "Flatten"} or graph.is_constant(node.inputs[0]):
         return None
     before, after = graph.shapes.get(node.inputs[0], ()), graph.shapes.get(node.outputs[0], ())
@@ -144,7 +144,7 @@ def _flatten(node: Node, graph: Graph) -> _Joined | None:
 
 
 def _depth_order(node: Node, graph: Graph) -> _Joined | None:
-    """A convolution before DepthToSpace in mode CRD: its filters are put in the order of TFLite, DCR."""
+    """Join a convolution with DepthToSpace in mode CRD: its filters get the order of TFLite, DCR."""
     after = _next_of(node, graph)
     weights, bias = graph.constants.get(node.input(1)), graph.constants.get(node.input(2))
     if node.op_type != "Conv" or after is None or after.op_type != "DepthToSpace" or weights is None:
@@ -165,9 +165,9 @@ def _depth_order(node: Node, graph: Graph) -> _Joined | None:
 
 
 def _gelu(node: Node, graph: Graph) -> _Joined | None:
-    """A Gelu written out, x * 0.5 * (1 + erf(x / sqrt 2)), its factors in any order; TFLite has no erf.
+    """Join the nodes of a Gelu, x * 0.5 * (1 + erf(x / sqrt 2)), factors in any order; TFLite has no erf.
 
-    Where the half has become part of a weight behind it, what is left is twice a Gelu.
+    If the half has become part of a weight behind it, the remaining nodes are twice a Gelu.
     """
     if node.op_type != "Erf" or node.inputs[0] not in graph.producers:
         return None
@@ -203,7 +203,7 @@ def _joined_gelu(x: str, factors: set[str], chain: list[Node]) -> _Joined | None
 
 
 def _factors(product: Node, before: Node, x: str, graph: Graph) -> set[str] | None:
-    """Return which factors of a Gelu a node multiplies with; None if it does something else."""
+    """Return the factors of a Gelu by which a node multiplies; None if it does something else."""
     if product.op_type != "Mul":
         return None
     other = _other(product, before)
@@ -221,7 +221,7 @@ def _other(node: Node, before: Node) -> str:
 
 
 def _scaled_by(node: Node, factor: float, graph: Graph) -> str | None:
-    """Return what a node multiplies by `factor`; None if it does something else."""
+    """Return the operand that a node multiplies by `factor`; None if it does something else."""
     if node.op_type not in {"Mul", "Div"}:
         return None
     for place in (1, 0) if node.op_type == "Mul" else (1,):

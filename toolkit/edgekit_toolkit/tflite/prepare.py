@@ -1,4 +1,4 @@
-"""A model made ready to be written: sizes bound, constants computed, shapes inferred. It works on a copy."""
+"""Prepares a copy of a model for writing: binds sizes, computes constants, infers shapes."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -18,12 +18,12 @@ NO_MAPPING: Final = "there is no mapping to TFLite"
 # Protobuf cannot serialise more, and shape inference works on serialised models.
 MAX_MODEL_BYTES: Final = (1 << 31) - 1
 MIN_OPSET: Final = 13
-# Operators that are gone once constants are computed; where one stays, it depends on the inputs.
+# Operators that vanish when constants are computed; one that remains depends on the inputs.
 CONSTANT_OPERATORS: Final = frozenset({"Constant", "ConstantOfShape", "EyeLike", "Range", "Shape", "Size"})
 
 
 def prepare(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
-    """Return a copy with the sizes `dims` for its free dimensions, without nodes on constants.
+    """Return a copy with the sizes `dims` for its free dimensions, without nodes that read only constants.
 
     Raises:
         ConversionError: a free dimension has no size, the model is too large, or shapes cannot be inferred.

@@ -1,4 +1,4 @@
-"""Refusals of the writer, by name of operator and node."""
+"""Refusals of the writer, with the names of operator and node."""
 
 from dataclasses import dataclass
 
@@ -18,9 +18,9 @@ class Refusal:
     """Why one node cannot be written as TFLite.
 
     Attributes:
-        operator: its type, with the domain where that is not ONNX's own.
-        node: what names it in messages: `node 'x'`, or the tensors that it makes.
-        reason: what is not covered.
+        operator: operator type, with its domain if that is not ONNX's own.
+        node: name in messages: `node 'x'`, or the tensors that it makes.
+        reason: feature that is not covered.
     """
 
     operator: str
@@ -32,7 +32,7 @@ class Refusal:
 
 
 class ConversionError(ModelError):
-    """The model cannot be written as TFLite, or what was written does not compute the same.
+    """The model cannot be written as TFLite, or the written file computes something else.
 
     Attributes:
         refusals: every node that is not covered; empty if the reason is not a node.

@@ -15,9 +15,9 @@ class Operator:
     """The function that writes an ONNX operator, and its rule.
 
     Attributes:
-        emit: writes one node; raises RefusedError where it cannot.
+        emit: writes one node; raises RefusedError if it cannot.
         rule: makes the node's layout rule.
-        fuses: whether an activation that follows can be part of it.
+        fuses: whether a following activation can be part of the operator.
     """
 
     emit: Emit

@@ -1,4 +1,4 @@
-"""One node being written: what an operator family sees of the model, and how it returns its result."""
+"""A node while it is written: the view of an operator family on the model, and the way to return results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node
 
 
 class Step:
-    """A node, its planned form and the graph that grows.
+    """A node, its planned form and the growing graph.
 
     Attributes:
         node: node of the ONNX model.
@@ -32,7 +32,7 @@ class Step:
         rule, self.form = planned
         self._reads, self._writes = rule.reads(self.form), rule.writes(self.form)
 
-    # What the model says.
+    # Facts of the model.
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return an attribute, or `default` where it is not set."""
@@ -71,7 +71,7 @@ class Step:
         """Return the value of an input that must be constant.
 
         Raises:
-            RefusedError: it is not.
+            RefusedError: it is not constant.
         """
         value = self.value(place)
         if value is None:
@@ -90,10 +90,10 @@ class Step:
             return [int(item) for item in np.atleast_1d(self.node.attributes[name])]
         return [int(item) for item in self.constant(place, name).reshape(-1)] if self.has(place) else None
 
-    # Where things are held.
+    # Held axes and sizes.
 
     def axis(self, axis: int) -> int:
-        """Return the held place of an axis of the work form's tensor; negative ones count from the end."""
+        """Return the held place of an axis of the work form's tensor; negative axes count from the end."""
         rank = sum(1 for place in self.form if place >= 0)
         return self.form.index(axis % rank)
 
@@ -101,7 +101,7 @@ class Step:
         """Return the held sizes of an output."""
         return held_shape(self._writes[place], self.out_shape(place))
 
-    # What is written.
+    # Reading and writing tensors.
 
     def read(self, place: int, form: Form | None = None) -> Tensor:
         """Return an input as a tensor in the form of the node's rule, or in `form`."""

@@ -19,12 +19,12 @@ from edgekit_toolkit.tflite.flatbuffer import (
     tensor_name,
 )
 
-# Operators with weights, and which of their inputs is the activation; the others are weights where constant.
+# Operators with weights -> the input that is the activation; other inputs are weights if constant.
 LAYERS: Final[Mapping[str, int]] = {
     "BATCH_MATMUL": 0, "CONV_2D": 0, "CONV_3D": 0, "DEPTHWISE_CONV_2D": 0, "EMBEDDING_LOOKUP": 0,
     "FULLY_CONNECTED": 0, "TRANSPOSE_CONV": 2, "UNIDIRECTIONAL_SEQUENCE_LSTM": 0,
 }  # fmt: skip
-# How a layer is stored and computed that makes codes of its input at run time.
+# Precision of a layer that quantizes its input at run time.
 DYNAMIC: Final = "dynamic int8"
 _WIDENS: Final = frozenset({"DEQUANTIZE", "DENSIFY"})
 _INTEGERS: Final = frozenset({"INT8", "UINT8", "INT16"})
@@ -36,7 +36,7 @@ _STORED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class InterfaceTensor:
-    """An input or output as the file has it.
+    """An input or output as stored in the file.
 
     Attributes:
         name: name of the tensor in the file.
@@ -55,17 +55,17 @@ class InterfaceTensor:
 
 @dataclass(frozen=True, slots=True)
 class TfliteSummary:
-    """Content of a model.
+    """Summary of a model.
 
     Attributes:
-        operators: name -> how many, most frequent first.
-        subgraphs: their number; more than one means control flow or several signatures.
-        tensors: their number, constants included.
-        weight_bytes: constants in the file.
+        operators: name -> number of such operators, most frequent first.
+        subgraphs: number of sub-graphs; more than one means control flow or several signatures.
+        tensors: number of tensors, constants included.
+        weight_bytes: size of the constants in the file.
         layers: each operator with weights, by the name of its first output, in order.
         inputs, outputs: inputs and outputs of the first sub-graph.
         integer_operators: operators that compute with 8- or 16-bit codes.
-        description: what the converter wrote about itself.
+        description: description that the converter wrote.
     """
 
     operators: Mapping[str, int]
@@ -80,7 +80,7 @@ class TfliteSummary:
 
     @property
     def quantized(self) -> bool:
-        """Whether weights or arithmetic are quantized already: codes of codes would only lose."""
+        """Whether weights or arithmetic are quantized already: quantizing again would only lose accuracy."""
         stored = any(layer.precision not in {"fp32", "fp16 weights"} for layer in self.layers.values())
         return stored or self.integer_operators > 0
 
@@ -124,7 +124,7 @@ def stored_layers(model: Model) -> dict[str, StoredLayer]:
                 precision = DYNAMIC
         held = sum(stored_bytes(model, tensor) for tensor in weights)
         made = tensor_name(graph.tensors[operator.outputs[0]])
-        while made in layers:  # as `quantize.litert.prepare` gives tensors of one name different ones
+        while made in layers:  # as `quantize.litert.prepare` renames tensors that share a name
             made = f"{made}_{operator.outputs[0]}"
         layers[made] = StoredLayer(precision, held)
     return layers
@@ -146,7 +146,7 @@ def _is_code(tensor: Tensor) -> bool:
 
 
 def _weights(model: Model, graph: SubGraph, operator: Operator, activation: int) -> list[Tensor]:
-    """Constants that an operator reads, also those that another operator widens for it."""
+    """Return the constants that an operator reads, also those that another operator widens for it."""
     makers = {
         int(made.outputs[0]): made
         for made in graph.operators

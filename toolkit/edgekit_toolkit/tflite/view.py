@@ -24,9 +24,9 @@ class Node:
     """One operator of the graph.
 
     Attributes:
-        op_type: operator type of ONNX, or a name of ours for what `fusion` joined.
+        op_type: operator type of ONNX, or our name for nodes that `fusion` joined.
         inputs: tensor names; an empty one is an input that is left out.
-        outputs: tensor names; an empty one is not wanted.
+        outputs: tensor names; an empty one is an unused output.
         attributes: attributes by name.
         name: name of the node in the file; may be empty.
         domain: domain of the operator; empty for ONNX's own.
@@ -43,13 +43,13 @@ class Node:
 
     @property
     def place(self) -> str:
-        """What names the node in messages."""
+        """The name of the node in messages."""
         made = ", ".join(name for name in self.outputs if name)
         return f"node '{self.name}'" if self.name else f"the node that makes '{made}'"
 
     @property
     def operator(self) -> str:
-        """The operator's type, with its domain where that is not ONNX's own."""
+        """The operator's type, with its domain if that is not ONNX's own."""
         return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
 
     def input(self, place: int) -> str:
@@ -59,15 +59,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """All that the writer knows of a model.
+    """A model as the writer sees it.
 
     Attributes:
         nodes: nodes in an order in which they can run.
         inputs: names, in order.
         outputs: names, in order.
         constants: value by name.
-        shapes: shapes of every tensor where it is known.
-        dtypes: dtypes of every tensor where it is known.
+        shapes: known shapes of tensors.
+        dtypes: known dtypes of tensors.
         opset: version of ONNX's own operators.
     """
 
@@ -81,7 +81,7 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[Node]]:
-        """Nodes that read a tensor, one entry a reading input."""
+        """Nodes that read a tensor, one entry for each reading input."""
         found: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in node.inputs:
@@ -94,7 +94,7 @@ class Graph:
         return {name: node for node in self.nodes for name in node.outputs if name}
 
     def sole_reader(self, name: str) -> Node | None:
-        """Return the only node that reads `name`, once; None if others or the caller see it too."""
+        """Return the only node that reads `name`, once; None if others or the caller read it too."""
         readers = self.readers.get(name, ())
         return readers[0] if len(readers) == 1 and name not in self.outputs else None
 

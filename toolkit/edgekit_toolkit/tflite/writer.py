@@ -1,4 +1,4 @@
-"""The TFLite file: a `Builder`'s graph as a flatbuffer, with the model's names in a signature."""
+"""Writes the TFLite file: a `Builder`'s graph as a flatbuffer, with the model's names in a signature."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from edgekit_toolkit.tflite.refusal import ConversionError
 
 SIGNATURE_KEY: Final = "serving_default"
 SCHEMA_VERSION: Final = 3
-# Offsets are signed 32-bit; what is not weights is far smaller than this margin.
+# Offsets are signed 32-bit; everything but weights is far smaller than this margin.
 MAX_DATA_BYTES: Final = (1 << 31) - (64 << 20)
-MAX_OLD_OPERATOR_CODE: Final = 127  # later codes do not fit the field that old readers look at
+MAX_OLD_OPERATOR_CODE: Final = 127  # later codes do not fit the field that old readers read
 
 
 def write(
@@ -25,7 +25,7 @@ def write(
     Args:
         builder: the graph.
         inputs: name and tensor of each input, in order.
-        outputs: the same for the outputs.
+        outputs: name and tensor of each output, in order.
 
     Raises:
         ConversionError: the weights are too large for one file.
@@ -34,7 +34,7 @@ def write(
     model = schema.ModelT()
     model.version = SCHEMA_VERSION
     model.description = "edgekit"
-    model.buffers = [schema.BufferT()]  # buffer 0 is empty by the schema: tensors without data name it
+    model.buffers = [schema.BufferT()]  # buffer 0 is empty by the schema: tensors without data refer to it
     used = _used(builder, [*inputs, *outputs])
     places = {tensor.index: place for place, tensor in enumerate(used)}
     graph = schema.SubGraphT()
@@ -70,7 +70,7 @@ def check_size(builder: Builder) -> None:
 
 
 def _used(builder: Builder, ends: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
-    """Return the tensors that something refers to, by index; a constant may have been read and remade."""
+    """Return the tensors that something refers to, by index; some constants were read and replaced."""
     found = {tensor.index for _, tensor in ends}
     for operation in builder.operations:
         found |= {tensor.index for tensor in (*operation.inputs, *operation.outputs) if tensor is not None}

@@ -1,10 +1,10 @@
-"""Convolutions of few channels read and make several neighbouring pixels at a time.
+"""Folds convolutions of few channels, so that they read and make several neighbouring pixels at a time.
 
 XNNPACK's int8 kernels for AVX-512 multiply eight input channels by sixteen output channels a step. The first
-convolution of an image has three and often eight: most of each step is spent on nothing. A row of pixels
-[W, C] is in memory what [W / n, n * C] is, so with weights that are shifted a pixel at a time, 0 elsewhere,
-one step makes several output pixels. Each sum has the same products, so the same codes come out. A depthwise
-convolution of a few channels is made dense for it.
+convolution of an image has three input and often eight output channels: most of each step is wasted. A row of
+pixels [W, C] has the same bytes as [W / n, n * C]. So with weights that are shifted by one pixel each and 0
+elsewhere, one step makes several output pixels. Each sum has the same products, so the codes are the same. A
+depthwise convolution of a few channels is made dense for this.
 """
 
 from collections.abc import Iterator
@@ -33,13 +33,13 @@ from edgekit_toolkit.tflite.flatbuffer import (
     tensor_name,
 )
 
-# What fits the times measured with AVX-512 VNNI; kernels for AVX2 make eight output channels a step.
+# Fits the times measured with AVX-512 VNNI; kernels for AVX2 make eight output channels a step.
 _INPUT_STEP: Final = 8
 _OUTPUT_STEP: Final = 16
 _FACTORS: Final = (1, 2, 4)
 # Their depthwise kernels take sixteen channels a step: with half of them a dense convolution is faster.
 _NARROW: Final = 8
-# Of the steps, what may be left for the folding to be worth its reshapes.
+# Largest share of the steps that may be left, for the folding to be worth its reshapes.
 _MOST_STEPS: Final = 0.7
 
 
@@ -47,11 +47,10 @@ class _Fold(NamedTuple):
     """How a convolution is folded along the rows.
 
     Attributes:
-        pixels: pixels of the input that become one.
-        made: pixels of the output that become one.
-        stride, left: stride and left padding of the convolution as it is: its step along a row, and the
-            pixels of padding before it.
-        before, groups: for the folded kernel: groups of pixels before its own, and groups in all.
+        pixels: number of input pixels that become one.
+        made: number of output pixels that become one.
+        stride, left: stride along a row and left padding of the original convolution, in pixels.
+        before, groups: for the folded kernel: groups of pixels before its own group, and all groups.
     """
 
     pixels: int
@@ -67,14 +66,15 @@ def fold_pixels(prepared: bytes, plan: Plan) -> tuple[bytes, Plan]:
 
     Args:
         prepared: float model as `prepare.prepare` made it.
-        plan: the plan of that model; what it leaves in float stays as it is, where folding costs time.
+        plan: the plan of that model; layers that it leaves in float stay unchanged, as folding would cost
+            time.
     """
     known = parsed(prepared)
     if not any(_fold(known, known.subgraphs[0], one, plan) for one in known.subgraphs[0].operators):
         return prepared, plan
     model = parse(prepared)
     graph = model.subgraphs[0]
-    added: dict[str, str] = {}  # new tensors, with the ones whose values they hold
+    added: dict[str, str] = {}  # new tensor -> the tensor whose values it holds
     rewritten: list[Operator] = []
     for operator in graph.operators:
         fold = _fold(model, graph, operator, plan)
@@ -85,7 +85,7 @@ def fold_pixels(prepared: bytes, plan: Plan) -> tuple[bytes, Plan]:
 
 
 def _fold(model: Model, graph: SubGraph, operator: Operator, plan: Plan) -> _Fold | None:
-    """How to fold an operator; None if that cannot be or does not pay."""
+    """Return how to fold an operator; None if that is impossible or does not pay off."""
     options, kind = operator.builtinOptions, operator_name(model, operator)
     if (
         kind not in {"CONV_2D", "DEPTHWISE_CONV_2D"}
@@ -103,7 +103,7 @@ def _fold(model: Model, graph: SubGraph, operator: Operator, plan: Plan) -> _Fol
     if any(min(_sizes(tensor)[1:]) < 0 for tensor in (source, made)) or shape_of(source)[3] != channels:
         return None  # rows of a free length, or a convolution in groups
     if not all(stored_bytes(model, graph.tensors[at]) for at in operator.inputs[1:] if at >= 0):
-        return None  # weights that are computed
+        return None  # computed weights
     found = [
         fold
         for made_at_once in _FACTORS
@@ -119,20 +119,20 @@ def _fold(model: Model, graph: SubGraph, operator: Operator, plan: Plan) -> _Fol
 
 
 def _along(row: int, width: int, stride: int, made: int) -> _Fold | None:
-    """The folding of rows of `row` pixels; None if groups or padding do not come out even."""
+    """Return the folding of rows of `row` pixels; None if groups or padding do not divide evenly."""
     pixels = stride * made
     if row % pixels:
         return None
-    left = max(width - stride, 0) // 2  # padding SAME of rows that the stride divides
+    left = max(width - stride, 0) // 2  # SAME padding, for rows whose length the stride divides
     before = -(-left // pixels)
     after = max(0, -(-(stride * (made - 1) + width - left) // pixels) - 1)
-    if (before + after) // 2 != before:  # the folded kernel is padded alike: half before, the rest behind
+    if (before + after) // 2 != before:  # the folded kernel is padded alike, half on each side
         return None
     return _Fold(pixels, made, stride, left, before, before + 1 + after)
 
 
 def _steps(fold: _Fold, out: int, channels: int) -> float:
-    """Steps of the kernel for each row of weights and pixel of the output."""
+    """Return the steps of the kernel for each row of weights and output pixel."""
     inputs, outputs = fold.pixels * channels, fold.made * out
     return fold.groups * -(-inputs // _INPUT_STEP) * -(-outputs // _OUTPUT_STEP) / fold.made
 

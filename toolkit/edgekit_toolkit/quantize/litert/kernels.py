@@ -22,8 +22,8 @@ from edgekit_toolkit.tflite.flatbuffer import (
 COMPUTE: Final = frozenset(
     {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "BATCH_MATMUL"}
 )
-# Operators that LiteRT has int8 kernels for and ai-edge-quantizer asks them of. Left out are those whose
-# results have no range that 8 bits could hold: DIV, SQRT, RSQRT, SUM.
+# Operators with int8 kernels in LiteRT that ai-edge-quantizer can request, without those whose results have
+# too wide a range for 8 bits: DIV, SQRT, RSQRT, SUM.
 _OTHERS: Final = frozenset(
     {
         "ADD", "AVERAGE_POOL_2D", "CONCATENATION", "GATHER", "HARD_SWISH", "LOGISTIC", "MAXIMUM",
@@ -37,7 +37,7 @@ _LARGEST: Final = 1e30
 
 
 def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
-    """Operators that can become integer kernels, in order, by the name of their first output.
+    """Return the operators that can become integer kernels, in order, by the name of their first output.
 
     Args:
         model: prepared float model.
@@ -89,11 +89,11 @@ def _unbounded(model: Model) -> set[int]:
 
 def _fits(model: Model, graph: SubGraph, operator: Operator) -> bool:
     if operator_name(model, operator) == "SOFTMAX" and operator.outputs[0] in graph.outputs:
-        return False  # in steps of 1/256 most of the probabilities would be 0, and it costs no time in float
+        return False  # in steps of 1/256 most probabilities would be 0, and float costs no time here
     if set(read_outputs(graph)).intersection((*operator.inputs, *operator.outputs)):
-        return False  # outputs of free sizes, which could not be parted from what operators read
+        return False  # free sizes: an output that operators read, too, cannot be copied
     if not used_tensors(graph).issuperset(map(int, operator.outputs)):
-        return False  # the library leaves a result that nothing reads in float, and the kernel refuses it
+        return False  # the library leaves an unread result in float, and the kernel refuses that
     inputs = [graph.tensors[index] for index in operator.inputs if index >= 0]
     outputs = [graph.tensors[index] for index in operator.outputs]
     computed = [tensor for tensor in inputs if not stored_bytes(model, tensor)]
@@ -135,5 +135,5 @@ def touched_tensors(model: Model, kernels: Sequence[str]) -> list[str]:
 
 
 def scope(graph: SubGraph, operator: Operator) -> str:
-    """What ai-edge-quantizer matches an operator's settings with."""
+    """Return the text by which ai-edge-quantizer matches an operator's settings."""
     return "".join(f"{tensor_name(graph.tensors[index])};" for index in operator.outputs)

@@ -1,4 +1,4 @@
-"""Bring the weights of a LiteRT model near to those of its earlier version; see `near_version`."""
+"""Brings the weights of a LiteRT model near to those of its earlier version; see `near_version`."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def bring_near(content: bytes, earlier: bytes) -> bytes:
 
     Args:
         content: a form's model, as it is shipped.
-        earlier: the same form of the earlier version; what is placed or shaped otherwise there is left out.
+        earlier: the same form of the earlier version; tensors with another place or shape there are skipped.
     """
     model, before = parse(content), parsed(earlier)
     for graph, was in zip(model.subgraphs, before.subgraphs, strict=False):
@@ -38,7 +38,7 @@ def bring_near(content: bytes, earlier: bytes) -> bytes:
 
 
 class _TflitePair:
-    """A graph that is changed, and the earlier one; tensors are known by their places."""
+    """A graph to change, and the earlier one; tensors are identified by their places."""
 
     def __init__(self, model: Model, graph: SubGraph, before: Model, was: SubGraph) -> None:
         self._model, self._graph, self._before, self._was = model, graph, before, was
@@ -61,7 +61,7 @@ class _TflitePair:
             self._bring_floats(place, tensor)
 
     def _coded(self, place: int, dtype: type[np.integer[Any]]) -> tuple[Coded, Coded] | None:
-        """Return the codes of a constant, and those of its earlier version; None where they are settled."""
+        """Return the codes of a constant, and those of its earlier version; None if they are settled."""
         values, scales = self._read(place), []
         tensors = self._graph.tensors[place], self._was.tensors[place]
         if values is None or place in self._settled or values[0].dtype != dtype:

@@ -1,10 +1,10 @@
-"""A `.tflite` model in the form that ai-edge-quantizer understands, and its results in the form that we ship.
+"""Converts a `.tflite` model to the form that ai-edge-quantizer understands, and its results to ours.
 
-The library reads only the newer of two fields that name an operator, so that in files of old converters
-every operator is an ADD to it; it knows tensors by name, and wants lists where files may leave them out. It
-has no SQUEEZE and EXPAND_DIMS, which are a RESHAPE where the shape is known. Where operators or tensors
-share a constant it may write one's codes over the other's. An output of the model that
-operators read too becomes integers under one of its two uses, or under both: the file crashes the engine.
+The library reads only the newer of two fields that name an operator, so it takes every operator in files of
+old converters for an ADD. It identifies tensors by name, and needs lists that files may leave out. It lacks
+SQUEEZE and EXPAND_DIMS, which are a RESHAPE if the shape is known. If operators or tensors share a constant,
+it may overwrite the codes of one with those of the other. A model output that operators read too may become
+integers for one of these uses or for both, and then the file crashes the engine.
 """
 
 from collections.abc import Iterable, Sequence
@@ -62,7 +62,7 @@ def prepare(content: bytes) -> bytes:
 
 
 def read_outputs(graph: SubGraph) -> list[int]:
-    """Return the outputs, by place, that an operator makes and another one reads."""
+    """Return the outputs, by place, that one operator makes and another one reads."""
     made = {int(index) for operator in graph.operators for index in operator.outputs}
     return [place for place in dict.fromkeys(map(int, graph.outputs)) if place in made & _read(graph)]
 
@@ -80,8 +80,8 @@ def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
     """Return an equal model with short names inside, and without comments.
 
     Args:
-        content: what the library made.
-        prepared: what it made it of; outputs have the names that they have there.
+        content: file that the library made.
+        prepared: model from which the library made it; outputs get the names that they have there.
     """
     model = parse(bytes(content))
     for graph, source in zip(model.subgraphs, parsed(prepared).subgraphs, strict=True):
@@ -102,7 +102,7 @@ def finish(content: bytes | bytearray, prepared: bytes) -> bytes:
 def share_buffers(model: Model) -> None:
     """Store equal values once."""
     places: dict[bytes, int] = {}
-    kept: list[Any] = model.buffers[:1]  # the first is empty by the schema
+    kept: list[Any] = model.buffers[:1]  # the first buffer is empty by the schema
     for graph in model.subgraphs:
         for tensor in graph.tensors:
             if not stored_bytes(model, tensor):
@@ -121,7 +121,7 @@ def share_buffers(model: Model) -> None:
 
 
 def _part_constants(model: Model, graph: SubGraph, filled: set[int]) -> None:
-    """Give each reader of a float constant a tensor and a buffer of its own, beside those `filled` before."""
+    """Give each reader of a float constant its own tensor and buffer, except those `filled` before."""
     read: set[int] = set()
     for operator in graph.operators:
         operator.inputs = [int(index) for index in operator.inputs]
@@ -141,7 +141,7 @@ def _part_constants(model: Model, graph: SubGraph, filled: set[int]) -> None:
 
 
 def _name_apart(graph: SubGraph, taken: set[str]) -> None:
-    """Give each tensor a name that is not among `taken`; the first sub-graph's ends keep theirs."""
+    """Give each tensor a name not in `taken`; inputs and outputs of the first sub-graph keep theirs."""
     ends = [int(index) for index in (*graph.inputs, *graph.outputs)]
     order = dict.fromkeys([*ends, *range(len(graph.tensors))])
     for place in order:
@@ -177,7 +177,7 @@ def _level_ranks(model: Model, graph: SubGraph, operator: Operator) -> None:
 
 
 def _part(model: Model, graph: SubGraph, place: int) -> None:
-    """Let operators read a tensor of their own instead of an output, which becomes a copy of that tensor."""
+    """Let operators read a new tensor instead of an output, which becomes a copy of that tensor."""
     output = graph.tensors[place]
     if not is_static(output):
         return
@@ -200,7 +200,7 @@ def add_like(graph: SubGraph, place: int, sizes: Sequence[int]) -> int:
 
 
 def reshape(model: Model, graph: SubGraph, source: int, made: int) -> Operator:
-    """Return an operator that makes one tensor of another one, which has at most one free size."""
+    """Return an operator that reshapes one tensor into another one, which has at most one free size."""
     operator = schema.OperatorT()
     operator.inputs, operator.outputs = [source], [made]
     _reshape(model, graph, operator)
@@ -215,7 +215,7 @@ def _free_name(graph: SubGraph, name: str) -> str:
 
 
 def operator_code(model: Model, builtin: int) -> int:
-    """Return the place of an operator's code in the model, which is added where it is not there."""
+    """Return the place of an operator's code in the model; adds a missing one."""
     for place, code in enumerate(model.operatorCodes):
         if code.builtinCode == builtin:
             return place

@@ -24,13 +24,13 @@ from edgekit_toolkit.tflite.summary import summarise
 
 
 class LiteRtQuantizer:
-    """See `Quantizer`.
+    """The quantizer of `.tflite` models; see `Quantizer`.
 
     Attributes:
         model: the `.tflite` as it was given, or as it was converted from ONNX.
         threads: threads of one inference.
-        scheme: int8 activations with a zero point, which all LiteRT kernels take; `LITERT`, or for AVX-512
-            that with pixels folded.
+        scheme: int8 activations with a zero point, which all LiteRT kernels take: `LITERT`, or its variant
+            with folded pixels for AVX-512.
         labels: labels of the forms without a plan.
     """
 
@@ -63,14 +63,14 @@ class LiteRtQuantizer:
         return None
 
     def _find_codes(self) -> str | None:
-        """Return what the model has in place of float32 weights; None if it has those."""
+        """Return what the model has instead of float32 weights; None if it has float32 weights."""
         summary = self.model.summary
-        if summary.quantized:  # codes of codes would only lose
+        if summary.quantized:  # quantizing codes again would only lose accuracy
             return "the model is already quantized"
         if any(layer.precision == "fp16 weights" for layer in summary.layers.values()):
             return "the model's weights are float16; give the float32 model to have them"
         names = {spec.name for spec in self._specs[0]} & {spec.name for spec in self._specs[1]}
-        if names:  # operators and ranges are known by the names of tensors
+        if names:  # operators and ranges are identified by the names of tensors
             return f"an input and an output are both named '{min(names)}'; give them names of their own"
         return None
 
@@ -127,7 +127,7 @@ class LiteRtQuantizer:
         return None if made is None else TfliteModel(made)
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
-        """Return what can become an integer kernel, in order."""
+        """Return the operators that can become integer kernels, in order."""
         return kernel_names(parsed(self._prepared), elementwise=elementwise)
 
     def ranges(
@@ -141,7 +141,7 @@ class LiteRtQuantizer:
     def histograms(
         self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
     ) -> dict[str, Histogram]:
-        """Return how the values of the activations of these kernels are spread over their ranges."""
+        """Return histograms of the activations of these kernels over their ranges."""
         names = touched_tensors(parsed(self._prepared), kernels)
         return count_values(samples, activation_reader(self._prepared, names, threads=self.threads), ranges)
 

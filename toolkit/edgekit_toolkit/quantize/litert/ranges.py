@@ -1,4 +1,4 @@
-"""Activations of a LiteRT model, in memory that does not grow with the number of samples.
+"""Reads activations of a LiteRT model, in memory that does not grow with the number of samples.
 
 Tensors are fetched in groups, as extra outputs of the model.
 """
@@ -25,7 +25,7 @@ def activation_reader(
     Args:
         prepared: float model with a name of its own for each tensor.
         names: activations; inputs may be among them.
-        threads: how many the engine uses.
+        threads: number of threads of the engine.
         group_bytes: size of the activations that are fetched in one run.
     """
     tensors = {tensor_name(tensor): tensor for tensor in parsed(prepared).subgraphs[0].tensors}
@@ -42,12 +42,12 @@ def activation_reader(
 
 
 def _with_outputs(prepared: bytes, names: Sequence[str]) -> bytes:
-    """The model with other outputs, named after the tensors; what makes none of them is left out."""
+    """Return the model with other outputs, named after the tensors, and without needless operators."""
     model = parse(prepared)
     graph = model.subgraphs[0]
     places = {tensor_name(tensor): place for place, tensor in enumerate(graph.tensors)}
     graph.outputs = [places[name] for name in names]
-    if len(model.signatureDefs) != 1:  # then the session takes the names of tensors
+    if len(model.signatureDefs) != 1:  # then the session uses the names of tensors
         model.signatureDefs = []
     for signature in model.signatureDefs:
         signature.outputs = []

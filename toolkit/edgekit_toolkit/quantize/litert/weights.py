@@ -1,9 +1,9 @@
-"""Ranges of weights that keep biases within 32 bits.
+"""Chooses ranges of weights that keep biases within 32 bits.
 
-A bias is stored with the scale of the product, input scale x weight scale. Where a channel's weights are all
-but 0 (batch normalization folded into a dead channel leaves some at 1e-30), that scale is so small that the
-bias overflows: ai-edge-quantizer 0.10 writes -2147483648 for a bias of +0.5. A larger weight scale loses
-nothing there.
+A bias is stored with the scale of the product, input scale x weight scale. If a channel's weights are nearly
+0 (batch normalization folded into a dead channel leaves some at 1e-30), that scale is so small that the bias
+overflows: ai-edge-quantizer 0.10 writes -2147483648 for a bias of +0.5. A larger weight scale loses nothing
+there.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _SMALLEST_SPAN: Final = 1e-9
 
 
 class _Places(NamedTuple):
-    """Where an operator has its weight, activation and bias, and the weight's axis of output channels."""
+    """Places of an operator's weight, activation and bias, and the weight's axis of output channels."""
 
     weight: int
     activation: int
@@ -47,14 +47,15 @@ _PLACES: Final[Mapping[str, _Places]] = {
 
 
 def weight_bounds(model: Model, plan: Plan) -> dict[str, NDArray[np.float32]]:
-    """Return the largest magnitude to quantize weights for, where their own is too small; by tensor name.
+    """Return by tensor name the magnitude to quantize for, for weights whose own magnitude is too small.
 
     Args:
         model: prepared float model.
         plan: kernels and ranges.
 
     Returns:
-        float32 with the rank of the weight: a bound a channel, or one where the plan has one scale a tensor.
+        float32 with the rank of the weight: a bound for each channel, or one if the plan has one scale a
+        tensor.
     """
     found: dict[str, NDArray[np.float32]] = {}
     for graph, _, operator in operators(model):

@@ -1,7 +1,7 @@
-"""The forms of a LiteRT model, written by ai-edge-quantizer from a `Form` and nothing else.
+"""Writes the forms of a LiteRT model with ai-edge-quantizer, only from a `Form`.
 
-Inputs and outputs stay as they are in the source: a static int8 form converts inside. Ranges come from us, so
-that the library never sees a sample. See docs/adr/0010-tflite-quantization.md for what it cannot do.
+Inputs and outputs stay as in the source: a static int8 form converts inside. Ranges come from us, so the
+library never sees a sample. See docs/adr/0010-tflite-quantization.md for what it cannot do.
 """
 
 import contextlib
@@ -41,12 +41,12 @@ from edgekit_toolkit.tflite.flatbuffer import (
 )
 
 _ALL: Final = ".*"
-# Settings with one expression are ranked where the first of them was made.
+# Settings with the same expression have the rank of the first of them.
 _ALL_LATER: Final = "^.*$"
 _INT4_BLOCK: Final = 32
 _MIN_INT4_BYTES: Final = 4 * 4096
-# What has a kernel that quantizes its input at run time and is worth it: that of depthwise convolutions takes
-# twice to six times as long as the float one.
+# Operators for which a kernel that quantizes its input at run time pays off; that of depthwise convolutions
+# takes twice to six times as long as the float one.
 _DYNAMIC: Final = ("BATCH_MATMUL", "CONV_2D", "FULLY_CONNECTED")
 _LAYERS: Final = frozenset(
     {"BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "EMBEDDING_LOOKUP", "FULLY_CONNECTED", "TRANSPOSE_CONV"}
@@ -58,7 +58,7 @@ def build(prepared: bytes, form: Form) -> bytes | None:
 
     Args:
         prepared: the float model as `litert.prepare.prepare` made it.
-        form: what to make of it.
+        form: form to make.
 
     Raises:
         RecipeError: the plan does not belong to this model.
@@ -71,7 +71,8 @@ def build(prepared: bytes, form: Form) -> bytes | None:
         raise RecipeError("recipe: a LiteRT form has no channel factors; make the recipe again")
     library = _load()
     try:
-        # It warns of an interpreter that it opens for a look, and draws bars for models that it finds large.
+        # The library warns about an interpreter that it opens itself, and draws progress bars for large
+        # models.
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             prepared, form = _folded(prepared, form)
@@ -82,7 +83,7 @@ def build(prepared: bytes, form: Form) -> bytes | None:
             return made if form.earlier is None else bring_near(made, form.earlier.read())
     except RecipeError:
         raise
-    except Exception as error:  # the library raises whatever its parts do
+    except Exception as error:  # the library passes on exceptions of any class
         raise BackendError(
             f"ai-edge-quantizer cannot make {form.kind} of the model: {' '.join(str(error).split())}"
         ) from error
@@ -106,7 +107,7 @@ def _load() -> Any:
 
 
 class _Order:
-    """What is asked of the library for one form. Of two settings that match an operator, the later counts."""
+    """The settings for the library for one form. Of two settings that match an operator, the later counts."""
 
     def __init__(self, library: Any, prepared: bytes) -> None:
         self._library = library
@@ -124,7 +125,7 @@ class _Order:
         return bytes(made.quantized_model)
 
     def ask(self, form: Form) -> bool:
-        """Ask for a form; returns whether that changes anything.
+        """Request a form; returns whether that changes anything.
 
         Raises:
             RecipeError: the plan does not belong to this model.
@@ -149,7 +150,7 @@ class _Order:
         return True
 
     def _ask_int8(self, layers: Collection[str]) -> bool:
-        """Ask for int8 weights in these layers and float16 weights in the others.
+        """Request int8 weights in these layers and float16 weights in the others.
 
         Raises:
             RecipeError: the model has no such layer.
@@ -164,11 +165,11 @@ class _Order:
         return bool(layers)
 
     def _ask_tables(self, scopes: str) -> None:
-        """Ask for int8 embedding tables; a lookup widens the rows that it reads, not the whole table."""
+        """Request int8 embedding tables; a lookup widens the rows that it reads, not the whole table."""
         self._quantizer.add_dynamic_config(scopes, self._kinds.EMBEDDING_LOOKUP, 8)
 
     def _ask_dynamic(self) -> None:
-        """Ask for what computes: an input that is a constant would become int8 like weights."""
+        """Request dynamic int8 for computed inputs; a constant input would become int8 like weights."""
         for name in _DYNAMIC:
             scopes = [
                 scope(graph, operator)
@@ -180,7 +181,7 @@ class _Order:
                 self._quantizer.add_dynamic_config(_exactly(scopes), self._kinds[name], 8)
 
     def _ask_half(self) -> bool:
-        """Ask for float16 weights in the layers that allow it; returns whether there are any."""
+        """Request float16 weights in the layers that allow it; returns whether there are any."""
         casting = self._library.AlgorithmName.FLOAT_CASTING
         self._quantizer.add_weight_only_config(_ALL, self._kinds.ALL_SUPPORTED, 16, algorithm_key=casting)
         fitting = {
@@ -204,7 +205,7 @@ class _Order:
                 yield value
 
     def _ask_int4(self) -> bool:
-        """Blocks of 32 inputs; the kernel that exists for them quantizes its input at run time."""
+        """Request int4 in blocks of 32 inputs; the kernel for them quantizes its input at run time."""
         scopes = []
         for graph, _, operator in operators(self._model):
             if operator_name(self._model, operator) != "FULLY_CONNECTED":
@@ -232,19 +233,19 @@ class _Order:
             raise RecipeError(
                 f"recipe: the form does not fit the model: no operator makes {error}"
             ) from error
-        self._ask_half()  # of what stays in float
+        self._ask_half()  # of operators that stay in float
         self._ask_tables(_ALL)
         scales = self._library.qtyping.QuantGranularity["CHANNELWISE" if plan.per_channel else "TENSORWISE"]
         self._quantizer.add_static_config(_exactly(scopes), self._kinds.ALL_SUPPORTED, 8, 8, scales)
-        # Its kernel takes one scale of a constant, and makes zeros of a scale a channel.
+        # Its kernel takes one scale for a constant; with a scale for each channel it computes zeros.
         whole = self._library.qtyping.QuantGranularity.TENSORWISE
         self._quantizer.add_static_config(_exactly(scopes), self._kinds.BATCH_MATMUL, 8, 8, whole)
-        # The name of an output's last operator is the output's too, and would make it int8.
+        # The last operator of an output shares the output's name, which would make the output int8.
         none = self._library.AlgorithmName.NO_QUANTIZE
         self._quantizer.update_quantization_recipe(_ALL_LATER, self._kinds.OUTPUT, algorithm_key=none)
         tensors = {tensor_name(one): one for graph in self._model.subgraphs for one in graph.tensors}
         for name, (low, high) in plan.ranges.items():
-            # Of the tensor's rank: the library applies them to constants that share a scale, too.
+            # With the tensor's rank: the library also applies them to constants that share a scale.
             ones = [1] * len(shape_of(tensors[name])) if name in tensors else [1]
             self._spans[name] = np.full(ones, low, np.float32), np.full(ones, high, np.float32)
         for name, bound in weight_bounds(self._model, plan).items():
@@ -257,7 +258,7 @@ def int8_layers(prepared: bytes) -> list[str]:
 
 
 def _layer_scopes(model: Model) -> dict[str, str]:
-    """The expression that the library knows each layer by, by the name of the layer's output."""
+    """Return the expression by which the library finds each layer, by the name of the layer's output."""
     return {
         tensor_name(graph.tensors[operator.outputs[0]]): scope(graph, operator)
         for graph, _, operator in operators(model)

@@ -47,7 +47,7 @@ def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
             renamed[tensor.name] = next(fresh)
         tensor.name = renamed[tensor.name]
         tensor.doc_string = ""
-    # Each import costs a line of metadata only, but an engine may refuse a domain that it does not know.
+    # An import costs only a line of metadata, but an engine may refuse an unknown domain.
     standard = opset(result)
     used = {node.domain for node in graph.node} - {"", "ai.onnx"}
     foreign = [item for item in result.opset_import if item.domain in used]

@@ -1,7 +1,8 @@
-"""Embedding tables as int8: the rows that are looked up are widened, never the whole table.
+"""Stores embedding tables as int8: only the rows that are looked up are widened, never the whole table.
 
 A `Gather` from a constant table becomes a `Gather` of codes, a `Gather` of the rows' scales, and their
-product. Package and memory both hold a quarter of the table. Other constants are left as they are.
+product. The table takes a quarter of its size both in the package and in memory. Other constants stay
+unchanged.
 """
 
 from collections.abc import Collection
@@ -41,14 +42,14 @@ def is_table_lookup(index: GraphIndex, node: onnx.NodeProto) -> bool:
 
 
 def int8_tables(model: onnx.ModelProto, layers: Collection[str] | None = None) -> onnx.ModelProto | None:
-    """Return `model` with its embedding tables stored as int8, a scale a row.
+    """Return `model` with its embedding tables stored as int8, with a scale for each row.
 
     Args:
         model: float model.
         layers: first outputs of the lookups to change; None for all.
 
     Returns:
-        None if the model has no table that this fits.
+        None if the model has no such table.
     """
     result = copy_model(model)
     graph = result.graph
@@ -93,7 +94,7 @@ def _lookup(
 
 
 def stored_table(index: GraphIndex, output: str) -> list[onnx.TensorProto]:
-    """Return codes and scales of the table behind a lookup that `int8_tables` wrote; else nothing."""
+    """Return codes and scales of the table of a lookup that `int8_tables` wrote; else nothing."""
     product = index.producers.get(output)
     if product is None or product.op_type != "Mul":
         return []
@@ -107,6 +108,6 @@ def stored_table(index: GraphIndex, output: str) -> list[onnx.TensorProto]:
 
 
 def _behind_cast(index: GraphIndex, name: str) -> str:
-    """The tensor that a Cast widens, where `name` is its result; else `name`."""
+    """Return the tensor that a Cast widens if `name` is its result; else `name`."""
     source = index.producers.get(name)
     return str(source.input[0]) if source is not None and source.op_type == "Cast" else name

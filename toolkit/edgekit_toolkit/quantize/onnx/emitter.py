@@ -1,4 +1,4 @@
-"""New QuantizeLinear and DequantizeLinear nodes with their constants, under names that are free."""
+"""Adds QuantizeLinear and DequantizeLinear nodes with their constants, under free names."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from edgekit_toolkit.quantize.scheme import QuantizationParams
 
 
 class Codes(NamedTuple):
-    """Tensor names: codes, their scale, and their zero point; it is empty if it is 0 and left out."""
+    """Tensor names of codes, their scale, and their zero point, which is empty if it is 0 and left out."""
 
     codes: str
     scale: str
@@ -51,13 +51,13 @@ class Emitter:
     def dequantize(
         self, codes: Codes, stem: str, *, axis: int | None = None, output: str | None = None
     ) -> str:
-        """Add a DequantizeLinear; returns the name of what it makes.
+        """Add a DequantizeLinear; returns the name of its output.
 
         Args:
-            codes: what it reads.
-            stem: what its name begins with.
+            codes: codes to dequantize.
+            stem: beginning of the node's name.
             axis: axis of the channels where there is a scale a channel.
-            output: name of what it makes, where that is settled.
+            output: name of its output, if that is settled.
         """
         name = fresh_name(self._index, f"{stem}_dq")
         node = helper.make_node(
@@ -69,7 +69,7 @@ class Emitter:
         return output or name
 
     def clip(self, codes: str, stem: str, low: int | None, high: int | None) -> str:
-        """Add a Clip of uint8 codes, unless there is no limit; returns the name of what holds the result."""
+        """Add a Clip of uint8 codes, unless there is no limit; returns the name of the result."""
         if low is None and high is None:
             return codes
         limits = ["" if value is None else self._code(value) for value in (low, high)]
@@ -78,7 +78,7 @@ class Emitter:
         return name
 
     def _code(self, value: int) -> str:
-        """A uint8 scalar, stored once."""
+        """Return the name of a uint8 scalar, stored once."""
         key = ("code", value)
         if key not in self._constants:
             self._constants[key] = self.store(f"code_{value}", np.asarray(value, np.uint8))
@@ -96,11 +96,11 @@ class Emitter:
         """Store codes of a constant and dequantize them, once for all equal requests.
 
         Args:
-            name: what the constant is called in the float model.
-            values: its codes.
+            name: name of the constant in the float model.
+            values: codes of the constant.
             params: their scale and zero point.
             axis: axis of the channels where there is a scale a channel.
-            explicit_zero: write a zero point of 0 too.
+            explicit_zero: whether to write a zero point of 0 too.
 
         Returns:
             The name of the dequantized constant.

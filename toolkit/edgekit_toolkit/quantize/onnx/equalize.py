@@ -1,9 +1,8 @@
-"""Equalize the channels of activations between linear layers, so that one scale a tensor wastes no codes.
+"""Equalizes the channels of activations between linear layers, so that one scale a tensor wastes no codes.
 
-Depthwise convolutions leave channels whose ranges differ a hundredfold. Where everything between a
-convolution and its readers is homogeneous (f(s x) = s f(x) for s > 0), channel c can be divided by s[c] in
-the weights before and multiplied by s[c] in the weights after: the model computes the same, its tensors
-quantize better.
+Depthwise convolutions leave channels whose ranges differ a hundredfold. If everything between a convolution
+and its readers is homogeneous (f(s x) = s f(x) for s > 0), channel c can be divided by s[c] in the weights
+before and multiplied by s[c] in the weights after: the results are equal, and the tensors quantize better.
 
 Source: M. Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction, 2019,
 section 4.1; the factor balances activation against weight range as in G. Xiao et al., SmoothQuant, 2023,
@@ -31,11 +30,11 @@ _MAX_FACTOR = 256.0
 
 
 def find_factors(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> dict[str, NDArray[np.float32]]:
-    """Return by how much to divide the channels of convolutions' outputs, float32 [channels] by tensor name.
+    """Return the divisors for the channels of convolutions' outputs: tensor name -> float32 [channels].
 
     Args:
         model: float model.
-        ranges: extremes a channel of its activations; those that are missing are left alone.
+        ranges: extremes of each channel of its activations; missing activations are left alone.
     """
     index = GraphIndex(model.graph)
     factors = {}
@@ -52,16 +51,16 @@ def find_factors(model: onnx.ModelProto, ranges: Mapping[str, Range]) -> dict[st
 
 
 def apply_factors(model: onnx.ModelProto, factors: Mapping[str, NDArray[np.float32]]) -> onnx.ModelProto:
-    """Return an equal model whose convolutions' outputs are divided by `factors`, a factor a channel.
+    """Return an equal model whose convolutions' outputs are divided by `factors`, one for each channel.
 
     Raises:
         KeyError: `factors` names a tensor that no convolution of `model` makes.
-        ValueError: the tensor's readers cannot take the factor back, or it has another number of channels.
+        ValueError: the tensor's readers cannot undo the factor, or it has another number of channels.
     """
     result = copy_model(model)
     index = GraphIndex(result.graph)
-    # Found before any weight is replaced, and in the order of the graph: rounding must not depend on that of
-    # `factors`, which a recipe sorts.
+    # Found before any weight is replaced, and in the order of the graph: rounding must not depend on the
+    # order of `factors`, which a recipe sorts.
     places = {name: place for place, node in enumerate(result.graph.node) for name in node.output[:1]}
     found = [
         (index.producers[name], _checked_readers(index, name, factors[name]), factors[name])

@@ -1,4 +1,4 @@
-"""Bring the weights of an ONNX model near to those of its earlier version; see `near_version`."""
+"""Brings the weights of an ONNX model near to those of its earlier version; see `near_version`."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def bring_near(model: onnx.ModelProto, earlier: onnx.ModelProto) -> onnx.ModelPr
 
     Args:
         model: a form's model, with its final names.
-        earlier: the same form of the earlier version; what is named or shaped otherwise there is left out.
+        earlier: the same form of the earlier version; constants with another name or shape there are skipped.
     """
     result = copy_model(model)
     _GraphPair(result.graph, earlier.graph).bring_near()
@@ -26,7 +26,7 @@ def bring_near(model: onnx.ModelProto, earlier: onnx.ModelProto) -> onnx.ModelPr
 
 
 class _GraphPair:
-    """The graph that is changed, and the earlier one."""
+    """The graph to change, and the earlier one."""
 
     def __init__(self, graph: onnx.GraphProto, earlier: onnx.GraphProto) -> None:
         self._graph, self._index = graph, GraphIndex(graph)
@@ -89,7 +89,7 @@ class _GraphPair:
 
 
 def _write(tensor: onnx.TensorProto, values: NDArray[Any]) -> None:
-    """Write values in the field in which the tensor has them, so that nothing moves in the file."""
+    """Write values into the tensor's present field, so that nothing moves in the file."""
     made = numpy_helper.from_array(values, tensor.name)
     if tensor.HasField("raw_data"):
         tensor.raw_data = made.raw_data

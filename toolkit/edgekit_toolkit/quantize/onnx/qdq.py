@@ -1,4 +1,4 @@
-"""Write a plan as an ONNX graph with QuantizeLinear and DequantizeLinear.
+"""Writes a plan as an ONNX graph with QuantizeLinear and DequantizeLinear.
 
 Placement is ours and not that of onnxruntime.quantization: the search builds a hundred variants of a model,
 and this writes one in milliseconds where the library takes seconds (docs/adr/0005-own-qdq-placement.md).
@@ -29,7 +29,7 @@ from edgekit_toolkit.quantize.plan import (
 )
 from edgekit_toolkit.quantize.scheme import QuantizationParams, activation_params, quantize_weight
 
-# What onnxruntime's WeightBiasQuantization looks at.
+# Operators that onnxruntime's WeightBiasQuantization considers.
 _REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
@@ -62,11 +62,11 @@ class _Writer:
         self.params: dict[str, QuantizationParams] = {}
         self.kernels: list[onnx.NodeProto] = []
         self.produced: set[str] = set()  # tensors that leave an integer kernel
-        # Tensor -> the one whose codes it shares, and how they are read.
+        # Tensor -> the tensor whose codes it shares, and how they are read.
         self.rereads: dict[str, tuple[str, Reread]] = {}
-        self.settled: set[str] = set()  # tensors whose parameters those of others follow from
+        self.settled: set[str] = set()  # tensors whose parameters determine those of others
         self.emitter = Emitter(self.index)
-        # By tensor and, where pairs are dedicated, reader: codes, and their dequantized side.
+        # (tensor, reader if pairs are dedicated) -> codes, and their dequantized side.
         self.codes: dict[tuple[str, str], Codes] = {}
         self.pairs: dict[tuple[str, str], str] = {}
 
@@ -116,13 +116,13 @@ class _Writer:
                     self.produced.add(name)
 
     def _moves(self, node: onnx.NodeProto) -> bool:
-        """Whether a node continues a kernel with its codes; few codes are too coarse for means of them."""
+        """Whether a node continues a kernel with its codes; a reread's codes are too coarse for means."""
         if not moves_codes(node) or node.input[0] not in self.produced:
             return False
         return node.op_type != "Resize" or node.input[0] not in self.rereads
 
     def _reread(self, node: onnx.NodeProto) -> bool:
-        """Note an operator whose output is a kernel's codes with other parameters; return if it is one."""
+        """Record an operator whose output is a kernel's codes with other parameters; return if it is one."""
         found = self._reread_shifted(node) or self._reread_hard_sigmoid(node)
         if found is None:
             return False
@@ -135,7 +135,7 @@ class _Writer:
         return True
 
     def _reread_shifted(self, node: onnx.NodeProto) -> tuple[str, Reread] | None:
-        """A shift or scaling by a scalar."""
+        """Do so for a shift or scaling by a scalar."""
         affine = as_affine(self.index, node)
         if affine is None or affine.scale.ndim or affine.shift.ndim or affine.scale <= 0:
             return None
@@ -158,7 +158,7 @@ class _Writer:
     def _can_reread(self, node: onnx.NodeProto, source: str) -> bool:
         if source not in self.produced or source in self.settled or node.output[0] in self.index.outputs:
             return False
-        # Parameters that a movement operator took over cannot change; a second shift has no codes of its own.
+        # Parameters that a movement operator has taken over cannot change; a second shift has no own codes.
         if source in self.rereads or self.index.producers[source].op_type in MOVEMENT:
             return False
         if self.params[source].zero_point.dtype != np.uint8:
@@ -197,7 +197,7 @@ class _Writer:
             )
 
     def _shield_channels(self, node: onnx.NodeProto) -> int | None:
-        """Input channels of a float product whose weights would be quantized; None for other nodes."""
+        """Return how many input channels a float product has whose weights would become codes, or None."""
         weight = self.index.constant(node.input[1]) if node.op_type in _REQUANTIZED else None
         if weight is None or not self._leads_to_codes(node):
             return None
@@ -218,11 +218,11 @@ class _Writer:
         return False
 
     def _shield(self, name: str, channels: int) -> str:
-        """Dequantized side of tensor `name` with the same scale written once a channel.
+        """Return the dequantized side of tensor `name`, with its one scale repeated for each channel.
 
-        onnxruntime quantizes float weights per tensor, unasked, where such a node stands between a
-        DequantizeLinear with one scale and a QuantizeLinear (its optimiser WeightBiasQuantization); on a
-        depthwise convolution that we keep in float for its accuracy this costs more than quantizing it well.
+        onnxruntime's optimiser WeightBiasQuantization quantizes float weights per tensor, unasked, if such a
+        node is between a DequantizeLinear with one scale and a QuantizeLinear. For a depthwise convolution
+        that we keep in float for its accuracy, this loses more than quantizing it well.
         """
         key = (name, f"{channels} channels")
         if key not in self.pairs:
@@ -234,7 +234,7 @@ class _Writer:
         return self.pairs[key]
 
     def _write_output(self, copy: onnx.NodeProto, position: int, name: str) -> None:
-        """Pair behind a kernel that makes a graph's output, which keeps its name on the float side."""
+        """Write the pair behind a kernel that makes a graph's output, whose name stays on the float side."""
         if name not in self.index.outputs:
             return
         copy.output[position] = fresh_name(self.index, f"{name}_raw")
@@ -244,7 +244,7 @@ class _Writer:
         self.pairs[name, ""] = name
 
     def _pair(self, name: str, reader: onnx.NodeProto | None) -> str:
-        """Name of the dequantized side of tensor `name`, writing Q and DQ where they are not there yet."""
+        """Return the name of the dequantized side of tensor `name`; writes Q and DQ if they are missing."""
         dedicated = reader.output[0] if self.plan.scheme.symmetric and reader is not None else ""
         if (name, dedicated) not in self.pairs:
             codes = self._codes(name, dedicated)
@@ -254,7 +254,7 @@ class _Writer:
         return self.pairs[name, dedicated]
 
     def _codes(self, name: str, dedicated: str) -> Codes:
-        """The codes of tensor `name`; those of a shifted tensor are its source's with other parameters."""
+        """Return the codes of tensor `name`; a shifted tensor shares its source's, with other parameters."""
         if (name, dedicated) not in self.codes:
             stem = f"{name}{dedicated and '_'}{dedicated}"
             if name in self.rereads:
@@ -282,7 +282,7 @@ class _Writer:
                 copy.input[position] = self._operand(name)
 
     def _operand(self, name: str) -> str:
-        """A constant operand of an element-wise kernel, as codes."""
+        """Return a constant operand of an element-wise kernel, as codes."""
         # TensorRT takes no quantized scalars.
         value = np.atleast_1d(np.asarray(self.index.constant(name), np.float32))
         params = activation_params(float(value.min()), float(value.max()), self.plan.scheme)
@@ -295,19 +295,19 @@ class _Writer:
         axis = weight_axis(node) if self.plan.per_channel else None
         bias = self.index.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         input_scale = float(self._param(node.input[0]).scale)
-        # An int32 bias must fit: |bias| <= 2^30 x input scale x weight scale. One that stays float as well:
-        # onnxruntime, which judges such models too, makes it an int32 unasked, and does not look whether it
+        # An int32 bias must fit: |bias| <= 2^30 x input scale x weight scale. So must one that stays float:
+        # onnxruntime, which judges such models too, makes it an int32 unasked, and does not check whether it
         # fits.
         floor = 0.0 if bias is None else np.abs(bias.astype(np.float64)) / (2.0**30 * input_scale)
         codes, params = quantize_weight(weight, axis, floor, self.plan.scheme.weight_peak)
-        # onnxruntime's integer Gemm, unlike its others, wants the zero point of its weights to be there. So
-        # does the exact mode for x86 without VNNI (ADR 0018) where a product stays in float, because its
+        # onnxruntime's integer Gemm, unlike its other kernels, needs an explicit zero point of its weights.
+        # So does the exact mode for x86 without VNNI (ADR 0018) for a product that stays in float because its
         # output is not quantized.
         explicit_zero = node.op_type == "Gemm" or self.plan.scheme.symmetric
         copy.input[1] = self.emitter.constant(
             node.input[1], codes, params, axis=axis, explicit_zero=explicit_zero
         )
-        if bias is None or self.plan.scheme.symmetric:  # a float bias stays as it is
+        if bias is None or self.plan.scheme.symmetric:  # a float bias stays unchanged
             return
         scale = (params.scale.astype(np.float64) * input_scale).astype(np.float32)
         values = np.rint(bias.astype(np.float64) / scale).astype(np.int32)

@@ -31,7 +31,7 @@ _FLOAT_TYPES: Final = {
 
 
 class OnnxQuantizer:
-    """See `Quantizer`.
+    """The quantizer of ONNX models; see `Quantizer`.
 
     Attributes:
         model: the optimised float model, shapes inferred.
@@ -53,14 +53,14 @@ class OnnxQuantizer:
         self.threads = threads
 
     def source_form(self) -> tuple[str, OnnxModel]:
-        """Return the model itself, called after the floats that it computes in."""
+        """Return the model itself, named after its float type."""
         types = float_types(self._proto)
         label = " and ".join(types) if types and not self._is_quantized() else "as it is"
         return label, self.build(Form(forms.FLOAT32)) or self.model
 
     def why_no_forms(self) -> str | None:
         """Return why no other form is made of this model; None if some may be."""
-        if self._is_quantized():  # codes of codes would only lose
+        if self._is_quantized():  # quantizing codes again would only lose accuracy
             return "the model is already quantized"
         types = float_types(self._proto)
         if types and "float32" not in types:
@@ -113,7 +113,7 @@ class OnnxQuantizer:
         return None if made is None else OnnxModel(made)
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
-        """Return what can become an integer kernel, in order."""
+        """Return the nodes that can become integer kernels, in order."""
         return kernel_names(self._proto, self.scheme, elementwise=elementwise)
 
     def ranges(
@@ -126,7 +126,7 @@ class OnnxQuantizer:
     def histograms(
         self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
     ) -> dict[str, Histogram]:
-        """Return how the values of the activations of these kernels are spread over their ranges."""
+        """Return histograms of the activations of these kernels over their ranges."""
         names = touched_tensors(self._proto, kernels)
         read = activation_reader(self._proto, names, samples[0], threads=self.threads)
         return count_values(samples, read, ranges)

@@ -1,8 +1,8 @@
-"""Operators that cost nothing on codes: the same codes, read with another scale and zero point.
+"""Operators that are free on codes: the same codes are read with another scale and zero point.
 
-Pure arithmetic on `QuantizationParams`. The kernel's own scale is enlarged where that makes the result
-exact: by at most an eighth for a whole number of steps, and for a hard sigmoid by a quarter more so that the
-codes hold its slope.
+Pure arithmetic on `QuantizationParams`. The kernel's own scale is enlarged if that makes the result exact: by
+at most an eighth for a whole number of steps, and for a hard sigmoid by a quarter more so that the codes
+cover its slope.
 """
 
 import math
@@ -14,7 +14,7 @@ from edgekit_toolkit.quantize.scheme import QuantizationParams
 
 # A shift of fewer steps than this would change the scale by more than a few percent.
 _MIN_STEPS = 8
-# How much coarser codes may become so that they hold the whole sloped part of a hard sigmoid.
+# How much coarser codes may become to cover the whole sloped part of a hard sigmoid.
 _MAX_WIDENING = 1.25
 
 
@@ -23,9 +23,9 @@ class Reread:
     """Codes of a kernel, read with other parameters.
 
     Attributes:
-        source: parameters that the codes themselves get.
-        output: parameters with which they are the operator's output.
-        low, high: where the codes saturate before that, or None if no code lies beyond.
+        source: parameters of the codes themselves.
+        output: parameters with which the codes are the operator's output.
+        low, high: codes at which they saturate before that, or None if no code lies beyond.
     """
 
     source: QuantizationParams

@@ -44,12 +44,12 @@ _WEIGHTS_FROM: Final = {
 
 
 def half_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return `model` with its float32 weights stored as float16, where it holds them.
+    """Return `model` with its float32 weights stored as float16, if float16 can hold them.
 
-    Weights that the bodies of control flow hold, or read from outside, are among them.
+    This includes weights inside the bodies of control flow, and weights that bodies read from outside.
 
     Returns:
-        None if the model has no weight that this fits.
+        None if the model has no such weight.
     """
     result = copy_model(model)
     names = GraphIndex(result.graph)
@@ -95,7 +95,7 @@ def _can_halve(index: GraphIndex, tensor: onnx.TensorProto) -> bool:
 
 
 def _readers(graph: onnx.GraphProto, name: str) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes that read a tensor, in their bodies too, and the nodes whose bodies return it."""
+    """Yield the nodes that read a tensor, also inside their bodies, and the nodes whose bodies return it."""
     for node in graph.node:
         if name in node.input:
             yield node
@@ -107,9 +107,9 @@ def _readers(graph: onnx.GraphProto, name: str) -> Iterator[onnx.NodeProto]:
 
 
 def fits_half(weight: NDArray[Any]) -> bool:
-    """Return whether float16 holds a weight: its error is no larger than rounding to 11 bits makes it.
+    """Return whether float16 can hold a weight: the error is at most that of rounding to 11 bits.
 
-    Beyond 65504 it has infinities, and below 6e-5 fewer and fewer digits.
+    Beyond 65504 float16 has infinities, and below 6e-5 fewer and fewer digits.
     """
     wide = weight.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -118,14 +118,14 @@ def fits_half(weight: NDArray[Any]) -> bool:
 
 
 def int8_weights(model: onnx.ModelProto, layers: Collection[str] | None = None) -> onnx.ModelProto | None:
-    """Return `model` with the weights of its matrix products stored as int8, a scale a channel.
+    """Return `model` with the weights of its matrix products stored as int8, a scale for each channel.
 
     Args:
         model: float model.
         layers: first outputs of the products to change; None for all.
 
     Returns:
-        None if the model has no layer that this fits, or an operator set without a scale a channel.
+        None if the model has no such layer, or an operator set without a scale for each channel.
     """
     if opset(model) < OPSET_INT8:
         return None
@@ -166,7 +166,7 @@ def int4_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
     kernel for MatMul.
 
     Returns:
-        None if the model has no layer that this fits.
+        None if the model has no such layer.
     """
     index = GraphIndex(model.graph)
     chosen = [node for node in model.graph.node if _fits_blocks(index, node)]
@@ -174,7 +174,7 @@ def int4_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
         return None
     try:
         result = onnx.version_converter.convert_version(model, max(opset(model), _OPSET_INT4))
-    except Exception:  # the converter raises RuntimeError and others for what it does not know
+    except Exception:  # the converter raises RuntimeError and others for operators that it does not know
         return None
     result.ir_version = max(result.ir_version, _IR_INT4)
     graph = result.graph
@@ -235,7 +235,7 @@ def _blocked(index: GraphIndex, name: str, axis: int) -> onnx.NodeProto:
 
 
 def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return `model` with int8 matrix products whose input ranges are taken at run time; never convolutions.
+    """Return `model` with int8 matrix products (never convolutions) whose input ranges are taken at run time.
 
     Returns:
         None if the model has no MatMul or LSTM for it.
@@ -257,7 +257,7 @@ def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
     )  # fmt: skip
     try:
         quantizer.quantize_model()
-    except Exception as error:  # the library raises whatever its parts do
+    except Exception as error:  # the library passes on exceptions of any class
         reason = " ".join(str(error).split())
         raise BackendError(f"onnxruntime cannot make dynamic-int8 of the model: {reason}") from error
     result: onnx.ModelProto = quantizer.model.model

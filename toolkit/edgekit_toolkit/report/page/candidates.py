@@ -63,7 +63,7 @@ def _plot(report: Report, cost: str) -> Markup:
     missing = [candidate["id"] for index, candidate in enumerate(found) if index not in shown]
     badges = [
         _origin(name, [found[index] for index in shown]) for name in (cost, "score")
-    ]  # one a figure, so that no axis stands without its origin
+    ]  # one badge for each figure, so that no axis lacks its origin
     caption = el("figcaption", el("b", f"{title} and score"), *badges)
     note = None
     if missing:
@@ -104,7 +104,7 @@ def _mark(candidate: ReportedCandidate, index: int, cost: str, closest: str | No
 
 
 def _cost_quantity(report: Report, cost: str, values: list[float]) -> Quantity:
-    """Scale to one unit for the whole axis: MB where the largest value has them."""
+    """Scale to one unit for the whole axis: MB if the largest value reaches it."""
     title, unit = FIGURES[cost]
     factor, shown_unit = byte_unit(max(values)) if unit == "bytes" else (1.0, unit)
     limit = next((line["max"] for line in report["budget"] if line["limit"] == cost), None)
@@ -116,7 +116,7 @@ def _cost_quantity(report: Report, cost: str, values: list[float]) -> Quantity:
 
 def _score_quantity(report: Report, shown: list[ReportedCandidate]) -> Quantity:
     evaluation = report["data"]["evaluation"]
-    baseline = 100 * (evaluation["baseline"] or 0.0)  # a plot has scores, and they have a baseline
+    baseline = 100 * (evaluation["baseline"] or 0.0)  # a plot has scores, and scores have a baseline
     drop = next((line["max"] for line in report["budget"] if line["limit"] == "drop"), None)
     return Quantity(
         f"Score: {evaluation['title']}",
@@ -130,7 +130,7 @@ def _score_quantity(report: Report, shown: list[ReportedCandidate]) -> Quantity:
 
 
 def _score_reach(candidate: ReportedCandidate) -> tuple[float, float] | None:
-    """The interval of a candidate's drop, laid around its score, in percent."""
+    """Return the interval of a candidate's drop around its score, in percent."""
     points, drop = candidate["figures"]["drop"]["value"], candidate["drop"]
     if points is None or drop is None:
         return None

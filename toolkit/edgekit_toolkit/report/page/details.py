@@ -20,7 +20,7 @@ from edgekit_toolkit.report.page.pieces import (
 from edgekit_toolkit.report.plots.bars import bar
 
 TOP_LAYERS = 30
-# What the chain of passes says of a pass that found no place to work on.
+# The reason that the chain gives for a pass without a place to change.
 NOTHING_TO_CHANGE = "nothing to change"
 
 
@@ -243,7 +243,7 @@ def _tensors(tensors: Sequence[ReportedTensor]) -> Markup:
 
 
 def provenance(report: Report) -> Markup:
-    """Return what was written, by what, on what, and how to repeat it."""
+    """Return the files that were written, the tools, the machine, and how to repeat the run."""
     package, where = report["package"], report["provenance"]
     host = where["host"]
     files: list[tuple[str, str | None]] = [("Package", "none written")]

@@ -23,7 +23,7 @@ def render_page(report: Report) -> str:
     head = el(
         "head",
         el("meta", charset="utf-8"),
-        # Before anything it could apply to.
+        # Before anything to which it could apply.
         el("meta", http_equiv="Content-Security-Policy", content=_policy(style)),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),

@@ -7,9 +7,9 @@ from edgekit_toolkit.report.document import Drop, Label, ReportedFigure
 from edgekit_toolkit.report.figures import common_origin, exact, shorten, show
 
 MEASURED: ReportedFigure = {"value": 0, "label": "measured", "on": "host"}
-"""Origin of what the toolkit counts and measures itself: file sizes, parity, scores."""
+"""Origin of figures that the toolkit counts or measures itself: file sizes, parity, scores."""
 COUNTED: ReportedFigure = {"value": 0, "label": "modelled", "on": "host"}
-"""Origin of what follows from shapes: multiply-accumulates."""
+"""Origin of figures that follow from shapes: multiply-accumulates."""
 
 _MEANING = {
     "measured": "taken on the machine named",
@@ -19,7 +19,7 @@ _MEANING = {
 
 
 def badge(figure: ReportedFigure, *, what: str | None = None) -> Markup:
-    """Return the visible origin of a figure: its label and where it was taken."""
+    """Return the visible origin of a figure: its label and place."""
     label, on = figure["label"], figure["on"]
     return el(
         "span",
@@ -32,7 +32,7 @@ def badge(figure: ReportedFigure, *, what: str | None = None) -> Markup:
 
 
 def legend() -> Markup:
-    """Return what the three labels mean."""
+    """Return the meaning of the three labels."""
     labels: tuple[Label, ...] = ("measured", "modelled", "estimated")
     entries = [
         el("p", badge({"value": None, "label": label, "on": "where"}), f" {_MEANING[label]}")
@@ -81,7 +81,7 @@ def number(text: str, *, title: str | None = None, style: str = "", extra: str |
 def figure_cell(
     figure: ReportedFigure, unit: str, *, labelled: bool, broken: bool = False, interval: Drop | None = None
 ) -> Markup:
-    """Return a figure as a cell, with its own badge where the column has no common one.
+    """Return a figure as a cell, with its own badge if the column has no common one.
 
     Args:
         figure: figure to show.

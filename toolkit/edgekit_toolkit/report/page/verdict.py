@@ -46,7 +46,7 @@ def warnings(report: Report) -> Markup | None:
 
 
 def verdict(report: Report) -> Markup:
-    """Return the decision with its reason; after a refusal also what binds and what would be needed."""
+    """Return the decision with its reason; after a refusal also the binding limits and the needed ones."""
     outcome = report["outcome"]
     chosen = find_candidate(report, outcome["chosen"])
     ratio = outcome["latency_to_float"]
@@ -98,7 +98,7 @@ def _binding(report: Report) -> Markup:
 
 
 def _reach(report: Report, closest: ReportedCandidate | None) -> Markup | None:
-    """Show each limit on its own: what the closest candidate has, and the best that any reached."""
+    """Show each limit separately: the value of the closest candidate, and the best value of any."""
     if not report["budget"]:
         return None
     rows = [_reach_row(report, line, closest) for line in report["budget"]]
@@ -193,7 +193,7 @@ def _against(line: BudgetLine | None) -> Markup:
 def _context(
     report: Report, name: str, value: float | None, subject: ReportedCandidate | None
 ) -> list[Markup]:
-    """Return what a value holds for and compares with: sizes, the source's size and score, host latency."""
+    """Return the context of a value: sizes, the source's size and score, host latency."""
     compared = _compared(report, name, value, subject)
     if name not in {"latency", "memory", "energy"} or value is None or not report["sizes"]:
         return compared

@@ -4,20 +4,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Beyond this ratio of largest to smallest value a linear axis would push most points into one corner.
+# Beyond this ratio of largest to smallest value, a linear axis would push most points into one corner.
 _LOG_RATIO = 8.0
-# The data keep at least this share of the axis when a far limit wants to be on it too.
+# The data keep at least this share of the axis if a far limit is on it too.
 _DATA_SHARE = 0.45
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What an axis shows, in display units.
+    """The quantity of an axis, in display units.
 
     Attributes:
-        title: `Size`.
-        unit: `MB`.
-        values: one a point, in display units.
+        title: title such as `Size`.
+        unit: unit such as `MB`.
+        values: a value for each point, in display units.
         reaches: confidence interval of each value, or None; empty if there are none.
         limit: the budget's limit, or None.
         limit_text: the limit as the rest of the page shows it.
@@ -44,9 +44,9 @@ class Axis:
     log: bool
 
     def place(self, value: float) -> float:
-        """Return where on the axis `value` lies, 0..1, held to the ends."""
+        """Return the position of `value` on the axis, 0..1, limited to the ends."""
         if self.log:
-            # A log axis has no place for 0 and less: they lie at its low end.
+            # A log axis has no place for values up to 0: they are at its low end.
             inner = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
         else:
             inner = (value - self.low) / (self.high - self.low)
@@ -58,7 +58,7 @@ class Axis:
 
 
 def scale_axis(quantity: Quantity) -> Axis:
-    """Return the axis for costs (size, latency): all points, and the limit unless it lies far off."""
+    """Return the axis for costs (size, latency): all points, and the limit unless it is far away."""
     low, high = min(quantity.values), max(quantity.values)
     if low > 0 and high / low > _LOG_RATIO:
         return _log_axis(low, high, quantity.limit)
@@ -77,7 +77,7 @@ def focus_axis(quantity: Quantity) -> Axis:
     inside = [value for value in quantity.values if value >= best - window]
     if inside and 2 * len(inside) >= len(quantity.values):
         low = min(inside)
-    # Intervals of the points that are shown belong to the picture.
+    # Intervals of visible points are visible too.
     for value, reach in zip(quantity.values, quantity.reaches, strict=False):
         if reach is not None and value >= low:
             low, best = min(low, max(reach[0], best - window)), max(best, reach[1])
@@ -89,7 +89,7 @@ def _with_limit(low: float, high: float, limit: float | None) -> tuple[float, fl
     if limit is None:
         return low, high
     wide_low, wide_high = min(low, limit), max(high, limit)
-    # All points at one place need the limit beside them to give the axis a scale at all.
+    # If all points are at one place, only the limit gives the axis a scale.
     if low == high or high - low >= _DATA_SHARE * (wide_high - wide_low):
         return wide_low, wide_high
     return low, high

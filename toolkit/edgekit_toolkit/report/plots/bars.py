@@ -6,7 +6,7 @@ from edgekit_offload.report.markup import Markup, el
 def bar(share: float, style: str, *, back: float | None = None) -> Markup:
     """Return a thin horizontal bar that fills its table cell.
 
-    The number stands in the cell beside it, so it is hidden from screen readers.
+    The number is in the cell beside it, so screen readers skip the bar.
 
     Args:
         share: length, 0..1 of the width.
@@ -32,7 +32,7 @@ def budget_bar(share: float, *, ok: bool, title: str) -> Markup:
     """Return a value against its limit: the limit is the tick at 80 % of the width, so excess shows.
 
     Args:
-        share: value / limit; held to 0..1.25.
+        share: value / limit; limited to 0..1.25.
         ok: whether the limit is met.
         title: the same in words.
     """

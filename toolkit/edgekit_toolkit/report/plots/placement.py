@@ -1,12 +1,12 @@
-"""Positions of the texts in a plot: each gets the first place where it covers nothing. Numbers only."""
+"""Places the texts of a plot: each gets the first place where it covers nothing. Numbers only."""
 
 import math
 from dataclasses import dataclass, field
 
-# Of the plot's font, on the generous side; and what is kept free on either side of a text.
+# Size of the plot's font, rather too large; and the free space on either side of a text.
 _CHAR_WIDTH, _LINE_HEIGHT, _GAP = 7.2, 14.0, 2.0
 _Box = tuple[float, float, float, float]
-# Where a label may stand, from its point's centre, best first: beside it, then on wider and wider rings.
+# Places of a label relative to its point, best first: beside it, then on wider and wider rings.
 _NEAR = (
     (13.0, 4.0),
     (-13.0, 4.0),
@@ -36,7 +36,7 @@ class Spot:
 
 @dataclass(slots=True)
 class Room:
-    """A frame, and the boxes in it (left, top, right, bottom) that are taken."""
+    """A frame, and the occupied boxes in it (left, top, right, bottom)."""
 
     left: float
     right: float
@@ -45,11 +45,11 @@ class Room:
     taken: list[_Box] = field(default_factory=list)
 
     def take_point(self, x: float, y: float, reach: float) -> None:
-        """Keep texts off a point that reaches so far from its centre on every side."""
+        """Keep texts off a point that extends by `reach` on every side."""
         self.taken.append((x - reach, y - reach, x + reach, y + reach))
 
     def place_label(self, text: str, px: float, py: float) -> Spot | None:
-        """Return where the label of a point stands; None if no place is left."""
+        """Return the place of a point's label; None if there is none left."""
         for dx, dy in (*_NEAR, *_RINGS):
             box = _box(px + dx, py + dy, text, dx)
             if self._is_free(box):
@@ -58,12 +58,12 @@ class Room:
         return None
 
     def place_line_text(self, text: str, y: float, *, below: bool) -> Spot:
-        """Return where the text of a horizontal line stands: at an end of it, below it or above.
+        """Return the place of a horizontal line's text: at an end of the line, below or above it.
 
         Args:
             text: text to place.
-            y: where the line is.
-            below: which side to try first; where nothing is free it stands at the left end there.
+            y: y of the line.
+            below: which side to try first; if nothing is free, the text is at the left end on this side.
         """
         sides = (_BELOW, _ABOVE) if below else (_ABOVE, _BELOW)
         ends = ((self.left + 5, 2.0), (self.right - 5, -2.0), ((self.left + self.right) / 2, 0.0))
@@ -79,7 +79,7 @@ class Room:
 
 
 def _box(x: float, y: float, text: str, dx: float) -> _Box:
-    """The box of a text that lies right of `x` (dx over 1), left of it (under -1) or around it."""
+    """Return the box of a text right of `x` (dx over 1), left of it (under -1) or around it."""
     width = _CHAR_WIDTH * len(text)
     left = x if dx > 1 else x - width if dx < -1 else x - width / 2
     return left - _GAP, y - _LINE_HEIGHT + 3, left + width + _GAP, y + 3

@@ -23,8 +23,8 @@ class Mark:
         label: short text beside it.
         title: full text, for tooltips and screen readers.
         anchor: id of its table row.
-        chosen: drawn larger, with a ring.
-        meets: filled where all limits are met, hollow and square where not.
+        chosen: whether it is the chosen one: drawn larger, with a ring.
+        meets: whether all limits are met: drawn filled, otherwise hollow and square.
     """
 
     label: str
@@ -38,7 +38,7 @@ def pareto_plot(marks: Sequence[Mark], cost: Quantity, score: Quantity, *, key: 
     """Return the SVG of cost (x, less is better) against score (y, more is better).
 
     Args:
-        marks: at least one; `cost.values` and `score.values` hold as many.
+        marks: at least one mark; `cost.values` and `score.values` hold as many.
         cost: x, with its limit.
         score: y, with its limit and the source's score.
         key: prefix of the ids inside, unique on the page.
@@ -116,7 +116,7 @@ def _grid(x: Axis, y: Axis, cost: Quantity, score: Quantity) -> Markup:
 
 
 def _shades(x: Axis, y: Axis, cost: Quantity, score: Quantity, key: str) -> Markup:
-    """Hatch where a limit is broken."""
+    """Hatch the area where a limit is broken."""
     parts: list[Markup] = []
     if cost.limit is not None:
         at, _ = _place(x, y, cost.limit, y.low)
@@ -144,7 +144,7 @@ def _limits(x: Axis, y: Axis, cost: Quantity, score: Quantity, room: Room) -> Ma
             parts += [_line(at, _TOP, at, _BOTTOM, "limit")]
         else:
             text = f"{text} →" if cost.limit > x.high else f"← {text}"
-        # Above the frame, where no point can be; anchored so that it stays in the picture at both ends.
+        # Above the frame, where no point can be, and anchored so that it stays inside the picture.
         share = x.place(cost.limit)
         anchor = "start" if share < 0.1 else "end" if share > 0.9 else "middle"
         parts += [_text(at, _TOP - 8, text, "limit-text", anchor)]
@@ -218,11 +218,11 @@ def _mark(mark: Mark, px: float, py: float, label: Markup | None) -> Markup:
 
 
 def _label(text: str, px: float, py: float, room: Room) -> Markup | None:
-    """Place a label where it covers nothing; where no place is left the tooltip and the table must do."""
+    """Place a label where it covers nothing; without such a place, only tooltip and table have it."""
     spot = room.place_label(text, px, py)
     if spot is None:
         return None
-    # A label that stands away from its point is tied to it, at the end that is nearer.
+    # A line ties a distant label to its point, at the label's nearer end.
     end = spot.x if spot.x > px else min(px, spot.x + 7 * len(text))
     leader = None if spot.near else _line(px, py, end, spot.y - 4, "leader")
     return join(leader, _text(spot.x, spot.y, text, "point-label"))

@@ -1,1 +1,1 @@
-"""Photographs and sound as samples of a model: find the files, decode them, apply the preprocessing."""
+"""Photographs and sound as samples of a model: finds and decodes files, applies the preprocessing."""

@@ -1,4 +1,4 @@
-"""Read recordings in WAV files and bring them into a model's form.
+"""Reads recordings in WAV files and brings them into a model's form.
 
 It does not resample, and it computes no features: a file of another sample rate is refused.
 """
@@ -26,8 +26,8 @@ class AudioRules:
         samples: length of the result; a longer recording is cut at its end, a shorter one gets zeros there.
             None leaves the length.
         scale, mean, std: an amplitude -1..1 becomes (amplitude * scale - mean) / std.
-        channel_axis: where an axis of size 1 stands in the result, or None for [samples].
-        dtype: a float.
+        channel_axis: position of an axis of size 1 in the result, or None for [samples].
+        dtype: float dtype of the result.
     """
 
     sample_rate: int
@@ -42,7 +42,7 @@ class AudioRules:
         """Return the amplitudes of a file, float32 [samples], -1..1; channels are averaged.
 
         Raises:
-            DataError: no WAV file with whole numbers, damaged, empty, or of another sample rate.
+            DataError: no WAV file with integers, damaged, empty, or of another sample rate.
         """
         amplitudes = _read(path, self.sample_rate, self.samples)
         if self.samples is None:
@@ -50,7 +50,7 @@ class AudioRules:
         return np.pad(amplitudes, (0, self.samples - len(amplitudes)))
 
     def finish(self, loaded: NDArray[Any]) -> NDArray[Any]:
-        """Return the sample for what `load` gave."""
+        """Return the sample for the amplitudes from `load`."""
         exact = (loaded.astype(np.float64) * self.scale - self.mean) / self.std
         values: NDArray[Any] = exact.astype(DTYPES[self.dtype])
         return values if self.channel_axis is None else np.expand_dims(values, self.channel_axis)
@@ -89,7 +89,7 @@ def _amplitudes(raw: bytes, width: int) -> NDArray[np.float32]:
         unsigned /= 128
         unsigned -= 1
         return unsigned
-    # Each number goes to the upper bytes of an int32, so that one division serves all widths.
+    # Each number goes to the upper bytes of an int32, so that one division fits all widths.
     wide = np.zeros((len(raw) // width, 4), np.uint8)
     wide[:, 4 - width :] = np.frombuffer(raw, np.uint8).reshape(-1, width)
     amplitudes: NDArray[np.float32] = (wide.view("<i4")[:, 0] / 2**31).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Class names that are found in the names of folders, and whether they can be those of the model."""
+"""Finds class names in the names of folders, and checks whether they can be those of the model."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ _MAX_NAMED: Final = 10
 
 
 def find_class_names(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Return the class names that folders or lists under `paths` use, sorted; none where there are none.
+    """Return the class names that folders or lists under `paths` use, sorted; empty if there are none.
 
     Raises:
         DataError: see `find_media`; or the names are numbers whose order is unclear.
@@ -39,7 +39,7 @@ def find_class_names(paths: Iterable[Path]) -> tuple[str, ...]:
 
 
 def check_class_count(names: Sequence[str], outputs: Sequence[TensorSpec]) -> None:
-    """Refuse names that are not one for each class of the model.
+    """Refuse names whose number differs from that of the model's classes.
 
     Args:
         names: class names from folders or lists, sorted.

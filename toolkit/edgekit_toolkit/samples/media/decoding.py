@@ -1,4 +1,4 @@
-"""Photographs and recordings as a shard of samples: decoded when they are asked for, in order."""
+"""Photographs and recordings as a shard of samples: decoded on request, in order."""
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,8 @@ from edgekit_toolkit.samples.media.files import Label, find_media
 from edgekit_toolkit.samples.media.rules import MediaRules, example_for, read_rules
 from edgekit_toolkit.samples.shards import Batching, Shard
 
-# Decoding takes far longer than all else, and samples are read many times. Later files are decoded each time.
+# Decoding takes far longer than all else, and samples are read many times. Files beyond this are decoded each
+# time.
 _KEPT_BYTES: Final = 256 << 20
 _MAX_NAMED: Final = 5  # unusable files in a message
 
@@ -30,7 +31,7 @@ class Decoding:
         preprocessing: fields of the preprocessing file, or None if there is none.
         classes: names in the order of the model's outputs; empty if they are not known.
         labelled: whether to take labels from class folders or lists.
-        progress: called with the number of decoded files and of all, the first time.
+        progress: called with the numbers of decoded and of all files, during the first pass.
     """
 
     preprocessing: Mapping[str, Any] | None = None
@@ -43,8 +44,8 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
     """Return the files under `path` as samples.
 
     Raises:
-        DataError: no such files, the model has several inputs, no preprocessing or one that does not fit, or
-            a label that is no class.
+        DataError: no such files, several inputs of the model, preprocessing that is missing or does not fit,
+            or a label that is no class.
     """
     found = find_media(path, labelled=decoding.labelled)
     if len(inputs) != 1 or not Batching.of(inputs).stacked:
@@ -64,7 +65,7 @@ def media_shard(path: Path, inputs: Sequence[TensorSpec], decoding: Decoding) ->
 
 
 class DecodedFiles:
-    """One sample a file; as many decoded files as fit into `_KEPT_BYTES` are kept."""
+    """One sample for each file; keeps as many decoded files as fit into `_KEPT_BYTES`."""
 
     def __init__(
         self, path: Path, files: Sequence[Path], spec: TensorSpec, rules: MediaRules, progress: Progress
@@ -72,11 +73,11 @@ class DecodedFiles:
         """Decode nothing yet.
 
         Args:
-            path: what was given.
+            path: path from the user.
             files: files in order.
             spec: the model's input.
-            rules: what happens to each file.
-            progress: see `Decoding`.
+            rules: preprocessing of each file.
+            progress: as in `Decoding`.
         """
         self.path = path
         self._files = tuple(files)
@@ -89,7 +90,7 @@ class DecodedFiles:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of files alone: their sizes may differ."""
+        """Only the number of files, since their sizes may differ."""
         return (len(self._files),)
 
     def rows(self, keep: NDArray[np.bool_] | None = None) -> Iterator[NDArray[Any]]:

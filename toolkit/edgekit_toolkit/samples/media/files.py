@@ -1,4 +1,4 @@
-"""Find the photographs or recordings that are given, and their labels; no file is decoded here.
+"""Finds photographs or recordings and their labels; no file is decoded here.
 
 Labels come from the names of sub-folders (each is a class), or from a list in the folder: `labels.csv`,
 `labels.json`, `metadata.csv` or `metadata.jsonl`.
@@ -35,7 +35,7 @@ class MediaFiles:
         kind: `image` or `audio`.
         files: files in order.
         labels: class name or number of each file, or None.
-        notes: what the user should know.
+        notes: notes for the user.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class MediaFiles:
 
 
 def is_media(path: Path) -> bool:
-    """Whether a path is for this module: a file of a known kind, a list, or a folder without arrays."""
+    """Whether this module reads a path: a file of a known kind, a list, or a folder without arrays."""
     if path.is_dir():
         return not any(one.suffix in _ARRAYS for one in path.iterdir()) and any(
             _is_visible(one.name) for one in path.iterdir()
@@ -58,10 +58,10 @@ def find_media(path: Path, *, labelled: bool = True) -> MediaFiles:
 
     Args:
         path: a file, a list of labels, or a folder.
-        labelled: False takes no labels: sub-folders are only folders then.
+        labelled: whether to take labels; if not, sub-folders are only folders.
 
     Raises:
-        DataError: there is none, there are images as well as recordings, or a list of labels is wrong.
+        DataError: there is no file, there are both images and recordings, or a list of labels is wrong.
     """
     if path.is_file() and path.suffix.lower() in SUFFIXES:
         return MediaFiles(SUFFIXES[path.suffix.lower()], (path,), None, ())
@@ -111,7 +111,7 @@ def _walk(root: Path) -> tuple[list[Path], "Counter[str]"]:
 
 
 def _regular(file: Path) -> Path:
-    if file.exists() and not file.is_file():  # a pipe: to open it would wait for a writer
+    if file.exists() and not file.is_file():  # a pipe: opening it would wait for a writer
         raise DataError(f"{file}: is no regular file; remove it, or save what it gives")
     return file
 

@@ -1,4 +1,4 @@
-"""Decode photographs with Pillow and bring them into a model's form.
+"""Decodes photographs with Pillow and brings them into a model's form.
 
 The steps and their results are those of torchvision's transforms for PIL images: Resize (antialiased),
 CenterCrop, ToTensor, Normalize. Unlike torchvision's loader it turns a photograph upright by its EXIF data.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
-_FORMATS: Final = ("JPEG", "PNG", "BMP", "WEBP")  # the only decoders of Pillow that a file reaches
+_FORMATS: Final = ("JPEG", "PNG", "BMP", "WEBP")  # the only decoders of Pillow that are used
 COLOURS: Final[Mapping[str, str]] = {"RGB": "RGB", "BGR": "BGR", "L": "L"}  # name -> channels in order
 LAYOUTS: Final = ("NCHW", "NHWC")
 INTERPOLATIONS: Final = ("bilinear", "nearest", "bicubic", "lanczos")
@@ -38,7 +38,7 @@ class ImageRules:
         center_crop: (height, width) in pixels, or None. A smaller image gets black borders.
         colour: one of `COLOURS`.
         scale: a pixel 0..255 becomes (pixel * scale - mean) / std.
-        mean, std: one a channel, in the order of `colour`.
+        mean, std: one for each channel, in the order of `colour`.
         layout: one of `LAYOUTS`.
         dtype: dtype of the result; integers are rounded.
     """
@@ -68,13 +68,13 @@ class ImageRules:
         return pixels[:, :, ::-1] if self.colour == "BGR" else pixels
 
     def finish(self, loaded: NDArray[Any]) -> NDArray[Any]:
-        """Return the sample for what `load` gave: [channels, height, width] or [height, width, channels]."""
+        """Return the sample for `load`'s pixels: [channels, height, width] or [height, width, channels]."""
         table = self._table()
         channels = [table[place][loaded[:, :, place]] for place in range(loaded.shape[2])]
         return np.stack(channels, axis=0 if self.layout == "NCHW" else -1)
 
     def _table(self) -> NDArray[Any]:
-        """Return what each pixel value becomes, [channels, 256].
+        """Return the result for each pixel value, [channels, 256].
 
         Raises:
             DataError: a value is beyond the dtype.
@@ -115,7 +115,7 @@ class ImageRules:
 
 
 def _crop_start(size: int, wanted: int) -> int:
-    """Return where a centre crop begins. Source: torchvision.transforms.functional.center_crop."""
+    """Return the begin of a centre crop. Source: torchvision.transforms.functional.center_crop."""
     return round((size - wanted) / 2) if size >= wanted else -((wanted - size) // 2)
 
 
@@ -125,7 +125,7 @@ def _decoded(path: Path, mode: str) -> "Image.Image":
     except ImportError as error:
         raise DataError(f"{path}: images need Pillow: {install_command('images')}") from error
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about oddities of a file that decodes all the same
+        warnings.simplefilter("ignore")  # about oddities of a file that can be decoded
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             with Image.open(path, formats=_FORMATS) as image:

@@ -33,14 +33,14 @@ _IMAGE_FIELDS: Final = (
     "type", "resize", "interpolation", "center_crop", "colour", "scale", "mean", "std", "layout", "dtype",
 )  # fmt: skip
 _AUDIO_FIELDS: Final = ("type", "sample_rate", "samples", "scale", "mean", "std", "dtype")
-_DEFAULT_SIZE: Final = 224  # of an example for a model whose height and width are free
+_DEFAULT_SIZE: Final = 224  # size in an example for a model with free height and width
 _DEFAULT_RATE: Final = 16000
 _MAX_SIDE: Final = 1 << 14
 _MAX_SAMPLES: Final = 1 << 28
 
 
 def expand_preset(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the named preset, replaced by the other fields where both have them.
+    """Return the fields of the named preset; given fields replace those of the preset.
 
     Raises:
         DataError: there is no such preset.
@@ -59,7 +59,7 @@ def read_rules(preprocessing: Mapping[str, Any], spec: TensorSpec) -> MediaRules
 
     Args:
         preprocessing: the fields.
-        spec: the model's input; layout, dtype and colour are taken from it where they are not stated.
+        spec: the model's input; layout, dtype and colour come from it if they are not stated.
 
     Raises:
         DataError: an unknown field, a value that cannot be used, or rules that do not fit the input.
@@ -168,14 +168,14 @@ def _audio_rules(fields: Mapping[str, Any], spec: TensorSpec) -> AudioRules:
 
 
 def _layout(spec: TensorSpec) -> str | None:
-    """Where the channels of an image input are, by its shape; None if it takes no images."""
+    """Return the layout of an image input, by its shape; None if it takes no images."""
     if len(spec.shape) != 4:
         return None
     return next((one for one in LAYOUTS if spec.shape[one.index("C")] in (1, 3)), None)
 
 
 def _audio_length(spec: TensorSpec) -> int | str | None:
-    """The number of samples that a sound input takes, or its name; None if it takes no sound."""
+    """Return the number of samples that a sound input takes, or its name; None if it takes no sound."""
     if not spec.dtype.startswith("float") or len(spec.shape) not in (2, 3):
         return None
     rest = spec.shape[1:]
@@ -220,7 +220,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _numbers(name: str, value: object, count: int, *, zero: bool = True) -> tuple[float, ...]:
-    """Return one number a channel; a single one stands for all."""
+    """Return a number for each channel; a single number is for all."""
     items = value if isinstance(value, list) else [value]
     if len(items) not in (1, count):
         raise _wrong(name, value, f"a number, or a list of {count} (one a channel)")

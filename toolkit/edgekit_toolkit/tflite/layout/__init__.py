@@ -1,1 +1,1 @@
-"""In which order of axes each tensor is held."""
+"""Chooses the order of axes in which each tensor is held."""

@@ -1,8 +1,8 @@
-"""The layout step: in which form each node works, so that as few bytes as possible are transposed.
+"""The layout step: chooses the form in which each node works, to transpose as few bytes as possible.
 
-Nodes with a choice start with the form that their inputs have; then each one takes the form that costs least
-with its neighbours as they are, over the graph backwards and forwards until nothing changes. A greedy
-search, so not always the least of all.
+Nodes with a choice start with the form of their inputs. Then each node takes the form that costs least with
+its present neighbours, over the graph backwards and forwards until nothing changes. This greedy search does
+not always find the minimum.
 
 It decides and changes nothing.
 """
@@ -24,7 +24,7 @@ def plan_forms(graph: Graph, rules: Sequence[Rule | None], views: Mapping[str, V
     Args:
         graph: the ONNX model.
         rules: one for each node; None if a node is refused or makes only views.
-        views: what `values.find_views` returned.
+        views: result of `values.find_views`.
     """
     plan = _Plan(graph, rules, views)
     places = [place for place, rule in enumerate(rules) if rule is not None and rule.allows is not None]
@@ -51,7 +51,7 @@ class _Plan:
             for slot, name in enumerate(node.inputs):
                 if name and not graph.is_constant(name):
                     self._readers.setdefault(self._root(name), []).append((place, slot))
-        # What the caller sees is read as ONNX has it.
+        # The caller reads outputs in ONNX's order.
         self._seen: dict[str, list[Form]] = {}
         for name in graph.outputs:
             if name in graph.shapes:
@@ -124,7 +124,7 @@ class _Plan:
         return [*(form for _, form in self._reading(root, planned)), *self._seen.get(root, ())]
 
     def _reading(self, root: str, planned: int) -> list[tuple[int, Form]]:
-        """Return the forms in which nodes read a value; those with a choice and no plan yet are left out."""
+        """Return the forms in which nodes read a value, without nodes with a choice and no plan yet."""
         found = []
         for place, slot in self._readers.get(root, ()):
             rule = self._rules[place]

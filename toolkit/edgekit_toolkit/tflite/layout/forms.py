@@ -1,8 +1,8 @@
-"""Forms: in which order of axes a tensor is held. Pure; it knows neither ONNX nor TFLite.
+"""Forms: the order of axes in which a tensor is held. Pure; it knows neither ONNX nor TFLite.
 
-A form lists, for each axis of the held tensor, the axis of the ONNX tensor that lies there, or `NEW` for an
-axis of size 1 that ONNX does not have. (0, 2, 3, 1) holds [N, C, H, W] as [N, H, W, C]; (0, NEW, 2, 1) holds
-[N, C, W] as [N, 1, W, C]. An axis of size 1 may be left out.
+A form lists for each axis of the held tensor the axis of the ONNX tensor, or `NEW` for an axis of size 1 that
+ONNX does not have. (0, 2, 3, 1) holds [N, C, H, W] as [N, H, W, C]; (0, NEW, 2, 1) holds [N, C, W] as [N, 1,
+W, C]. An axis of size 1 may be left out.
 """
 
 import math
@@ -43,7 +43,7 @@ def core(form: Form, shape: Shape) -> Form:
 
 
 def complete(partial: Sequence[int], rank: int) -> Form:
-    """Return `partial` with each axis that it lacks put behind its predecessor."""
+    """Return `partial` with each missing axis inserted behind its predecessor."""
     form = list(partial)
     for axis in range(rank):
         if axis not in form:
@@ -52,7 +52,7 @@ def complete(partial: Sequence[int], rank: int) -> Form:
 
 
 def conversion_cost(held: Form, wanted: Form, shape: Shape) -> float:
-    """Return what it costs to read a tensor held as `held` in the form `wanted`; 0 if nothing is to do."""
+    """Return the cost of reading a tensor held as `held` in the form `wanted`; 0 if nothing changes."""
     size_bytes = 4 * math.prod(shape)
     if core(held, shape) != core(wanted, shape):
         return OPERATOR_COST + size_bytes
@@ -62,9 +62,10 @@ def conversion_cost(held: Form, wanted: Form, shape: Shape) -> float:
 
 
 def broadcast_form(form: Form, rank: int) -> Form:
-    """Return the form of an operand of `rank` that is broadcast to a result in `form`, as ONNX aligns them.
+    """Return the form of an operand of `rank` that ONNX broadcasts to a result in `form`.
 
-    Axes that only the result has become axes of size 1; leading ones are left out, as TFLite aligns alike.
+    Axes that only the result has become axes of size 1; leading ones are left out, as TFLite aligns in the
+    same way.
     """
     missing = sum(1 for axis in form if axis != NEW) - rank
     aligned = [axis - missing if axis >= missing else NEW for axis in form]
@@ -74,7 +75,7 @@ def broadcast_form(form: Form, rank: int) -> Form:
 
 
 def without_axes(form: Form, axes: Sequence[int]) -> Form:
-    """Return the form of a tensor without `axes`; the axes that are left get new numbers."""
+    """Return the form of a tensor without `axes`; the remaining axes get new numbers."""
     return tuple(
         axis if axis == NEW else axis - sum(1 for gone in axes if gone < axis)
         for axis in form
@@ -83,10 +84,10 @@ def without_axes(form: Form, axes: Sequence[int]) -> Form:
 
 
 def reshaped(form: Form, before: Shape, after: Shape) -> Form | None:
-    """Return the form in which the same bytes are the reshaped tensor; None if they would be out of order.
+    """Return the form of the reshaped tensor with the same bytes; None if they would be out of order.
 
-    Sizes are matched in groups, as few as possible each: [2, 6, 5] -> [2, 3, 2, 5] splits one axis. A group
-    of several axes must be held side by side and in order.
+    Sizes are matched in groups, each as small as possible: [2, 6, 5] -> [2, 3, 2, 5] splits one axis. The
+    axes of a group must be held side by side and in order.
     """
     groups = reshape_groups(before, after)
     if groups is None:

@@ -1,4 +1,4 @@
-"""Rules: which forms an operator can work in, and in which it then reads its inputs and leaves its outputs.
+"""Rules: the forms in which an operator can work, and the resulting forms of its inputs and outputs.
 
 A rule's *work form* orders the axes of one tensor of the node (its result, or its first input); the rest
 follows from it.
@@ -26,12 +26,12 @@ class Rule:
     """The forms in which an operator can work.
 
     Attributes:
-        start: a work form that is always possible.
+        start: work form that is always possible.
         shape: sizes of the axes that a work form orders.
         reads: form in which each input is read, from the work form.
         writes: form in which each output is left.
         allows: whether a work form is possible; None if only `start` is.
-        proposes: the work form that leaves the result in a given form, where ranks differ.
+        proposes: work form that leaves the result in a given form, if ranks differ.
     """
 
     start: Form
@@ -46,14 +46,14 @@ MakeRule: TypeAlias = Callable[[Node, Graph], Rule]
 
 
 def as_onnx(node: Node, graph: Graph) -> Rule:
-    """The axes stay as in ONNX."""
+    """Return a rule that keeps the axes as in ONNX."""
     reads = tuple(plain(_rank(graph, name)) for name in node.inputs)
     writes = tuple(plain(_rank(graph, name)) for name in node.outputs)
     return Rule((), (), lambda _: reads, lambda _: writes)
 
 
 def elementwise(node: Node, graph: Graph) -> Rule:
-    """Any form of the result; smaller operands are broadcast as in ONNX."""
+    """Return a rule that allows any form of the result; smaller operands are broadcast as in ONNX."""
     shape = graph.shape(node.outputs[0])
     ranks = [_rank(graph, name) for name in node.inputs]
 
@@ -64,7 +64,7 @@ def elementwise(node: Node, graph: Graph) -> Rule:
 
 
 def axiswise(node: Node, graph: Graph) -> Rule:
-    """Any form of the first input, and results of its rank; further inputs of other ranks stay as in ONNX."""
+    """Return a rule for any form of the first input and results of its rank; inputs of other ranks stay."""
     shape = graph.shape(node.inputs[0])
     reads = _first_and_alike(node, graph)
     return Rule(plain(len(shape)), shape, reads, lambda form: (form,) * len(node.outputs), lambda _: True)
@@ -84,7 +84,7 @@ def axis_last(axis: int) -> MakeRule:
 
 
 def removing(axes: tuple[int, ...], node: Node, graph: Graph) -> Rule:
-    """Any form of the first input; the result lacks `axes`."""
+    """Return a rule that allows any form of the first input; the result lacks `axes`."""
     shape = graph.shape(node.inputs[0])
 
     def writes(form: Form) -> tuple[Form, ...]:
@@ -100,13 +100,13 @@ def _first_and_alike(node: Node, graph: Graph) -> Callable[[Form], tuple[Form, .
 
 
 def spatial(node: Node, graph: Graph) -> Rule:
-    """Channels last, for operators that read one tensor."""
+    """Return the channels-last rule, for operators that read one tensor."""
     form = channels_last(_rank(graph, node.inputs[0]))
     return Rule(form, graph.shape(node.inputs[0]), lambda _: (form,), lambda _: (form,) * len(node.outputs))
 
 
 def regrouping(node: Node, graph: Graph) -> Rule:
-    """Forms in which the bytes of the input are those of the reshaped output."""
+    """Return a rule for forms in which input and reshaped output have the same bytes."""
     before, after = graph.shape(node.inputs[0]), graph.shape(node.outputs[0])
 
     def writes(form: Form) -> tuple[Form, ...]:
@@ -122,7 +122,7 @@ def regrouping(node: Node, graph: Graph) -> Rule:
 
 
 def flattening(node: Node, graph: Graph) -> Rule:
-    """Any form whose first axis is the batch."""
+    """Return a rule that allows any form whose first axis is the batch."""
     shape = graph.shape(node.inputs[0])
 
     def allows(form: Form) -> bool:

@@ -1,7 +1,7 @@
-"""The tensors of the ONNX model while they are written: in which forms each is held, and what is only a view.
+"""The tensors of the ONNX model during writing: the forms in which each is held, and the views.
 
-A Transpose, Squeeze, Unsqueeze or the like makes no tensor: its result is the same value with its axes called
-otherwise. What has to be moved is moved when somebody reads it, once for each form.
+A Transpose, Squeeze, Unsqueeze or the like makes no tensor: its result is the same value with renamed axes.
+Data are moved only when a node reads the value, once for each form.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from edgekit_toolkit.tflite.view import Graph, Node
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A value as a renaming of the axes of another.
+    """A value that only renames the axes of another one.
 
     Attributes:
         root: name of the value that is held.
-        axes: for each axis of the view, the root's axis or `NEW` where the view inserts one of size 1.
+        axes: for each axis of the view, the root's axis, or `NEW` for an inserted axis of size 1.
     """
 
     root: str
@@ -84,7 +84,7 @@ class Values:
 
     Args:
         graph: the ONNX model.
-        views: what `find_views` returned.
+        views: result of `find_views`.
         builder: where tensors and transpositions go.
     """
 
@@ -98,7 +98,7 @@ class Values:
         """Record that `tensor` holds the value `name` in `form`.
 
         Raises:
-            RefusedError: it has another shape than ONNX's inference found.
+            RefusedError: the tensor has another shape than ONNX's inference found.
         """
         expected = held_shape(form, self._graph.shape(name))
         if tensor.shape != expected:
@@ -117,10 +117,10 @@ class Values:
         return (name if view is None else view.root) in self._held
 
     def read(self, name: str, form: Form) -> Tensor:
-        """Return a tensor that holds the value `name` in `form`; what has to be moved is moved once.
+        """Return a tensor that holds the value `name` in `form`; data are moved at most once.
 
         Raises:
-            RefusedError: the shape is not known, or TFLite has not the element type.
+            RefusedError: the shape is unknown, or TFLite lacks the element type.
         """
         if self._graph.is_constant(name) and name not in self._held:
             constant = self._builder.constant(self._graph.constants[name], name)

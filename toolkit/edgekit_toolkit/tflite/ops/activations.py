@@ -15,13 +15,13 @@ _PLAIN = {"Relu": "RELU", "Sigmoid": "LOGISTIC", "Tanh": "TANH", "HardSwish": "H
 
 @writes("Relu", "Sigmoid", "Tanh", "HardSwish", rule=elementwise)
 def write_plain(step: Step) -> None:
-    """Write the TFLite operator of the same meaning."""
+    """Write the TFLite operator with the same meaning."""
     step.give(_unary(step, _PLAIN[step.node.op_type], _float_input(step)))
 
 
 @writes("Clip", rule=elementwise)
 def write_clip(step: Step) -> None:
-    """Write RELU6, RELU or the like where the limits are theirs, else MAXIMUM and MINIMUM."""
+    """Write RELU6, RELU or the like if the limits fit, else MAXIMUM and MINIMUM."""
     limits = clip_limits(step)
     tensor = step.read(0)
     if limits is not None and tensor.dtype == np.float32 and limits in CLIPS:
@@ -70,7 +70,7 @@ def write_prelu(step: Step) -> None:
 
 @writes("Elu", "Selu", "Celu", rule=elementwise)
 def write_elu(step: Step) -> None:
-    """Write ELU, which has a slope of 1, and what scales its negative side."""
+    """Write ELU, which has a slope of 1, and a scaling of its negative side."""
     defaults = {
         "Elu": (1.0, 1.0),
         "Selu": (1.67326319217681884765625, 1.05070102214813232421875),

@@ -1,4 +1,4 @@
-"""Arithmetic, comparison, logic and choice between tensors that are broadcast to each other."""
+"""Arithmetic, comparison, logic and selection of tensors that are broadcast to each other."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -47,7 +47,7 @@ def write_arithmetic(step: Step) -> None:
 
 @writes("Sum", "Mean", "Max", "Min", rule=elementwise)
 def write_variadic(step: Step) -> None:
-    """Write the operator of two tensors as often as there are more."""
+    """Write the operator of two tensors repeatedly for more than two."""
     kind = {"Sum": "ADD", "Mean": "ADD", "Max": "MAXIMUM", "Min": "MINIMUM"}[step.node.op_type]
     _check(step, kind)
     result = step.read(0)
@@ -138,7 +138,7 @@ def _check(step: Step, kind: str) -> None:
     """Check that the kernel takes the element type.
 
     Raises:
-        RefusedError: it does not; integers are divided otherwise in TFLite than in ONNX.
+        RefusedError: it does not; TFLite divides integers differently from ONNX.
     """
     known = _INTEGERS.get(kind, frozenset()) | {"float32"}
     if step.dtype(0).name not in known:

@@ -21,7 +21,7 @@ def _is_depthwise(node: Node, graph: Graph) -> bool:
 
 
 def _weight_form(node: Node, graph: Graph) -> Form:
-    """TFLite wants [O, H, W, I], depthwise [1, H, W, O], and over three axes [D, H, W, I, O]."""
+    """Return TFLite's form: [O, H, W, I], depthwise [1, H, W, O], and over three axes [D, H, W, I, O]."""
     rank = len(graph.shape(node.inputs[1]))
     if rank == 5:
         return (2, 3, 4, 1, 0)
@@ -41,7 +41,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("Conv", rule=_rule, fuses=True)
 def write_conv(step: Step) -> None:
-    """Write CONV_2D, DEPTHWISE_CONV_2D or CONV_3D, behind a PAD where neither SAME nor VALID fit."""
+    """Write CONV_2D, DEPTHWISE_CONV_2D or CONV_3D, behind a PAD if neither SAME nor VALID fits."""
     found = windows_of(step, step.shape(1)[2:])
     tensor, padding = padded(step, step.read(0), found)
     inputs = [tensor, step.read(1), _bias(step)]

@@ -30,7 +30,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes("ConvTranspose", rule=_rule)
 def write_conv_transpose(step: Step) -> None:
-    """Write TRANSPOSE_CONV of the whole result, and cut off what ONNX pads away."""
+    """Write TRANSPOSE_CONV of the whole result, and cut off ONNX's padding."""
     weights = _dense_weights(step)  # [I, O, H, W]
     kernel = weights.shape[2:]
     sizes, outputs = _image(step.shape(0)[2:]), _image(step.out_shape()[2:])
@@ -61,7 +61,7 @@ def write_conv_transpose(step: Step) -> None:
 
 
 def _image(values: Any) -> tuple[int, int]:
-    """Return two values an image has, from those of an image or of a signal."""
+    """Return two values for an image, from those of an image or of a signal."""
     found = tuple(int(value) for value in values)
     return (found[0], found[1]) if len(found) == 2 else (1, found[0])
 
@@ -90,7 +90,7 @@ def _begin_pads(step: Step) -> list[int]:
 
 
 def _cropped(step: Step, tensor: Tensor, begins: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
-    """Return rows and columns of the result from `begins` on; what lies behind its end is zero."""
+    """Return rows and columns of the result from `begins` on; beyond its end they are zero."""
     missing = [
         max(begin + wanted - size, 0)
         for begin, wanted, size in zip(begins, shape[1:3], tensor.shape[1:3], strict=True)

@@ -14,7 +14,7 @@ from edgekit_toolkit.tflite.view import NO_ACTIVATION, Graph, Node
 
 
 def has_linear_weights(node: Node, graph: Graph) -> bool:
-    """Whether a node is a product with a constant matrix, plus a constant row at most."""
+    """Whether a node is a product with a constant matrix, plus at most a constant row."""
     weights = graph.constants.get(node.input(1))
     if node.domain or node.op_type not in {"Gemm", "MatMul", "FusedLinear"} or weights is None:
         return False
@@ -67,7 +67,7 @@ def write_linear(step: Step) -> None:
 
 @writes("FusedFlattenLinear", rule=flattening, fuses=True)
 def write_flatten_linear(step: Step) -> None:
-    """Write a reshape of [N, ...] to [N, K] and a product, its weights ordered as the input is held.
+    """Write a reshape of [N, ...] to [N, K] and a product, with weights in the order of the held input.
 
     So an image held as [N, H, W, C] is not transposed.
     """
@@ -103,17 +103,17 @@ def fully_connected(
     """Add FULLY_CONNECTED.
 
     Args:
-        step: being written.
+        step: the step to write.
         tensor: float32 [..., K].
         weights: float32 [N, K].
         bias: float32 [N], or None for zeros.
-        activation: the one that the operator applies to its result.
+        activation: activation that the operator applies to its result.
 
     Returns:
         float32 [..., N].
 
     Raises:
-        RefusedError: integers, for which TFLite's kernel means quantized numbers.
+        RefusedError: integers, which TFLite's kernel takes for quantized numbers.
     """
     if tensor.dtype != np.float32 or weights.dtype != np.float32:
         raise RefusedError(f"a matrix product of {tensor.dtype} is not covered, of float32 it is")
@@ -130,7 +130,7 @@ def fully_connected(
 
 
 def _is_row(addend: NDArray[Any], columns: int) -> bool:
-    """Whether a constant adds the same to every row."""
+    """Whether a constant adds the same values to every row."""
     return addend.size == 1 or (addend.size == columns and addend.shape[-1] == columns)
 
 

@@ -47,7 +47,7 @@ def _over_last(node: Node, graph: Graph) -> Rule:
 
 @writes("LayerNormalization", rule=_over_last)
 def write_layer_norm(step: Step) -> None:
-    """Write the normalisation over `axis` and all behind it."""
+    """Write the normalisation over `axis` and all later axes."""
     rank = len(step.shape(0))
     first = step.attribute("axis", -1) % rank
     axes = sorted(step.axis(axis) for axis in range(first, rank))
@@ -58,7 +58,7 @@ def write_layer_norm(step: Step) -> None:
 
 @writes("RMSNormalization", rule=_over_last)
 def write_rms_norm(step: Step) -> None:
-    """Write x / sqrt(mean(x^2) + epsilon) over `axis` and all behind it."""
+    """Write x / sqrt(mean(x^2) + epsilon) over `axis` and all later axes."""
     rank = len(step.shape(0))
     axes = sorted(step.axis(axis) for axis in range(step.attribute("axis", -1) % rank, rank))
     tensor = step.read(0)
@@ -90,7 +90,7 @@ def _spatial_rule(node: Node, graph: Graph) -> Rule:
 
 @writes("LRN", rule=_spatial_rule)
 def write_lrn(step: Step) -> None:
-    """Write LOCAL_RESPONSE_NORMALIZATION, whose alpha is for a channel, not for the mean."""
+    """Write LOCAL_RESPONSE_NORMALIZATION, whose alpha is for each channel, not for the mean."""
     size = step.attribute("size")
     if size % 2 == 0:
         raise RefusedError(f"the window has an even size {size}; TFLite's are symmetric")

@@ -72,7 +72,7 @@ def write_average_pool(step: Step) -> None:
 
 @writes("GlobalAveragePool", "GlobalMaxPool", rule=axiswise)
 def write_global_pool(step: Step) -> None:
-    """Write MEAN or REDUCE_MAX over all but batch and channels, in whatever form the input is held."""
+    """Write MEAN or REDUCE_MAX over all axes but batch and channels, for any form of the input."""
     axes = sorted(step.axis(axis) for axis in range(2, len(step.shape(0))))
     kind = "MEAN" if step.node.op_type == "GlobalAveragePool" else "REDUCE_MAX"
     step.give(emit_reduction(step, kind, step.read(0), axes))
@@ -90,7 +90,7 @@ def _counts(step: Step, found: Windows, counts_padding: bool) -> NDArray[np.floa
     for axis, size in enumerate(found.sizes):
         before, after = found.pads[axis]
         low, high = 0, size
-        if counts_padding:  # but not what ceil_mode adds beyond it
+        if counts_padding:  # but not elements that ceil_mode adds beyond it
             place = axis - len(found.sizes) + rank
             after = stated[place + rank] if stated and place >= 0 else after
             low, high = -before, size + after

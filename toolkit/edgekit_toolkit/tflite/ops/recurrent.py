@@ -1,6 +1,6 @@
 """LSTM, GRU and plain recurrent layers, written out step by step.
 
-TFLite's own recurrent operators keep their state from one run to the next, and ONNX's start from zero.
+TFLite's own recurrent operators keep their state from run to run, while ONNX's start from zero.
 """
 
 from collections.abc import Sequence
@@ -100,7 +100,7 @@ def _run(step: Step, direction: _Direction, place: int) -> tuple[list[Tensor], T
     """Write one direction; returns the states [B, H] by moment, and the last cell of an LSTM."""
     steps, batch, _ = step.shape(0)
     kind, hidden = step.node.op_type, direction.recurrent.shape[1]
-    # The recurrent bias of a GRU is part of what the reset gate scales.
+    # The reset gate of a GRU also scales the recurrent bias.
     bias = direction.bias if kind == "GRU" else direction.bias + direction.recurrent_bias
     flat = step.builder.reshape(step.read(0), (steps * batch, step.shape(0)[2]))
     inputs = _split(step, fully_connected(step, flat, direction.inner, bias), steps, axis=0)

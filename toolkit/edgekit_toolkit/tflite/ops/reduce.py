@@ -1,4 +1,4 @@
-"""Reductions over axes, in whatever form the input is held."""
+"""Reductions over axes, for any form of the input."""
 
 import numpy as np
 
@@ -45,7 +45,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 @writes(*_KINDS, "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", rule=_rule)
 def write_reduce(step: Step) -> None:
-    """Write MEAN, SUM and the like, with what comes before and after for norms and logarithms."""
+    """Write MEAN, SUM and the like, with the operators before and after it for norms and logarithms."""
     kind = step.node.op_type
     tensor = step.read(0)
     if step.dtype(0) != np.float32 and not (kind in _KINDS and step.dtype(0).name in {"int32", "int64"}):

@@ -1,4 +1,4 @@
-"""Resizing of images: where TFLite samples at the same places, its own operators; else by index."""
+"""Resizing of images: TFLite's own operators if they sample at the same places, else by index."""
 
 from dataclasses import dataclass
 
@@ -12,25 +12,25 @@ from edgekit_toolkit.tflite.registry import writes
 from edgekit_toolkit.tflite.step import Step
 from edgekit_toolkit.tflite.view import Graph, Node
 
-# TFLite computes places in float32; on images of some thousand pixels that is off by less.
+# TFLite computes places in float32; for images of some thousand pixels the error is smaller than this.
 PLACE_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How TFLite samples: its two options."""
+    """TFLite's sampling: its two options."""
 
     align_corners: bool
     half_pixel_centers: bool
 
     def places(self, size: int, length: int) -> NDArray[np.float64]:
-        """Return where each of `length` results lies between `size` elements, float64 [length]."""
+        """Return the place of each of `length` results among `size` elements, float64 [length]."""
         scale = (size - 1) / (length - 1) if self.align_corners and length > 1 else size / length
         grid = np.arange(length, dtype=np.float64)
         return (grid + 0.5) * scale - 0.5 if self.half_pixel_centers else grid * scale
 
     def nearest(self, size: int, length: int) -> NDArray[np.int32]:
-        """Return which element each result takes, int32 [length].
+        """Return the element that each result takes, int32 [length].
 
         Source: tensorflow/lite/kernels/internal/reference/resize_nearest_neighbor.h.
         """
@@ -108,7 +108,7 @@ def _emit(step: Step, kind: str, table: str, tensor: Tensor, sampling: Sampling)
 
 
 def _places(step: Step, axis: int, size: int, length: int) -> NDArray[np.float64]:
-    """Return where ONNX samples one axis, float64 [length].
+    """Return the places at which ONNX samples one axis, float64 [length].
 
     Source: ONNX operators, Resize, coordinate_transformation_mode.
     """
@@ -130,7 +130,7 @@ def _places(step: Step, axis: int, size: int, length: int) -> NDArray[np.float64
 
 
 def _scale(step: Step, axis: int, size: int, length: int) -> float:
-    """Return the scale that ONNX samples with: what the model states, else the quotient of the sizes."""
+    """Return the scale with which ONNX samples: the model's, else the quotient of the sizes."""
     rank = len(step.shape(0))
     if rank == 3 and axis == 0:
         return 1.0
@@ -143,7 +143,7 @@ def _scale(step: Step, axis: int, size: int, length: int) -> float:
 
 
 def _rounded(step: Step, places: NDArray[np.float64], size: int) -> NDArray[np.int32]:
-    """Return which element ONNX takes, int32 [length]."""
+    """Return the element that ONNX takes, int32 [length]."""
     mode = step.text("nearest_mode", "round_prefer_floor")
     rounded = {
         "round_prefer_floor": np.ceil(places - 0.5),

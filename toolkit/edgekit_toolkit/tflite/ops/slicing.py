@@ -1,4 +1,4 @@
-"""Parts of tensors and tensors put together: slice, split, concatenate, tile."""
+"""Slices, splits, concatenations and tilings of tensors."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ MAX_SLICED_RANK = 5
 
 @writes("Slice", rule=axiswise)
 def write_slice(step: Step) -> None:
-    """Write SLICE, or STRIDED_SLICE where elements are left out or turned round."""
+    """Write SLICE, or STRIDED_SLICE if elements are skipped or reversed."""
     shape, tensor = step.shape(0), step.read(0)
     _check_rank(tensor)
     starts, ends = step.option("starts", 1), step.option("ends", 2)

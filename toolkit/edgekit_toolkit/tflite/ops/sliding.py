@@ -12,7 +12,7 @@ from edgekit_toolkit.tflite.view import Graph
 
 PADDING_CODES = {"SAME": 0, "VALID": 1}
 KEEPING_SIGNS = frozenset({"MaxPool", "AveragePool", "Transpose", "Reshape", "Identity", "Slice"})
-SYMMETRIC = 1  # of MIRROR_PAD: the elements at the border are copied too
+SYMMETRIC = 1  # option of MIRROR_PAD: the elements at the border are copied too
 
 
 def windows_of(step: Step, kernel: Sequence[int]) -> Windows:
@@ -35,7 +35,7 @@ def windows_of(step: Step, kernel: Sequence[int]) -> Windows:
 
 
 def attributes_of(step: Step) -> WindowAttributes:
-    """Return what a node says of its windows."""
+    """Return a node's attributes of its windows."""
     return WindowAttributes(
         step.attribute("strides"),
         step.attribute("dilations"),
@@ -55,8 +55,8 @@ def pad_spatial(step: Step, tensor: Tensor, pads: Pads) -> Tensor:
 def pad_for_maxima(step: Step, tensor: Tensor, found: Windows) -> Tensor:
     """Return the tensor [N, spatial..., C] with a border that no window takes its maximum from.
 
-    Zeros where nothing is negative; else the elements next to the border, where each window that sees a copy
-    sees the original too; else the lowest number, which leaves no range to a later quantization.
+    The border is zeros if nothing is negative; else the elements next to it, if each window with a copy also
+    has the original; else the lowest number, which leaves no range to a later quantization.
     """
     if is_never_negative(step.graph, step.node.inputs[0]):
         return pad_spatial(step, tensor, found.pads)
@@ -70,7 +70,7 @@ def pad_for_maxima(step: Step, tensor: Tensor, found: Windows) -> Tensor:
 
 
 def is_never_negative(graph: Graph, name: str) -> bool:
-    """Whether all elements of a tensor are known to be 0 or more, from the nodes that it comes through."""
+    """Whether all elements of a tensor are known to be 0 or more, from the nodes that make it."""
     while (node := graph.producers.get(name)) is not None:
         if node.activation in {"RELU", "RELU6"} or node.op_type in {
             "Relu",
@@ -96,7 +96,7 @@ def _bordered(step: Step, tensor: Tensor, pads: Pads) -> tuple[Tensor, list[int]
 
 
 def padded(step: Step, tensor: Tensor, found: Windows) -> tuple[Tensor, str]:
-    """Return the input, padded where TFLite has no word for the padding, and the word to use."""
+    """Return the input, padded if TFLite has no option for the padding, and the option to use."""
     if found.padding is not None:
         return tensor, found.padding
     return pad_spatial(step, tensor, found.pads), "VALID"

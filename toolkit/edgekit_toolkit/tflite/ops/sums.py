@@ -1,7 +1,7 @@
-"""Sums and means of many elements, in turns: LiteRT adds up one after the other in float32.
+"""Sums and means of many elements in several steps: LiteRT adds one element after the other in float32.
 
-Over an image of 160 x 160 of PP-OCRv6 that is off by 1.4e-4 of the range, and its gates carry that to the
-output; row sums that are then summed are off by 7e-6.
+Over a 160 x 160 image of PP-OCRv6 the error is 1.4e-4 of the range, and the gates carry it to the output; row
+sums that are then summed have an error of 7e-6.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Final
 from edgekit_toolkit.tflite.builder import Options, Tensor
 from edgekit_toolkit.tflite.step import Step
 
-# Up to here one sum is exact enough, and one operator is faster than two.
+# Up to this size one sum is exact enough, and one operator is faster than two.
 MAX_SUMMED: Final = 1024
 
 
@@ -21,11 +21,11 @@ def emit_reduction(
     """Add MEAN, SUM or another reduction.
 
     Args:
-        step: being written.
+        step: the step to write.
         kind: the operator, by its name in TFLite.
-        tensor: any shape.
+        tensor: tensor of any shape.
         axes: held axes, at least one.
-        keep: whether they stay as axes of size 1.
+        keep: whether the axes stay, with size 1.
     """
     if (
         kind in {"MEAN", "SUM"}

@@ -29,7 +29,7 @@ _INTEGERS: Final = {"Neg": {"int32", "int64"}, "Abs": {"int32"}}
 
 @writes(*_FUNCTIONS, rule=elementwise)
 def write_function(step: Step) -> None:
-    """Write the TFLite operator of the same meaning."""
+    """Write the TFLite operator with the same meaning."""
     known = {"float32"} | _INTEGERS.get(step.node.op_type, set())
     if step.dtype(0).name not in known:
         raise RefusedError(
@@ -61,7 +61,7 @@ def write_is_nan(step: Step) -> None:
 
 @writes("Cast", "CastLike", rule=elementwise)
 def write_cast(step: Step) -> None:
-    """Write CAST, its target as shape inference found it; to booleans as a comparison with 0."""
+    """Write CAST to the type from shape inference; for booleans a comparison with 0."""
     source, target = step.dtype(0), step.out_dtype()
     tensor = step.read(0)
     if target == np.bool_:

@@ -1,4 +1,4 @@
-"""Windows that slide over an image: which padding they have, in ONNX and in TFLite. Pure arithmetic."""
+"""Windows that slide over an image, and their padding in ONNX and in TFLite. Pure arithmetic."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Pads: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The windows of a convolution or pooling, one entry a spatial axis.
+    """The windows of a convolution or pooling, one entry for each spatial axis.
 
     Attributes:
         sizes: the input's sizes.
@@ -19,7 +19,7 @@ class Windows:
         strides: steps between windows.
         dilations: steps inside a window.
         outputs: how many windows there are.
-        pads: elements that are added before and after the input, enough for all windows.
+        pads: numbers of elements added before and after the input, enough for all windows.
     """
 
     sizes: tuple[int, ...]
@@ -45,7 +45,7 @@ class Windows:
 
     @property
     def padding(self) -> str | None:
-        """TFLite's word for the padding; None if it has none and the input must be padded first."""
+        """TFLite's option for the padding; None if it has none and the input must be padded first."""
         if not any(before or after for before, after in self.pads):
             return "VALID"
         alike = tuple(-(-size // stride) for size, stride in zip(self.sizes, self.strides, strict=True))
@@ -65,7 +65,7 @@ def windows(
             lie beyond the padding that the model states.
 
     Raises:
-        RefusedError: negative padding, or a window more than the ONNX standard and onnxruntime count: with
+        RefusedError: negative padding, or a window more than in the ONNX standard and onnxruntime: with
             `ceil_mode` shape inference may add one that begins behind the image.
     """
     rank = len(sizes)
@@ -74,7 +74,7 @@ def windows(
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     pads = []
     for axis in range(rank):
-        reach = (outputs[axis] - 1) * strides[axis] + spans[axis]  # what the windows cover
+        reach = (outputs[axis] - 1) * strides[axis] + spans[axis]  # elements that the windows cover
         if attributes.auto_pad in {"SAME_UPPER", "SAME_LOWER"}:
             standard = -(-sizes[axis] // strides[axis])
             if outputs[axis] != standard:
