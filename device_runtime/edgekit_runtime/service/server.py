@@ -44,7 +44,7 @@ class Service:
     Attributes:
         registry: loads, swaps and unloads the models.
         metrics: metrics of the whole service.
-        http: its connections.
+        http: the HTTP server with its connections.
         workers: the worker processes of isolated models.
     """
 

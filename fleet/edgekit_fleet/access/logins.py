@@ -30,7 +30,7 @@ class Login:
     """An open login.
 
     Attributes:
-        principal: who it is.
+        principal: the user.
         csrf_token: token that each form of the console carries.
     """
 

@@ -22,7 +22,7 @@ class KeyedRequest:
     """A request with a key.
 
     Attributes:
-        actor: who sent it.
+        actor: sender of the request.
         key: idempotency key of the client.
         sha256: SHA-256 of method, path and body.
     """

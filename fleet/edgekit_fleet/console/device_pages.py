@@ -31,7 +31,7 @@ class TwinRow:
     Attributes:
         model: its name.
         desired, reported: versions; empty where there is none, None where nothing is wanted.
-        health, because: as the device reports them.
+        health, because: health and reason that the device reports.
         differs: whether they are not the same package.
         rollout, release: rollout and release that want it, or empty.
         is_pinned: whether the device must keep its version.

@@ -50,7 +50,7 @@ class PackageEvidence:
 
     Attributes:
         row: row of the package.
-        score: what the packager measured, in words, or empty.
+        score: score that the packager measured, in words, or empty.
         agreement: the least with the version before.
         deltas: (version to start from, or the begin of its digest; bytes).
     """

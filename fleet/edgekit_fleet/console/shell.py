@@ -68,7 +68,7 @@ class Console:
         desk: where users log in.
         first_admin: the code of the link that makes the first user.
         watcher: watches for changes in the store.
-        closing: what ends with the console: close it after the web server.
+        closing: resources that end with the console: close it after the web server.
     """
 
     def __init__(

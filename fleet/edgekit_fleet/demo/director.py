@@ -98,7 +98,7 @@ def run_demo(setup: DemoSetup, begin_s: float, on_step: Callable[[DemoStep], Non
     """Run the demo.
 
     Args:
-        setup: what to run.
+        setup: inputs of the demo.
         begin_s: when the demo began, by the monotonic clock.
         on_step: gets each step when it is over.
 

@@ -95,7 +95,7 @@ class ControlLoop:
         """Join the managers, and read the devices of the shards that are free.
 
         Args:
-            parts: what the loop works on.
+            parts: parts on which the loop works.
             repository: repository whose metadata it signs again before it expires; None if another manager
                 has it.
 

@@ -38,7 +38,7 @@ class Expiry:
     """Something that is valid for a time.
 
     Attributes:
-        what: its name.
+        what: name of the thing that expires.
         begins_at, ends_at: begin and end of its validity, in seconds since 1970.
         notice_s: how long before its end somebody should act.
         advice: what to do.

@@ -225,7 +225,7 @@ class Inbox:
 
         Args:
             now: seconds since 1970.
-            limit: at most so many messages, so that the loop stays responsive.
+            limit: most messages to take, so that the loop stays responsive.
         """
         taken, self._pending = self._pending[:limit], self._pending[limit:]
         self._pending_bytes -= sum(len(payload) for _, payload in taken)

@@ -59,7 +59,7 @@ class Publisher:
         Args:
             session: session of a transaction.
             now: seconds since 1970.
-            limit: at most so many devices.
+            limit: most devices.
         """
         statement = (
             select(DesiredRow.device, DesiredRow.version, DesiredRow.content_sha256, DesiredRow.expires_at)

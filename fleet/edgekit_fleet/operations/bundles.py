@@ -80,7 +80,7 @@ def write_bundle(
         release: release to carry.
         selector: selector of the devices.
         path: path of the bundle.
-        actor: who does it.
+        actor: who writes the bundle.
 
     Raises:
         FleetError: no such release, a malformed selector, or no device wants the release.

@@ -67,7 +67,7 @@ def find_devices(
         by_name: whether to sort by name instead.
         after: `after` of the page before.
         limit: most devices of a page.
-        counts: result of `count_devices`, which saves needless searches and chooses the best way.
+        counts: result of `count_devices`, to skip empty groups and to choose the best way.
 
     Raises:
         FleetError: the selector is malformed.

@@ -53,7 +53,7 @@ class RunningFleet:
 
 
 def open_authority(folder: FleetFolder, settings: FleetSettings) -> Authority:
-    """Return the authority, with a server certificate for the names of this machine; makes missing files.
+    """Return the authority, with a certificate for the names of the servers; makes missing files.
 
     Raises:
         ConfigError: a file is malformed.

@@ -47,7 +47,7 @@ class Webhook:
     """A webhook; see `WebhookRow`.
 
     Attributes:
-        name, url, actions, created_at, created_by, failures, because: as there.
+        name, url, actions, created_at, created_by, failures, because: fields of `WebhookRow`.
         waiting: number of entries of the audit log that it has not processed, wanted or not.
     """
 

@@ -98,7 +98,7 @@ class PublishedTarget:
     Attributes:
         path: `CLASS/NAME`.
         size_bytes, sha256: size and SHA-256 of the file.
-        custom: as in `NewTarget`.
+        custom: see `NewTarget`.
     """
 
     path: str

@@ -307,7 +307,7 @@ def apply(progress: Progress, entry: Entry, at: float) -> None:
     """Add an entry to the progress; parts that do not concern this rollout are left out.
 
     Args:
-        progress: is changed.
+        progress: progress to change.
         entry: the next one.
         at: when it was written, in seconds since 1970.
     """

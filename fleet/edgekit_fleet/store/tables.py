@@ -221,8 +221,8 @@ class ReleasePackageRow(Table):
         release, model, target: one package each.
         version, manifest_sha256: version of the package, and SHA-256 of its manifest.
         path, size_bytes, sha256: path, size and SHA-256 of its file in the TUF repository.
-        needs: what a device must have: `engines`, `memory_bytes`; `min_agreement` for the gates; and `score`,
-            the packager's evidence.
+        needs: requirements of a device: `engines`, `memory_bytes`; `min_agreement` for the gates; and
+            `score`, the packager's evidence.
         deltas: `DeltaOffer`s as plain values.
     """
 
@@ -244,12 +244,13 @@ class RolloutRow(Table):
     """A rollout of a release to a cohort.
 
     Attributes:
-        name, release, selector: what goes where.
+        name, release, selector: name of the rollout, its release, and the devices that get it.
         state: state of the rollout, such as `running`, `paused`, `aborted`, `done`.
         because: one sentence for the state.
         settings: waves, gates, window, order and so on, as plain values; frozen at the start.
         wave: number of the wave that is open, from 0.
-        created_at, created_by, started_at, ended_at: of the rollout.
+        created_at, created_by, started_at, ended_at: when and by whom the rollout was made, its start and
+            end.
         wave_started_at: start of the open wave.
     """
 
@@ -279,8 +280,8 @@ class MemberRow(Table):
             `returned`.
         because: one sentence for the state.
         attempts: executions so far.
-        before: what it ran when the cohort was frozen: model -> `DesiredModel` as plain values, empty where
-            it ran none; no model of a device that had not reported yet.
+        before: versions that it ran when the cohort was frozen: model -> `DesiredModel` as plain values,
+            empty if it ran none; no model of a device that had not reported yet.
         offered_at, answered_at: when the release was offered, and answered; or None.
     """
 
@@ -302,10 +303,10 @@ class ExecutionRow(Table):
     """One attempt of one device to come to one version of one model.
 
     Attributes:
-        execution: its name, as in `DesiredModel`.
+        execution: name of the attempt, as in `DesiredModel`.
         rollout, device, model, version: rollout, device, model and version of the attempt; no rollout for one
             that the manager did not order.
-        state, reason, code, done_bytes, sent_bytes: as in `Execution`.
+        state, reason, code, done_bytes, sent_bytes: see `Execution`.
         created_at, changed_at: when the row was made and last changed.
         ended_at: when its state became one of `ENDED`, or None.
     """
@@ -357,7 +358,7 @@ class AuditRow(Table):
         at: when.
         actor: who, such as a user's name or `manager`.
         action: such as `rollout.start`, `device.revoke`, `alarm.restored`.
-        subject: what it was done to.
+        subject: object of the action, such as a device.
         detail: further fields, as plain values.
         previous_sha256, sha256: digests of the entry before this one, and of this one; see `audit`.
     """
@@ -507,7 +508,7 @@ class IdempotencyRow(Table):
         actor, key: who sent it, and under which `Idempotency-Key`.
         request_sha256: SHA-256 of method, path and body.
         status: HTTP status of the answer, or None while there is none.
-        answer: its body.
+        answer: body of the answer.
         created_at: when it came.
     """
 

@@ -28,7 +28,7 @@ class BenchSettings:
         name: name of the bench.
         kind: whether its results are from the real device, an emulated one, or a stand-in.
         target: name of the device's target, as in `edgekit targets`.
-        architecture: what `uname -m` prints on the device.
+        architecture: output of `uname -m` on the device.
         python: command that starts, on the device, a Python in which the runtime is installed.
         has_time: whether durations on the device mean anything; under an instruction emulator they do not.
         has_memory: whether the memory of a process on the device is only the program's; if each program runs

@@ -98,7 +98,7 @@ class TestOutcome:
     """The outcome of one test.
 
     Attributes:
-        test: its id.
+        test: id of the test.
         proves: what the test shows if it passes.
         outcome: outcome as pytest names it.
         reason: why it was skipped, or the last line of a failure.
@@ -129,7 +129,7 @@ class Evidence:
         tests: all tests, in their order.
         figures: all figures, in their order.
         curves: all curves, in their order.
-        format: format of this file.
+        format: version of the file format.
     """
 
     bench: str

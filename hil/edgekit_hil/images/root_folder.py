@@ -27,7 +27,7 @@ def make_root(root: Path, packages: Sequence[Path], show: Callable[[str], None])
     Args:
         root: folder that becomes `/` of the system.
         packages: the `.deb` files.
-        show: is called with what is done now.
+        show: called with a description of each step.
 
     Raises:
         BenchError: a package is damaged, or the disk is full.

@@ -68,7 +68,7 @@ class Recording:
     """A recorded run.
 
     Attributes:
-        size_bytes: of the disk, which holds zeros at first.
+        size_bytes: size of the disk, which holds zeros at first.
         log: log of its writes, as `read_log` takes it; they begin with the file system's own.
         marks: marks of its steps, in order.
     """

@@ -40,9 +40,9 @@ class ServedDevice:
     """A device with version 1.0.0 installed, and 1.0.1 beside it as a file.
 
     Attributes:
-        device: it.
-        engine: that the packages are for.
-        old, new: paths of the packages there.
+        device: the device.
+        engine: engine of the packages.
+        old, new: paths of the packages on the device.
     """
 
     def __init__(self, device: Device, packages: PackageMaker, target: BenchTarget) -> None:

@@ -44,7 +44,7 @@ def generate_feeds(
     """Return `n` feeds: smooth fields with noise for images and the like, noise for other floats.
 
     Args:
-        inputs: what the model takes.
+        inputs: inputs of the model.
         n: how many feeds, each of the model's own shapes.
         seed: seed of the random stream, at least 0.
         dims: sizes of the free dimensions by name (see `bind_dims`); a free leading dimension that is not
@@ -116,7 +116,7 @@ def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[
     """Return advice for a model that may refuse generated integers; empty if it takes no integers.
 
     Args:
-        inputs: what the model takes.
+        inputs: inputs of the model.
         ranges: ranges that were given to `generate_feeds`.
     """
     integers = [spec for spec in inputs if DTYPES[spec.dtype].kind in "iu"]

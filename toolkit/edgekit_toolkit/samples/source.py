@@ -162,7 +162,7 @@ def open_data(
 
     Args:
         path: an `.npz` or `.npy` file, a photograph, a recording, a list of labelled ones, or a folder.
-        inputs: what the model takes.
+        inputs: inputs of the model.
         decoding: how photographs and recordings become samples. Default: `Decoding()`.
 
     Raises:

@@ -73,7 +73,7 @@ def choose_samples(
     """Return disjoint calibration and evaluation samples.
 
     Args:
-        inputs: what the model takes.
+        inputs: inputs of the model.
         calibration: the user's unlabelled samples, or None.
         evaluation: the user's samples to judge by, or None.
         dims: sizes of free dimensions for generated samples.

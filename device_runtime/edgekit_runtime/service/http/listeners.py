@@ -28,7 +28,7 @@ class SocketFile:
 
     Attributes:
         path: path of the file.
-        device, inode: as `stat` has them. While the socket is open, no other file gets this inode.
+        device, inode: values of `stat`. While the socket is open, no other file gets this inode.
     """
 
     path: Path

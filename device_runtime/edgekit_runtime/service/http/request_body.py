@@ -32,7 +32,7 @@ class SizedBody:
         Args:
             size_bytes: length of the body.
             json_bytes: where its first tensor begins.
-            begun: its first bytes, which arrived with the head.
+            begun: first bytes of the body, which arrived with the head.
         """
         self.data = allocate_aligned(size_bytes, json_bytes)
         self.data[: len(begun)] = begun

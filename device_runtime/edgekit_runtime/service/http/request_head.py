@@ -29,7 +29,7 @@ def find_end(data: bytes, start: int, max_bytes: int) -> int | None:
     """Return where the head at the start of `data` ends, or None if its end has not arrived.
 
     Args:
-        data: what was received.
+        data: received bytes.
         start: offset at which the search begins.
         max_bytes: the longest head that is accepted.
 

@@ -16,8 +16,8 @@ class Request(NamedTuple):
     """A request that has arrived completely.
 
     Attributes:
-        head: its head.
-        body: its body, empty if it has none.
+        head: head of the request.
+        body: body of the request, empty if it has none.
     """
 
     head: RequestHead

@@ -34,7 +34,7 @@ class ModelEntry:
     Attributes:
         name: name of the model.
         versions: the loaded versions by name; `default` answers requests that name none.
-        state, reason: as the repository's index shows them.
+        state, reason: state and reason in the repository's index.
         failed: version -> why it was rolled back.
         trial: trial of a new version, or None.
         is_evicted: whether it was unloaded for others, or the machine had no memory or descriptors to load

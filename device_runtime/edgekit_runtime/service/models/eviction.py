@@ -15,7 +15,7 @@ class Resident:
 
     Attributes:
         name: name of the model with its version.
-        size_bytes: what it takes.
+        size_bytes: memory that it takes.
         used_s: when it was last used.
         is_pinned: whether it must stay.
         is_busy: whether calls wait for it or are under way.
@@ -40,7 +40,7 @@ def choose_evictions(
     Args:
         loaded: all models in memory.
         needed_bytes: memory of the model to load, at least 0.
-        cap_bytes: what all models may take together.
+        cap_bytes: memory that all models may take together.
         retry_after_s: seconds to wait that the error states if only busy models prevent the load.
 
     Raises:

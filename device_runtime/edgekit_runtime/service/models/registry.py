@@ -33,7 +33,7 @@ class Registry:
     """Changes which models are served.
 
     Attributes:
-        models: as requests find them.
+        models: the catalogue in which requests find models.
         metrics: where changes are counted; outcomes are `swapped`, `failed`, `tried`, `promoted`,
             `rolled_back`, `evicted`, `unloaded` and `hung`.
         rollouts: carries out what trials find.

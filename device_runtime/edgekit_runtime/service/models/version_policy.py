@@ -73,7 +73,7 @@ def choose_order(needed_bytes: int, available_bytes: int, configured: SwapOrder)
     Args:
         needed_bytes: memory that the new version needs.
         available_bytes: free memory on this machine, while the old version is loaded.
-        configured: what was set by hand, or `auto`.
+        configured: order set by hand, or `auto`.
     """
     if configured != "auto":
         return configured

@@ -19,8 +19,8 @@ class HttpLimits:
             connection is closed.
         max_connections: a further connection gets 503 and is closed. If clients connect both over the Unix
             socket and over TCP, either kind may have at most three quarters of them.
-        max_tls_connections: over TLS, unfinished handshakes included. If all are in use, a new client
-            replaces the oldest one that has sent no request with access.
+        max_tls_connections: limit of TLS connections, unfinished handshakes included. If all are in use, a
+            new client replaces the oldest one that has sent no request with access.
         idle_timeout_s: how long a connection may wait for its next request.
         read_timeout_s: time limit for a request head; the first one over TCP counts from the start of the
             connection. The progress of a body or a response is checked at this interval.

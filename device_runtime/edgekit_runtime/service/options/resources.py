@@ -93,13 +93,13 @@ class Power:
     Attributes:
         sensors: whether the service looks for sensors.
         sysfs: root of the kernel's tree of attributes; in a container, where that of the host is mounted.
-        period_s: between two readings, and between two decisions of the governor.
+        period_s: time between two readings, and between two decisions of the governor.
         power_w: limit of the mean power over `window_s`, or None.
         temperature_c: limit of the hottest zone, or None.
         battery_floor: charge that must be left after `battery_hours` of service, 0 to 1, or None.
         battery_hours: see `battery_floor`.
         idle_w: first estimate of the power without requests; the governor learns the real one.
-        window_s: over which `power_w` is a mean; 0 forbids more power even for a moment.
+        window_s: time over which `power_w` is a mean; 0 forbids more power even for a moment.
 
     Raises:
         ValueError: a value is out of range.

@@ -23,7 +23,7 @@ class Gates:
             version's.
         max_energy_ratio: median energy per request relative to the current version's, where it is
             measured.
-        error_burst: so many failed calls in a row roll the candidate back at once.
+        error_burst: number of failed calls in a row that roll the candidate back at once.
         min_samples: calls that the candidate must have answered before it can be promoted.
         max_duration_s: time after which the trial is decided.
         alpha: chance of a false rollback, and of a false promotion.

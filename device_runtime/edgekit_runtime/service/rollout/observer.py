@@ -30,7 +30,7 @@ class Observer:
 
     Attributes:
         observed: all observations so far.
-        verdict: what `judge` decided, once it has.
+        verdict: the verdict of `judge`, or None before it.
     """
 
     __slots__ = ("_begin_s", "_clock", "_defer", "_gates", "_report", "_until_look", "observed", "verdict")

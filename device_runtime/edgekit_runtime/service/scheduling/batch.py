@@ -68,7 +68,7 @@ class Batch:
         session: session to run; used by this batch alone until it ends.
         queued: the calls.
         estimate_s: how long it is expected to take.
-        ran: what the run returned, once it has run.
+        ran: result of the run, once it has run.
     """
 
     __slots__ = ("_clock", "_run_one", "_trim", "estimate_s", "queued", "ran", "session")

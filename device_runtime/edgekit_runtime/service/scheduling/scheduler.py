@@ -36,7 +36,7 @@ class Scheduler(Lane):
     """The lane to the sessions of one version of a model; all of it on the thread of the loop.
 
     Attributes:
-        metrics: what it counts.
+        metrics: counts and times of its calls.
         used_s: time on the threads of the pool, kept by the pool.
     """
 

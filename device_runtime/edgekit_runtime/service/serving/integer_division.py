@@ -23,7 +23,7 @@ def can_trap(package: OpenedPackage, machine: str | None = None) -> bool:
 
     Args:
         package: verified.
-        machine: as `platform.machine` names it, by default this one.
+        machine: architecture as `platform.machine` names it, by default of this machine.
     """
     if (machine or platform.machine()).lower() not in _TRAPPING_MACHINES:
         return False

@@ -40,7 +40,7 @@ class Served:
     """One version of a model that accepts calls.
 
     Attributes:
-        loaded: its sessions.
+        loaded: the loaded version with its sessions.
         codec: codec for its requests.
         metrics: counts and times of its calls.
         own_lane: the lane to its sessions.

@@ -78,7 +78,7 @@ class RemoteModel(RemoteVersion):
             manifest: manifest of the version.
             spec: what each worker is started with.
             package: descriptor of the package; owned by this.
-            report_crash: called as `Versions.report_crash` of the supervisor.
+            report_crash: see `Versions.report_crash` of the supervisor.
         """
         self._http, self._regions, self.manifest, self.spec = http, regions, manifest, spec
         self._package, self._report_crash = package, report_crash
@@ -362,7 +362,7 @@ class WorkerTrial(RemoteTrial):
     Attributes:
         model: the candidate.
         host: the version in use.
-        deadline_s: until when the candidate must be open, on the clock of the loop.
+        deadline_s: time by which the candidate must be open, on the clock of the loop.
         worker: the worker that tries it; None until one is ready.
         found: the rollout's statistics in the worker; empty until the first report arrives.
         report: gets the verdict; None before `begin` and after the end.

@@ -51,7 +51,7 @@ class RestartDecision:
     """The decision after the end of a worker.
 
     Attributes:
-        delay_s: before the next start.
+        delay_s: time to wait before the next start.
         fails_load: whether the version cannot be loaded, instead of a next start.
         is_loop: whether the version keeps crashing and is to be rejected.
     """

@@ -132,7 +132,7 @@ class WorkerHandle:
         """Let the worker answer on `connection` from its present request on.
 
         Args:
-            connection: as `screen` gets it.
+            connection: connection that `screen` got.
             is_default: whether the request names no version.
 
         Returns:
@@ -165,7 +165,7 @@ class WorkerHandle:
 
         Args:
             candidate: the package.
-            package: its file, which stays the caller's.
+            package: file of the candidate's package, which stays the caller's.
         """
         self._tried.add(candidate.version)
         self.channel.send(Kind.MAIN_TRY, json.dumps(to_plain(candidate)).encode("ascii"), package)

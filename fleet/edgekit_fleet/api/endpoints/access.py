@@ -58,7 +58,7 @@ class SetRole:
 
     Attributes:
         name: name of the user.
-        role: the new one.
+        role: the new role.
     """
 
     name: str

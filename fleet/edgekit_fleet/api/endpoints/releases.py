@@ -119,7 +119,7 @@ class PlanRollout:
     """A rollout that might start.
 
     Attributes:
-        release, selector: what goes where.
+        release, selector: the release, and the devices that get it.
         waves: sizes of the waves, as shares or counts.
         minimum: devices of the first step; a tenth, 1 to 30, if left out.
     """

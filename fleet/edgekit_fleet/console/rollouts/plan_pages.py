@@ -55,7 +55,7 @@ class ClassPlan:
     Attributes:
         target: the class.
         devices: number of them.
-        packages: what they get, such as `digits 1.2.0`.
+        packages: packages that they get, such as `digits 1.2.0`.
         bytes: bytes that all of them download.
         minutes: minutes that the slowest one takes.
         notes: what is unknown about some devices, and for how many.
@@ -77,7 +77,7 @@ class PlanView:
         devices: how many devices get packages.
         some: names of a few of them.
         others: how many matching devices get nothing.
-        classes: what they get.
+        classes: packages of the devices, by class.
         refused: why the others get nothing.
         bytes: bytes to download in all.
         minutes: minutes that the slowest download takes.

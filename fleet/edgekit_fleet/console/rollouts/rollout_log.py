@@ -53,7 +53,7 @@ class Moment:
         at: time of the entry, in seconds since 1970.
         actor: who did it.
         kind: `start`, `retry`, `ask`, `pause`, `succeed`, `abort`, `order`, `join`, `begin` or `withdraw`.
-        sentence: what was done, and why.
+        sentence: the event and its reason.
     """
 
     number: int
@@ -130,7 +130,7 @@ class RolloutLog:
         return self._courses[1]
 
     def view(self) -> LogView:
-        """Return what a page shows of it."""
+        """Return the view of the log for a page."""
         moments = self.moments[-_MOMENTS:][::-1]
         return LogView(
             courses=self.find_courses(),

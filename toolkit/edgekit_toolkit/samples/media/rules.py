@@ -82,7 +82,7 @@ def example_for(inputs: Sequence[TensorSpec], kind: str) -> str | None:
     """Return a preprocessing file for a model with these inputs, on one line; None if none can fit.
 
     Args:
-        inputs: what the model takes.
+        inputs: inputs of the model.
         kind: `image` or `audio`.
     """
     if len(inputs) != 1:
