@@ -31,8 +31,9 @@ from edgekit_offload.planning.codings import (
     run_seconds,
 )
 from edgekit_offload.planning.costs import reply_bytes, request_bytes
+from edgekit_offload.planning.cut_candidates import CutCandidate
 from edgekit_offload.planning.leakage import MAX_VALUES, measure_leakage
-from edgekit_offload.planning.planner import CutCandidate, Realised
+from edgekit_offload.planning.planner import Realised
 from edgekit_offload.planning.result import Label, Refusal, SentTensor
 from edgekit_offload.planning.ways import UploadWay
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_models
