@@ -637,6 +637,29 @@ def test_series_that_is_rounded_is_named_so(step: float, what: str) -> None:
     assert bool(way.sent[0].rounding) == ("not exact" in way.explanation) == bool(what)
 
 
+def test_sound_of_16_bits_without_a_batch_axis_is_run_and_measured_as_opus() -> None:
+    pytest.importorskip("soundfile", reason="soundfile is not installed")
+    content = model_of(
+        [("Cast", ["x"], ["y"])], {"x": (8000,)}, ["y"],
+        attributes={0: {"to": TensorProto.FLOAT}}, dtypes={"x": "int16"},
+    )  # fmt: skip
+    t = np.arange(8000) / 8000
+    tones = [np.rint(9000 * np.sin(2 * np.pi * (200 + 10 * n) * t)).astype(np.int16) for n in range(4)]
+    feeds = [{"x": one} for one in tones]
+    machine = Machine.parse("local")
+    measured = MeasuredCuts(content, feeds, machine, machine, 0.1)
+    made = inputs_of(content, [1.0], [0.001], feeds)
+    result = plan(replace(made, realise=measured, sample_rate_hz=8000.0))
+    ways = {way.name: way for way in result.ways}
+    assert {name: ways[name].label for name in ("raw", "delta", "opus:24")} == dict.fromkeys(
+        ("raw", "delta", "opus:24"), "measured"
+    )
+    assert ways["opus:24"].plan.media == {"x.samples": "opus:24@8000"}
+    assert "at 8 kHz" in ways["opus:24"].explanation
+    assert ways["delta"].plan.answers_changed == 0.0
+    assert any(one.name == "jpeg" and "not compared" in one.reason for one in result.refusals)
+
+
 def test_input_that_leaks_most_counts_and_all_samples_are_used() -> None:
     nodes = [("MatMul", ["a", "w"], ["m"]), ("Add", ["m", "b"], ["s"]), ("Abs", ["s"], ["y"])]
     weights = {"w": np.full((8, 8), 1e-3, np.float32)}
@@ -670,7 +693,9 @@ def test_table_always_has_a_way_for_inputs_beyond_the_samples(memory_bytes: floa
     feeds = [{"x": one.astype(np.float32)} for one in steps]
     result = plan(replace(inputs_of(content, [100.0], [0.001], feeds), memory_bytes=memory_bytes))
     names = {one.name for one in result.table.plans}
-    assert names == {"uint8", "local" if memory_bytes is None else "raw"}
+    coded = {"uint8", "delta"}
+    assert names & coded
+    assert names - coded == {"local" if memory_bytes is None else "raw"}
     if memory_bytes is not None:
         (raw,) = (way for way in result.ways if way.name == "raw")
         assert "beyond the values of the samples" in raw.explanation

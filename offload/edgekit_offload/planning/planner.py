@@ -120,6 +120,7 @@ class PlanInputs:
         max_loss: share of the answers that a coding may be expected to make wrong. What it costs is unknown
             where outputs are not known to be classes, or nothing ran; then it may be all, and 1 admits it.
         is_server_modelled: whether the profile of the server is that of another machine, scaled.
+        sample_rate_hz: of sound; None if it is not known.
         notes: what the user should know of profiles and samples before trusting the result.
     """
 
@@ -145,6 +146,7 @@ class PlanInputs:
     is_server_modelled: bool = False
     cascade: CascadeInputs | None = None
     max_loss: float = MAX_LOSS
+    sample_rate_hz: float | None = None
 
     @property
     def limits(self) -> DeviceLimits:
@@ -305,7 +307,7 @@ def _uploads(
             Refusal("upload", f"{kept} must stay on the device, so the server cannot run the whole model.")
         )
         return ()
-    uploads, found = find_uploads(inputs.feeds, whole)
+    uploads, found = find_uploads(inputs.feeds, whole, inputs.sample_rate_hz)
     refusals += found
     if inputs.most_leakage_db is not None:
         reason = "It sends the input itself, and --max-leak sets a limit on what is revealed."

@@ -73,7 +73,8 @@ class SentTensor:
         name: in the model's graph.
         coding: `raw`, `int8`, `int4`, `uint8`, `delta`, or a media codec such as `jpeg:90`.
         raw_bytes, sent_bytes: of one request, before and after coding and compression.
-        rounding: what a coding of 16 bits does to values that are not exact, in words; else empty.
+        rounding: what a coding of 16 bits does to values that are not exact, in words, or the sample rate of
+            sound; else empty.
     """
 
     name: str
