@@ -26,8 +26,8 @@ from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.choose import choose
 from edgekit_runtime.remote.cut_table import Objective, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.latency_model import Conditions, LinkState
-from edgekit_runtime.remote.link_probe import RequestCost
-from edgekit_runtime.remote.measure import MachineFacts
+from edgekit_runtime.remote.measurement.machine_facts import MachineFacts
+from edgekit_runtime.remote.measurement.request_cost import RequestCost
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 GRID = Grid((0.1, 1.0, 10.0, 100.0), (5.0, 20.0))

@@ -42,7 +42,7 @@ from edgekit_runtime.codecs.compression import has_zstd
 from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
 from edgekit_runtime.errors import CutError, EdgekitError
 from edgekit_runtime.remote.cut_table import LOCAL, Compression, OffloadPlan, PlanCosts
-from edgekit_runtime.remote.measure import TransferCoding
+from edgekit_runtime.remote.measurement.job import TransferCoding
 from edgekit_runtime.tensors import Array
 
 _ZSTD: Final = " zstd"  # behind the name of a plan: its compression alone
