@@ -7,6 +7,7 @@ Sizes are measured on samples. What the codes stand for is found in the samples 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -122,17 +123,18 @@ def find_uploads(
         if lattice is not None:
             codes = [_code(one[name], lattice, np.uint8) for one in feeds]
             coded["uint8"].append(_CodedInput(name, f"{name}.codes", Coding("uint8", {name: lattice}), codes))
-        for ways, short, found in (
-            ((JPEG, WEBP), "jpeg", _find_pixels(name, feeds, lattice)),
-            (("delta",), "delta", _find_series(name, feeds)),
-            ((OPUS,), "opus", _find_sound(name, feeds, sample_rate_hz)),
+        for codec, found in (
+            ("jpeg", _find_pixels(name, feeds, lattice)),
+            ("delta", _find_series(name, feeds)),
+            ("opus", _find_sound(name, feeds, sample_rate_hz)),
         ):
             if isinstance(found, str):
-                obstacles[short].append(found)
-                continue
-            for way in ways:
-                media = way if short == "jpeg" else found.media
-                coded[way].append(replace(found, media=media))
+                obstacles[codec].append(found)
+            elif codec == "jpeg":
+                for way in (JPEG, WEBP):
+                    coded[way].append(replace(found, media=way))
+            else:
+                coded[OPUS if found.media else codec].append(found)
     tried = [inputs.try_upload(name, ones) for name, ones in coded.items() if ones]
     refusals = [
         Refusal(short, f"{_MISSING[short]}: {'; '.join(reasons)}.")
@@ -174,7 +176,7 @@ class _Inputs:
             else:
                 size, spent_s = float(np.mean([compressed_bytes(each) for each in one.codes])), [0.0, 0.0]
                 if size < one.codes[0].nbytes:
-                    spent_s = [median_s(lambda codes=one.codes[0]: compressed_bytes(codes))] * 2  # type: ignore[misc]
+                    spent_s = [median_s(partial(compressed_bytes, one.codes[0]))] * 2
                     saved_bytes += one.codes[0].nbytes - size
             encode_s, decode_s = encode_s + spent_s[0], decode_s + spent_s[1]
             sizes[one.name] = replace(sizes[one.name], coding=name, sent_bytes=size, rounding=one.rounding)
