@@ -318,7 +318,7 @@ def test_limit_on_leakage_that_the_fastest_cut_breaks_finds_a_deeper_one() -> No
     over = [one for one in result.refusals if "the limit is 20 dB" in one.reason]
     assert over
     attacked = len(over) + len(cuts)
-    text = f"{attacked} cuts were attacked: {len(cuts)} keep --max-leak 20 dB, {len(over)} were refused."
+    text = f"{attacked} cuts were attacked: {len(cuts)} keep --max-leak 20 dB, {len(over)} refused."
     assert text in result.sentences
     names = [one.name for one in (*over, *(way.plan for way in cuts))]
     assert len(set(names)) == len(names)

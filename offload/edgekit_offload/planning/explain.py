@@ -119,16 +119,12 @@ def explain_leakage(
     if not attacked:
         return f"No cut was found to hold against --max-leak {limit_db:g} dB."
     end = "" if is_ended else " The search ended before the last cut: a deeper one may leak less."
-    kept = attacked - refused
+    kept, cuts = attacked - refused, "1 cut was" if attacked == 1 else f"{attacked} cuts were"
     if kept:
         verb = "keeps" if kept == 1 else "keep"
-        return (
-            f"{attacked} cuts were attacked: {kept} {verb} --max-leak {limit_db:g} dB, {refused} were"
-            f" refused.{end}"
-        )
+        return f"{cuts} attacked: {kept} {verb} --max-leak {limit_db:g} dB, {refused} refused.{end}"
     least = "" if least_db is None else f", and the least that one of them leaks is {least_db:.1f} dB"
-    verb = "cut was" if attacked == 1 else "cuts were"
-    return f"No cut keeps --max-leak {limit_db:g} dB: {attacked} {verb} attacked and refused{least}.{end}"
+    return f"No cut keeps --max-leak {limit_db:g} dB: {cuts} attacked and refused{least}.{end}"
 
 
 def describe_ranges(wins: Sequence[WinRange]) -> str:
