@@ -15,7 +15,7 @@ from pathlib import Path
 import onnx
 
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_batches
-from edgekit_runtime.remote.measure import make_inputs
+from edgekit_runtime.remote.measurement.job_runner import make_inputs
 from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings
 from edgekit_runtime.system.processor_speed import SpeedGate
 from edgekit_toolkit.costs.device_transfer import fit_ratios, predict_latency_s

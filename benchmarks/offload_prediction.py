@@ -17,8 +17,9 @@ and ../shared/models.
   has over 2 % of the time, requests count at the speed at which the costs were measured (`SpeedGate`). Ways
   that were not seen at that speed with all inputs are only among the errors at any speed.
 - Predicted: `latency_model` with the costs in the package, and the link that the device measures first, as
-  `edgekit offload plan --server URL` does. It is of the mean input, and compressed inputs differ in size, so
-  measured is the mean over the inputs, and of each the mean of the middle half of its times, as in planning.
+  `edgekit offload plan --server URL` does. It is of the mean of four images that were planned on, and
+  compressed images differ in size, so measured is the mean over four others, which were held out, and of each
+  the mean of the middle half of its times, as in planning.
   Error: |predicted - measured| / measured.
 - Regret: how much slower than the fastest way are the predicted best and what the session chose.
   "Worse than the ends": against the better of local and the best upload; for the session with its own times
@@ -47,8 +48,8 @@ import numpy as np
 
 from edgekit_runtime.remote.cut_table import LOCAL, OffloadPlan
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
-from edgekit_runtime.remote.link_probe import average_middle
-from edgekit_runtime.remote.measure import PAUSE_S
+from edgekit_runtime.remote.measurement.job_runner import PAUSE_S
+from edgekit_runtime.remote.measurement.request_cost import average_middle
 from offload_bench import TOKEN, print_table, write_json
 from offload_product import ALL, MODELS, ROWS, ProductBench, describe_load, plan_product, use_folder
 

@@ -61,7 +61,7 @@ class Planned:
         packages: `all` for the package with every plan, and for each plan one with that plan alone, which a
             session then has to run.
         plans: what was extracted and measured.
-        rows: .npz of requests, input -> one a row.
+        rows: .npz of requests, input -> one a row; `plan_product` did not plan on them.
         seconds: that planning and packaging took.
         usual_s: the speed of the device at which it was measured (`SpeedGate`).
     """
@@ -74,17 +74,17 @@ class Planned:
     usual_s: float | None = None
 
 
-def read_rows(name: str) -> Array:
-    """Return requests for a model, real images as it takes them, float32 [ROWS, ...]."""
+def read_rows(name: str, count: int = ROWS) -> Array:
+    """Return requests for a model, real images as it takes them, float32 [count, ...]."""
     if name == "resnet8":
         with np.load(DATA / "cifar10_jpeg.npz") as data:
-            return data["x"][:ROWS].astype(np.float32)
+            return data["x"][:count].astype(np.float32)
     if name == "vww":
         with np.load(DATA / "vww_coco_train128.npz") as data:
-            return data["x"][:ROWS].astype(np.float32) / np.float32(255)
+            return data["x"][:count].astype(np.float32) / np.float32(255)
     with np.load(DATA / "photos128_224.npz") as data:
         ends = [*data["offset"], len(data["jpeg"])]
-        files = [bytes(data["jpeg"][ends[n] : ends[n + 1]]) for n in range(ROWS)]
+        files = [bytes(data["jpeg"][ends[n] : ends[n + 1]]) for n in range(count)]
     pixels = np.stack([decode(one) for one in files]).astype(np.float32)
     if name == "mobilenet_v1":
         return pixels / np.float32(127.5) - 1
@@ -102,16 +102,20 @@ def decode(content: bytes) -> Array:
 def plan_product(
     name: str, folder: Path, share: float, bandwidths: Sequence[float], rtts: Sequence[float]
 ) -> Planned:
-    """Plan a model for the emulated machines, and sign packages with what came of it."""
+    """Plan a model for the emulated machines, and sign packages with what came of it.
+
+    It plans on every second image; the requests are the others, so a prediction is not of its own samples.
+    """
     began_s = time.monotonic()
-    content, rows = (SHARED / MODELS[name]).read_bytes(), read_rows(name)
+    content, images = (SHARED / MODELS[name]).read_bytes(), read_rows(name, 2 * ROWS)
+    rows, held_out = images[::2], images[1::2]
     given = first_input(content)
     feeds = [{given: rows[n : n + 1]} for n in range(ROWS)]
     folder = folder / name
     folder.mkdir()
     whole = folder / f"{name}-whole.edgepkg"
     write_tail(whole, name, content, feeds[0], load_signer())
-    np.savez(folder / "rows.npz", **{given: rows})
+    np.savez(folder / "rows.npz", **{given: held_out})
     device = Machine.parse(f"local@{share:.0%}")
     server = server_machine()
     profiles = [

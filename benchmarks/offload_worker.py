@@ -17,7 +17,7 @@ import numpy as np
 from device_orders import obey
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import EdgekitError
-from edgekit_runtime.remote.link_probe import probe_link
+from edgekit_runtime.remote.measurement.link_probe import probe_link
 from edgekit_runtime.remote.offload_status import Counts
 from edgekit_runtime.remote.session import remote_session
 from edgekit_runtime.remote.session.offload_state import OffloadState

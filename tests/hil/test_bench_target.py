@@ -13,7 +13,7 @@ from edgekit_hil.tests import bench_target
 from edgekit_hil.tests.bench_target import BenchTarget
 from edgekit_hil.tests.models import PackageMaker
 from edgekit_runtime.errors import BenchError
-from edgekit_runtime.remote.measure import describe_machine
+from edgekit_runtime.remote.measurement.machine_facts import describe_machine
 from edgekit_toolkit.targets.figures import Figure, Source
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 from edgekit_toolkit.targets.spec import Transfer

@@ -50,8 +50,13 @@ def model_of(
     weights: Mapping[str, NDArray[Any]] | None = None,
     opset: int = 17,
     attributes: Mapping[int, Mapping[str, Any]] | None = None,
+    dtypes: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return the content of a model of float32 tensors; `attributes` are by the index of a node."""
+    """Return the content of a model of float32 tensors, unless `dtypes` says otherwise of an input or output.
+
+    `attributes` are by the index of a node.
+    """
+    kinds = {name: helper.np_dtype_to_tensor_dtype(np.dtype(one)) for name, one in (dtypes or {}).items()}
     graph = helper.make_graph(
         [
             helper.make_node(op, read, made, **(attributes or {}).get(index, {}))
@@ -59,10 +64,10 @@ def model_of(
         ],
         "graph",
         [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
+            helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), list(shape))
             for name, shape in inputs.items()
         ],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), None) for name in outputs],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in (weights or {}).items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)

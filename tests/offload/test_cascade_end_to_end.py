@@ -24,8 +24,8 @@ from edgekit_offload.profiling import machine as machines
 from edgekit_offload.profiling.machine import Machine, RunnableGraph
 from edgekit_offload.profiling.model_profile import ModelProfile
 from edgekit_runtime.dataclass_json import from_plain
-from edgekit_runtime.remote.link_probe import RequestCost
-from edgekit_runtime.remote.measure import Timing
+from edgekit_runtime.remote.measurement.job import Timing
+from edgekit_runtime.remote.measurement.request_cost import RequestCost
 from edgekit_toolkit.cli import cli
 from edgekit_toolkit.commands.offload import plan_request
 from edgekit_toolkit.packaging.plain_package import write_plain_package

@@ -1,6 +1,8 @@
 """Codings of tensors: what is restored, and how near it is."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from numpy.typing import NDArray
 from tests.offload.onnx_models import model_of
 
 from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
-from edgekit_offload.partition.coding import Coding
+from edgekit_offload.partition.coding import INTEGER_TYPES, INTEGERS, Coding
 from edgekit_offload.partition.split import SplitModels, whole_upload
 from edgekit_offload.planning.codings import AnswerChange, TensorCodec, compare_answers, find_probabilities
 from edgekit_runtime.errors import CutError
@@ -30,9 +32,7 @@ def upload_identity(shape: tuple[int, ...], coding: Coding) -> SplitModels:
     return whole_upload(model_of([("Identity", ["x"], ["y"])], {"x": ("N", *shape)}, ["y"]), coding)
 
 
-def send(
-    split: SplitModels, x: NDArray[np.float32]
-) -> tuple[Mapping[str, NDArray[np.generic]], NDArray[np.float32]]:
+def send(split: SplitModels, x: NDArray[Any]) -> tuple[Mapping[str, NDArray[np.generic]], NDArray[Any]]:
     """What is sent for `x`, and what the tail makes of it."""
     assert split.head is not None
     sent = OrtSession(split.head.content, OrtOptions(threads=1)).run({"x": x})
@@ -155,6 +155,42 @@ def test_sound_goes_as_16_bit_samples() -> None:
     assert sent["x.samples"].dtype == np.int16
     assert sent["x.samples"].shape == (2, 400)
     np.testing.assert_array_equal(restored, x)
+
+
+@pytest.mark.parametrize("shape", [(400,), (1, 400), (1, 1, 400), (1, 400, 1)])
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+def test_sound_of_any_shape_goes_as_one_row_of_16_bit_samples(dtype: str, shape: tuple[int, ...]) -> None:
+    samples = np.random.default_rng(7).integers(-32768, 32768, shape).astype(np.int16)
+    x = samples if dtype == "int16" else samples.astype(np.float32) / np.float32(32768)
+    model = model_of([("Identity", ["x"], ["y"])], {"x": shape}, ["y"], dtypes={"x": dtype, "y": dtype})
+    lattice = INTEGERS if dtype == "int16" else SOUND
+    split = whole_upload(model, Coding("samples", {"x": lattice}))
+    sent, restored = send(split, x)
+    np.testing.assert_array_equal(sent["x.samples"], samples.reshape(1, -1))
+    assert sent["x.samples"].dtype == np.int16
+    np.testing.assert_array_equal(restored, x)
+    assert bool(split.codes) == (dtype == "float32")  # integers have no value that cannot be sent
+
+
+@pytest.mark.parametrize("dtype", INTEGER_TYPES)
+@pytest.mark.parametrize("shape", [(64,), (1, 64), (2, 3, 64)])
+def test_differences_of_integers_are_exact_for_all_values(dtype: str, shape: tuple[int, ...]) -> None:
+    limits = np.iinfo(dtype)
+    x = np.random.default_rng(8).integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    x.reshape(-1)[:2] = limits.min, limits.max  # their difference does not fit
+    model = model_of([("Identity", ["x"], ["y"])], {"x": shape}, ["y"], dtypes={"x": dtype, "y": dtype})
+    axis = max(len(shape) - 1, 1)
+    split = whole_upload(model, Coding("delta", {"x": replace(INTEGERS, time_axis=axis)}))
+    sent, restored = send(split, x)
+    assert sent["x.codes"].dtype == restored.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(restored, x)
+    assert not split.codes
+
+
+def test_inputs_that_have_no_codes_are_sent_as_they_are_beside_those_that_have() -> None:
+    model = model_of([("Add", ["a", "b"], ["y"])], {"a": ("N", 1, 400), "b": ("N", 1, 400)}, ["y"])
+    split = whole_upload(model, Coding("samples", {"a": SOUND}))
+    assert [one.name for one in split.sent] == ["a.samples", "b"]
 
 
 @pytest.mark.parametrize("kind", ["raw", "int8", "int4"])

@@ -14,7 +14,8 @@ from tests.service.serve_parts import wait_ready
 from tests.service.test_offload_serve import free_port, serving
 from tests.waiting import wait_for
 
-from edgekit_offload.planning.planner import CutCandidate, Realised, plan
+from edgekit_offload.planning.cut_candidates import CutCandidate
+from edgekit_offload.planning.planner import Realised, plan
 from edgekit_offload.planning.realise import MeasuredCuts
 from edgekit_offload.planning.result import PlanningResult, Refusal
 from edgekit_offload.planning.ways import UploadWay

@@ -15,6 +15,7 @@ from edgekit_offload.planning import planner
 from edgekit_offload.planning.codings import measure_codings
 from edgekit_offload.planning.costs import CodedTensors, PowerModel
 from edgekit_offload.planning.envelope import Grid
+from edgekit_offload.planning.explain import describe_certificate
 from edgekit_offload.planning.planner import MAX_LOSS, PlanInputs, Realised, plan
 from edgekit_offload.planning.realise import MeasuredCuts, leakage_of
 from edgekit_offload.planning.result import PlanningResult, Refusal, SentTensor
@@ -25,8 +26,8 @@ from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.choose import choose
 from edgekit_runtime.remote.cut_table import Objective, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.latency_model import Conditions, LinkState
-from edgekit_runtime.remote.link_probe import RequestCost
-from edgekit_runtime.remote.measure import MachineFacts
+from edgekit_runtime.remote.measurement.machine_facts import MachineFacts
+from edgekit_runtime.remote.measurement.request_cost import RequestCost
 
 TINY = Path(__file__).parents[2] / "models" / "tiny"
 GRID = Grid((0.1, 1.0, 10.0, 100.0), (5.0, 20.0))
@@ -286,6 +287,92 @@ def test_leakage_above_the_limit_refuses_a_way() -> None:
         assert way.sends_input == is_upload
         assert way.plan.leakage_db == (10.0 if way.kind == "cut" else None)
     assert any("25.0 dB" in one.reason for one in result.refusals)
+
+
+def tiny_with_leakage() -> PlanInputs:
+    """A real classifier whose latency is best at `max_pool2d` (21.5 dB); what comes later leaks 18.4 dB."""
+    content = (TINY / "digits_cnn.onnx").read_bytes()
+    images = np.load(TINY / "digits_cnn.eval.npz")["image"].astype(np.float32)
+    feeds = [{"image": one[np.newaxis]} for one in images]
+    device_s = [1e-4] * 5 + [0.5, 1e-4, 1e-4, 0.5]
+    made = inputs_of(content, device_s, [1e-5] * 9, feeds[:8])
+    return replace(made, leakage_db=leakage_of(content, feeds))
+
+
+def test_limit_on_leakage_that_the_fastest_cut_breaks_finds_a_deeper_one() -> None:
+    inputs = tiny_with_leakage()
+    free = plan(inputs)
+    fastest = min((way for way in free.ways if way.kind == "cut"), key=lambda way: way.latency_ms[1][-1])
+    assert (fastest.plan.leakage_db or 0.0) > 20
+    result = plan(replace(inputs, most_leakage_db=20.0))
+    cuts = [way for way in result.ways if way.kind == "cut"]
+    assert cuts
+    assert {way.name for way in cuts} & {one.name for one in result.table.plans}
+    for way in cuts:
+        assert way.plan.leakage_db is not None
+        assert way.plan.leakage_db <= 20
+        assert way.kernels_on_device > fastest.kernels_on_device
+        assert way.certificate is not None
+        assert way.certificate.has_pins
+    assert {way.kind for way in result.ways} == {"local", "cut"}
+    over = [one for one in result.refusals if "the limit is 20 dB" in one.reason]
+    assert over
+    attacked = len(over) + len(cuts)
+    text = f"{attacked} cuts were attacked: {len(cuts)} keep --max-leak 20 dB, {len(over)} refused."
+    assert text in result.sentences
+    names = [one.name for one in (*over, *(way.plan for way in cuts))]
+    assert len(set(names)) == len(names)
+
+
+def test_limit_on_leakage_that_no_cut_keeps_names_the_least_that_was_seen() -> None:
+    result = plan(replace(tiny_with_leakage(), most_leakage_db=10.0))
+    assert {way.kind for way in result.ways} == {"local"}
+    (text,) = (one for one in result.sentences if "--max-leak" in one)
+    seen = [float(one.reason.split()[5]) for one in result.refusals if "the limit is 10 dB" in one.reason]
+    assert text == (
+        f"No cut keeps --max-leak 10 dB: {len(seen)} cuts were attacked and refused, and the least that one"
+        f" of them leaks is {min(seen):.1f} dB."
+    )
+    assert min(seen) < 19  # the last cuts were tried too
+
+
+def test_tensor_that_leaks_is_no_reason_to_keep_the_one_beside_it() -> None:
+    # Two heads, a and b; the cut {a, b} leaks by a alone, so b may go where a's head stays.
+    nodes = [
+        ("MatMul", ["x", "w"], ["a"]), ("Relu", ["a"], ["p"]),
+        ("Tanh", ["x"], ["u"]), ("MatMul", ["u", "w"], ["b"]), ("Relu", ["b"], ["q"]),
+    ]  # fmt: skip
+    content = model_of(nodes, {"x": (1, 640)}, ["p", "q"], weights={"w": np.eye(640, 8, dtype=np.float32)})
+    feeds = [{"x": np.random.default_rng(n).normal(size=(1, 640)).astype(np.float32)} for n in range(4)]
+    made = inputs_of(content, [1e-4, 1.0, 1e-4, 1e-4, 1.0], [1e-5] * 5, feeds)
+    leaks = {"a": 30.0, "u": 30.0, "b": 5.0}
+    result = plan(
+        replace(
+            made,
+            leakage_db=lambda sent: max(leaks.get(one.name, 1.0) for one in sent),
+            most_leakage_db=20.0,
+        )
+    )
+    assert {tuple(one.name for one in way.sent) for way in result.ways if way.kind == "cut"} == {("b",)}
+    assert "leak too much left out" in describe_certificate(result.best(100.0, 20.0).certificate)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_limit_on_leakage_holds_for_placements_on_three_tiers(tiers: int) -> None:
+    content = narrowing_model(16, 64)
+    made = inputs_of(content, [0.005, 0.05, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
+    if tiers == 3:
+        edge = profile_of(content, [0.002, 0.04, 0.1], "edge")
+        made = replace(made, edge=edge, edge_link=LinkState(50e6, 50e6, 0.001))
+    leaks = {"t0": 60.0, "t1": 25.0}
+    result = plan(
+        replace(
+            made, leakage_db=lambda sent: max(leaks.get(one.name, 10.0) for one in sent), most_leakage_db=20.0
+        )
+    )
+    assert {one.name for way in result.ways for one in way.sent} == {"t2"}
+    assert {one.name for tier in result.tiers for one in tier.sent[0]} <= {"t2"}
+    assert bool(result.tiers) == (tiers == 3)
 
 
 def test_energy_prefers_to_send_where_the_radio_is_cheap() -> None:
@@ -550,6 +637,29 @@ def test_series_that_is_rounded_is_named_so(step: float, what: str) -> None:
     assert bool(way.sent[0].rounding) == ("not exact" in way.explanation) == bool(what)
 
 
+def test_sound_of_16_bits_without_a_batch_axis_is_run_and_measured_as_opus() -> None:
+    pytest.importorskip("soundfile", reason="soundfile is not installed")
+    content = model_of(
+        [("Cast", ["x"], ["y"])], {"x": (8000,)}, ["y"],
+        attributes={0: {"to": TensorProto.FLOAT}}, dtypes={"x": "int16"},
+    )  # fmt: skip
+    t = np.arange(8000) / 8000
+    tones = [np.rint(9000 * np.sin(2 * np.pi * (200 + 10 * n) * t)).astype(np.int16) for n in range(4)]
+    feeds = [{"x": one} for one in tones]
+    machine = Machine.parse("local")
+    measured = MeasuredCuts(content, feeds, machine, machine, 0.1)
+    made = inputs_of(content, [1.0], [0.001], feeds)
+    result = plan(replace(made, realise=measured, sample_rate_hz=8000.0))
+    ways = {way.name: way for way in result.ways}
+    assert {name: ways[name].label for name in ("raw", "delta", "opus:24")} == dict.fromkeys(
+        ("raw", "delta", "opus:24"), "measured"
+    )
+    assert ways["opus:24"].plan.media == {"x.samples": "opus:24@8000"}
+    assert "at 8 kHz" in ways["opus:24"].explanation
+    assert ways["delta"].plan.answers_changed == 0.0
+    assert any(one.name == "jpeg" and "not compared" in one.reason for one in result.refusals)
+
+
 def test_input_that_leaks_most_counts_and_all_samples_are_used() -> None:
     nodes = [("MatMul", ["a", "w"], ["m"]), ("Add", ["m", "b"], ["s"]), ("Abs", ["s"], ["y"])]
     weights = {"w": np.full((8, 8), 1e-3, np.float32)}
@@ -583,7 +693,9 @@ def test_table_always_has_a_way_for_inputs_beyond_the_samples(memory_bytes: floa
     feeds = [{"x": one.astype(np.float32)} for one in steps]
     result = plan(replace(inputs_of(content, [100.0], [0.001], feeds), memory_bytes=memory_bytes))
     names = {one.name for one in result.table.plans}
-    assert names == {"uint8", "local" if memory_bytes is None else "raw"}
+    coded = {"uint8", "delta"}
+    assert names & coded
+    assert names - coded == {"local" if memory_bytes is None else "raw"}
     if memory_bytes is not None:
         (raw,) = (way for way in result.ways if way.name == "raw")
         assert "beyond the values of the samples" in raw.explanation

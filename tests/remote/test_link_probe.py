@@ -17,13 +17,13 @@ from tests.waiting import wait_for
 
 from edgekit_offload.emulation.testbed import Testbed
 from edgekit_runtime.errors import TransportError
-from edgekit_runtime.remote.link_probe import probe_link
+from edgekit_runtime.remote.measurement.link_probe import probe_link
 
 CAN_NAMESPACES = os.geteuid() == 0 and Path("/dev/net/tun").exists() and shutil.which("tc") is not None
 PROBE = """
 import json, sys
 from edgekit_runtime.dataclass_json import to_plain
-from edgekit_runtime.remote.link_probe import probe_link
+from edgekit_runtime.remote.measurement.link_probe import probe_link
 print(json.dumps(to_plain(probe_link(sys.argv[1], insecure=True, seconds=4.0))))
 """
 

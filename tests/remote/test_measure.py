@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from edgekit_runtime.errors import CutError, DataError
-from edgekit_runtime.remote.measure import Job, JobGraph, JobInput, TransferCoding, measure, read_job
+from edgekit_runtime.remote.measurement.job import Job, JobGraph, JobInput, TransferCoding, read_job
+from edgekit_runtime.remote.measurement.job_runner import measure
 
 
 def stream(blobs: bytes = b"", **changes: Any) -> io.BytesIO:

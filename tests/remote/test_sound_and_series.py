@@ -1,5 +1,6 @@
 """Sound as Opus and a series of sensors as differences, from `open_session` to a real service and back."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from tests.remote.offload_parts import LOCAL
 from tests.remote.planned_package import REMOTE, Array, offloading
 
 from edgekit_offload.partition.calibrate import SOUND, find_series
-from edgekit_offload.partition.coding import Coding
+from edgekit_offload.partition.coding import INTEGERS, Coding
 from edgekit_offload.partition.split import whole_upload
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan
@@ -50,7 +51,7 @@ def make_listener() -> bytes:
     return model_of(nodes, {"x": ["N", SAMPLES]}, ["logits"], weights=weights)
 
 
-def write_package(folder: Path, model: bytes, name: str, coding: Coding) -> Path:
+def write_package(folder: Path, model: bytes, name: str, coding: Coding, codec: str = "opus:24") -> Path:
     """Write a package with a plan of a name that uploads the input in a coding."""
     generate_key("default", folder / "keys")
     sign = load_signer(folder=folder / "keys")
@@ -59,10 +60,10 @@ def write_package(folder: Path, model: bytes, name: str, coding: Coding) -> Path
         folder / "model.onnx", name="whole", target="x86-64", folder=folder, sign=sign
     )
     split = whole_upload(model, coding)
-    codec = {one.name: "opus:24" for one in split.sent} if name == "opus" else {}
-    compression = "identity" if codec else "zstd"
+    media = {one.name: codec for one in split.sent if one.name.endswith(".samples")} if name == "opus" else {}
+    compression = "identity" if media else "zstd"
     plan = OffloadPlan(
-        name, REMOTE, head=f"{name}.head", tail=f"{name}.tail", media=codec, compression=compression
+        name, REMOTE, head=f"{name}.head", tail=f"{name}.tail", media=media, compression=compression
     )
     (folder / "planned").mkdir()
     with read_package(plain, TrustStore.from_folder(folder / "keys")) as package:
@@ -72,7 +73,7 @@ def write_package(folder: Path, model: bytes, name: str, coding: Coding) -> Path
             CutTable((LOCAL, plan)),
             folder=folder / "planned",
             sign=sign,
-            decode={name: dict.fromkeys(codec, "opus")} if codec else {},
+            decode={name: media} if media else {},
         )
 
 
@@ -91,6 +92,79 @@ def test_sound_goes_as_opus_and_keeps_the_answers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.argmax(1), np.arange(16) % len(PITCHES_HZ))
     np.testing.assert_allclose(found.max(1), expected.max(1), rtol=0.2)
     assert np.abs(found - expected).max() > 0  # it is lossy, so this did not run here
+
+
+def make_integer_listener() -> bytes:
+    """Return the same model for 16-bit samples without a batch axis: int16 [SAMPLES] to logits [1, 8]."""
+    model = onnx.load_from_string(make_listener())
+    model.graph.input[0].CopyFrom(
+        onnx.helper.make_tensor_value_info("sound", onnx.TensorProto.INT16, [SAMPLES])
+    )
+    weights = {"scale": np.float32(1 / 32768), "shape": np.array([1, SAMPLES])}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in weights.items())
+    for number, (op, read, made) in enumerate(
+        [
+            ("Cast", ["sound"], "wide"),
+            ("Mul", ["wide", "scale"], "scaled"),
+            ("Reshape", ["scaled", "shape"], "x"),
+        ]
+    ):
+        options = {"to": onnx.TensorProto.FLOAT} if op == "Cast" else {}
+        model.graph.node.insert(number, onnx.helper.make_node(op, read, [made], **options))
+    return bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("codec", ["opus:24", "opus:24@8000"])
+def test_16_bit_sound_without_a_batch_axis_goes_as_opus(codec: str, tmp_path: Path) -> None:
+    pytest.importorskip("soundfile", reason="soundfile is not installed")
+    model, x = make_integer_listener(), np.rint(make_sound(8) * 32768).astype(np.int16)
+    package = write_package(tmp_path, model, "opus", Coding("samples", {"sound": INTEGERS}), codec)
+    whole = OrtSession(model, OrtOptions(threads=1))
+    expected = np.concatenate([whole.run({"sound": row})["logits"] for row in x])
+    home = tmp_path / "device"
+    home.mkdir()
+    with offloading(tmp_path, package, "opus", home) as session:
+        found = np.concatenate([session.run({"sound": row})["logits"] for row in x])
+        assert session.counts.remote == len(x)
+        assert session.counts.failed + session.counts.hedged == 0
+    np.testing.assert_array_equal(found.argmax(1), np.arange(8))
+    np.testing.assert_allclose(found.max(1), expected.max(1), rtol=0.2)
+    assert np.abs(found - expected).max() > 0  # it is lossy, so this did not run here
+
+
+@pytest.mark.parametrize("shape", [(640,), (1, 3, 640)])
+def test_integer_series_goes_as_differences_whatever_its_values(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    pytest.importorskip("zstandard", reason="zstandard is not installed")
+    model = model_of(
+        [("Cast", ["x"], ["y"])], {"x": shape}, ["y"],
+        attributes={0: {"to": onnx.TensorProto.FLOAT}}, dtypes={"x": "int16"},
+    )  # fmt: skip
+    coding = Coding("delta", {"x": replace(INTEGERS, time_axis=max(len(shape) - 1, 1))})
+    package = write_package(tmp_path, model, "delta", coding)
+    rng = np.random.default_rng(5)
+    home = tmp_path / "device"
+    home.mkdir()
+    with offloading(tmp_path, package, "delta", home) as session:
+        for _ in range(4):  # steps of all sizes
+            x = rng.integers(-32768, 32768, shape).astype(np.int16)
+            np.testing.assert_array_equal(session.run({"x": x})["y"], x.astype(np.float32))
+        assert session.counts.remote == 4
+
+
+def test_sound_goes_as_opus_beside_an_input_that_is_sent_raw(tmp_path: Path) -> None:
+    pytest.importorskip("soundfile", reason="soundfile is not installed")
+    nodes = [("ReduceMean", ["sound"], ["level"]), ("Sub", ["place", "level"], ["y"])]
+    model = model_of(nodes, {"sound": (1, SAMPLES), "place": (1, 4)}, ["y"], attributes={0: {"axes": [1]}})
+    package = write_package(tmp_path, model, "opus", Coding("samples", {"sound": SOUND}))
+    home = tmp_path / "device"
+    home.mkdir()
+    with offloading(tmp_path, package, "opus", home) as session:
+        place = np.float32([[1e6, -3.5, 0.25, 1e-3]])
+        found = session.run({"sound": make_sound(1), "place": place})["y"]
+        assert session.counts.remote == 1
+    np.testing.assert_allclose(found, place, rtol=1e-6, atol=1e-3)  # the mean of tones is 0
 
 
 def test_series_goes_as_differences_and_keeps_the_answers(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from edgekit_runtime.cli import main
 from edgekit_runtime.client import Client
 from edgekit_runtime.client.link import Address, open_connection
 from edgekit_runtime.errors import ConfigError, TransportError
-from edgekit_runtime.remote.link_probe import probe_link
+from edgekit_runtime.remote.measurement.link_probe import probe_link
 from edgekit_runtime.remote.offload_options import OffloadOptions, find_options_file, read_offload_options
 from edgekit_runtime.remote.offload_server import OffloadServer, make_tail_request
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner, Result
+from tests.offload.onnx_models import model_of
 
 from edgekit_offload.planning.result import PlanningResult
 from edgekit_runtime.dataclass_json import from_plain
@@ -152,6 +153,45 @@ def test_package_that_was_planned_carries_the_cut_table(
         assert table.local is not None
         heads = {one.head for one in table.plans if one.head is not None}
         assert heads <= {one.name for one in opened.manifest.submodels}
+
+
+def write_sound(folder: Path) -> tuple[Path, Path]:
+    """Write a model of half a second of sound, and samples."""
+    weights = {"w": np.random.default_rng(0).normal(size=(4000, 3)).astype(np.float32)}
+    content = model_of([("MatMul", ["x", "w"], ["y"])], {"x": ["N", 4000]}, ["y"], weights=weights)
+    model, samples = folder / "sound.onnx", folder / "sound.npz"
+    model.write_bytes(onnx.shape_inference.infer_shapes(onnx.load_from_string(content)).SerializeToString())
+    waves = np.sin(np.outer(np.arange(1, 21) / 50, np.arange(4000)))
+    np.savez(samples, x=(np.rint(9000 * waves) / 32768).astype(np.float32))
+    return model, samples
+
+
+def test_opus_gets_the_sample_rate_that_the_package_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("soundfile", reason="soundfile is not installed")
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
+    model, samples = write_sound(tmp_path)
+    stated = tmp_path / "rate.json"
+    stated.write_text(json.dumps({"type": "audio", "sample_rate": 8000, "samples": 4000}))
+    options = ("-t", "x86-64", "--backend", "ort", "--calibration", samples, "--search-seconds", 0)
+    arguments = ["package", model, *options, "--preprocessing", stated, "-o", tmp_path / "packages"]
+    CliRunner().invoke(cli, [str(one) for one in arguments], catch_exceptions=False, standalone_mode=False)
+    (package,) = (tmp_path / "packages").glob("*.edgepkg")
+    machines = ("--device", "local", "--server", "local", "--seconds", "0.1", "--samples", samples)
+    invoke(package, *machines, "--bandwidth", "10", "-o", tmp_path / "plans")
+    (path,) = (tmp_path / "plans").glob("*.plan.json")
+    result = from_plain(PlanningResult, json.loads(path.read_text()))
+    assert {codec for way in result.ways for codec in way.plan.media.values()} == {"opus:24@8000"}
+
+
+def test_sample_rate_that_opus_has_not_is_named(tmp_path: Path) -> None:
+    model, samples = write_sound(tmp_path)
+    machines = ("--device", "local", "--server", "local", "--seconds", "0.1", "--samples", samples)
+    printed = invoke(model, *machines, "--sample-rate", 44_100, "--bandwidth", "10", "-o", tmp_path / "plans")
+    assert "Opus is not compared: 'x' has 44.1 kHz" in " ".join(printed.stdout.split())
+    result = from_plain(PlanningResult, json.loads((tmp_path / "plans" / "sound.plan.json").read_text()))
+    assert not any(way.plan.media for way in result.ways)
 
 
 def test_samples_are_made_up_where_none_are_given_and_the_plan_says_so(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgekit_runtime.errors import BackendError, TargetError
-from edgekit_runtime.remote.measure import make_inputs
+from edgekit_runtime.remote.measurement.job_runner import make_inputs
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.processor_speed import find_cpu
 from edgekit_toolkit.costs.device_transfer import HostRun, fit_ratios, predict_latency_s

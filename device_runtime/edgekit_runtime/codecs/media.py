@@ -23,7 +23,8 @@ MediaName: TypeAlias = Literal["jpeg", "webp", "opus"]
 
 _CODEC: Final = re.compile(r"(?P<name>jpeg|webp|opus)(?::(?P<quality>\d{1,3}))?(?:@(?P<rate>\d{4,5}))?")
 _QUALITY: Final = {"jpeg": 90, "webp": 80, "opus": 24}
-_OPUS_RATES_HZ: Final = (8000, 12000, 16000, 24000, 48000)
+OPUS_RATES_HZ: Final = (8000, 12000, 16000, 24000, 48000)
+DEFAULT_RATE_HZ: Final = 16_000
 _OPUS_KBIT_S: Final = (6, 256)  # of one channel in libsndfile; its `compression_level` runs from high to low
 _MAX_SCANS: Final = 64  # of a progressive JPEG, each of which costs a pass over all pixels; encoders write 10
 _START_OF_SCAN: Final = b"\xff\xda"
@@ -46,14 +47,14 @@ class MediaCodec:
 
     name: MediaName
     quality: int
-    rate_hz: int = 16_000
+    rate_hz: int = DEFAULT_RATE_HZ
 
     def __post_init__(self) -> None:
         low, high = _OPUS_KBIT_S if self.name == "opus" else (1, 100)
         if not low <= self.quality <= high:
             raise DataError(f"codec {self.name}: quality is {self.quality}, expected {low} to {high}")
-        if self.rate_hz not in _OPUS_RATES_HZ:
-            raise DataError(f"codec {self.name}: {self.rate_hz} Hz, expected one of {_OPUS_RATES_HZ}")
+        if self.rate_hz not in OPUS_RATES_HZ:
+            raise DataError(f"codec {self.name}: {self.rate_hz} Hz, expected one of {OPUS_RATES_HZ}")
 
     @classmethod
     def parse(cls, text: str) -> "MediaCodec":
@@ -66,7 +67,7 @@ class MediaCodec:
         if match is None or (match["rate"] and match["name"] != "opus"):
             raise DataError(f"codec {text[:32]!r}: expected jpeg:90, webp:80 or opus:24@16000")
         name: Any = match["name"]
-        return cls(name, int(match["quality"] or _QUALITY[name]), int(match["rate"] or 16_000))
+        return cls(name, int(match["quality"] or _QUALITY[name]), int(match["rate"] or DEFAULT_RATE_HZ))
 
     @property
     def rank(self) -> int:

@@ -51,7 +51,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run_measure(_: argparse.Namespace) -> Outcome:
     """Measure the job on the standard input."""
     from edgekit_runtime.dataclass_json import to_plain
-    from edgekit_runtime.remote.measure import measure, read_job
+    from edgekit_runtime.remote.measurement.job import read_job
+    from edgekit_runtime.remote.measurement.job_runner import measure
 
     job, blobs = read_job(sys.stdin.buffer)
     return Outcome(to_plain(measure(job, blobs)), ())

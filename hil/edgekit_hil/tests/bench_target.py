@@ -10,7 +10,7 @@ import pytest
 
 from edgekit_hil.benches.opening import Bench
 from edgekit_runtime.errors import BenchError
-from edgekit_runtime.remote.measure import describe_machine
+from edgekit_runtime.remote.measurement.machine_facts import describe_machine
 from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_config_folder
 

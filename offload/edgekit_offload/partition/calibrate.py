@@ -54,7 +54,7 @@ def find_series(samples: NDArray[np.float32]) -> Lattice:
         samples: float32 [samples, ...].
     """
     values = np.unique(samples)
-    time_axis = 1 + int(np.argmin([_roughness(samples, axis) for axis in range(1, samples.ndim)]))
+    time_axis = find_time_axis(samples)
     # Differences must fit 16 bits, so the codes have 15.
     grid = _find_grid(values, _INT16 - 1)
     is_grid = grid is not None
@@ -75,6 +75,11 @@ def find_series(samples: NDArray[np.float32]) -> Lattice:
         is_grid=is_grid,
         is_exact=bool(np.array_equal(restored, values)),
     )
+
+
+def find_time_axis(samples: NDArray[np.float32]) -> int:
+    """Return the axis of [samples, ...] along which neighbours differ least."""
+    return 1 + int(np.argmin([_roughness(samples, axis) for axis in range(1, samples.ndim)]))
 
 
 def _channel_axes(shape: tuple[int, ...]) -> Sequence[int]:

@@ -80,20 +80,32 @@ class Lattice:
         )
 
 
+INTEGERS: Final = Lattice(np.array([1.0]), np.array([0.0]), 0, 0)
+"""An integer tensor is its own codes, of any value: differences wrap around, and their sum does so too."""
+INTEGER_TYPES: Final = ("int8", "uint8", "int16", "uint16", "int32", "int64")
+
+
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How the float32 tensors of a cut are sent; tensors of other dtypes are sent as they are.
+    """How float32 tensors are sent, and integer ones as `delta` and `samples`; others are sent as they are.
 
     Attributes:
         kind: `raw`; `int8` and `int4`: codes with a range for every 16 or 32 neighbours, taken when they are
             sent; with `int8`, tensors of up to 2048 values get 16-bit codes and one range; `uint8`: codes of
             8-bit data behind a preprocessing; `pixels`: the same as [N, H, W, C] for image codecs;
-            `delta`: int16 differences along time; `samples`: int16 [N, T] for audio codecs.
-        lattices: tensor -> what its codes stand for; for the last four kinds.
+            `delta`: differences along time, int16, or those of an integer tensor in its own dtype; `samples`:
+            int16 [N, T] for audio codecs.
+        lattices: tensor -> what its codes stand for; for the last four kinds. Tensors without one are sent as
+            they are. Those of integer tensors are `INTEGERS`, with their time axis.
     """
 
     kind: CodingKind = "raw"
     lattices: Mapping[str, Lattice] = field(default_factory=dict)
+
+    def codes_of(self, specs: Sequence[TensorSpec]) -> dict[str, InputCodes]:
+        """Return the tensors of which the head can code some values only, and which."""
+        floats = [one.name for one in specs if one.dtype == "float32" and one.name in self.lattices]
+        return {name: self.lattices[name].codes for name in floats}
 
 
 RAW: Final = Coding()
@@ -195,21 +207,25 @@ def code_tensor(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | N
     Raises:
         CutError: the coding needs a newer opset, or was not calibrated for this tensor.
     """
+    lattice = coding.lattices.get(spec.name)
+    if lattice is not None and (spec.dtype == "float32" or _codes_integers(spec.dtype, coding)):
+        return _by_lattice(spec, coding, lattice, opset)
     sizes = [size for size in spec.shape[1:] if isinstance(size, int)]
     is_coded = spec.dtype == "float32" and sizes and 0 not in sizes
-    if coding.kind == "raw" or not is_coded:
+    if coding.kind == "raw" or coding.lattices or not is_coded:
         return None
     if coding.kind == "int8" and np.prod(sizes) <= _SMALL_VALUES:
         return _by_range(spec, sizes, opset)
     if coding.kind in _LEVELS:
         return _by_groups(spec, coding.kind, sizes, opset)
-    lattice = coding.lattices.get(spec.name)
-    if lattice is None:
-        raise CutError(
-            f"coding '{coding.kind}': tensor {spec.name!r} was not calibrated; its values are not known to be"
-            " codes, so send it as raw or int8"
-        )
-    return _by_lattice(spec, coding, lattice, opset)
+    raise CutError(
+        f"coding '{coding.kind}': tensor {spec.name!r} was not calibrated; its values are not known to be"
+        " codes, so send it as raw or int8"
+    )
+
+
+def _codes_integers(dtype: str, coding: Coding) -> bool:
+    return dtype in {"delta": INTEGER_TYPES, "samples": ("int16",)}.get(coding.kind, ())
 
 
 def _by_range(spec: TensorSpec, sizes: Sequence[int], opset: int) -> CodedTensor:
@@ -331,45 +347,62 @@ def _unpack(nodes: Nodes, packed: str, count: int) -> str:
 
 
 def _by_lattice(spec: TensorSpec, coding: Coding, lattice: Lattice, opset: int) -> CodedTensor:
-    """Codes of data that were integers before a preprocessing.
+    """Codes of data that were integers before a preprocessing, or are.
 
-    Values beyond their range are clipped, so the device sends no such input this way (`Lattice.codes`).
+    Values beyond their range are clipped, so the device sends no such input this way (`Lattice.codes`). A
+    tensor without a batch axis is sent as one row.
     """
-    sizes = [size for size in spec.shape[1:] if isinstance(size, int)]
-    if len(sizes) + 1 != len(spec.shape):
+    is_row, is_integer = len(spec.shape) == 1, spec.dtype != "float32"
+    shape = (1, *spec.shape) if is_row else spec.shape
+    sizes = [size for size in shape[1:] if isinstance(size, int)]
+    if len(sizes) + 1 != len(shape) or 0 in sizes:
         raise CutError(f"coding '{coding.kind}': tensor {spec.name!r} has shape {list(spec.shape)}")
-    code_type = "uint8" if coding.kind in ("uint8", "pixels") else "int16"
+    code_type = "uint8" if coding.kind in ("uint8", "pixels") else spec.dtype if is_integer else "int16"
+    wide = TensorProto.INT64 if code_type == "int64" else TensorProto.INT32
     name = f"{spec.name}.{coding.kind if coding.kind in ('pixels', 'samples') else 'codes'}"
     head, tail = Nodes(f"{spec.name}.encode", opset), Nodes(f"{spec.name}.decode", opset)
-    per_axis = [1] * len(spec.shape)
+    per_axis = [1] * len(shape)
     per_axis[lattice.axis] = len(lattice.step)
-    offset, step = (np.reshape(one, per_axis) for one in (lattice.offset, lattice.step))
-    codes = head.add("Div", [head.add("Sub", [spec.name, head.constant(offset)]), head.constant(step)])
-    codes = head.round(codes)
-    codes = head.add("Max", [codes, head.constant(lattice.lowest)])
-    codes = head.add("Min", [codes, head.constant(lattice.highest)])
-    shape = _layout_of(sizes, coding)
+    codes = head.add("Reshape", [spec.name, head.constant([1, *sizes], np.int64)]) if is_row else spec.name
+    if not is_integer:
+        codes = _quantise(head, codes, lattice, per_axis)
+    layout = _layout_of(sizes, coding)
     if coding.kind == "delta":
-        codes = _differences(head, head.cast(codes, TensorProto.INT32), lattice.time_axis, sizes)
-    if shape.permutation:
-        codes = head.add("Transpose", [codes], perm=shape.permutation)
-    if shape.sizes != sizes and not shape.permutation:
-        codes = head.reshape(codes, shape.sizes)
-    head.cast(codes, TensorProto.UINT8 if code_type == "uint8" else TensorProto.INT16, name)
+        codes = _differences(head, head.cast(codes, wide), lattice.time_axis, sizes)
+    if layout.permutation:
+        codes = head.add("Transpose", [codes], perm=layout.permutation)
+    if layout.sizes != sizes and not layout.permutation:
+        codes = head.reshape(codes, layout.sizes)
+    head.cast(codes, helper.np_dtype_to_tensor_dtype(DTYPES[code_type]), name)
 
     back = name
-    if shape.permutation:
-        back = tail.add("Transpose", [back], perm=[int(one) for one in np.argsort(shape.permutation)])
-    elif shape.sizes != sizes:
+    if layout.permutation:
+        back = tail.add("Transpose", [back], perm=[int(one) for one in np.argsort(layout.permutation)])
+    elif layout.sizes != sizes:
         back = tail.reshape(back, sizes)
     if coding.kind == "delta":
         if opset < _CUMSUM:
             raise CutError(f"coding 'delta' needs opset {_CUMSUM}, the model has {opset}; convert it")
         axis = tail.constant(lattice.time_axis, np.int64)
-        back = tail.add("CumSum", [tail.cast(back, TensorProto.INT32), axis])
-    restored = _values(tail, back, lattice, per_axis, f"{spec.name}.restored")
-    sent = TensorSpec(name, code_type, (spec.shape[0], *shape.sizes))
-    return CodedTensor((sent,), head, tail, restored)
+        back = tail.add("CumSum", [tail.cast(back, wide), axis])
+    output = f"{spec.name}.restored"
+    made = f"{spec.name}.row" if is_row else output
+    if is_integer:
+        tail.cast(back, helper.np_dtype_to_tensor_dtype(DTYPES[spec.dtype]), made)
+    else:
+        _values(tail, back, lattice, per_axis, made)
+    if is_row:
+        tail.add("Reshape", [made, tail.constant(sizes, np.int64)], output)
+    sent = TensorSpec(name, code_type, (shape[0], *layout.sizes))
+    return CodedTensor((sent,), head, tail, output)
+
+
+def _quantise(nodes: Nodes, values: str, lattice: Lattice, per_axis: Sequence[int]) -> str:
+    """Codes of values, clipped to their range."""
+    offset, step = (np.reshape(one, per_axis) for one in (lattice.offset, lattice.step))
+    codes = nodes.add("Div", [nodes.add("Sub", [values, nodes.constant(offset)]), nodes.constant(step)])
+    codes = nodes.add("Max", [nodes.round(codes), nodes.constant(lattice.lowest)])
+    return nodes.add("Min", [codes, nodes.constant(lattice.highest)])
 
 
 @dataclass(frozen=True, slots=True)

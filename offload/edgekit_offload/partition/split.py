@@ -119,7 +119,7 @@ def split_model(
         before=[one.decode for one in coded.values() if one is not None],
         renamed={name: one.restored for name, one in coded.items() if one is not None},
     )
-    codes = {name: coding.lattices[name].codes for name in crossing if name in coding.lattices}
+    codes = coding.codes_of(list(specs.values()))
     return SplitModels(head, tail, sent, tuple(crossing), codes)
 
 
@@ -172,8 +172,7 @@ def _upload_as_it_is(content: bytes, coding: Coding, weights_path: str) -> Split
         coding_model = build_model([one.encode for one in coders], taken, [s for o in coders for s in o.sent])
         made = tuple(each for one in coders for each in one.sent)
         head = Part(coding_model, tuple(taken), made, reads_weights=False)
-    codes = {spec.name: coding.lattices[spec.name].codes for spec in taken if spec.name in coding.lattices}
-    return SplitModels(head, tail, sent, tuple(spec.name for spec in inputs), codes)
+    return SplitModels(head, tail, sent, tuple(spec.name for spec in inputs), coding.codes_of(taken))
 
 
 def _read_spec(value: onnx.ValueInfoProto) -> TensorSpec:

@@ -6,7 +6,7 @@ back. TCP's slow start is not linear, so `latency_model` adds it when ways are c
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from edgekit_offload.cuts.costs import Costs
 from edgekit_offload.cuts.kernel_graph import KernelGraph
 from edgekit_offload.cuts.solver import Limit
+from edgekit_offload.planning.explain import size
 from edgekit_runtime.client.requests import token_line
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.protocol.infer_request import InferRequest, RequestedOutput
 from edgekit_runtime.protocol.infer_response import encode_response
 from edgekit_runtime.protocol.json_tensors import finish
-from edgekit_runtime.remote.cut_table import Compression, PlanCosts
+from edgekit_runtime.remote.cut_table import Compression, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, wire_bytes
 from edgekit_runtime.remote.offload_server import make_tail_request
 from edgekit_runtime.tensors import Array
@@ -155,6 +156,42 @@ class PowerModel:
 
     compute_w: float
     radio_w: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimits:
+    """What fits on the device.
+
+    Attributes:
+        weights_bytes: limit of the weights alone; None without one.
+        memory_bytes: limit of weights and live activations.
+    """
+
+    weights_bytes: float | None = None
+    memory_bytes: float | None = None
+
+    def of(self, costs: GraphCosts) -> tuple[Limit, ...]:
+        """Return them for the solver, for as many tiers as there are costs."""
+        limits = () if self.memory_bytes is None else memory_limits(costs, self.memory_bytes)
+        if self.weights_bytes is not None:
+            limits += (weight_limit(costs, self.weights_bytes),)
+        return limits
+
+    def describe_excess(self, weights_bytes: float, needed_bytes: float) -> str:
+        """Return which limit a model on the device exceeds; empty if none."""
+        for limit, needed, what in (
+            (self.weights_bytes, weights_bytes, "weights"),
+            (self.memory_bytes, needed_bytes, "weights and activations"),
+        ):
+            if limit is not None and needed > limit:
+                return f"needs {size(needed)} of {what}, the limit is {size(limit)}"
+        return ""
+
+
+def add_energy(plan: OffloadPlan, power: PowerModel | None) -> OffloadPlan:
+    """Return a plan with the energy of the device, modelled from its power."""
+    joules = None if power is None else power.compute_w * plan.costs.device_s
+    return replace(plan, costs=replace(plan.costs, device_j=joules))
 
 
 def latency_costs(

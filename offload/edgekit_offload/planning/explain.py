@@ -104,6 +104,29 @@ def explain_plan(
     return tuple(filter(None, sentences))
 
 
+def explain_leakage(
+    limit_db: float, attacked: int, refused: int, least_db: float | None, *, is_ended: bool
+) -> str:
+    """Return what the search for cuts within a limit on leakage found.
+
+    Args:
+        limit_db: the limit.
+        attacked: how many cuts were measured.
+        refused: how many of them exceed it.
+        least_db: the least leakage of those; None if it is unknown.
+        is_ended: whether the search looked as deep as it can.
+    """
+    if not attacked:
+        return f"No cut was found to hold against --max-leak {limit_db:g} dB."
+    end = "" if is_ended else " The search ended before the last cut: a deeper one may leak less."
+    kept, cuts = attacked - refused, "1 cut was" if attacked == 1 else f"{attacked} cuts were"
+    if kept:
+        verb = "keeps" if kept == 1 else "keep"
+        return f"{cuts} attacked: {kept} {verb} --max-leak {limit_db:g} dB, {refused} refused.{end}"
+    least = "" if least_db is None else f", and the least that one of them leaks is {least_db:.1f} dB"
+    return f"No cut keeps --max-leak {limit_db:g} dB: {cuts} attacked and refused{least}.{end}"
+
+
 def describe_ranges(wins: Sequence[WinRange]) -> str:
     """Return ranges of bandwidth as text, such as `2 to 10 Mbit/s (RTT 20 ms)`."""
     parts = []
@@ -129,7 +152,8 @@ def describe_certificate(certificate: Certificate) -> str:
         if slowdown != 1
     ]  # fmt: skip
     link = f"at {certificate.bandwidth_mbit_s:.3g} Mbit/s and {certificate.rtt_ms:.3g} ms"
-    return f"{how}: {what} in the model of costs, {', '.join((link, *loads))}"
+    pins = ["cuts that leak too much left out"] if certificate.has_pins else []
+    return f"{how}: {what} in the model of costs, {', '.join((link, *loads, *pins))}"
 
 
 def describe_answers(way: Way, samples: int) -> str:

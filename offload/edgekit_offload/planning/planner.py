@@ -11,30 +11,28 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_offload.cuts.solver import Limit
 from edgekit_offload.planning.cascade import NAME, CascadeInputs, CascadeRefusal, plan_cascade, refuse_cascade
 from edgekit_offload.planning.codings import AnswerChange, Feeds, measure_codings, open_model, run_seconds
 from edgekit_offload.planning.costs import (
     INPUT,
-    MESSAGE_BYTES,
+    DeviceLimits,
     GraphCosts,
     PowerModel,
+    add_energy,
     device_bytes,
     device_weights,
     kept_tensors,
-    memory_limits,
-    weight_limit,
 )
-from edgekit_offload.planning.envelope import (
-    SIMPLICITY,
-    Grid,
-    Score,
-    choose_few,
-    find_winners,
-    score_all,
-    win_ranges,
+from edgekit_offload.planning.cut_candidates import (
+    CutCandidate,
+    CutSearch,
+    CutSearchResult,
+    LeakageMeter,
+    Progress,
+    search_cuts,
 )
-from edgekit_offload.planning.explain import explain_plan, explain_way, size
+from edgekit_offload.planning.envelope import SIMPLICITY, Grid, Score, find_winners, score_all, win_ranges
+from edgekit_offload.planning.explain import explain_leakage, explain_plan, explain_way
 from edgekit_offload.planning.result import (
     NEVER,
     Certificate,
@@ -44,10 +42,9 @@ from edgekit_offload.planning.result import (
     PlanningResult,
     Refusal,
     SentTensor,
-    TierPlan,
     Way,
 )
-from edgekit_offload.planning.sweep import FoundCut, Goal, find_cuts, place_on_tiers
+from edgekit_offload.planning.sweep import Goal
 from edgekit_offload.planning.ways import UploadWay, WholeModel, find_uploads
 from edgekit_offload.profiling.model_profile import WHOLE_MODEL_ONLY, ModelProfile
 from edgekit_offload.profiling.planning_graph import PlanningGraph, join_profiles
@@ -62,41 +59,13 @@ from edgekit_runtime.remote.latency_model import (
     slowest_stage_s,
 )
 
-MAX_CUTS: Final = 8
 MAX_LOSS: Final = 1e-3  # of accuracy, expected of a coding; by default
-_CUTS_OF_4_BITS: Final = (
-    2  # few: mostly they lose too much, and would leave no room for what takes their place
-)
-MAX_FIRST_CUTS: Final = 2  # of placements on three tiers
 MAX_SAMPLES: Final = 16  # on which the sizes of all tensors are measured
 MAX_DEVICES: Final = 100_000  # of a server: more are not counted
 _UNITS: Final[dict[Objective, str]] = {
     "latency": "ms", "energy": "mJ", "throughput": "ms a request", "capacity": "server ms kept a request",
 }  # fmt: skip
-_LOADS: Final = ((1.0, 1.0), (1.0, 4.0), (4.0, 1.0))  # device, server: at which cuts are sought
 _LARGE_SPREAD: Final = 0.1  # of a profile, from which on it is warned of
-_SLOW_START: Final = (0.25, 0.5)  # of the lowest bandwidth: TCP's start makes a link seem slower
-
-Progress = Callable[[str, int | None, int | None], None]
-
-
-@dataclass(frozen=True, slots=True)
-class CutCandidate:
-    """A placement on its way to a plan.
-
-    Attributes:
-        plan: with modelled costs.
-        found: placement, coding and certificate.
-        device_nodes: nodes of the model that run on the device.
-        sent: what crosses the link.
-        goes_on: whether the best placement on three tiers cuts its tail once more.
-    """
-
-    plan: OffloadPlan
-    found: FoundCut
-    device_nodes: tuple[int, ...]
-    sent: tuple[SentTensor, ...]
-    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +120,7 @@ class PlanInputs:
         max_loss: share of the answers that a coding may be expected to make wrong. What it costs is unknown
             where outputs are not known to be classes, or nothing ran; then it may be all, and 1 admits it.
         is_server_modelled: whether the profile of the server is that of another machine, scaled.
+        sample_rate_hz: of sound; None if it is not known.
         notes: what the user should know of profiles and samples before trusting the result.
     """
 
@@ -176,6 +146,12 @@ class PlanInputs:
     is_server_modelled: bool = False
     cascade: CascadeInputs | None = None
     max_loss: float = MAX_LOSS
+    sample_rate_hz: float | None = None
+
+    @property
+    def limits(self) -> DeviceLimits:
+        """What fits on the device."""
+        return DeviceLimits(self.weights_bytes, self.memory_bytes)
 
     @property
     def peer(self) -> ModelProfile:
@@ -219,15 +195,16 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     costs = None if graph is None else _graph_costs(inputs, graph, whole)
     local = _local(inputs, costs, refusals)
     uploads = _uploads(inputs, whole, costs, refusals)
-    cuts: list[CutCandidate] = []
-    tiers = _tiers(inputs, costs, refusals)
+    leakage = None
+    if inputs.leakage_db is not None:
+        leakage = LeakageMeter(inputs.leakage_db, inputs.most_leakage_db)
+    found = CutSearchResult()
     if graph is not None and costs is not None:
         base = [one.plan for one in ([local] if local else [])] + [one.plan for one in uploads]
-        base = [_add_energy(one, inputs.power) for one in base]
-        cuts = _refuse_large(inputs, costs, _first_cuts(inputs, graph, costs, tiers), refusals)
-        first = {one.found.tiers: one.found.coding for one in cuts}
-        others = _candidates(inputs, graph, costs, base, refusals, progress)
-        cuts += [one for one in others if first.get(one.found.tiers) != one.found.coding]
+        base = [add_energy(one, inputs.power) for one in base]
+        found = search_cuts(_cut_search(inputs, graph, costs, leakage), base, progress)
+        refusals += found.refusals
+    cuts = found.cuts
     realised: Mapping[str, Realised | Refusal] = {}
     if inputs.realise is not None:
         progress("extracting and measuring", None, None)
@@ -241,14 +218,14 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     if inputs.cascade is not None:
         progress("choosing the threshold of the cascade", None, None)
         drafts += _cascade(inputs, inputs.cascade, drafts, whole.device_slowdown, refusals)
-    if inputs.leakage_db is not None:
+    if leakage is not None:
         progress("attacking what is sent", None, None)
-    drafts = _limit_leakage(inputs, drafts, refusals)
+        _add_leakage(inputs, drafts, leakage)
     for draft in drafts:
-        draft.plan = _add_energy(draft.plan, inputs.power)
+        draft.plan = add_energy(draft.plan, inputs.power)
     if not drafts:
         raise CutError("no way is left that keeps the limits: " + " ".join(one.reason for one in refusals))
-    return _compare(inputs, drafts, refusals, tiers, kernels=0 if costs is None else len(costs.seconds))
+    return _compare(inputs, drafts, refusals, found, kernels=0 if costs is None else len(costs.seconds))
 
 
 def _check(inputs: PlanInputs) -> None:
@@ -310,22 +287,11 @@ def _local(inputs: PlanInputs, costs: GraphCosts | None, refusals: list[Refusal]
     needed = None if costs is None else device_bytes(costs, (0,) * len(costs.seconds))
     file_bytes = float(len(inputs.content))
     weights_bytes = file_bytes if costs is None else device_weights(costs, (0,) * len(costs.seconds))
-    if too_large := _over_limit(inputs, weights_bytes, file_bytes if needed is None else needed):
+    if too_large := inputs.limits.describe_excess(weights_bytes, file_bytes if needed is None else needed):
         refusals.append(Refusal(LOCAL, f"The whole model {too_large}."))
         return None
     plan = OffloadPlan(LOCAL, PlanCosts(inputs.device.whole_s, is_measured=True))
     return _Draft("local", plan, inputs.device.label, device_bytes=needed)
-
-
-def _over_limit(inputs: PlanInputs, weights_bytes: float, needed_bytes: float) -> str:
-    """Return which limit of the device a model on it exceeds; empty if none."""
-    for limit, needed, what in (
-        (inputs.weights_bytes, weights_bytes, "weights"),
-        (inputs.memory_bytes, needed_bytes, "weights and activations"),
-    ):
-        if limit is not None and needed > limit:
-            return f"needs {size(needed)} of {what}, the limit is {size(limit)}"
-    return ""
 
 
 def _uploads(
@@ -341,141 +307,29 @@ def _uploads(
             Refusal("upload", f"{kept} must stay on the device, so the server cannot run the whole model.")
         )
         return ()
-    uploads, found = find_uploads(inputs.feeds, whole)
+    uploads, found = find_uploads(inputs.feeds, whole, inputs.sample_rate_hz)
     refusals += found
+    if inputs.most_leakage_db is not None:
+        reason = "It sends the input itself, and --max-leak sets a limit on what is revealed."
+        refusals += [Refusal(one.plan.name, reason) for one in uploads]
+        return ()
     return uploads
 
 
-def _candidates(
-    inputs: PlanInputs,
-    graph: PlanningGraph,
-    costs: GraphCosts,
-    base: Sequence[OffloadPlan],
-    refusals: list[Refusal],
-    progress: Progress,
-) -> list[CutCandidate]:
-    """Return the few cuts that lower the best score most, and the best one of each coding to be shown."""
-    two = replace(costs, seconds=costs.seconds[:, :2])
+def _cut_search(
+    inputs: PlanInputs, graph: PlanningGraph, costs: GraphCosts, leakage: LeakageMeter | None
+) -> CutSearch:
+    """Return what cuts are sought; a limit on leakage keeps the inputs on the device from the start."""
+    has_limit = inputs.most_leakage_db is not None
     kept = kept_tensors(costs.graph, inputs.keep_on_device)
-    goal = Goal(inputs.objective, inputs.power, _limits(inputs, two), inputs.latency_limit_s)
-    settings = tuple(
-        replace(link, device_slowdown=device, server_slowdown=server)
-        for device, server in _LOADS
-        for link in (Conditions(one) for one in _sweep_links(inputs.grid))
-    )
-    try:
-        found = find_cuts(
-            two, settings, goal, kept, lambda done, total: progress("finding cuts", done, total)
-        )
-    except CutError as cause:
-        refusals.append(Refusal("cuts", f"No cut keeps the limits: {cause}."))
-        return []
-    candidates = [
-        _candidate(one, f"cut{number + 1}-{one.coding}", graph, two)
-        for number, one in enumerate(found)
-        if one.is_split
-    ]
-    candidates = _refuse_large(inputs, costs, candidates, refusals)
-    if not candidates:
-        return []
-    conditions = inputs.grid.conditions()
-    candidates = [replace(one, plan=_add_energy(one.plan, inputs.power)) for one in candidates]
-    scores = score_all([one.plan for one in candidates], conditions, _score(inputs))
-    best = score_all(base, conditions, _score(inputs)).min(axis=0, initial=np.inf)
-    chosen: list[int] = []
-    few = _CUTS_OF_4_BITS
-    for codings, at_most in (({"raw", "int8"}, MAX_CUTS - len(costs.codings) - few), ({"int4"}, few)):
-        pool = [number for number, one in enumerate(candidates) if one.found.coding in codings]
-        reached = np.minimum(best, scores[chosen].min(axis=0, initial=np.inf))
-        chosen += [pool[number] for number in choose_few(scores[pool], reached, at_most)]
-    unloaded = len(inputs.grid.links())
-    reference = np.minimum(best, scores.min(axis=0))[:unloaded]
-    ratio = scores[:, :unloaded] / np.where((reference > 0) & np.isfinite(reference), reference, 1.0)
-    for coding in costs.codings:  # what the best cut of each coding costs is always shown
-        own = [number for number, one in enumerate(candidates) if one.found.coding == coding]
-        if own:
-            chosen.append(min(own, key=lambda number: float(ratio[number].min())))
-    return [candidates[number] for number in sorted(set(chosen))]
-
-
-def _limits(inputs: PlanInputs, costs: GraphCosts) -> tuple[Limit, ...]:
-    """Return the limits of the device, for as many tiers as there are costs."""
-    limits = () if inputs.memory_bytes is None else memory_limits(costs, inputs.memory_bytes)
-    if inputs.weights_bytes is not None:
-        limits += (weight_limit(costs, inputs.weights_bytes),)
-    return limits
-
-
-def _refuse_large(
-    inputs: PlanInputs, costs: GraphCosts, cuts: Sequence[CutCandidate], refusals: list[Refusal]
-) -> list[CutCandidate]:
-    """Return the cuts whose head fits on the device with all weights that it needs."""
-    kept = []
-    for one in cuts:
-        tiers = one.found.tiers
-        too_large = _over_limit(inputs, device_weights(costs, tiers), device_bytes(costs, tiers))
-        if too_large:
-            refusals.append(Refusal(one.plan.name, f"Its head {too_large}."))
-        else:
-            kept.append(one)
-    return kept
-
-
-def _first_cuts(
-    inputs: PlanInputs, graph: PlanningGraph, costs: GraphCosts, tiers: Sequence[TierPlan]
-) -> list[CutCandidate]:
-    """Return the cuts behind the device of placements on three tiers, most frequent first.
-
-    What is behind them takes the time of the edge machine alone, or of edge, link and server if that is less.
-    """
+    kept[: len(costs.graph.inputs)] |= has_limit
     two = replace(costs, seconds=costs.seconds[:, :2])
-    cuts: dict[tuple[str, tuple[int, ...]], CutCandidate] = {}
-    split = [one for one in tiers if one.kernels[0] and one.kernels[2] and inputs.edge_link is not None]
-    keys = [(one.coding, tuple(min(tier, 1) for tier in one.tiers)) for one in split]
-    for (coding, placed), found in sorted(zip(keys, split, strict=True), key=lambda one: -keys.count(one[0])):
-        if (coding, placed) in cuts or len(cuts) == MAX_FIRST_CUTS:
-            continue
-        edge, server = (ms / 1e3 for ms in found.compute_ms[1:])
-        up = sum(one.sent_bytes for one in found.sent[1]) + MESSAGE_BYTES
-        down = float(costs.raw_bytes[list(costs.returned(found.tiers, 1))].sum()) + MESSAGE_BYTES
-        rest = OffloadPlan("rest", PlanCosts(edge, server, up, down), tail="rest")
-        name = f"tier{len(cuts) + 1}-{coding}"
-        made = _candidate(FoundCut(coding, placed, found.certificate), name, graph, two)
-        rest_s = min(made.plan.costs.server_s, predict_s(rest, Conditions(inputs.edge_link)))
-        plan = replace(made.plan, costs=replace(made.plan.costs, server_s=rest_s))
-        cuts[coding, placed] = replace(made, plan=plan, goes_on=True)
-    return list(cuts.values())
-
-
-def _sweep_links(grid: Grid) -> tuple[LinkState, ...]:
-    low = grid.bandwidths_mbit_s[0]
-    slower = tuple(low * share for share in _SLOW_START)
-    return Grid((*slower, *grid.bandwidths_mbit_s), grid.rtts_ms).links()
-
-
-def _candidate(found: FoundCut, name: str, graph: PlanningGraph, costs: GraphCosts) -> CutCandidate:
-    coded = costs.codings[found.coding]
-    rows = costs.sent(found.tiers)
-    sent = tuple(
-        SentTensor(
-            costs.graph.tensors[row],
-            coded.names[row],
-            float(costs.raw_bytes[row]),
-            float(coded.sent_bytes[row]),
-        )
-        for row in rows
-    )
-    plain = {"raw": 1, "int8": 4, "int4": 8}[found.coding]
-    has_zstd = any(one.sent_bytes < 0.99 * one.raw_bytes / plain for one in sent)
-    plan = OffloadPlan(
-        name,
-        costs.plan_costs(found.tiers, found.coding),
-        head=f"{name}.head",
-        tail=f"{name}.tail",
-        compression="zstd" if has_zstd else "identity",
-    )
-    nodes = [node for kernel, tier in enumerate(found.tiers) if tier == 0 for node in graph.nodes[kernel]]
-    return CutCandidate(plan, found, tuple(sorted(nodes)), sent)
+    goal = Goal(inputs.objective, inputs.power, inputs.limits.of(two), inputs.latency_limit_s)
+    edge_link = None if inputs.edge is None else inputs.edge_link
+    return CutSearch(
+        graph, costs, goal, inputs.limits, inputs.grid, kept, _score(inputs), edge_link,
+        leakage if has_limit else None,
+    )  # fmt: skip
 
 
 def _add_request(plan: OffloadPlan, device: ModelProfile, server: ModelProfile) -> OffloadPlan:
@@ -512,7 +366,7 @@ def _cascade(
     """Return the cascade on top of the best upload, where it pays somewhere."""
     conditions = inputs.grid.conditions()
     small_bytes = float(len(cascade.small))
-    if too_large := _over_limit(inputs, small_bytes, small_bytes):
+    if too_large := inputs.limits.describe_excess(small_bytes, small_bytes):
         refusals.append(Refusal(NAME, f"The small model {too_large}."))
         return []
     uploads = [one for one in drafts if one.kind == "upload" and not _is_over_loss(inputs, one)]
@@ -526,7 +380,7 @@ def _cascade(
         return []
     planned, confirmed = found
     offered = [draft.plan for draft in drafts if not _is_over_loss(inputs, draft)]
-    own, *others = (_add_energy(one, inputs.power) for one in (planned, *offered))
+    own, *others = (add_energy(one, inputs.power) for one in (planned, *offered))
     refusal = refuse_cascade(own, others, conditions, _score(inputs))
     if refusal is not None:
         refusals.append(Refusal(NAME, refusal.reason))
@@ -573,32 +427,11 @@ def _sends_input(inputs: PlanInputs, draft: _Draft) -> bool:
     return any(one.name in inputs.feeds[0] for one in draft.sent)
 
 
-def _limit_leakage(inputs: PlanInputs, drafts: list[_Draft], refusals: list[Refusal]) -> list[_Draft]:
-    """Add the measured leakage to each way, and drop those above the limit."""
-    if inputs.leakage_db is None:
-        return drafts
-    kept = []
+def _add_leakage(inputs: PlanInputs, drafts: Sequence[_Draft], leakage: LeakageMeter) -> None:
+    """Add the measured leakage to each way that sends something other than the input."""
     for draft in drafts:
-        if draft.kind == "local":
-            kept.append(draft)
-            continue
-        if _sends_input(inputs, draft):
-            if inputs.most_leakage_db is None:
-                kept.append(draft)
-            else:
-                reason = "It sends the input itself, and --max-leak sets a limit on what is revealed."
-                refusals.append(Refusal(draft.plan.name, reason))
-            continue
-        leakage = inputs.leakage_db(draft.sent)
-        draft.plan = replace(draft.plan, leakage_db=leakage)
-        if inputs.most_leakage_db is None or (leakage is not None and leakage <= inputs.most_leakage_db):
-            kept.append(draft)
-            continue
-        how = "is unknown" if leakage is None else f"is at least {leakage:.1f} dB"
-        refusals.append(
-            Refusal(draft.plan.name, f"Its leakage {how}, the limit is {inputs.most_leakage_db:g} dB.")
-        )
-    return kept
+        if draft.kind != "local" and not _sends_input(inputs, draft):
+            draft.plan = replace(draft.plan, leakage_db=leakage.measure(draft.sent))
 
 
 def _score(inputs: PlanInputs) -> Score:
@@ -619,17 +452,11 @@ def _score(inputs: PlanInputs) -> Score:
     return lambda plan, conditions: score(plan, conditions) * 1e3
 
 
-def _add_energy(plan: OffloadPlan, power: PowerModel | None) -> OffloadPlan:
-    """Return a plan with the energy of the device, modelled from its power."""
-    joules = None if power is None else power.compute_w * plan.costs.device_s
-    return replace(plan, costs=replace(plan.costs, device_j=joules))
-
-
 def _compare(
     inputs: PlanInputs,
     drafts: Sequence[_Draft],
     refusals: list[Refusal],
-    tiers: tuple[TierPlan, ...],
+    found: CutSearchResult,
     *,
     kernels: int,
 ) -> PlanningResult:
@@ -680,8 +507,23 @@ def _compare(
         ),
         grid.bandwidths_mbit_s, grid.rtts_ms, tuple(ways), table, tuple(refusals),
         tuple(_warn(inputs, drafts)),
-        explain_plan(ways, grid.bandwidths_mbit_s, grid.rtts_ms, unit),
-        kernels, len(inputs.feeds), tiers, inputs.max_loss,
+        (
+            *explain_plan(ways, grid.bandwidths_mbit_s, grid.rtts_ms, unit),
+            *_explain_search(inputs, found),
+        ),
+        kernels, len(inputs.feeds), found.tiers, inputs.max_loss,
+    )  # fmt: skip
+
+
+def _explain_search(inputs: PlanInputs, found: CutSearchResult) -> tuple[str, ...]:
+    if inputs.most_leakage_db is None:
+        return ()
+    known = [one for one in found.over_db if one is not None]
+    return (
+        explain_leakage(
+            inputs.most_leakage_db, found.attacked, len(found.over_db), min(known, default=None),
+            is_ended=found.is_ended,
+        ),
     )  # fmt: skip
 
 
@@ -719,24 +561,6 @@ def _capacity(inputs: PlanInputs, draft: _Draft) -> int | None:
     middle = Conditions(links[len(inputs.grid.bandwidths_mbit_s) // 2])
     kept_s = reserved_server_s(draft.plan, middle, inputs.latency_limit_s) * inputs.requests_per_s
     return int(min(MAX_DEVICES, 1 / max(kept_s, 1e-12)))
-
-
-def _tiers(inputs: PlanInputs, costs: GraphCosts | None, refusals: list[Refusal]) -> tuple[TierPlan, ...]:
-    """Return the fastest placement on three tiers at each link, within the limits of the device."""
-    if inputs.edge is None or inputs.edge_link is None or costs is None:
-        return ()
-    kept, limits = kept_tensors(costs.graph, inputs.keep_on_device), _limits(inputs, costs)
-    found = []
-    for link in inputs.grid.links():
-        placed = []
-        for coding in costs.codings:
-            try:
-                placed.append(place_on_tiers(costs, coding, (link, inputs.edge_link), kept, limits))
-            except CutError as cause:  # noqa: PERF203  # one of few
-                refusals.append(Refusal("tiers", f"No placement on three tiers: {cause}."))
-                return ()
-        found.append(min(placed, key=lambda one: one.total_ms))
-    return tuple(found)
 
 
 def _warn(inputs: PlanInputs, drafts: Sequence[_Draft]) -> list[str]:

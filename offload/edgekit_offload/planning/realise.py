@@ -31,8 +31,9 @@ from edgekit_offload.planning.codings import (
     run_seconds,
 )
 from edgekit_offload.planning.costs import reply_bytes, request_bytes
+from edgekit_offload.planning.cut_candidates import CutCandidate
 from edgekit_offload.planning.leakage import MAX_VALUES, measure_leakage
-from edgekit_offload.planning.planner import CutCandidate, Realised
+from edgekit_offload.planning.planner import Realised
 from edgekit_offload.planning.result import Label, Refusal, SentTensor
 from edgekit_offload.planning.ways import UploadWay
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_models
@@ -41,7 +42,7 @@ from edgekit_runtime.codecs.compression import has_zstd
 from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
 from edgekit_runtime.errors import CutError, EdgekitError
 from edgekit_runtime.remote.cut_table import LOCAL, Compression, OffloadPlan, PlanCosts
-from edgekit_runtime.remote.measure import TransferCoding
+from edgekit_runtime.remote.measurement.job import TransferCoding
 from edgekit_runtime.tensors import Array
 
 _ZSTD: Final = " zstd"  # behind the name of a plan: its compression alone

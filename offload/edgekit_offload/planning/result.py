@@ -48,6 +48,7 @@ class Certificate:
         device_slowdown, server_slowdown: the loads at which this holds; 1 is an idle machine.
         unit: of cost and bound.
         splits_only: whether it is the cheapest only of the placements with a kernel on each side.
+        has_pins: whether it is the cheapest only of those that send nothing refused for its leakage.
     """
 
     proof: str
@@ -61,6 +62,7 @@ class Certificate:
     server_slowdown: float = 1.0
     unit: Literal["s", "J"] = "s"
     splits_only: bool = False
+    has_pins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ class SentTensor:
         name: in the model's graph.
         coding: `raw`, `int8`, `int4`, `uint8`, `delta`, or a media codec such as `jpeg:90`.
         raw_bytes, sent_bytes: of one request, before and after coding and compression.
-        rounding: what a coding of 16 bits does to values that are not exact, in words; else empty.
+        rounding: what a coding of 16 bits does to values that are not exact, in words, or the sample rate of
+            sound; else empty.
     """
 
     name: str

@@ -1,22 +1,30 @@
 """The ways that run the whole model in one place, and what each sends: raw, uint8, media codecs, deltas.
 
 They are the rivals that a cut must beat. The fair one for photographs is a JPEG, for speech Opus, for a
-series of a sensor its differences. Sizes are measured on samples. What the codes stand for is found in the
-samples too (`partition.calibrate`).
+series of a sensor its differences. Of several inputs, each that suits a codec is sent in it, the others raw.
+Sizes are measured on samples. What the codes stand for is found in the samples too (`partition.calibrate`).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series
-from edgekit_offload.partition.coding import RAW, Coding, Lattice
+from edgekit_offload.partition.calibrate import SOUND, find_bytes, find_series, find_time_axis
+from edgekit_offload.partition.coding import INTEGER_TYPES, INTEGERS, RAW, Coding, Lattice
 from edgekit_offload.planning.codings import Feeds, compressed_bytes, median_s
 from edgekit_offload.planning.costs import MESSAGE_BYTES, TENSOR_BYTES
 from edgekit_offload.planning.result import Refusal, SentTensor
+from edgekit_runtime.codecs.media import (
+    DEFAULT_RATE_HZ,
+    OPUS_RATES_HZ,
+    MediaCodec,
+    decode_media,
+    encode_media,
+)
 from edgekit_runtime.errors import CutError, EdgekitError
 from edgekit_runtime.remote.cut_table import OffloadPlan, PlanCosts
 from edgekit_runtime.tensors import Array
@@ -30,7 +38,12 @@ _CHANNELS: Final = (1, 3)
 _LEAST_AUDIO_SAMPLES: Final = 4000
 _LEAST_SERIES: Final = 8
 _IMAGE_RANK: Final = 4
-_SERIES_RANKS: Final = (2, 3)
+_MOST_SERIES_RANK: Final = 3
+_MISSING: Final[Mapping[str, str]] = {
+    "jpeg": "JPEG and WebP are not compared",
+    "delta": "Differences (delta + zstd) are not compared",
+    "opus": "Opus is not compared",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,7 @@ class _CodedInput:
         coding: what a head does for it.
         codes: of each sample.
         rounding: see `SentTensor`.
+        media: codec of a file, with its rate; empty where codes are sent as they are.
     """
 
     name: str
@@ -83,40 +97,52 @@ class _CodedInput:
     coding: Coding
     codes: Sequence[Array]
     rounding: str = ""
+    media: str = ""
 
 
 def find_uploads(
-    feeds: Sequence[Feeds], whole: WholeModel
+    feeds: Sequence[Feeds], whole: WholeModel, sample_rate_hz: float | None = None
 ) -> tuple[tuple[UploadWay, ...], tuple[Refusal, ...]]:
     """Return every way to upload the input that suits its kind, and why the others do not.
 
     Args:
         feeds: samples, one request each.
         whole: times of the whole model.
+        sample_rate_hz: of sound; None if it is not known.
     """
     inputs = _Inputs(feeds, whole)
-    ways = [inputs.upload(RAW_WAY, None)]
-    floats = [name for name, one in feeds[0].items() if one.dtype == np.float32 and one.ndim > 1]
-    lattice = find_bytes(_stack(feeds, floats[0])) if len(floats) == 1 else None
-    found = [_find_pixels(name, feeds, lattice) for name in feeds[0]]
-    pixels = next((one for one in found if one is not None), None)
-    coded: list[tuple[str, _CodedInput]] = []
-    refusals = []
-    if lattice is not None:
-        coding = Coding("uint8", {floats[0]: lattice})
-        codes = [_code(one[floats[0]], lattice, np.uint8) for one in feeds]
-        coded.append(("uint8", _CodedInput(floats[0], f"{floats[0]}.codes", coding, codes)))
-    if pixels is not None:
-        coded += [(codec, pixels) for codec in (JPEG, WEBP)]
-    else:
-        refusals.append(
-            Refusal("jpeg", "The input does not consist of 8-bit pixels, so no image codec can carry it.")
-        )
-    if lattice is None and pixels is None and len(floats) == 1:
-        coded += _find_series(floats[0], feeds)
-    tried = [inputs.try_upload(name, one) for name, one in coded]
-    ways += [one for one in tried if isinstance(one, UploadWay)]
+    lattices = {
+        name: find_bytes(_rows(feeds, name))
+        for name, one in feeds[0].items()
+        if one.dtype == np.float32 and one.ndim > 1
+    }
+    coded: dict[str, list[_CodedInput]] = {name: [] for name in ("uint8", JPEG, WEBP, "delta", OPUS)}
+    obstacles: dict[str, list[str]] = {"jpeg": [], "delta": [], "opus": []}
+    for name in feeds[0]:
+        lattice = lattices.get(name)
+        if lattice is not None:
+            codes = [_code(one[name], lattice, np.uint8) for one in feeds]
+            coded["uint8"].append(_CodedInput(name, f"{name}.codes", Coding("uint8", {name: lattice}), codes))
+        for codec, found in (
+            ("jpeg", _find_pixels(name, feeds, lattice)),
+            ("delta", _find_series(name, feeds)),
+            ("opus", _find_sound(name, feeds, sample_rate_hz)),
+        ):
+            if isinstance(found, str):
+                obstacles[codec].append(found)
+            elif codec == "jpeg":
+                for way in (JPEG, WEBP):
+                    coded[way].append(replace(found, media=way))
+            else:
+                coded[OPUS if found.media else codec].append(found)
+    tried = [inputs.try_upload(name, ones) for name, ones in coded.items() if ones]
+    refusals = [
+        Refusal(short, f"{_MISSING[short]}: {'; '.join(reasons)}.")
+        for short, reasons in obstacles.items()
+        if len(reasons) == len(feeds[0])
+    ]
     refusals += [one for one in tried if isinstance(one, Refusal)]
+    ways = [inputs.upload(RAW_WAY, ()), *(one for one in tried if isinstance(one, UploadWay))]
     return tuple(ways), tuple(refusals)
 
 
@@ -127,42 +153,37 @@ class _Inputs:
         self._raw = {name: float(np.mean([one[name].nbytes for one in feeds])) for name in feeds[0]}
         self._whole = whole
 
-    def try_upload(self, name: str, coded: _CodedInput) -> UploadWay | Refusal:
-        """Return the way that sends one input in codes, or why there is none."""
+    def try_upload(self, name: str, coded: Sequence[_CodedInput]) -> UploadWay | Refusal:
+        """Return the way that sends some inputs in codes, or why there is none."""
         try:
             return self.upload(name, coded)
         except EdgekitError as cause:  # another shape, or a library that is not installed
             return Refusal(name, f"{cause}.")
 
-    def upload(self, name: str, coded: _CodedInput | None) -> UploadWay:
-        """Return the way that sends one input in codes, and the others raw.
+    def upload(self, name: str, coded: Sequence[_CodedInput]) -> UploadWay:
+        """Return the way that sends some inputs in codes, and the others raw.
 
         Raises:
             DataError: no such file can be made of it.
             BackendError: the library is not installed.
             CutError: there are several samples in a request.
         """
-        sizes = [SentTensor(one, "raw", size, size) for one, size in self._raw.items()]
-        encode_s = decode_s = 0.0
-        media, saved_bytes, coding = {}, 0.0, RAW
-        if coded is not None:
-            coding = coded.coding
-            if name in (JPEG, WEBP, OPUS):
-                media[coded.sent] = name
-                size, encode_s, decode_s = _measure_media(name, coded.codes)
+        sizes = {one: SentTensor(one, "raw", size, size) for one, size in self._raw.items()}
+        encode_s = decode_s = saved_bytes = 0.0
+        for one in coded:
+            if one.media:
+                size, *spent_s = _measure_media(one.media, one.codes)
             else:
-                size = float(np.mean([compressed_bytes(one) for one in coded.codes]))
-                if size < coded.codes[0].nbytes:
-                    encode_s = decode_s = median_s(lambda: compressed_bytes(coded.codes[0]))
-                    saved_bytes = coded.codes[0].nbytes - size
-            sizes = [
-                SentTensor(one.name, name, one.raw_bytes, size, coded.rounding)
-                if one.name == coded.name
-                else one
-                for one in sizes
-            ]
-        whole, stem = self._whole, name.replace(":", "")
-        upload_bytes = sum(one.sent_bytes for one in sizes) + MESSAGE_BYTES + TENSOR_BYTES * len(sizes)
+                size, spent_s = float(np.mean([compressed_bytes(each) for each in one.codes])), [0.0, 0.0]
+                if size < one.codes[0].nbytes:
+                    spent_s = [median_s(partial(compressed_bytes, one.codes[0]))] * 2
+                    saved_bytes += one.codes[0].nbytes - size
+            encode_s, decode_s = encode_s + spent_s[0], decode_s + spent_s[1]
+            sizes[one.name] = replace(sizes[one.name], coding=name, sent_bytes=size, rounding=one.rounding)
+        whole, stem, coding = self._whole, name.replace(":", ""), _join_codings(coded)
+        upload_bytes = (
+            sum(one.sent_bytes for one in sizes.values()) + MESSAGE_BYTES + TENSOR_BYTES * len(sizes)
+        )
         has_zstd = saved_bytes > 0
         costs = PlanCosts(
             device_s=encode_s * whole.device_slowdown,
@@ -178,16 +199,21 @@ class _Inputs:
             costs,
             head=None if coding.kind == "raw" else f"{stem}.head",
             tail=f"{stem}.tail",
-            media=media,
+            media={one.sent: one.media for one in coded if one.media},
             compression="zstd" if has_zstd else "identity",
         )
-        return UploadWay(plan, tuple(sizes), coding)
+        return UploadWay(plan, tuple(sizes.values()), coding)
+
+
+def _join_codings(coded: Sequence[_CodedInput]) -> Coding:
+    """Return the coding of all inputs; those that are pixels already have none."""
+    codings = [one.coding for one in coded if one.coding.kind != "raw"]
+    lattices = {name: lattice for one in codings for name, lattice in one.lattices.items()}
+    return Coding(codings[0].kind, lattices) if codings else RAW
 
 
 def _measure_media(codec: str, arrays: Sequence[Array]) -> tuple[float, float, float]:
     """Return the mean size of files, and the times to encode and to decode one on this machine."""
-    from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
-
     parsed, first = MediaCodec.parse(codec), arrays[0][0]
     if arrays[0].shape[0] != 1:
         raise CutError(f"{codec} carries one sample a request, the model takes {arrays[0].shape[0]} at once")
@@ -200,49 +226,85 @@ def _measure_media(codec: str, arrays: Sequence[Array]) -> tuple[float, float, f
     )
 
 
-def _find_pixels(name: str, feeds: Sequence[Feeds], lattice: Lattice | None) -> _CodedInput | None:
-    """Return an input as pixels uint8 [N, H, W, C], or None where it does not consist of these.
+def _find_pixels(name: str, feeds: Sequence[Feeds], lattice: Lattice | None) -> _CodedInput | str:
+    """Return an input as pixels uint8 [N, H, W, C], or why it does not consist of these.
 
     Floats are pixels where the values of each channel lie on a lattice of at most 256 steps, as they do after
     scaling and normalising.
     """
     first = feeds[0][name]
-    if first.ndim != _IMAGE_RANK:
-        return None
-    is_channels_last = first.shape[-1] in _CHANNELS
+    is_channels_last = first.shape[-1:] in ((1,), (3,))
     sides = first.shape[1:3] if is_channels_last else first.shape[2:]
-    if min(sides) < _LEAST_PIXELS or not (is_channels_last or first.shape[1] in _CHANNELS):
-        return None
+    is_image = first.ndim == _IMAGE_RANK and (is_channels_last or first.shape[1] in _CHANNELS)
+    if not is_image or min(sides) < _LEAST_PIXELS:
+        least = f"1 or 3 channels of 8-bit pixels, {_LEAST_PIXELS} x {_LEAST_PIXELS} at least"
+        return f"'{name}' {list(first.shape)} is no image of {least}"
     if first.dtype == np.uint8 and is_channels_last:
         return _CodedInput(name, name, RAW, [one[name] for one in feeds])
     if first.dtype != np.float32 or lattice is None:
-        return None
+        return f"'{name}' does not consist of 8-bit pixels"
     codes = [_code(one[name], lattice, np.uint8) for one in feeds]
     if not is_channels_last:
         codes = [np.ascontiguousarray(one.transpose(0, 2, 3, 1)) for one in codes]
     return _CodedInput(name, f"{name}.pixels", Coding("pixels", {name: lattice}), codes)
 
 
-def _find_series(name: str, feeds: Sequence[Feeds]) -> list[tuple[str, _CodedInput]]:
-    """Return an input that is a series as differences, and as sound if it is that."""
-    first, found = feeds[0][name], []
-    if first.ndim in _SERIES_RANKS and max(first.shape[1:]) >= _LEAST_SERIES:
-        lattice = find_series(_stack(feeds, name))
-        codes = [_code(one[name], lattice, np.int32) for one in feeds]
-        changes = [
-            np.diff(one, axis=lattice.time_axis, prepend=one.take([0], lattice.time_axis) * 0)
-            for one in codes
-        ]
+def _find_series(name: str, feeds: Sequence[Feeds]) -> _CodedInput | str:
+    """Return an input that is a series as differences, or why it has none."""
+    first = feeds[0][name]
+    is_integer = first.dtype.name in INTEGER_TYPES
+    if not is_integer and first.dtype != np.float32:
+        return f"'{name}' is {first.dtype}"
+    if not 1 <= first.ndim <= _MOST_SERIES_RANK:
+        return f"'{name}' has {first.ndim} dimensions, a series has 1 to {_MOST_SERIES_RANK}"
+    rows = _rows(feeds, name)
+    if max(rows.shape[1:]) < _LEAST_SERIES:
+        return f"'{name}' {list(first.shape)} is no series of at least {_LEAST_SERIES} steps"
+    samples = [one[name] if first.ndim > 1 else one[name][np.newaxis] for one in feeds]
+    if not is_integer:
+        lattice = find_series(rows)
+        codes = [_code(one, lattice, np.int32) for one in samples]
+        found = [one.astype(np.int16) for one in _subtract(codes, lattice.time_axis)]
         coding = Coding("delta", {name: lattice})
-        codes = [one.astype(np.int16) for one in changes]
-        found.append(
-            ("delta", _CodedInput(name, f"{name}.codes", coding, codes, _describe_rounding(lattice)))
-        )
-    is_sound = first.size == first.shape[-1] >= _LEAST_AUDIO_SAMPLES
-    if is_sound and max(float(np.abs(one[name]).max()) for one in feeds) <= 1:
-        codes = [_code(one[name].reshape(1, -1), SOUND, np.int16) for one in feeds]
-        found.append((OPUS, _CodedInput(name, f"{name}.samples", Coding("samples", {name: SOUND}), codes)))
-    return found
+        return _CodedInput(name, f"{name}.codes", coding, found, _describe_rounding(lattice))
+    axis = find_time_axis(rows)
+    found = [one.astype(first.dtype) for one in _subtract(samples, axis)]  # modulo its range
+    if sum(map(compressed_bytes, found)) >= sum(map(compressed_bytes, samples)):
+        return f"the differences of '{name}' take as much as its values"
+    coding = Coding("delta", {name: replace(INTEGERS, time_axis=axis)})
+    return _CodedInput(name, f"{name}.codes", coding, found)
+
+
+def _find_sound(name: str, feeds: Sequence[Feeds], sample_rate_hz: float | None) -> _CodedInput | str:
+    """Return an input as 16-bit samples of sound, or why it is none."""
+    first = feeds[0][name]
+    if first.size != max(first.shape, default=0) or first.size < _LEAST_AUDIO_SAMPLES:
+        least = f"at least {_LEAST_AUDIO_SAMPLES} samples of one channel"
+        return f"'{name}' {list(first.shape)} is no sound, which is {least}"
+    if first.dtype not in (np.float32, np.int16):
+        return f"'{name}' is {first.dtype}, Opus takes float32 and int16"
+    if first.dtype == np.float32 and max(float(np.abs(one[name]).max()) for one in feeds) > 1:
+        return f"'{name}' goes beyond -1..1, which is the range of sound"
+    rate_hz = DEFAULT_RATE_HZ if sample_rate_hz is None else sample_rate_hz
+    if rate_hz not in OPUS_RATES_HZ:
+        known = ", ".join(f"{one / 1000:g}" for one in OPUS_RATES_HZ)
+        return f"'{name}' has {rate_hz / 1000:g} kHz, Opus takes {known} kHz"
+    samples = [one[name].reshape(1, -1) for one in feeds]
+    lattice = SOUND if first.dtype == np.float32 else INTEGERS
+    if first.dtype == np.float32:
+        samples = [_code(one, SOUND, np.int16) for one in samples]
+    how = f"at {rate_hz / 1000:g} kHz" + (
+        ", assumed: --sample-rate states it" if sample_rate_hz is None else ""
+    )
+    coding = Coding("samples", {name: lattice})
+    codec = OPUS if rate_hz == DEFAULT_RATE_HZ else f"{OPUS}@{rate_hz:.0f}"
+    return _CodedInput(name, f"{name}.samples", coding, samples, how, codec)
+
+
+def _subtract(codes: Sequence[Array], axis: int) -> list[Array]:
+    """Return each code without the one before it along an axis; the first stays."""
+    wide = [one.astype(np.int64) for one in codes]
+    return [np.diff(one, axis=axis, prepend=one.take([0], axis) * 0) for one in wide]
 
 
 def _describe_rounding(lattice: Lattice) -> str:
@@ -254,8 +316,10 @@ def _describe_rounding(lattice: Lattice) -> str:
     return f"not exact: rounded to steps of {lattice.step[0]:.2g}"
 
 
-def _stack(feeds: Sequence[Feeds], name: str) -> NDArray[np.float32]:
-    return np.concatenate([one[name] for one in feeds]).astype(np.float32, copy=False)
+def _rows(feeds: Sequence[Feeds], name: str) -> NDArray[np.float32]:
+    """Return an input of all samples, [samples, ...]; each is a row where it has no batch axis."""
+    found = [one[name] if one[name].ndim > 1 else one[name][np.newaxis] for one in feeds]
+    return np.concatenate(found).astype(np.float32, copy=False)
 
 
 def _code(values: Array, lattice: Lattice, dtype: type[np.generic]) -> Array:

@@ -21,7 +21,15 @@ from edgekit_offload.profiling.model_profile import KernelTime, Label, ModelProf
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError, CutError
-from edgekit_runtime.remote.measure import Job, JobGraph, JobInput, JobKind, Measured, Timing, TransferCoding
+from edgekit_runtime.remote.measurement.job import (
+    Job,
+    JobGraph,
+    JobInput,
+    JobKind,
+    Measured,
+    Timing,
+    TransferCoding,
+)
 from edgekit_runtime.system.child_process import ProgramResult, describe_end, run_program
 from edgekit_runtime.tensors import Array
 

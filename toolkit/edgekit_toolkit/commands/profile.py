@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import onnx
     from rich.console import Console
 
-    from edgekit_runtime.remote.measure import MachineFacts
+    from edgekit_runtime.remote.measurement.machine_facts import MachineFacts
     from edgekit_toolkit.commands.progress import ProgressBar
     from edgekit_toolkit.costs.device_transfer import FittedRatios, HostRun
     from edgekit_toolkit.targets.spec import Target
@@ -145,7 +145,7 @@ def _check(target: Target, path: Path, *, is_forced: bool) -> None:
 def _run_here(
     networks: dict[str, onnx.ModelProto], work_s: float, seconds: float, progress: ProgressBar
 ) -> dict[str, HostRun]:
-    from edgekit_runtime.remote.measure import make_inputs
+    from edgekit_runtime.remote.measurement.job_runner import make_inputs
     from edgekit_toolkit.measurement.host_run import measure_host_run
     from edgekit_toolkit.models.ort_session import session_for
 
@@ -161,7 +161,7 @@ def _add_transfer(
     target: Target, facts: MachineFacts, fitted: FittedRatios, *, work_s: float, label: str
 ) -> Target:
     """Return a target that also holds the profile."""
-    from edgekit_runtime.remote.measure import describe_machine
+    from edgekit_runtime.remote.measurement.machine_facts import describe_machine
     from edgekit_toolkit.measurement.host_run import engine_name
     from edgekit_toolkit.targets.figures import Figure, Source
     from edgekit_toolkit.targets.spec import Transfer

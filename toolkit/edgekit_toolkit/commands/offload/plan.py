@@ -62,6 +62,9 @@ _ENDINGS: Final = (".json", ".html")
 @click.option("--classes", multiple=True, metavar="OUTPUT",
               help="An output with scores of classes, which shows what a coding changes."
               "  [default: as the package says, and what is probabilities]")  # fmt: skip
+@click.option("--sample-rate", type=click.FloatRange(min=0, min_open=True), metavar="HZ",
+              help="Of sound, for Opus.  [default: as the package's preprocessing says, or"
+              " 16000]")  # fmt: skip
 @click.option("--cascade", metavar="SMALL_MODEL", type=click.Path(path_type=Path),
               help="A small model for the device: it answers where it is sure.")  # fmt: skip
 @click.option("--agreement", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95,

@@ -9,8 +9,9 @@ from typing import Final
 from edgekit_offload.partition.split import SplitModels
 from edgekit_offload.planning.cascade import NAME, cascade_split
 from edgekit_offload.planning.codings import Feeds, open_model
+from edgekit_offload.planning.cut_candidates import CutCandidate
 from edgekit_offload.planning.envelope import Grid
-from edgekit_offload.planning.planner import CutCandidate, PlanInputs, Realised
+from edgekit_offload.planning.planner import PlanInputs, Realised
 from edgekit_offload.planning.planner import plan as plan_ways
 from edgekit_offload.planning.realise import MeasuredCuts
 from edgekit_offload.planning.result import PlanningResult, Refusal

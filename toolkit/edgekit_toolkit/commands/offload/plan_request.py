@@ -81,7 +81,7 @@ def _number(text: str, option: str) -> float:
 
 def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) -> PlanInputs:
     """Return the inputs of a plan: profiles, read from files or measured, and samples."""
-    name, graph, stated = read_whole_model(model)
+    name, graph, stated, stated_hz = read_whole_model(model)
     content = graph.content
     classes = stated | _check_classes(content, options["classes"])
     grid = Grid(parse_bandwidths(options["bandwidth"]), parse_numbers(options["rtt"], "--rtt"))
@@ -138,6 +138,7 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         realise=_measured_cuts(graph, feeds, options, edge_link, (device, edge or server, server), classes),
         most_leakage_db=most_db, leakage_db=leakage_db, notes=notes, is_server_modelled=by_url,
         cascade=_read_cascade(options, samples), max_loss=parse_percent(options["max_loss"], "--max-loss"),
+        sample_rate_hz=options["sample_rate"] or stated_hz,
     )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ class NamedModel(NamedTuple):
     name: str
     graph: RunnableGraph
     classes: frozenset[str] = frozenset()  # outputs that the package states to hold class scores
+    sample_rate_hz: float | None = None  # of sound, if the package states how it is preprocessed
 
 
 def read_named_model(path: Path) -> NamedModel:
@@ -88,7 +89,15 @@ def read_whole_model(path: Path) -> NamedModel:
         graph = RunnableGraph(bytes(package.read(backend.artifact)), options)
         first = package.manifest.outputs[0].name
         is_stated = find_statement(package.manifest.figures, first) is not None
-        return NamedModel(package.manifest.name, graph, frozenset({first} if is_stated else ()))
+        classes = frozenset({first} if is_stated else ())
+        return NamedModel(package.manifest.name, graph, classes, _read_sample_rate(package))
+
+
+def _read_sample_rate(package: OpenedPackage) -> float | None:
+    """Return the sample rate in Hz that the preprocessing of a package states, None if it states none."""
+    fields = package_decoding(package).preprocessing or {}
+    rate_hz = fields.get("sample_rate")
+    return float(rate_hz) if isinstance(rate_hz, int | float) else None
 
 
 def _read_with_weights(path: Path) -> RunnableGraph:

@@ -1,14 +1,11 @@
 """Measures models on this machine for the planner: the program behind `edgekit-device offload measure`.
 
-It reads one job and ends, it never serves. A job is a line of JSON (`Job`), then its blobs without anything
-between them; the result is one JSON object (`Measured`). It needs numpy and onnxruntime, and knows nothing of
-ONNX: what the kernels mean is worked out on the host (`edgekit_offload.profiling`).
+It runs one job (`job`) and ends, it never serves. It needs numpy and onnxruntime, and knows nothing of ONNX:
+what the kernels mean is worked out on the host (`edgekit_offload.profiling`).
 """
 
 import contextlib
 import json
-import os
-import platform
 import random
 import statistics
 import tempfile
@@ -16,26 +13,33 @@ import time
 from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.codecs.compression import compress, decompress
 from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
-from edgekit_runtime.dataclass_json import Range, from_plain
 from edgekit_runtime.errors import BackendError, CutError
-from edgekit_runtime.remote.cut_table import Compression
-from edgekit_runtime.remote.link_probe import RequestCost, average_middle, measure_request
+from edgekit_runtime.remote.measurement.job import (
+    MAX_BLOBS_BYTES,
+    Job,
+    JobGraph,
+    JobInput,
+    Measured,
+    NodeTiming,
+    Timing,
+    TransferCoding,
+)
+from edgekit_runtime.remote.measurement.machine_facts import MachineFacts, describe_machine
+from edgekit_runtime.remote.measurement.request_cost import average_middle, measure_request
 from edgekit_runtime.sessions.options import read_options
 from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings, with_weights
 from edgekit_runtime.system.processor_speed import (
     MOST_WAITING,
     SpeedGate,
     begin_anywhere,
-    find_cpu,
     time_fixed_work,
 )
 from edgekit_runtime.tensors import DTYPES, Array
@@ -43,8 +47,6 @@ from edgekit_runtime.tensors import DTYPES, Array
 if TYPE_CHECKING:
     import onnxruntime
 
-MAX_HEADER_BYTES: Final = 4 << 20
-MAX_BLOBS_BYTES: Final = 16 << 30
 _MAX_PROFILED_NODES: Final = (
     20_000  # onnxruntime writes 800 bytes for each, and Python reads them all at once
 )
@@ -64,201 +66,6 @@ _KERNEL_SUFFIX: Final = "_kernel_time"
 _TRUNCATED_S: Final = (
     0.5e-6  # onnxruntime cuts times to whole microseconds, which takes half of one on average
 )
-
-JobKind: TypeAlias = Literal["profile", "time", "batch"]
-_Quota: TypeAlias = Annotated[float, Range(0, 1e4)]
-_Seconds: TypeAlias = Annotated[float, Range(0, 86400)]
-
-
-@dataclass(frozen=True, slots=True)
-class JobInput:
-    """One input of a graph; its values are a blob.
-
-    Attributes:
-        name, dtype, shape: of the input; dtype is one of `tensors.DTYPES`.
-        blob: number of the blob.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    blob: int
-
-
-@dataclass(frozen=True, slots=True)
-class TransferCoding:
-    """What a half of a model does with the tensors that cross the link, beside its graph.
-
-    Attributes:
-        tensors: those that are sent, outputs or inputs of a head, or inputs of a tail.
-        does: `encode` of a head, after its run; `decode` of a tail, before its run.
-        media: tensor that is sent as a file -> its codec.
-        compression: of the body.
-    """
-
-    tensors: tuple[str, ...]
-    does: Literal["encode", "decode"]
-    media: Mapping[str, str] = field(default_factory=dict)
-    compression: Compression = "identity"
-
-
-@dataclass(frozen=True, slots=True)
-class JobGraph:
-    """A graph to run.
-
-    Attributes:
-        model: number of the blob with the ONNX model; None for a head that only codes its inputs.
-        options: `OrtOptions` that differ from their defaults.
-        weights: location of external data -> number of the blob.
-        inputs: what it runs on; where they are empty, values are made up, and free dimensions are 1.
-        coding: what is timed with it; None for the graph alone.
-    """
-
-    model: int | None
-    options: Mapping[str, JsonValue] = field(default_factory=dict)
-    weights: Mapping[str, int] = field(default_factory=dict)
-    inputs: tuple[JobInput, ...] = ()
-    coding: TransferCoding | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to measure.
-
-    Attributes:
-        kind: `profile` for the kernels of the one graph; `time` for whole runs of all, five in a row in turn;
-            `batch` for the mean of runs that follow one another without a pause, of all in turn.
-        graphs: the graphs.
-        blob_bytes: size of each blob.
-        seconds: time limit, kept approximately; loading is not counted. Runs at another than the usual speed
-            of the processor do not count, up to twice that time.
-        quota: processor time that the sender grants, in cores; None for what the system says.
-        usual_s: of `MachineFacts`, from an earlier job whose times these are compared with; where the
-            processor hardly ever has that speed, times at another one count.
-    """
-
-    kind: JobKind
-    graphs: tuple[JobGraph, ...]
-    blob_bytes: tuple[int, ...]
-    seconds: _Seconds = 10.0
-    quota: _Quota | None = None
-    usual_s: _Seconds | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MachineFacts:
-    """The machine, and its state while it measured.
-
-    Attributes:
-        cpu: its processor.
-        system: operating system and architecture.
-        cores: number of cores that the process may use.
-        quota: processor time that the process may use, in cores; None without a limit.
-        load: load average of the last minute before the measurement; None if the system has none.
-        engine: name and release.
-        date: UTC, in ISO 8601.
-        usual_s: how fast the processor was: processor time of a fixed piece of work (`SpeedGate`).
-    """
-
-    cpu: str
-    system: str
-    cores: int
-    quota: _Quota | None
-    load: Annotated[float, Range(0, 1e6)] | None
-    engine: str
-    date: str
-    usual_s: _Seconds | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Time of one run, after a pause of 20 ms unless it is one of a batch.
-
-    Attributes:
-        seconds: the mean of the middle half of the runs, at one speed of the processor; of all, where the
-            kernel makes runs wait for a quota.
-        spread: distance of the quartiles, as a share of the median.
-        rounds: how many runs were timed.
-        usual_s: that speed (`SpeedGate`), the same for all timings of a job; None of a node.
-    """
-
-    seconds: _Seconds
-    spread: Annotated[float, Range(0, 1e9)]
-    rounds: int
-    usual_s: _Seconds | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NodeTiming:
-    """Time of one node of the optimised graph.
-
-    Attributes:
-        name: of the node, as onnxruntime has it.
-        op: its operator.
-        timing: its time.
-        output_bytes: sizes of its outputs.
-    """
-
-    name: str
-    op: str
-    timing: Timing
-    output_bytes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The result of a job.
-
-    Attributes:
-        machine: where it was measured.
-        timings: one for each graph.
-        nodes: of a profile, in the order in which they ran.
-        graph: the optimised graph without large weights, an ONNX model in base64.
-        obstacle: why there are no nodes; empty where there are.
-        request: of a profile, what a request takes beside the model.
-    """
-
-    machine: MachineFacts
-    timings: tuple[Timing, ...]
-    nodes: tuple[NodeTiming, ...] = ()
-    graph: str = ""
-    obstacle: str = ""
-    request: RequestCost = field(default_factory=RequestCost)
-
-
-def read_job(stream: IO[bytes]) -> tuple[Job, list[memoryview]]:
-    """Return the job on a stream, and its blobs.
-
-    Raises:
-        CutError: it is malformed, too large, or ends too soon.
-    """
-    line = stream.readline(MAX_HEADER_BYTES)
-    try:
-        job = from_plain(Job, json.loads(line), "job", CutError)
-    except (ValueError, RecursionError) as cause:
-        raise CutError(f"job: its first line is no JSON: {cause}; send it by `edgekit offload`") from cause
-    if sum(job.blob_bytes) > MAX_BLOBS_BYTES:
-        raise CutError(f"job: blobs of {sum(job.blob_bytes)} bytes, expected at most {MAX_BLOBS_BYTES}")
-    if not job.graphs or (job.kind == "profile" and len(job.graphs) > 1):
-        raise CutError(f"job: {len(job.graphs)} graphs, expected one, or some for 'time'")
-    for graph in job.graphs:
-        if graph.model is None and (job.kind == "profile" or graph.coding is None):
-            raise CutError("job: a graph without a model codes its inputs, and cannot be profiled")
-        models = () if graph.model is None else (graph.model,)
-        for number in (*models, *graph.weights.values(), *(one.blob for one in graph.inputs)):
-            if number >= len(job.blob_bytes):
-                raise CutError(f"job: names blob {number}, there are {len(job.blob_bytes)}")
-    blobs = []
-    for size_bytes in job.blob_bytes:
-        blob = memoryview(bytearray(size_bytes))
-        filled = 0
-        while filled < size_bytes:
-            got = stream.readinto(blob[filled:])  # type: ignore[attr-defined]  # of every binary stream
-            if not got:
-                raise CutError("job: the stream ended before the last blob")
-            filled += got
-        blobs.append(blob)
-    return job, blobs
 
 
 def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
@@ -299,53 +106,6 @@ def _has_waits(facts: MachineFacts, job: Job) -> bool:
     The quota that a sender grants is spread evenly (`edgekit_offload.emulation`).
     """
     return facts.quota is not None and job.quota is None
-
-
-def describe_machine(quota: float | None = None) -> MachineFacts:
-    """Return what this machine is.
-
-    Args:
-        quota: processor time of this process in cores; None for what the system says.
-
-    Raises:
-        BackendError: onnxruntime is not installed.
-    """
-    try:
-        import onnxruntime
-    except ImportError as cause:
-        raise BackendError(f"measuring needs onnxruntime ({cause}); install edgekit[onnx] here") from cause
-    load = None
-    with contextlib.suppress(OSError, AttributeError):
-        load = os.getloadavg()[0]
-    return MachineFacts(
-        cpu=find_cpu(),
-        system=f"{platform.system()} {platform.machine()}",
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        quota=_find_quota() if quota is None else quota,
-        load=load,
-        engine=f"onnxruntime {onnxruntime.__version__}",
-        date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    )
-
-
-def _find_quota() -> float | None:
-    """Return the limit of processor time of this process's control group, in cores.
-
-    Source: cgroups(7); Documentation/admin-guide/cgroup-v2.rst, `cpu.max`.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, group = line.split(":", 2)
-            if "cpu" in controllers.split(","):
-                folder = Path("/sys/fs/cgroup/cpu") / group.lstrip("/")
-                quota = (folder / "cpu.cfs_quota_us").read_text()
-                period = (folder / "cpu.cfs_period_us").read_text()
-            elif not controllers and (Path("/sys/fs/cgroup") / group.lstrip("/") / "cpu.max").exists():
-                quota, period = (Path("/sys/fs/cgroup") / group.lstrip("/") / "cpu.max").read_text().split()
-            else:
-                continue
-            return None if quota == "max" or int(quota) < 0 else int(quota) / int(period)
-    return None
 
 
 def _profile(

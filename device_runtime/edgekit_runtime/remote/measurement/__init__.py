@@ -1,0 +1,1 @@
+"""Measures a device, its server and the link between them, for plans."""

@@ -1,0 +1,85 @@
+"""What a machine is, and its state while it measures."""
+
+import contextlib
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from edgekit_runtime.dataclass_json import Range
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.system.processor_speed import find_cpu
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """The machine, and its state while it measured.
+
+    Attributes:
+        cpu: its processor.
+        system: operating system and architecture.
+        cores: number of cores that the process may use.
+        quota: processor time that the process may use, in cores; None without a limit.
+        load: load average of the last minute before the measurement; None if the system has none.
+        engine: name and release.
+        date: UTC, in ISO 8601.
+        usual_s: how fast the processor was: processor time of a fixed piece of work (`SpeedGate`).
+    """
+
+    cpu: str
+    system: str
+    cores: int
+    quota: Annotated[float, Range(0, 1e4)] | None
+    load: Annotated[float, Range(0, 1e6)] | None
+    engine: str
+    date: str
+    usual_s: Annotated[float, Range(0, 86400)] | None = None
+
+
+def describe_machine(quota: float | None = None) -> MachineFacts:
+    """Return what this machine is.
+
+    Args:
+        quota: processor time of this process in cores; None for what the system says.
+
+    Raises:
+        BackendError: onnxruntime is not installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError as cause:
+        raise BackendError(f"measuring needs onnxruntime ({cause}); install edgekit[onnx] here") from cause
+    load = None
+    with contextlib.suppress(OSError, AttributeError):
+        load = os.getloadavg()[0]
+    return MachineFacts(
+        cpu=find_cpu(),
+        system=f"{platform.system()} {platform.machine()}",
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        quota=_find_quota() if quota is None else quota,
+        load=load,
+        engine=f"onnxruntime {onnxruntime.__version__}",
+        date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+
+
+def _find_quota() -> float | None:
+    """Return the limit of processor time of this process's control group, in cores.
+
+    Source: cgroups(7); Documentation/admin-guide/cgroup-v2.rst, `cpu.max`.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            if "cpu" in controllers.split(","):
+                folder = Path("/sys/fs/cgroup/cpu") / group.lstrip("/")
+                quota = (folder / "cpu.cfs_quota_us").read_text()
+                period = (folder / "cpu.cfs_period_us").read_text()
+            elif not controllers and (Path("/sys/fs/cgroup") / group.lstrip("/") / "cpu.max").exists():
+                quota, period = (Path("/sys/fs/cgroup") / group.lstrip("/") / "cpu.max").read_text().split()
+            else:
+                continue
+            return None if quota == "max" or int(quota) < 0 else int(quota) / int(period)
+    return None
