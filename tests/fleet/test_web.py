@@ -18,6 +18,7 @@ from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import CodeRow
 from edgekit_fleet.web.server import serve_devices
 from edgekit_runtime.agent.documents import EnrolmentCode, PackageKey
+from edgekit_runtime.agent.enrolment import enrol, renew
 from edgekit_runtime.errors import ConfigError, TransportError
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
 
@@ -186,3 +187,39 @@ def test_device_learns_which_package_keys_the_fleet_trusts(site, monkeypatch, tm
     (tmp_path / f"release{PUBLIC_KEY_SUFFIX}").write_text("a key")
     device = site.device("d1").enrol()
     assert device.enrolment.package_keys == (PackageKey(name="release", public_key="a key"),)
+
+
+def invite(site, name):
+    parts = (site.store, site.settings, site.authority)
+    (invitation,) = devices.invite(*parts, (name,), actor="test", target="x86-64")
+    return EnrolmentCode.parse(invitation.code)
+
+
+def test_renewal_changes_neither_package_keys_nor_the_first_root(site, monkeypatch, tmp_path):
+    served, config = tmp_path / "served", tmp_path / "device"
+    root = site.folder.repository / "metadata" / "1.root.json"
+    monkeypatch.setattr("edgekit_fleet.web.app.find_keys_folder", lambda: served)
+    served.mkdir()
+    (served / f"vendor{PUBLIC_KEY_SUFFIX}").write_text("the vendor's")
+    root.write_text("the first root")
+    enrol(invite(site, "d1"), config, {})
+    (served / f"vendor{PUBLIC_KEY_SUFFIX}").write_text("a thief's")
+    (served / f"second{PUBLIC_KEY_SUFFIX}").write_text("a thief's")
+    root.write_text("a thief's root")
+    renewed = renew(config).enrolment
+    assert [path.read_text() for path in (config / "keys").iterdir()] == ["the vendor's"]
+    assert renewed.package_keys == (PackageKey(name="vendor", public_key="the vendor's"),)
+    assert renewed.tuf_root == "the first root"
+    (config / "keys" / f"vendor{PUBLIC_KEY_SUFFIX}").unlink()  # trusted no longer, by hand
+    renew(config)
+    assert list((config / "keys").iterdir()) == []
+
+
+def test_renewal_brings_the_package_keys_that_the_fleet_lacked_at_the_enrolment(site, monkeypatch, tmp_path):
+    served, config = tmp_path / "served", tmp_path / "device"
+    monkeypatch.setattr("edgekit_fleet.web.app.find_keys_folder", lambda: served)
+    enrol(invite(site, "d1"), config, {})
+    served.mkdir()
+    (served / f"vendor{PUBLIC_KEY_SUFFIX}").write_text("the vendor's")
+    assert renew(config).enrolment.package_keys == (PackageKey(name="vendor", public_key="the vendor's"),)
+    assert (config / "keys" / f"vendor{PUBLIC_KEY_SUFFIX}").read_text() == "the vendor's"

@@ -5,7 +5,7 @@ A retained message is only a cache: the truth is in the manager's store and in t
 receiver accepts a document only if its signature is right, it names this device, and its number is higher
 than that of the last one. Nothing here does input or output.
 
-Source: docs/reference/fleet-protocol.yaml (AsyncAPI).
+Source: docs/reference/fleet-protocol.json (AsyncAPI).
 """
 
 import re
@@ -387,8 +387,8 @@ class Enrolment:
         web: `https://HOST:PORT` of `/authority`, `/enrol` and `/renew`.
         artifacts: URL of the TUF repository, `metadata/` and `targets/` below it.
         manager_keys: public keys whose `desired` is obeyed, in PEM.
-        tuf_root: content of the TUF root metadata that is trusted first.
-        package_keys: keys whose packages are trusted.
+        tuf_root: content of the TUF root metadata that is trusted first; a renewal does not change it.
+        package_keys: keys whose packages are trusted; a renewal does not change them.
         target: target of this device's packages; its TUF role is `class-TARGET`.
     """
 

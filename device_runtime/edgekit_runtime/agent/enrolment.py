@@ -16,7 +16,8 @@ import json
 import ssl
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
@@ -31,7 +32,13 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from edgekit_runtime.agent.documents import Enrolment, EnrolmentCode, EnrolmentRequest, RenewalRequest
+from edgekit_runtime.agent.documents import (
+    Enrolment,
+    EnrolmentCode,
+    EnrolmentRequest,
+    PackageKey,
+    RenewalRequest,
+)
 from edgekit_runtime.agent.membership import (
     CERTIFICATE,
     ENROLMENT,
@@ -88,8 +95,8 @@ def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Dis
         )
     request = EnrolmentRequest(secret=code.secret, csr=_make_csr(key), facts=facts)
     body = json.dumps(to_plain(request)).encode()
-    answer = _ask(code.address, make_context(authority), "POST", "/enrol", body)
-    _store(config, _parse(answer, code.address), authority, disk)
+    answer = _parse(_ask(code.address, make_context(authority), "POST", "/enrol", body), code.address)
+    _store(config, answer, authority, answer.package_keys, disk)
     return read_membership(config)
 
 
@@ -107,7 +114,10 @@ def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
 
 
 def renew(config: Path, disk: Disk = DISK) -> Membership:
-    """Fetch a new certificate, and what the fleet has changed beside it.
+    """Fetch a new certificate, and what the fleet has changed beside it: addresses and the manager's keys.
+
+    Package keys and the first TUF root stay as they were at the enrolment. Otherwise whoever controls the
+    fleet's server could make the device trust any package.
 
     Raises:
         EnrolmentError: the fleet refuses, or this device is in none.
@@ -122,7 +132,14 @@ def renew(config: Path, disk: Disk = DISK) -> Membership:
     answer = _parse(_ask(address, make_context(before.authority), "POST", "/renew", body), address)
     if answer.device != before.device:
         raise EnrolmentError(f"{address}: renews {answer.device!r}, this is {before.device!r}")
-    _store(config, answer, before.authority, disk)
+    # A fleet that had none when the device enrolled may name them once.
+    new_keys = () if before.package_keys else answer.package_keys
+    answer = replace(
+        answer,
+        package_keys=before.package_keys or answer.package_keys,
+        tuf_root=before.tuf_root or answer.tuf_root,
+    )
+    _store(config, answer, before.authority, new_keys, disk)
     return read_membership(config)
 
 
@@ -160,13 +177,15 @@ def _parse(answer: bytes, where: str) -> Enrolment:
     return found
 
 
-def _store(config: Path, answer: Enrolment, authority: str, disk: Disk) -> None:
+def _store(
+    config: Path, answer: Enrolment, authority: str, new_keys: Sequence[PackageKey], disk: Disk
+) -> None:
     """Store the answer; the file that says that this device is in a fleet comes last."""
     if _read_certificate(answer.authority) != _read_certificate(authority):
         raise EnrolmentError("the fleet's answer names another authority than its server")
     keys = config / "keys"
     make_keys_folder(keys, 0o755)
-    for each in answer.package_keys:
+    for each in new_keys:
         write_public_file(keys / f"{each.name}{PUBLIC_KEY_SUFFIX}", each.public_key.encode())
     folder = config / "fleet"
     with write_atomically(folder / CERTIFICATE, mode=0o600, disk=disk) as file:
