@@ -22,7 +22,14 @@ from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.shards import LEASE_S, Shards
-from edgekit_fleet.store.tables import AuditRow, DesiredRow, DeviceRow, ManagerRow, WantedModelRow
+from edgekit_fleet.store.tables import (
+    AuditRow,
+    DesiredRow,
+    DeviceRow,
+    FigureRow,
+    ManagerRow,
+    WantedModelRow,
+)
 from edgekit_runtime.agent.documents import DesiredModel, Event, Hello
 from edgekit_runtime.agent.signing import key_id, seal
 from edgekit_runtime.dataclass_json import to_plain
@@ -80,6 +87,23 @@ def test_enrolled_device_gets_its_document_and_its_report_is_kept(fleet, promise
         await eventually(lambda: not fleet.detail("d1").summary.is_online)
 
     asyncio.run(run())
+
+
+def test_figures_of_over_a_week_ago_are_deleted(fleet_settings):
+    hour = int(time.time() // 3600)
+    hours = (hour - 24 * 8, hour - 24 * 6, hour)
+    with Fleet(*fleet_settings).up() as fleet:
+        fleet.device("d1").enrol()
+        with fleet.store.transaction() as session:
+            places = {"device": "d1", "model": "eyes", "version": "1", "figures": {}, "reported_at": 0.0}
+            session.add_all([FigureRow(hour=each, **places) for each in hours])
+    with Fleet(*fleet_settings).up() as fleet:
+
+        def kept():
+            with fleet.store.snapshot() as session:
+                return sorted(session.scalars(select(FigureRow.hour)))
+
+        asyncio.run(eventually(lambda: kept() == list(hours[1:])))
 
 
 def test_fleet_on_an_ipv6_address_serves_its_devices(tmp_path, mosquitto):

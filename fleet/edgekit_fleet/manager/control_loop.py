@@ -8,9 +8,10 @@ its next turn.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,7 @@ from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.manager.publisher import Outgoing, Publisher
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.store.database import Store
+from edgekit_fleet.store.figures import forget_old_figures
 from edgekit_fleet.store.fleet_folder import FleetSettings
 from edgekit_fleet.store.future import CLOCK_STEP_S, forget_future
 from edgekit_fleet.store.shards import BEAT_S, Shards
@@ -47,6 +49,8 @@ _DECIDE_S: Final = 0.5
 _UPKEEP_S: Final = 2.0
 _EXPIRY_S: Final = 60.0
 _REFRESH_S: Final = 600.0
+_FIGURES_S: Final = 3600.0
+_DEVICES_AT_ONCE: Final = 200  # whose old figures are deleted in one upkeep
 _LACKING_AT_ONCE: Final = 200
 _UNANSWERED_S: Final = 15.0  # also the delay of a device whose hello came while we were away
 _ADMINISTERED: Final = ("device.enrol", "device.revoke")
@@ -129,7 +133,8 @@ class ControlLoop:
             parts.broker.reload()
         self._link = BrokerLink(self.inbox.put, parts.authority.name_manager(shards.number))
         self._decided_at = self._kept_at = self._expired_at = self._beat_at = float("-inf")
-        self._refreshed_at = float("-inf")
+        self._refreshed_at = self._aged_at = float("-inf")
+        self._aging: Iterator[str] = iter(())  # devices whose old figures are still to be deleted
         self._decided_number = self._audit_seen
         self._hellos: list[str] = []
         self._unsure: float | None = None  # time of a turn that may have been committed, or not
@@ -288,6 +293,7 @@ class ControlLoop:
             if now - self._expired_at >= _EXPIRY_S:
                 self._expired_at = now
                 self._publisher.mark_expiring(session, now)
+            self._forget_figures(session, now)
             unanswered = [
                 known.name
                 for known in self.index.devices.values()
@@ -310,6 +316,15 @@ class ControlLoop:
             if self.shards.holds(name):
                 await self._disconnect(name)
         self._audit_seen = seen  # last, so that all of it is done again after a full disk
+
+    def _forget_figures(self, session: Session, now: float) -> None:
+        """Delete old figures of the next devices; begins with the first device again once an hour."""
+        devices = list(itertools.islice(self._aging, _DEVICES_AT_ONCE))
+        if not devices and now - self._aged_at >= _FIGURES_S:
+            self._aged_at, self._aging = now, iter(list(self.index.devices))
+            devices = list(itertools.islice(self._aging, _DEVICES_AT_ONCE))
+        if devices:
+            forget_old_figures(session, devices, now)
 
     async def _refresh(self, now: float) -> list[Expiry]:
         """Sign the repository again if it is due; returns everything of the fleet that expires."""
