@@ -9,13 +9,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
-from sqlalchemy import select, update
+from sqlalchemy import event, select, update
 from tests.fleet.fleet_device import FleetDevice, free_port, make_csr, post
 
 from edgekit_fleet.access import failure_limit
+from edgekit_fleet.identity.enrolment import list_revoked_serials
 from edgekit_fleet.operations import devices, running
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
-from edgekit_fleet.store.tables import CodeRow
+from edgekit_fleet.store.tables import AuditRow, CodeRow
 from edgekit_fleet.web.server import serve_devices
 from edgekit_runtime.agent.documents import EnrolmentCode, PackageKey
 from edgekit_runtime.agent.enrolment import enrol, renew
@@ -223,3 +224,39 @@ def test_renewal_brings_the_package_keys_that_the_fleet_lacked_at_the_enrolment(
     (served / f"vendor{PUBLIC_KEY_SUFFIX}").write_text("the vendor's")
     assert renew(config).enrolment.package_keys == (PackageKey(name="vendor", public_key="the vendor's"),)
     assert (config / "keys" / f"vendor{PUBLIC_KEY_SUFFIX}").read_text() == "the vendor's"
+
+
+def test_list_of_revoked_certificates_reads_nothing_of_other_devices(site):
+    def serial():
+        return devices.describe(site.store, "d1").certificate_serial
+
+    first = site.device("d1").enrol()
+    revoked = [serial()]
+    site.post("/renew", {"device": "d1", "csr": make_csr(first.key)})
+    revoked.append(serial())
+    devices.revoke(site.store, "d1", "test", "stolen")
+    site.device("d1").enrol()
+    site.device("d2").enrol()
+    read = []
+
+    def note(row, _context):
+        read.append(row.subject)
+
+    event.listen(AuditRow, "load", note)
+    try:
+        with site.store.snapshot() as session:
+            assert list_revoked_serials(session) == revoked
+    finally:
+        event.remove(AuditRow, "load", note)
+    assert set(read) == {"d1"}
+
+
+def test_device_that_renews_again_and_again_is_held_back_and_others_are_not(site):
+    device, other = site.device("d1").enrol(), site.device("d2").enrol()
+    renewal = {"device": "d1", "csr": make_csr(device.key)}
+    answers = [site.post("/renew", renewal)[0] for _ in range(21)]
+    assert answers == [200] * 19 + [429] * 2  # the enrolment counts too
+    assert site.post("/renew", {"device": "d2", "csr": make_csr(other.key)})[0] == 200
+    with site.store.snapshot() as session:
+        entries = session.scalars(select(AuditRow.action).where(AuditRow.subject == "d1")).all()
+    assert entries.count("device.renew") == 19

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from sqlalchemy.orm import Session
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -138,6 +139,7 @@ class EnrolmentPages:
             device, certificate = enrolment.enrol(
                 session, self._authority, request, self._settings.certificate_life_s
             )
+            _count_certificate(session, device.name)
         return self._describe(device, certificate)
 
     def _renew(self, request: RenewalRequest) -> Enrolment:
@@ -145,6 +147,7 @@ class EnrolmentPages:
             device, certificate = enrolment.renew(
                 session, self._authority, request, self._settings.certificate_life_s
             )
+            _count_certificate(session, device.name)
         return self._describe(device, certificate)
 
     def _describe(self, device: DeviceRow, certificate: SignedCertificate) -> Enrolment:
@@ -165,6 +168,16 @@ class EnrolmentPages:
             ),
             target=device.target,
         )
+
+
+def _count_certificate(session: Session, device: str) -> None:
+    """Count a certificate: each is an entry of the audit log, which nobody can delete.
+
+    Raises:
+        RequestError: 429, the device had 20 in a minute.
+    """
+    if not failure_limit.take(session, (f"certificates of {device}",), time.time()):
+        raise RequestError(429, "too many certificates; wait a minute", retry_after_s=failure_limit.PAUSE_S)
 
 
 def make_app(store: Store, folder: FleetFolder, settings: FleetSettings, authority: Authority) -> Starlette:
