@@ -567,6 +567,14 @@ def test_wrong_request_is_refused(store: Store, changes: dict[str, object], mess
         )  # type: ignore[arg-type]
 
 
+def test_name_that_somebody_gave_to_another_rollout_is_left_out(store: Store) -> None:
+    add_devices(store, 20)
+    add_release(store)
+    first = RolloutRequest(release="r", selector="name=d001", name="r-r2")
+    rollouts.start_rollout(store, first, "anna")
+    assert rollouts.start_rollout(store, RolloutRequest(release="r", selector="name=d002"), "anna") == "r-r3"
+
+
 def test_frozen_cohort_does_not_follow_tags_and_a_dynamic_one_does(store: Store) -> None:
     add_devices(store, 20)
     add_release(store)

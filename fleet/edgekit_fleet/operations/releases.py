@@ -1,5 +1,6 @@
 """Releases: make, list, withdraw."""
 
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -135,7 +136,8 @@ def _make_target(path: Path, manifest: Manifest) -> NewTarget:
 def _choose_name(session: Session, now: float) -> str:
     day = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%d")
     made = select(func.count()).select_from(ReleaseRow).where(ReleaseRow.name.startswith(f"{day}."))
-    return f"{day}.{(session.scalar(made) or 0) + 1}"
+    names = (f"{day}.{number}" for number in itertools.count((session.scalar(made) or 0) + 1))
+    return next(name for name in names if session.get(ReleaseRow, name) is None)
 
 
 def _check(manifests: Sequence[tuple[Path, Manifest]]) -> None:

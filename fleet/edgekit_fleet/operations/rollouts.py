@@ -1,6 +1,7 @@
 """Rollouts: plan, start, order, list, describe, replay; and the effects of changed tags on them."""
 
 import bisect
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -196,10 +197,7 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
                 f"no device gets release '{request.release}' by {request.selector!r}: {why}; see all by"
                 " `edgekit fleet rollout plan`"
             )
-        made = session.scalar(
-            select(func.count()).select_from(RolloutRow).where(RolloutRow.release == request.release)
-        )
-        name = request.name or f"{request.release}-r{(made or 0) + 1}"
+        name = request.name or propose_name(session, request.release)
         if request.name:
             check_name("rollout", name)
         if session.get(RolloutRow, name) is not None:
@@ -240,6 +238,13 @@ def start_rollout(store: Store, request: RolloutRequest, actor: str) -> str:
         entry = Started(settings=settings, devices=cohort, classes=tuple(classes[one] for one in cohort))
         log_entries(session, name, actor, [entry], now)
     return name
+
+
+def propose_name(session: Session, release: str) -> str:
+    """Return a name for the next rollout of a release that no rollout has."""
+    made = session.scalar(select(func.count()).select_from(RolloutRow).where(RolloutRow.release == release))
+    names = (f"{release}-r{number}" for number in itertools.count((made or 0) + 1))
+    return next(name for name in names if session.get(RolloutRow, name) is None)
 
 
 def _make_settings(request: RolloutRequest, packages: Sequence[PackageView], devices: int) -> RolloutSettings:

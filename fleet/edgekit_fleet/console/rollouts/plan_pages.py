@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,13 +15,13 @@ from edgekit_fleet.console.rollouts.background import Background, Found
 from edgekit_fleet.console.rollouts.queries import Reason
 from edgekit_fleet.console.shell import Console
 from edgekit_fleet.operations import saved
-from edgekit_fleet.operations.rollouts import RolloutRequest, start_rollout, sum_plan
+from edgekit_fleet.operations.rollouts import RolloutRequest, propose_name, start_rollout, sum_plan
 from edgekit_fleet.rollouts.gates import GateLimits
 from edgekit_fleet.rollouts.preview import Planned, Refused
 from edgekit_fleet.rollouts.progress import RolloutSettings
 from edgekit_fleet.rollouts.waves import DEFAULT_WAVES
 from edgekit_fleet.store.database import Store
-from edgekit_fleet.store.tables import ReleaseRow, RolloutRow
+from edgekit_fleet.store.tables import ReleaseRow
 from edgekit_runtime.errors import EdgekitError, FleetError
 
 _RELEASES: Final = 50
@@ -131,9 +131,7 @@ class PlanPages:
                 .limit(_RELEASES)
             ).all()
             windows = saved.list_windows(session)
-            made = session.scalar(
-                select(func.count()).select_from(RolloutRow).where(RolloutRow.release == fields["release"])
-            )
+            name = propose_name(session, fields["release"])
         is_again = "again" in request.query_params
         found: Found[PlanView] = Found(None, True)
         if fields["release"]:
@@ -158,7 +156,7 @@ class PlanPages:
             is_again=is_again,
             again=f"/rollouts/new?{urlencode({**fields, 'again': '1'})}",
             # The name is fixed here: a form that is sent twice starts one rollout.
-            name=f"{fields['release']}-r{(made or 0) + 1}",
+            name=name,
         )
 
 
