@@ -146,6 +146,8 @@ class Agent:
             carrier = LocalSteps(member, folder, installer, downloader, clock=clock)
         self._steps = StepRunner(folder, installer, carrier)
         self._link: DocumentLink = link or MqttLink(self._device, member.enrolment.brokers, context, b"")
+        if self._desired is not None:  # else a whole site whose power comes back would use a narrow window
+            self._link.reconnect_s = self._desired.reconnect_s
         self._views: dict[str, ModelView] = {}
         self._fingerprint: dict[str, int] = {}
         self._service: tuple[bool, ServiceIndex | None] = (False, None)

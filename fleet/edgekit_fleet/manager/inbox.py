@@ -254,7 +254,7 @@ class Inbox:
         Nothing is forgotten until `forget`: after an error, `write` again in a new transaction.
         """
         rows = [self._state(name) for name in sorted(self._changed - self._reports.keys())]
-        update_many(session, DeviceRow, rows, keys=("name",))
+        update_many(session, DeviceRow, rows, keys=("name",), condition=_IS_MEMBER)
         has_ended = False
         if self._reports:
             rows = [

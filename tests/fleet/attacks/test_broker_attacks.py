@@ -15,6 +15,7 @@ from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.runtime.slot_disks import SteppedDisk
 from tests.waiting import wait_for
 
+from edgekit_fleet.identity.enrolment import revoke
 from edgekit_fleet.manager import inbox
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.manager.publisher import Publisher
@@ -193,6 +194,13 @@ def test_device_without_journal_and_clock_numbers_on_from_where_the_manager_is(s
     site.restart()
     site.run(3.0)
     assert all(plain["sequence"] > taken for _, plain in site.broker.sent)
+
+
+def test_restarted_device_spreads_its_reconnects_as_its_document_states(site):  # noqa: F811
+    site.broker.deliver(site.order(reconnect_s=400.0))
+    site.run(1)
+    site.restart()
+    assert site.broker.reconnect_s == 400.0
 
 
 def test_device_follows_a_manager_whose_clock_was_a_year_ahead(site):  # noqa: F811
@@ -376,6 +384,17 @@ def test_device_reports_its_pins_and_unpins(manager):
         manager.take()
         with manager.store.transaction() as session:
             assert session.get(DeviceRow, "d1").pinned == ({"kws": "1.0.0"} if pinned else {})
+
+
+def test_hello_that_comes_while_its_device_is_revoked_does_not_show_it_online(manager):
+    hello = Hello(device="d1", sequence=1, runtime="1")
+    manager.inbox.put(topic("d1", "hello"), seal(hello, "hello", manager.key))
+    with manager.store.transaction() as session:
+        revoke(session, "d1", "anna", "stolen")
+    manager.take()
+    with manager.store.transaction() as session:
+        row = session.get(DeviceRow, "d1")
+        assert (row.status, row.is_online) == ("revoked", False)
 
 
 def test_device_that_impersonates_another_is_refused_and_raises_an_alarm(manager):
