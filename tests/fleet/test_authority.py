@@ -1,5 +1,6 @@
 """Certificates and the list of revoked ones after a clock that was wrong."""
 
+import ssl
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,3 +64,14 @@ def test_device_renews_a_certificate_that_is_not_valid_yet(tmp_path: Path, ahead
     )
     now = time.time()
     assert [is_renewal_due(enrolment, now + passed) for passed in (0.0, YEAR_S)] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["manager", "server"])
+def test_certificate_follows_a_key_that_was_removed_and_made_again(tmp_path: Path, name: str) -> None:
+    made = Authority(tmp_path)
+    made.make_server(("fleet.example",))
+    certificate, key = made.pair(name)
+    key.unlink()
+    made = Authority(tmp_path)
+    made.make_server(("fleet.example",))
+    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key)

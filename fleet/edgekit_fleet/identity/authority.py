@@ -233,7 +233,8 @@ class Authority:
             there = _read_certificate(path)
             left_s = there.not_valid_after_utc.timestamp() - time.time()
             is_valid = _SERVER_LIFE_S / 4 < left_s <= _SERVER_LIFE_S + _TOLERATED_S
-            if _alternative_names(there) == names and is_valid:
+            is_of_key = there.public_key() == key.public_key()  # else the key was removed, to be exchanged
+            if _alternative_names(there) == names and is_valid and is_of_key:
                 return
         _write(path, _pem(self._sign(common_name, key.public_key(), _SERVER_LIFE_S, names)))
 
