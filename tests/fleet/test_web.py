@@ -90,6 +90,14 @@ def test_expired_and_invented_codes_are_refused(site):
     assert site.post("/enrol", {**device.request(), "secret": "0123456789abcdef"})[0] == 403
 
 
+def test_code_that_was_made_before_a_revocation_lets_nobody_in(site):
+    unused, device = site.device("d1"), site.device("d1").enrol()
+    devices.revoke(site.store, device.name, "test", "stolen")
+    status, words = site.post("/enrol", unused.request())
+    assert (status, b"expired" in words) == (403, True)
+    site.device("d1").enrol()
+
+
 def test_secret_of_a_code_is_not_in_the_store(site):
     device = site.device("d1")
     with site.store.transaction() as session:

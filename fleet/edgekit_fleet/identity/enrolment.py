@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.identity.authority import Authority, SignedCertificate, check_device_name, read_csr_key
@@ -153,7 +153,7 @@ def renew(
 
 
 def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
-    """Shut a device out. Its certificates are those that the audit log names.
+    """Shut a device out, and end its unused codes. Its certificates are those that the audit log names.
 
     Raises:
         FleetError: there is no such device, or it is revoked already.
@@ -161,7 +161,11 @@ def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:
     device = session.get(DeviceRow, name)
     if device is None or device.revoked_at is not None:
         raise NotFoundError(f"no device '{name}' is enrolled; `edgekit fleet devices` lists them")
-    device.revoked_at = time.time()
+    now = time.time()
+    # A code that was made before, and not used, would let it in again.
+    is_open = (CodeRow.device == name) & CodeRow.used_at.is_(None) & (CodeRow.expires_at > now)
+    session.execute(update(CodeRow).where(is_open).values(expires_at=now))
+    device.revoked_at = now
     device.is_online, device.status, device.because = False, "revoked", why
     audit.record(session, actor, "device.revoke", name, serial=device.certificate_serial, why=why)
     return device
