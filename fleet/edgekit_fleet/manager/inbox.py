@@ -187,6 +187,8 @@ class Inbox:
         self._entries: list[audit.AuditEntry] = []
         self._attribute_hashes: dict[str, int] = {}
         self._flooding: dict[str, KnownDevice] = {}  # devices with `dropped` events
+        self._dropped = 0  # messages that no alarm has counted yet
+        self._overloaded_at = float("-inf")
 
     def put(self, topic: str, payload: bytes) -> None:
         """Keep a message for `take`, or for `take_over` if it is for another manager."""
@@ -197,6 +199,7 @@ class Inbox:
             self._pending_bytes += len(payload)
         else:
             self.refused["flood"] += 1
+            self._dropped += 1
 
     def _put_foreign(self, topic: str, payload: bytes) -> None:
         now, foreign = time.monotonic(), self._foreign
@@ -237,6 +240,7 @@ class Inbox:
             else:
                 self.refused[refusal] += 1
         self._alarm_dropped(now)
+        self._alarm_overload(now)
         return hellos
 
     def count_pending(self) -> int:
@@ -383,6 +387,19 @@ class Inbox:
             if self._alarm(device, "alarm.events", text, now, dropped=count):
                 device.dropped = 0
                 del self._flooding[name]
+
+    def _alarm_overload(self, now: float) -> None:
+        """Count messages for which there was no memory, once a minute."""
+        if not self._dropped or now - self._overloaded_at < _ALARM_S:
+            return
+        text = (
+            f"{self._dropped} messages of devices were dropped, since too many waited: events in them are"
+            " lost, states follow with later reports"
+        )
+        _log.warning("%s", text)
+        detail = {"text": text, "dropped": self._dropped}
+        self._entries.append(audit.AuditEntry(action="alarm.overload", subject="manager", detail=detail))
+        self._dropped, self._overloaded_at = 0, now
 
     def _alarm(self, device: KnownDevice, action: str, text: str, now: float, **counts: int) -> bool:
         """Write an alarm, at most once a minute for a device and action; returns whether it was written."""

@@ -397,6 +397,17 @@ def test_hello_that_comes_while_its_device_is_revoked_does_not_show_it_online(ma
         assert (row.status, row.is_online) == ("revoked", False)
 
 
+def test_messages_that_find_no_memory_are_counted_in_the_audit_log(manager, monkeypatch):
+    monkeypatch.setattr(inbox, "_MAX_PENDING", 2)
+    for sequence in range(1, 6):
+        manager.inbox.put(topic("d1", "reported"), seal(report(sequence), "reported", manager.key))
+    manager.take()
+    manager.take()
+    with manager.store.transaction() as session:
+        (alarm,) = session.scalars(select(AuditRow).where(AuditRow.action == "alarm.overload"))
+    assert alarm.detail["dropped"] == 3
+
+
 def test_device_that_impersonates_another_is_refused_and_raises_an_alarm(manager):
     manager.inbox.put(topic("d2", "reported"), seal(report(1, device="d2"), "reported", manager.key))
     manager.inbox.put(topic("d1", "reported"), seal(report(1, device="d2"), "reported", manager.key))
