@@ -113,9 +113,7 @@ def test_release_goes_out_and_is_rolled_back(shell: Shell, packages: list[Path])
     assert shell.wanted() == {"d0": True, "d1": True, "d2": True}  # they ran nothing before
 
 
-def test_release_without_a_name_leaves_out_one_that_somebody_gave(
-    shell: Shell, packages: list[Path]
-) -> None:
+def test_release_without_a_name_leaves_out_one_that_somebody_gave(shell: Shell, packages: list[Path]) -> None:
     day = time.strftime("%Y-%m-%d", time.gmtime())
     shell.run("release", *packages, "--keys", shell.keys, "--name", f"{day}.2")
     (made,) = shell.run("release", packages[0], "--keys", shell.keys)
