@@ -12,6 +12,7 @@ from sqlalchemy import delete, update
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.access import failure_limit, users
+from edgekit_fleet.access.client_network import find_network
 from edgekit_fleet.access.digests import digest, make_secret
 from edgekit_fleet.access.principal import Principal
 from edgekit_fleet.store import audit
@@ -71,7 +72,7 @@ class LoginDesk:
             RequestError: 401 name or password is wrong; 429 too many failures.
         """
         name, password = name.replace("\0", ""), password.replace("\0", "")
-        now = self._clock()
+        now, address = self._clock(), find_network(address)
         with self._store.snapshot() as session:
             keys = _list_limited(session, name, address)
             is_allowed = failure_limit.allows(session, keys, now)  # a flood of guesses writes nothing

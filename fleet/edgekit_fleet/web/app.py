@@ -24,6 +24,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
 from edgekit_fleet.access import failure_limit
+from edgekit_fleet.access.client_network import find_network
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority, SignedCertificate
 from edgekit_fleet.releases.artifact_storage import CHANGING, IMMUTABLE
@@ -119,7 +120,7 @@ class EnrolmentPages:
     def _carry_out(
         self, address: str, data: bytes, kind: type[Body], carry_out: Callable[[Body], Enrolment]
     ) -> Enrolment:
-        keys = (f"enrolment address {address}",)
+        keys = (f"enrolment address {find_network(address)}",)
         with self._store.snapshot() as session:
             if not failure_limit.allows(session, keys, time.time()):
                 raise RequestError(

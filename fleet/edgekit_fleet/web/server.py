@@ -15,6 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from edgekit_fleet.access.client_network import find_network
 from edgekit_fleet.identity.authority import TLS_1_2_CIPHERS, Authority
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
@@ -67,6 +68,7 @@ class _BoundedConnection(H11Protocol):
         super().__init__(**options)
         self._listener = listener
         self._begin_s = 0.0
+        self._address = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -76,6 +78,7 @@ class _BoundedConnection(H11Protocol):
         # asyncio leaves it off for a socket that was made elsewhere; each answer would be delayed by 40 ms.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._begin_s = self.loop.time()
+        self._address = find_network(self.client[0] if self.client else "")
         self._time_head()
         if len(self.connections) >= _MAX_CONNECTIONS:
             self._make_room()
@@ -88,10 +91,6 @@ class _BoundedConnection(H11Protocol):
         super().connection_lost(exc)
         if self._head_timer is not None:
             self._head_timer.cancel()
-
-    @property
-    def _address(self) -> str:
-        return self.client[0] if self.client else ""
 
     @property
     def _has_head(self) -> bool:

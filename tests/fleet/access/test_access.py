@@ -8,6 +8,7 @@ from argon2 import PasswordHasher
 from sqlalchemy import select
 
 from edgekit_fleet.access import guard, logins, tokens, users
+from edgekit_fleet.access.client_network import find_network
 from edgekit_fleet.access.first_admin import FirstAdminCode
 from edgekit_fleet.access.principal import Principal
 from edgekit_fleet.store.tables import Table
@@ -61,6 +62,31 @@ def test_failures_of_an_address_or_a_name_are_limited(store, desk, monkeypatch, 
     with pytest.raises(RequestError) as found:
         desk.log_in("ann", PASSWORD, "10.0.0.1" if is_same_address else "10.0.1.1")
     assert (found.value.status, found.value.retry_after_s) == (429, 60)
+
+
+def test_addresses_of_one_ipv6_network_have_one_limit(desk, monkeypatch):
+    monkeypatch.setattr(users, "check_password", lambda digest, password: (False, ""))
+    for number in range(20):
+        with pytest.raises(RequestError, match="is wrong"):
+            desk.log_in(f"u{number}", "guess", f"2001:db8::{number:x}:1")
+    with pytest.raises(RequestError, match="too many"):
+        desk.log_in("u20", "guess", "2001:db8::abcd")
+    with pytest.raises(RequestError, match="is wrong"):
+        desk.log_in("u20", "guess", "2001:db8:0:1::1")
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_limits_count_ipv4_addresses_and_ipv6_networks(address, network):
+    assert find_network(address) == network
 
 
 def test_guesses_at_the_same_time_are_limited_as_those_one_after_another(desk, monkeypatch):
