@@ -10,13 +10,13 @@ from tests.fleet.test_rollouts import NOW, add_devices, add_release
 
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.manager.publisher import Publisher
-from edgekit_fleet.operations import rollouts
+from edgekit_fleet.operations import devices, rollouts
 from edgekit_fleet.operations.rollouts import RolloutRequest
 from edgekit_fleet.rollouts.runner import RolloutRunner, read_entries
 from edgekit_fleet.store.database import open_store
 from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.shards import LEASE_S, Shards, describe_ranges
-from edgekit_fleet.store.tables import SHARDS, DesiredRow, ExecutionRow, ManagerRow, shard_of
+from edgekit_fleet.store.tables import SHARDS, DesiredRow, ExecutionRow, ManagerRow, MemberRow, shard_of
 from edgekit_runtime.agent.documents import topic
 from edgekit_runtime.errors import UnavailableError
 
@@ -218,6 +218,35 @@ def test_order_during_a_turn_is_followed_at_the_next(shared):
     turn(shared, runner, NOW + 1.0)
     assert rollouts.find_rollout(shared, name).state == "paused"
     assert rollouts.replay_rollout(shared, name) == []
+
+
+def test_device_that_another_rollout_takes_in_the_same_moment_does_not_join(shared, monkeypatch):
+    add_devices(shared, 8)
+    add_release(shared)
+    request = RolloutRequest(release="r", selector="site=lyon", options={"is_dynamic": True})
+    first = rollouts.start_rollout(shared, request, "ann")
+    devices.tag(shared, "d000", {"site": "lyon"}, "ann")
+    runner, is_written, may_commit = RolloutRunner(join(shared)), threading.Event(), threading.Event()
+    log_entries = rollouts.log_entries
+
+    def log_slowly(*arguments):
+        log_entries(*arguments)
+        is_written.set()
+        may_commit.wait(10.0)
+
+    monkeypatch.setattr(rollouts, "log_entries", log_slowly)
+    request = RolloutRequest(release="r", selector="name=d000")
+    starting = threading.Thread(target=rollouts.start_rollout, args=(shared, request, "bob"))
+    starting.start()
+    assert is_written.wait(10.0)
+    turn(shared, runner, NOW)
+    may_commit.set()
+    starting.join()
+    turn(shared, runner, NOW + 20.0)
+    with shared.snapshot() as session:
+        taken = session.scalars(select(MemberRow.rollout).where(MemberRow.device == "d000")).all()
+    assert len(taken) == 1
+    assert first not in taken
 
 
 def test_document_that_is_marked_while_it_is_made_is_made_again(shared):

@@ -36,7 +36,7 @@ from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import read_before, read_devices, read_packages
 from edgekit_fleet.rollouts.waves import draw_delay, join_cohort
 from edgekit_fleet.store import audit
-from edgekit_fleet.store.database import insert_many, update_many, upsert_many
+from edgekit_fleet.store.database import insert_many, try_exclude_writers, update_many, upsert_many
 from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.future import CLOCK_STEP_S
 from edgekit_fleet.store.shards import Shards
@@ -362,6 +362,8 @@ def _list_undone(session: Session, rollout: str, progress: Progress) -> Iterable
 
 def _join(session: Session, row: RolloutRow, known: _Known) -> list[Entry]:
     """Add devices that match the selector only now; returns the entries to log."""
+    if not try_exclude_writers(session):  # another rollout may take them in that very moment: later, then
+        return []
     members = known.progress.members
     models = frozenset(model for _, model in known.packages)
     try:

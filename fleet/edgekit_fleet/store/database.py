@@ -137,6 +137,16 @@ class Store:
         self.engine.dispose()
 
 
+def try_exclude_writers(session: Session) -> bool:
+    """Make a concurrent transaction one of those that run one at a time; False where such a one runs now.
+
+    It does not wait for that one, which may itself wait for rows that this transaction holds.
+    """
+    if session.get_bind().dialect.name != "postgresql":
+        return True
+    return bool(session.scalar(text(f"SELECT pg_try_advisory_xact_lock({_WRITER})")))
+
+
 def insert_many(session: Session, table: type[Table], rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert rows, at a quarter of the cost of SQLAlchemy's own way.
 
