@@ -2,7 +2,8 @@
 
 Usage: python scripts/support_table.py [--check]
 
-A cell says what a run has shown, and no more: kind of bench, tests that passed, date, commit.
+A cell says what a run has shown, and no more: kind of bench, device, tests that passed, date, commit. The
+device is what it says of itself, so that a bench with the wrong target is seen.
 """
 
 import sys
@@ -57,8 +58,12 @@ def _describe_newest(evidence: Sequence[Evidence]) -> str:
 def _describe(evidence: Evidence) -> str:
     kind = "" if evidence.kind == "real" else f"{evidence.kind}, "
     failed, skipped = evidence.count("failed"), evidence.count("skipped")
-    parts = [f"{evidence.count('passed')} tests passed"]
+    parts = [
+        " ".join(evidence.device.model.replace("|", "/").split()),
+        f"{evidence.count('passed')} tests passed",
+    ]
     parts += [f"**{failed} failed**"] * bool(failed) + [f"{skipped} skipped"] * bool(skipped)
+    parts += [f"{evidence.left_out} left out"] * bool(evidence.left_out)
     if computed := _list_engines(evidence):
         parts.append(f"golden outputs on {', '.join(computed)}")
     dirty = " with uncommitted changes" if evidence.is_dirty else ""

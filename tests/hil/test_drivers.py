@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from tests.hil.ssh_board import SshBoard, run_ssh_board
 from tests.waiting import is_running, wait_for
 
+import edgekit_runtime
 from edgekit_hil.benches.bench_file import find_bench, read_bench
 from edgekit_hil.benches.device import Device
 from edgekit_hil.benches.opening import Bench, open_bench
@@ -142,6 +144,26 @@ def test_unsuitable_device_is_refused_with_the_reason(
     file = read_bench(board.write_bench(tmp_path / "bench.yaml", **settings))
 
     with pytest.raises(BenchUnavailableError, match=message), open_bench(file):
+        pass
+
+
+def test_device_with_another_runtime_than_this_one_is_refused(
+    board: SshBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    ours = Path(edgekit_runtime.__file__).parent
+    shutil.copytree(ours, tmp_path / ours.name, ignore=shutil.ignore_patterns("__pycache__"))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    file = read_bench(board.write_bench(tmp_path / "bench.yaml", python=str(python)))
+    with open_bench(file):
+        pass  # an equal copy is the same
+
+    module = tmp_path / ours.name / "slots" / "store.py"
+    module.write_text(f"{module.read_text()}# changed\n")
+
+    with pytest.raises(BenchUnavailableError, match="has another edgekit than this one"), open_bench(file):
         pass
 
 

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from tests.hil.evidence_parts import EVIDENCE
@@ -39,6 +40,12 @@ def test_folders_are_read_oldest_first(tmp_path: Path) -> None:
     assert read_folders([tmp_path / "a", tmp_path / "b", tmp_path / "none"]) == [EVIDENCE, newer]
 
 
+def with_outcomes(evidence: Evidence, outcome: Literal["failed", "skipped"]) -> Evidence:
+    """Return later evidence, in which every test ended so."""
+    tests = tuple(dataclasses.replace(each, outcome=outcome) for each in evidence.tests)
+    return dataclasses.replace(evidence, date="2026-11-25T10:00:00+00:00", tests=tests)
+
+
 def test_newest_evidence_leaves_out_what_shows_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,12 +53,22 @@ def test_newest_evidence_leaves_out_what_shows_nothing(
     folder = find_hil_folder() / "evidence"
     mine = dataclasses.replace(EVIDENCE, target="my-board")
     write_evidence(mine, folder)
-    failed = [dataclasses.replace(each, outcome="failed") for each in EVIDENCE.tests]
-    later = dataclasses.replace(mine, date="2026-11-25T10:00:00+00:00", tests=tuple(failed))
-    write_evidence(later, folder)
+    write_evidence(with_outcomes(mine, "skipped"), folder)
     (folder / "torn.json").write_text("{")
 
     assert read_newest("my-board") == [mine]
+
+
+def test_run_in_which_everything_failed_takes_the_place_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    mine = dataclasses.replace(EVIDENCE, target="my-board")
+    failed = with_outcomes(mine, "failed")
+    for evidence in (mine, failed):
+        write_evidence(evidence, find_hil_folder() / "evidence")
+
+    assert read_newest("my-board") == [failed]
 
 
 @pytest.mark.parametrize(

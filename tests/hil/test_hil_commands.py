@@ -184,6 +184,7 @@ def test_run_leaves_evidence_and_junit(board: SshBoard, folder: Path) -> None:
     assert (evidence.bench, evidence.kind, evidence.target) == ("stand-in", "simulated", "x86-64")
     assert [each.outcome for each in evidence.tests] == ["passed"]
     assert evidence.tests[0].proves
+    assert evidence.left_out > 20  # by -k
     assert evidence.figures[0].unit == ""
     assert Xml.parse(folder / "junit.xml").getroot().find(".//testcase") is not None  # noqa: S314
 

@@ -50,7 +50,8 @@ def test_real_run_stands_in_its_own_column() -> None:
     line = row("rpi5", EVIDENCE)
 
     assert (
-        "[desk](hil/evidence/rpi5-desk-2026-11-23T100000.json): 1 tests passed, 1 skipped; 2026-11-23" in line
+        "[desk](hil/evidence/rpi5-desk-2026-11-23T100000.json): Pi 5, 1 tests passed, 1 skipped; 2026-11-23"
+        in line
     )
     assert line.endswith("| no run yet |")
 
@@ -60,7 +61,19 @@ def test_run_that_is_not_real_never_stands_in_the_column_of_real_ones(kind: str)
     line = row("rpi5", dataclasses.replace(EVIDENCE, kind=kind))  # type: ignore[arg-type]
 
     assert "| **no run yet** | [desk]" in line
-    assert f": {kind}, 1 tests passed" in line
+    assert f": {kind}, Pi 5, 1 tests passed" in line
+
+
+def test_device_that_is_another_than_the_target_is_seen() -> None:
+    device = dataclasses.replace(EVIDENCE.device, model="linux,dummy-virt | x\n")
+
+    assert "): linux,dummy-virt / x, 1 tests passed" in row(
+        "rpi5", dataclasses.replace(EVIDENCE, device=device)
+    )
+
+
+def test_tests_that_the_command_line_left_out_are_counted() -> None:
+    assert "1 skipped, 24 left out; " in row("rpi5", dataclasses.replace(EVIDENCE, left_out=24))
 
 
 def test_failures_and_uncommitted_changes_are_shown() -> None:

@@ -6,12 +6,15 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from labgrid import Environment
 from labgrid.exceptions import NoDriverFoundError, NoResourceFoundError, NoStrategyFoundError
 from labgrid.strategy import StrategyError
 
+import edgekit_runtime
+from edgekit_hil.benches import runtime_digest
 from edgekit_hil.benches.bench_file import BenchFile
 from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.device import Device, describe
@@ -235,6 +238,13 @@ def read_facts(file: BenchFile, device: Device) -> DeviceFacts:
         raise BenchUnavailableError(
             f"bench '{name}': `{python}` on the device has no edgekit: `edgekit device install --host` puts"
             f" it into /opt/edgekit/current/bin/python; name that as `python:` in {file.path}"
+        )
+    sources = device.run_python(Path(runtime_digest.__file__).read_text(encoding="utf-8"))
+    if sources != runtime_digest.hash_sources(Path(edgekit_runtime.__file__).parent):
+        raise BenchUnavailableError(
+            f"bench '{name}': `{python}` on the device has another edgekit than this one, and the evidence"
+            " names the commit of this one: bring it up to date by `edgekit device install --host`, with the"
+            " options that you gave first"
         )
     if facts.free_bytes < LEAST_FREE_BYTES:
         raise BenchUnavailableError(

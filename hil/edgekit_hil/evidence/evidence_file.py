@@ -129,6 +129,7 @@ class Evidence:
         tests: all tests, in their order.
         figures: all figures, in their order.
         curves: all curves, in their order.
+        left_out: number of tests that the command line left out, such as by -k.
         format: version of the file format.
     """
 
@@ -142,6 +143,7 @@ class Evidence:
     tests: tuple[TestOutcome, ...]
     figures: tuple[Figure, ...]
     curves: tuple[Curve, ...] = ()
+    left_out: int = 0
     format: int = FORMAT
 
     @property
@@ -152,6 +154,11 @@ class Evidence:
     def count(self, outcome: str) -> int:
         """Return how many tests had this outcome."""
         return sum(each.outcome == outcome for each in self.tests)
+
+    def describe_tests(self) -> str:
+        """Return how many tests passed, failed, were skipped, and were left out."""
+        counts = [f"{self.count(each)} {each}" for each in ("passed", "failed", "skipped")]
+        return ", ".join([*counts, *([f"{self.left_out} left out"] if self.left_out else [])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +229,15 @@ def find_hil_folder() -> Path:
 def read_newest(target: str) -> list[Evidence]:
     """Return the newest evidence of a target for each of its benches, of this source and of this user.
 
-    This leaves out runs in which no test passed, and files of the user that cannot be read.
+    This leaves out runs in which every test was skipped, and files of the user that cannot be read.
     """
     seen = read_folders([list_committed()])
     for path in (find_hil_folder() / "evidence").glob("*.json"):
         with contextlib.suppress(BenchError):
             seen.append(read_evidence(path))
     seen.sort(key=lambda each: each.date)
-    return list({one.bench: one for one in seen if one.target == target and one.count("passed")}.values())
+    found = [one for one in seen if one.target == target and one.count("skipped") < len(one.tests)]
+    return list({one.bench: one for one in found}.values())
 
 
 def describe_source(evidence: Evidence, current: Checkout) -> str:

@@ -41,7 +41,6 @@ def make_page(evidence: Evidence) -> str:
         _escape(f"{device.model}, {device.memory_bytes / 1e9:.1f} GB; {device.os}, kernel {device.kernel}"),
         _escape(f"Python {device.python}, edgekit {device.runtime}, {engines}"),
     )
-    counts = ", ".join(f"{evidence.count(each)} {each}" for each in ("passed", "failed", "skipped"))
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy" '
@@ -49,7 +48,7 @@ def make_page(evidence: Evidence) -> str:
         f"<title>{_escape(title)}</title><style>{_STYLE}</style>"
         f"<h1>{_escape(title)}</h1>{''.join(f'<p>{fact}</p>' for fact in facts)}"
         f"<h2>Plots</h2>{_plots(evidence)}<h2>Figures</h2>{_figures(evidence)}"
-        f"<h2>Tests: {counts}</h2>{_tests(evidence)}</html>\n"
+        f"<h2>Tests: {evidence.describe_tests()}</h2>{_tests(evidence)}</html>\n"
     )
 
 

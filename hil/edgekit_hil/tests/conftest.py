@@ -14,7 +14,7 @@ from edgekit_hil.benches.opening import Bench, open_bench
 from edgekit_hil.evidence.evidence_file import Curve, Figure
 from edgekit_hil.tests.bench_target import BenchTarget
 from edgekit_hil.tests.models import PackageMaker
-from edgekit_hil.tests.plugin import BENCH_KEY, RunRecord
+from edgekit_hil.tests.plugin import RunRecord
 from edgekit_runtime.errors import BenchError
 
 _OF_TIME: Final = ("s", "ms", "mJ")
@@ -73,9 +73,8 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def working_bench(bench: Bench, request: pytest.FixtureRequest) -> Bench:
+def working_bench(bench: Bench) -> Bench:
     """Return the bench; the test is skipped if the bench has broken in this run."""
-    request.node.stash[BENCH_KEY] = bench
     if (reason := bench.lock.read_reason()) is not None:
         pytest.skip(f"bench '{bench.file.settings.name}' is broken since {reason}")
     return bench

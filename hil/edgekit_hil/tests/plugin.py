@@ -2,13 +2,14 @@
 
 import datetime
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 import edgekit_runtime  # noqa: F401  # switches telemetry off, before a test imports onnxruntime
+from edgekit_hil.benches.bench_file import BenchFile
 from edgekit_hil.benches.opening import Bench
 from edgekit_hil.evidence.evidence_file import (
     Curve,
@@ -22,8 +23,6 @@ from edgekit_hil.evidence.evidence_file import (
 from edgekit_hil.report.page import make_page
 
 _MAX_REASON: Final = 300  # characters
-BENCH_KEY: Final = pytest.StashKey[Bench]()
-"""Stash key of a test item: the bench that it ran on."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,7 +68,8 @@ class RunRecord:
         self._begun = datetime.datetime.now(datetime.timezone.utc)
         self._checkout = read_checkout()
         self._benches: dict[str, Bench] = {}
-        self._tests: dict[str, list[TestOutcome]] = {}
+        self._tests: dict[str, dict[str, TestOutcome]] = {}
+        self._left_out: Counter[str] = Counter()
         self._figures: dict[str, list[Figure]] = {}
         self._curves: dict[str, list[Curve]] = {}
         self._skipped: Counter[str] = Counter()
@@ -92,17 +92,24 @@ class RunRecord:
         reason = _find_reason(report)
         if report.skipped:
             self._skipped[reason] += 1
-        bench = item.stash.get(BENCH_KEY, None)
-        # A pass counts at the call; a failure or skip counts in any phase.
-        if bench is not None and (report.when == "call" or not report.passed):
+        bench = getattr(item, "funcargs", {}).get("bench")  # is there also if a later fixture fails
+        # A pass counts at the call; a failure or skip counts in any phase, also after a pass.
+        if isinstance(bench, Bench) and (report.when == "call" or not report.passed):
             name = bench.file.settings.name
             self._benches[name] = bench
             proves = " ".join((getattr(item, "function", None).__doc__ or "").split())
             outcome = TestOutcome(
                 item.nodeid.rpartition("/")[2], proves, report.outcome, reason, round(report.duration, 2)
             )
-            self._tests.setdefault(name, []).append(outcome)
+            self._tests.setdefault(name, {})[item.nodeid] = outcome
         return report
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Count the tests that the command line leaves out, such as by -k."""
+        for item in items:
+            bench = getattr(item, "callspec", None) and item.callspec.params.get("bench")
+            if isinstance(bench, BenchFile):
+                self._left_out[bench.settings.name] += 1
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the evidence of each opened bench; fail if a named bench could not be opened."""
@@ -120,9 +127,10 @@ class RunRecord:
                 self._checkout.commit,
                 self._checkout.is_dirty,
                 bench.facts,
-                tuple(tests),
+                tuple(tests.values()),
                 tuple(self._figures.get(name, ())),
                 tuple(self._curves.get(name, ())),
+                left_out=self._left_out[name],
             )
             path = write_evidence(evidence, folder)
             page = path.with_suffix(".html")

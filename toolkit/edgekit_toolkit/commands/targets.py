@@ -125,11 +125,10 @@ def _show_evidence(console: Console, target: Target) -> None:
     current = read_checkout()
     for one in seen:
         engines = ", ".join(f"{name} {version}" for name, version in one.device.engines.items())
-        counts = ", ".join(f"{one.count(each)} {each}" for each in ("passed", "failed", "skipped"))
         table = Table("figure", "measured", "predicted", "error", "method", title_justify="left")
         table.title = (
             f"{one.kind}: bench {one.bench}, {one.device.model}, {one.device.os}, kernel {one.device.kernel},"
-            f" {engines}; {one.date[:10]}, {describe_source(one, current)}; tests: {counts}"
+            f" {engines}; {one.date[:10]}, {describe_source(one, current)}; tests: {one.describe_tests()}"
         )
         for figure in one.figures:
             value = "none" if figure.value is None else f"{figure.value:.4g} {figure.unit}"

@@ -1,0 +1,26 @@
+"""Which source of the runtime a Python imports; also a program that prints it on a device.
+
+It imports nothing of ours: the runtime of the device may be another one.
+"""
+
+import hashlib
+from pathlib import Path
+
+
+def hash_sources(package: Path) -> str:
+    """Return 16 hexadecimal digits of the names and contents of a package's modules.
+
+    Args:
+        package: its folder.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(package).as_posix()} {content}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    import edgekit_runtime
+
+    print(hash_sources(Path(edgekit_runtime.__file__).parent))

@@ -1,0 +1,69 @@
+"""What the evidence of a run holds of each test, however the test ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgekit_hil.evidence.evidence_file import read_evidence
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = """
+import pytest
+from edgekit_hil.benches.bench_file import find_bench
+from edgekit_hil.benches.opening import Bench
+from tests.hil.evidence_parts import FACTS
+
+@pytest.fixture(scope="session")
+def bench():
+    return Bench(find_bench("local"), FACTS, None, "/", None, None, "", None)
+
+@pytest.fixture
+def broken(bench):
+    raise RuntimeError("cannot be set up")
+
+@pytest.fixture
+def untidy(bench):
+    yield
+    raise RuntimeError("cannot be tidied up")
+
+def test_good(bench):
+    pass
+
+def test_before(broken):
+    pass
+
+def test_after(untidy):
+    pass
+
+def test_of_no_bench():
+    pass
+"""
+
+
+def test_test_that_fails_before_or_after_its_body_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "test_parts.py").write_text(TESTS)
+    plugins = ["-p", "no:labgrid", "-p", "no:cacheprovider", "-p", "edgekit_hil.tests.plugin"]
+    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", f"--rootdir={tmp_path}", *plugins]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+
+    done = subprocess.run(
+        [*command, "--evidence", str(tmp_path), str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
+    (path,) = tmp_path.glob("*.json")
+    outcomes = {
+        each.test.partition("::")[2]: (each.outcome, each.reason) for each in read_evidence(path).tests
+    }
+    assert outcomes == {
+        "test_good": ("passed", ""),
+        "test_before": ("failed", "RuntimeError: cannot be set up"),
+        "test_after": ("failed", "RuntimeError: cannot be tidied up"),
+    }
