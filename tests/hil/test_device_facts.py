@@ -13,7 +13,7 @@ from edgekit_runtime.errors import ConfigError, ProvisioningError
 PI = {
     "machine": "aarch64",
     "libc": "glibc 2.36",
-    "python": "/usr/bin/python3 3.11.2 CPython 0",
+    "python": "/usr/bin/python3 3.11.2 CPython 0 64",
     "free_kb": "1000",
     "rights": "sudo",
 }
@@ -32,10 +32,17 @@ def plan(facts, engine="ort"):
     [
         ({"machine": "armv7l"}, "armv7l, expected one of aarch64, x86_64"),
         ({"rights": "none"}, "sudo without a password"),
-        ({"python": "/usr/bin/python3 3.9.2 CPython 0"}, r"no Python 3.10 to 3.13.*found: CPython 3.9.2"),
-        ({"python": "/usr/bin/python3 3.14.0 CPython 0"}, "found: CPython 3.14.0"),
-        ({"python": "/usr/bin/pypy3 3.11.2 PyPy 0"}, "found: PyPy 3.11.2"),
-        ({"python": "/home/pi/python3 3.11.2 CPython 0"}, r"outside of /root .*found: CPython 3.11.2 "),
+        (
+            {"python": "/usr/bin/python3 3.9.2 CPython 0 64"},
+            r"no 64-bit Python 3.10 to 3.13.*found: CPython 3.9.2",
+        ),
+        ({"python": "/usr/bin/python3 3.14.0 CPython 0 64"}, "found: CPython 3.14.0"),
+        ({"python": "/usr/bin/pypy3 3.11.2 PyPy 0 64"}, "found: PyPy 3.11.2"),
+        ({"python": "/home/pi/python3 3.11.2 CPython 0 64"}, r"outside of /root .*found: CPython 3.11.2, "),
+        (
+            {"python": "/usr/bin/python3 3.11.2 CPython 0 32"},
+            r"no 64-bit Python .*found: CPython 3.11.2, 32 bits",
+        ),
         ({"python": "nonsense"}, "found: none"),
         ({"libc": "musl 1.2"}, "expected glibc"),
         ({"libc": ""}, "'unknown', expected glibc"),
@@ -50,14 +57,14 @@ def test_device_that_cannot_run_edgekit_is_refused(changes, message):
 
 def test_default_python_is_taken_where_it_fits():
     lines = [f"{name}={value}" for name, value in PI.items() if name != "python"]
-    pythons = ["/usr/bin/python3 3.9.2 CPython 0", "/usr/bin/python3.12 3.12.1 CPython 1"]
+    pythons = ["/usr/bin/python3 3.9.2 CPython 0 64", "/usr/bin/python3.12 3.12.1 CPython 1 64"]
     facts = HostFacts.parse([*lines, *(f"python={python}" for python in pythons)])
     assert facts.choose_python().version == "3.12.1"
     assert facts.choose_python().has_tensorrt
 
 
 def test_packages_fit_the_python_and_platform_of_the_device():
-    old, new = plan(make_facts(python="/usr/bin/python3 3.10.12 CPython 1")), plan(make_facts())
+    old, new = plan(make_facts(python="/usr/bin/python3 3.10.12 CPython 1 64")), plan(make_facts())
     assert "onnxruntime==1.23.2 --hash=sha256:" in old.requirements
     assert "onnxruntime==1.24.4 --hash=sha256:" in new.requirements
     assert "typing-extensions" in old.requirements
@@ -75,7 +82,7 @@ def test_release_is_the_same_for_the_same_device_alone():
         plan(make_facts()).release,
         plan(make_facts(), "litert").release,
         plan(make_facts(machine="x86_64")).release,
-        plan(make_facts(python="/usr/bin/python3 3.11.3 CPython 0")).release,
+        plan(make_facts(python="/usr/bin/python3 3.11.3 CPython 0 64")).release,
         plan(make_facts(libc="glibc 2.35")).release,
     ]
     assert len(set(releases)) == 5

@@ -23,6 +23,8 @@ from edgekit_hil.provisioning.install import Wanted, install, probe, uninstall
 from edgekit_hil.provisioning.ssh_host import SshHost
 from edgekit_runtime.errors import ProvisioningError, TransportError
 from edgekit_runtime.service import systemd
+from edgekit_toolkit.cli import main
+from edgekit_toolkit.targets import loader
 
 pytestmark = pytest.mark.skipif(find_obstacle() is not None, reason=find_obstacle() or "")
 
@@ -192,6 +194,21 @@ def test_interrupted_installation_is_mended_by_the_next_one(device, key, monkeyp
     assert set_up(device, keys=[key]).changed == ()
 
 
+def wrap(device, program, note):
+    """Note something on each call of a program there, before it runs."""
+    real = device.run(f"command -v {program}").strip()
+    script = f'#!/bin/sh\n{note} >>/run/{program}.log\nexec {real} "$@"\n'
+    device.run(f"cat >/usr/local/sbin/{program} <<'END'\n{script}END\nchmod 755 /usr/local/sbin/{program}")
+
+
+def test_release_is_on_the_disk_before_its_mark(device):
+    """A mark that outlives a power cut while the packages are empty files would never be mended."""
+    wrap(device, "sync", 'echo "$# $(ls /opt/edgekit/releases/*/complete 2>/dev/null | wc -l)"')
+    set_up(device)
+    whole_then_mark_then_end = ["0 0", "1 1", "0 1"]
+    assert device.run("cat /run/sync.log").splitlines() == whole_then_mark_then_end
+
+
 def test_half_made_release_is_made_again(device):
     first = set_up(device)
     device.run(
@@ -223,12 +240,31 @@ def test_device_joins_a_fleet_once(tmp_path):
         parts = (store, settings, authority)
         (invitation,) = devices.invite(*parts, ("pi-1",), actor="test", target="x86-64")
         assert set_up(device).changed[-1] == "services started"
+        wrap(device, "runuser", 'echo "$*"')
         assert set_up(device, code=str(invitation.code)).changed == ("enrolment",)
+        arguments = device.run("cat /run/runuser.log")  # the list of processes shows them to everybody
+        assert "enroll --code -" in arguments
+        assert str(invitation.code) not in arguments
         facts = probe(device.host)
         assert (facts.device, facts.agent) == ("pi-1", "active")
         again = set_up(device, code=str(invitation.code))
         assert again.changed == ()
         assert again.notes == ("this device is in a fleet already; the code was not used",)
+
+
+def test_target_is_given_to_the_device_as_packages_state_it(monkeypatch, capsys):
+    found = []
+
+    def install(_, wanted, __):
+        found.append(wanted.target)
+        raise ProvisioningError("far enough")
+
+    monkeypatch.setattr(installing, "install", install)
+    file = Path(loader.__file__).parent / "rpi5.toml"
+    for target in ("jetson", str(file)):
+        assert main(["device", "install", "--host", "pi@board", "--target", target]) == 21
+    assert "far enough" in capsys.readouterr().err
+    assert found == ["jetson-orin-nano", "rpi5"]
 
 
 def test_uninstall_keeps_models_and_keys_unless_purged(device, key):

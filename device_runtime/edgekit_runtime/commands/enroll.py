@@ -3,6 +3,7 @@
 import argparse
 import os
 import platform
+import sys
 from typing import Final
 
 from edgekit_runtime import __version__
@@ -20,7 +21,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Make a key on this device, have it certified by the fleet that made the code, and store"
         " what this device needs to trust. `edgekit-device agent` then does what the fleet wants.",
     )
-    parser.add_argument("--code", required=True, help="from `edgekit fleet enroll`")
+    parser.add_argument(
+        "--code", required=True, help="from `edgekit fleet enroll`; - reads it from standard input"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -33,7 +36,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     facts = {"runtime": __version__, "machine": platform.machine(), "hostname": os.uname().nodename[:60]}
     if target := find_device_target() or _TARGETS.get(platform.machine()):
         facts["target"] = target
-    member = enrol(EnrolmentCode.parse(arguments.code), find_config_folder(), facts)
+    code = sys.stdin.readline().strip() if arguments.code == "-" else arguments.code
+    member = enrol(EnrolmentCode.parse(code), find_config_folder(), facts)
     found = member.enrolment
     document = {"device": found.device, "target": found.target, "brokers": list(found.brokers)}
     lines = [

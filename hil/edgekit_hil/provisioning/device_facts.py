@@ -29,17 +29,19 @@ class DevicePython:
         version: version such as `3.11.2`.
         implementation: implementation such as `CPython`.
         has_tensorrt: whether it can import TensorRT, which comes with JetPack.
+        bits: 64, or 32: a 32-bit Raspberry Pi OS may have a 64-bit kernel, and then says `aarch64`.
     """
 
     path: str
     version: str
     implementation: str
     has_tensorrt: bool
+    bits: int
 
     @property
     def is_supported(self) -> bool:
         """Whether the packages have wheels for it, and the user of the service may run it."""
-        if self.path.startswith(_PRIVATE):
+        if self.path.startswith(_PRIVATE) or self.bits != 64:
             return False
         numbers = tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
         return self.implementation == "CPython" and OLDEST_PYTHON <= numbers <= _NEWEST
@@ -92,9 +94,9 @@ class HostFacts:
         one = dict(pairs)
         pythons = {}
         for words in [value.split() for name, value in pairs if name == "python"]:
-            if len(words) == 4:
-                path, version, implementation, has_tensorrt = words
-                pythons[path] = DevicePython(path, version, implementation, has_tensorrt == "1")
+            if len(words) == 5 and words[4].isdecimal():
+                path, version, implementation, has_tensorrt, bits = words
+                pythons[path] = DevicePython(path, version, implementation, has_tensorrt == "1", int(bits))
         if "machine" not in one or not one.get("free_kb", "").isdecimal():
             raise ProvisioningError(f"the device does not describe itself: {' '.join(lines)[:200]!r}")
         return cls(
@@ -137,11 +139,14 @@ class HostFacts:
         found = next((python for python in self.pythons if python.is_supported), None)
         if found is None:
             names = (
-                ", ".join(f"{one.implementation} {one.version} ({one.path})" for one in self.pythons)
+                ", ".join(
+                    f"{one.implementation} {one.version}, {one.bits} bits ({one.path})"
+                    for one in self.pythons
+                )
                 or "none"
             )
             raise ProvisioningError(
-                "the device has no Python 3.10 to 3.13 with the module venv outside of /root and /home,"
+                "the device has no 64-bit Python 3.10 to 3.13 with the module venv outside of /root and /home,"
                 f" found: {names}"
             )
         return found

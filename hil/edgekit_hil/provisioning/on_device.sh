@@ -43,7 +43,8 @@ probe() {
         found=$("$name" -c '
 import importlib.util, platform, sys, venv
 has_tensorrt = importlib.util.find_spec("tensorrt") is not None
-print(sys.executable, platform.python_version(), platform.python_implementation(), int(has_tensorrt))
+bits = 64 if sys.maxsize > 1 << 32 else 32
+print(sys.executable, platform.python_version(), platform.python_implementation(), int(has_tensorrt), bits)
 ' 2>/dev/null) || continue
         echo "python=$found"
     done
@@ -80,6 +81,7 @@ make_release() { # ID PYTHON ENGINE SYSTEM-PACKAGES
         --require-hashes -r "$prefix/stage/requirements.txt" || fail "pip could not install the packages"
     "$release/bin/python" -c "import $3" || fail "the engine cannot be imported on this device: $3"
     "$release/bin/edgekit-device" --version >/dev/null || fail "edgekit-device does not start on this device"
+    sync # without it, a power cut may leave the mark below and empty files
     : >"$release/complete"
     sync "$release/complete"
     changed "release $1"
@@ -182,7 +184,9 @@ enrol() { # CODE TARGET
         echo "note=this device is in a fleet already; the code was not used"
         return
     fi
-    $as_edgekit EDGEKIT_TARGET="$2" "$prefix/current/bin/edgekit-device" enroll --code "$1" >/dev/null
+    # By standard input: arguments stand in the list of processes.
+    printf '%s\n' "$1" |
+        $as_edgekit EDGEKIT_TARGET="$2" "$prefix/current/bin/edgekit-device" enroll --code - >/dev/null
     must_restart
     changed "enrolment"
 }
@@ -208,6 +212,7 @@ install_release() { # ID PYTHON ENGINE SYSTEM-PACKAGES TARGET CODE
         if has_systemd && ! is_running "$1"; then start_services "$1" || fail "the agent does not start"; fi
     fi
     remove_old
+    sync # what is set up now is so after a power cut too
 }
 
 uninstall() { # whether to remove models, keys and membership too: 1 or 0

@@ -61,8 +61,8 @@ def command(
 
     if wrong := [str(key) for key in keys if not key.name.endswith(PUBLIC_KEY_SUFFIX)]:
         raise ProvisioningError(f"{', '.join(wrong)}: expected files named NAME{PUBLIC_KEY_SUFFIX}")
-    if target:
-        load_target(target, [find_user_targets()])
+    if target:  # packages state the name, never an alias or a file
+        target = load_target(target, [find_user_targets()]).name
     wanted = Wanted(
         engine=cast("Engine", engine),
         keys=keys or tuple(list_keys(find_keys_folder())),
