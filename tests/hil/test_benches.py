@@ -90,6 +90,25 @@ def test_two_files_of_one_device_share_a_lock(tmp_path: Path) -> None:
         hold(second)
 
 
+@pytest.mark.parametrize("kind", ["real", "emulated", "simulated"])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_device_over_the_network_keeps_its_state_whatever_it_shows(
+    tmp_path: Path, kind: str, *, as_list: bool
+) -> None:
+    resources = [SERVICE] if as_list else SERVICE
+    bench = read_bench(
+        write_bench(tmp_path / "a.yaml", settings={**SETTINGS, "kind": kind}, resources=resources)
+    )
+
+    assert (bench.keeps_state, bench.identity) == (True, "jetson.lan_22")
+
+
+def test_machine_that_each_run_boots_has_no_lock_of_its_address() -> None:
+    booted = find_bench("arm64-booted")
+
+    assert (booted.keeps_state, booted.identity) == (False, "arm64-booted")
+
+
 def test_bench_that_was_left_broken_stays_so_until_a_person_says_otherwise(tmp_path: Path) -> None:
     bench = read_bench(write_bench(tmp_path / "a.yaml"))
     lock = BenchLock.of(bench)

@@ -1,5 +1,6 @@
 """`edgekit hil`, as a user calls it, with an OpenSSH server on loopback as the stand-in for a board."""
 
+import io
 import json
 import os
 import subprocess
@@ -130,6 +131,36 @@ def test_init_replaces_no_file_without_force(board: SshBoard, folder: Path) -> N
     assert init(board) == 10
     assert (folder / "bench.yaml").read_text() == "mine"
     assert init(board, "--force") == 0
+
+
+class Answers(io.StringIO):
+    """A terminal at which a person has typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_init_asks_for_host_target_power_switch_and_meter(
+    board: SshBoard, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = [
+        f"root@127.0.0.1:{board.port}",
+        "x86-64",
+        "shelly_gen2:http://me:secret@127.0.0.1:0",
+        "ina3221",
+        "none",
+    ]
+    monkeypatch.setattr("sys.stdin", Answers("\n".join(answers) + "\n"))
+
+    assert main(["hil", "init", "--key", str(board.key), "--python", str(board.python)]) == 0
+
+    shown = capsys.readouterr().out
+    for question in ("Host of the device", "Target, one of", "Power switch", "Power meter"):
+        assert question in shown
+    assert shown.count("Power meter of") == 2  # "ina3221" is no answer
+    drivers = safe_load((folder / "bench.yaml").read_text())["targets"]["main"]["drivers"]
+    assert [name for each in drivers for name in each] == ["SSHDriver", "NetworkPowerDriver"]
+    assert (folder / "bench.yaml").stat().st_mode & 0o777 == 0o600  # it may hold a password, as here
 
 
 def test_init_asks_nobody_where_nobody_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from yaml import safe_dump, safe_load
 
 from edgekit_hil.benches.bench_file import read_bench
 from edgekit_hil.benches.bench_lock import BenchLock
-from edgekit_hil.benches.device import Device
+from edgekit_hil.benches.device import Device, describe
 from edgekit_hil.benches.opening import Bench, open_bench
 from edgekit_hil.evidence.evidence_file import Figure
 from edgekit_hil.tests import test_figures
@@ -109,6 +109,12 @@ def test_switch_that_cuts_no_power_is_found_out(board: SshBoard, tmp_path: Path)
         pytest.raises(BenchError, match="bench 'stand-in' did not cut the device's power: it has not booted"),
     ):
         bench.cut_power()
+
+
+def test_password_of_a_switch_stays_out_of_what_is_said() -> None:
+    error = OSError("401 for url: http://me:secret@10.0.0.5/rpc/Switch.Set?id=0, see http://10.0.0.5/a@b")
+
+    assert describe(error) == "401 for url: http://10.0.0.5/rpc/Switch.Set?id=0, see http://10.0.0.5/a@b"
 
 
 def test_device_that_stays_away_after_a_power_cut_breaks_the_bench(

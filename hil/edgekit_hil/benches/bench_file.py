@@ -18,6 +18,7 @@ SHIPPED: Final = Path(__file__).parent
 
 _SECTION: Final = "edgekit"
 _SERVICE: Final = "NetworkService"
+_MADE_ANEW: Final = {"BootedMachineDriver", "QEMUDriver"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,10 @@ class BenchFile:
     Attributes:
         path: path of the file.
         settings: the section `edgekit:`.
-        identity: address and port of the device, or the bench's name. Files with one identity share a lock.
-        keeps_state: whether the device remembers an earlier run. Emulated devices do not.
+        identity: address and port of a device that keeps its state, else the name of the bench. Files with
+            one identity share a lock.
+        keeps_state: whether the device remembers an earlier run: it is reached over the network, and no
+            driver of the file makes it anew.
     """
 
     path: Path
@@ -95,8 +98,8 @@ def read_bench(path: Path) -> BenchFile:
     main = _find_main(sections)
     if main is None:
         raise BenchError(f"{path}: the section 'targets:' needs a target 'main' with 'drivers:'")
-    place = _find_identity(main)
-    return BenchFile(path, settings, place or settings.name, settings.kind == "real" and place is not None)
+    place = None if _MADE_ANEW & set(_list_entries(main.get("drivers"))) else _find_place(main)
+    return BenchFile(path, settings, place or settings.name, place is not None)
 
 
 def list_shipped() -> list[BenchFile]:
@@ -121,12 +124,15 @@ def _find_main(sections: dict[str, Any]) -> dict[str, Any] | None:
     return main if isinstance(main, dict) and main.get("drivers") else None
 
 
-def _find_identity(main: dict[str, Any]) -> str | None:
+def _find_place(main: dict[str, Any]) -> str | None:
     """Return where the device is reached, if over the network."""
-    resources = main.get("resources") or {}
-    listed = resources if isinstance(resources, list) else [resources]
-    for each in listed:
-        service = each.get(_SERVICE) if isinstance(each, dict) else None
-        if isinstance(service, dict) and "address" in service:
-            return f"{service['address']}_{service.get('port', 22)}"
+    service = _list_entries(main.get("resources")).get(_SERVICE)
+    if isinstance(service, dict) and "address" in service:
+        return f"{service['address']}_{service.get('port', 22)}"
     return None
+
+
+def _list_entries(part: Any) -> dict[str, Any]:
+    """Return resources or drivers by their names: labgrid takes a table, or a list of tables."""
+    tables = part if isinstance(part, list) else [part]
+    return {name: entry for table in tables if isinstance(table, dict) for name, entry in table.items()}

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import yaml
 
-from edgekit_runtime.errors import BenchError, OutputError
+from edgekit_runtime.errors import BenchError
+from edgekit_runtime.system.atomic_files import write_atomically
 
 _USB: Final = "usb"
 _SWITCH_DELAY_S: Final = 5.0  # capacitors keep a board running for a moment
@@ -70,7 +71,7 @@ def _read_switch(text: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 def write_bench(
     path: Path, bench: SshBench, *, settings: Mapping[str, str], key: Path | None, has_meter: bool
 ) -> None:
-    """Write an environment file.
+    """Write an environment file that its owner alone reads: the address of a switch may hold a password.
 
     Args:
         path: path of the file.
@@ -98,7 +99,5 @@ def write_bench(
     if has_meter:
         drivers.append({"SensorsDriver": {"python": settings["python"]}})
         document["imports"] = ["edgekit_hil.drivers.sensors"]
-    try:
-        path.write_text(_HEAD + yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
-    except OSError as cause:
-        raise OutputError(f"{path} cannot be written: {cause.strerror}") from cause
+    with write_atomically(path, mode=0o600) as file:
+        file.write(f"{_HEAD}{yaml.safe_dump(document, sort_keys=False)}".encode())

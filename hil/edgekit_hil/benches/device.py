@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ _COMMAND_LIMIT_S: Final = 60.0
 _STOP_LIMIT_S: Final = 10.0
 _ANSWER_LIMIT_S: Final = 20.0  # on top of a command's own limit
 _TIMED_OUT: Final = 124  # exit code of timeout(1)
+_CREDENTIALS: Final = re.compile(r"//[^/\s@]+@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,10 @@ def _wait_for(pid: int) -> str:
 
 
 def describe(cause: BaseException) -> str:
-    """Return an exception of labgrid or below in one line, with the last line that a program printed."""
+    """Return an exception of labgrid or below in one line, with the last line that a program printed.
+
+    Evidence holds it, so it holds no user and password of an address.
+    """
     seen = cause.__cause__
     printed = list(getattr(cause, "stdout", None) or ())
     while seen is not None:
@@ -188,4 +193,4 @@ def describe(cause: BaseException) -> str:
         seen = seen.__cause__
     lines = [line.decode(errors="replace") if isinstance(line, bytes) else str(line) for line in printed]
     texts = [str(cause) or type(cause).__name__, *[line for line in lines if line.strip()][-1:]]
-    return " ".join(": ".join(texts).split())
+    return _CREDENTIALS.sub("//", " ".join(": ".join(texts).split()))

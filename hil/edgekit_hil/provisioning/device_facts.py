@@ -146,7 +146,7 @@ class HostFacts:
                 or "none"
             )
             raise ProvisioningError(
-                "the device has no 64-bit Python 3.10 to 3.13 with the module venv outside of /root and /home,"
-                f" found: {names}"
+                "the device has no 64-bit Python 3.10 to 3.13 with the module venv outside of /root and"
+                f" /home, found: {names}"
             )
         return found

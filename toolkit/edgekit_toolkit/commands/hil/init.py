@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _NONE = "none"
 _SENSORS = "sensors"
+_METERS = click.Choice([_SENSORS, _NONE])
 
 
 @click.command("init")
@@ -26,7 +27,7 @@ _SENSORS = "sensors"
     " that uhubctl switches, or none.  [default: none]",
 )  # fmt: skip
 @click.option(
-    "--meter", type=click.Choice([_SENSORS, _NONE]),
+    "--meter", type=_METERS,
     help="What measures power: the device's own sensors (INA3221), or nothing.  [default: sensors]",
 )  # fmt: skip
 @click.option(
@@ -77,9 +78,7 @@ def command(
             f" {find_user_targets()}/{found.name}.toml"
         )
     power = power or _ask("Power switch, as MODEL:HOST:OUTLET or usb:HUB:PORT", "--power", _NONE)
-    meter = meter or _ask(
-        "Meter: sensors (an INA3221 and others that the device reads) or none", "--meter", _SENSORS
-    )
+    meter = meter or _ask("Power meter of the device, such as an INA3221", "--meter", _SENSORS, _METERS)
     bench = SshBench.parse(host, power=None if power == _NONE else power)
     write_bench(
         out,
@@ -103,14 +102,20 @@ def command(
         raise BenchError(f"{out} is written, but the bench is not usable yet: {error}") from error
 
 
-def _ask(question: str, option: str, default: str | None = None) -> str:
+def _ask(question: str, option: str, default: str | None = None, choice: click.Choice | None = None) -> str:
     """Return what a person answers; without one, the default.
+
+    Args:
+        question: to the person.
+        option: of the command line that answers it too.
+        default: for an empty answer, and where nobody can be asked.
+        choice: the answers that are taken; others are asked for again.
 
     Raises:
         click.UsageError: nobody can be asked, and there is no default.
     """
     if sys.stdin.isatty():
-        return str(click.prompt(question, default=default))
+        return str(click.prompt(question, default=default, type=choice))
     if default is None:
         raise click.UsageError(f"nobody to ask here: name it as {option}")
     return default
