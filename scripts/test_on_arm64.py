@@ -59,7 +59,8 @@ def main() -> int:
     driver = UserlandDriver(target, "device", read_only=[str(ROOT), str(wheels)])
     target.activate(driver)
     try:
-        path = ":".join(["/usr/local/lib/python3.11/dist-packages", *(str(ROOT / each) for each in SOURCES)])
+        own = f"/usr/local/lib/python{find_python(find_image(booted=False).root)}/dist-packages"
+        path = ":".join([own, *(str(ROOT / each) for each in SOURCES)])
         arguments = sys.argv[1:] or [*FOLDERS, *map(_leave_out, LEFT_OUT)]
         pytest = ["python3", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
         command = [*driver.enter(), "env", "-C", str(ROOT), f"PYTHONPATH={path}:{ROOT}:{wheels}", *pytest]

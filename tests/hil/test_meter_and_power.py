@@ -1,6 +1,7 @@
 """Meter and power switch of a bench: a fake tree of the kernel, and commands in place of a switch."""
 
 import contextlib
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,16 @@ def test_meter_gives_the_watts_of_the_boards_input(board: SshBoard, tmp_path: Pa
     assert (seconds[0], seconds) == (0.0, sorted(seconds))  # by the clock of the device
 
 
+def test_work_that_is_over_at_once_has_a_reading_too(board: SshBoard, tmp_path: Path) -> None:
+    """An update may be shorter than the second that sensors need for their first reading."""
+    Tree(tmp_path / "sys").rail(1, "VDD_IN", 5000, 2000)
+    drivers = {"SensorsDriver": {"python": str(board.python), "sysfs": str(tmp_path / "sys")}}
+    with opened(board, tmp_path / "bench.yaml", drivers) as bench, bench.meter.measure() as readings:
+        pass
+
+    assert readings[0] == (0.0, 10.0)
+
+
 def test_device_without_a_meter_says_what_is_missing(board: SshBoard, tmp_path: Path) -> None:
     Tree(tmp_path / "sys").zone(0, "cpu-thermal", 50_000)
     drivers = {"SensorsDriver": {"python": str(board.python), "sysfs": str(tmp_path / "sys")}}
@@ -99,6 +110,16 @@ def test_after_a_power_cut_the_same_device_and_its_meter_answer_again(
         with bench.meter.measure() as readings:
             time.sleep(3)
         assert {watts for _, watts in readings} == {10.0}
+
+
+def test_power_is_on_again_after_a_switch_that_failed_half_way(board: SshBoard, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    power = {"cmd_off": f"sh -c 'echo off >>{marks}; exit 1'", "cmd_on": f"sh -c 'echo on >>{marks}'"}
+    with opened(board, tmp_path / "bench.yaml", {"ExternalPowerDriver": power}) as bench:
+        with pytest.raises(subprocess.CalledProcessError):
+            bench.cut_power()
+
+        assert marks.read_text().split() == ["off", "on"]
 
 
 def test_switch_that_cuts_no_power_is_found_out(board: SshBoard, tmp_path: Path) -> None:

@@ -49,6 +49,28 @@ def test_page_shows_kind_source_figures_and_tests() -> None:
     assert reader.links == []
 
 
+def test_page_plots_predictions_of_each_unit_and_every_curve() -> None:
+    figures = [
+        Figure("latency of a", 2.0, "ms", "", "t", 1.8),
+        Figure("latency of b", 5.0, "ms", "", "t", 5.5),
+        Figure("peak memory of a", 60.0, "MB", "", "t", 63.0),
+        Figure("energy of a", 3.0, "mJ", "", "t"),
+    ]
+    latency = Curve("latency of a", "ms", "share of inferences below", (1.9, 2.0), (0.1, 0.9), "t")
+    power = Curve("power over an update and a rollback", "s", "W", (0.0, 1.0, 2.0), (5.0, 9.0, 5.1), "t")
+
+    page = make_page(dataclasses.replace(EVIDENCE, figures=tuple(figures), curves=(latency, power)))
+
+    captions = [part.partition("<")[0] for part in page.split("<figcaption>")[1:]]
+    assert captions == [
+        "predicted against measured, ms",
+        "predicted against measured, MB",
+        "latency of a",
+        "power over an update and a rollback",
+    ]
+    assert (page.count("<circle"), page.count("<polyline")) == (3, 2)
+
+
 def test_foreign_text_is_no_markup() -> None:
     facts = dataclasses.replace(EVIDENCE.device, model="<script>alert(1)</script>")
     figure = Figure("<b>", 1.0, "<i>", "</table><img>", "t", 2.0)

@@ -107,7 +107,12 @@ class Bench:
             command.cycle()
             return
         before = _run(self.target, f"cat {_BOOT_ID}")
-        self.power.cycle()
+        try:
+            self.power.cycle()
+        except BaseException:  # also Ctrl-C between off and on
+            with contextlib.suppress(Exception):
+                self.power.on()
+            raise
         deadline = time.monotonic() + _BOOT_LIMIT_S
         stopped = self.target.deactivate(command)  # also the drivers that use it, such as the meter's
         for driver in stopped:

@@ -50,6 +50,8 @@ class SensorsDriver(Driver):
     def measure(self) -> Iterator[list[tuple[float, float]]]:
         """Measure during the block; then the list holds (seconds since the first, watts) of each reading.
 
+        The block begins with the first reading, so that even a short one has a reading.
+
         Raises:
             BenchError: there are no readings.
         """
@@ -58,7 +60,10 @@ class SensorsDriver(Driver):
         watch = self._sensors("--watch", "--json")
         command = f"nohup {watch} </dev/null >{folder}/watts 2>{folder}/errors & echo $!"
         process = int(self.command.run_check(command)[0])
+        first = f"n=0; while [ ! -s {folder}/watts ] && kill -0 {process} 2>/dev/null"
+        first += f" && [ $n -lt {10 * _START_LIMIT_S} ]; do sleep 0.1; n=$((n+1)); done"
         try:
+            self.command.run_check(first, timeout=2 * _START_LIMIT_S)
             yield readings
         finally:
             lines = self.command.run_check(

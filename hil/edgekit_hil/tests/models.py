@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Final
 
@@ -182,13 +183,14 @@ class PackageMaker:
 
 
 def _hash_sources() -> str:
-    """Return a digest of the sources of packages: models, runtime and toolkit."""
+    """Return a digest of the sources of packages: models, runtime, toolkit, and versions of what is installed."""
     runtime = Path(edgekit_runtime.__file__).parent
     beside = [
         runtime.parent / "edgekit_toolkit",
         runtime.parents[1] / "toolkit",
     ]  # in a release, in a checkout
-    digest = hashlib.sha256()
+    versions = sorted(f"{each.name}=={each.version}" for each in distributions())
+    digest = hashlib.sha256("\n".join(versions).encode())
     for folder in (MODELS, runtime, *beside):
         for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.toml"), *folder.rglob("*.onnx"))):
             digest.update(path.name.encode() + path.read_bytes())
