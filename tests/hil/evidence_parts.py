@@ -2,7 +2,10 @@
 
 from edgekit_hil.evidence.evidence_file import DeviceFacts, Evidence, Figure, TestOutcome
 
-FACTS = DeviceFacts("Pi 5", "aarch64", "Debian 12", "6.6", "3.11.2", "0.1.0", {"onnxruntime": "1.24.4"}, 1, 2)
+FACTS = DeviceFacts(
+    *("Pi 5", "aarch64", "Debian 12", "6.6", "3.11.2", "0.1.0", {"onnxruntime": "1.24.4"}, 1, 2),
+    clock="governor ondemand, at most kHz 2400000",
+)
 EVIDENCE = Evidence(
     "desk",
     "real",

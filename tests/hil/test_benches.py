@@ -123,6 +123,16 @@ def test_bench_that_was_left_broken_stays_so_until_a_person_says_otherwise(tmp_p
     hold(bench)
 
 
+def test_bench_in_use_is_not_repaired(tmp_path: Path) -> None:
+    lock = BenchLock.of(read_bench(write_bench(tmp_path / "a.yaml")))
+    with lock.hold(keeps_state=True):
+        lock.mark_broken("no answer")
+        with pytest.raises(BenchError, match="is in use by process"):
+            lock.mark_repaired()
+
+    assert "no answer" in (lock.read_reason() or "")
+
+
 @pytest.mark.parametrize("error", [BenchUnavailableError, BenchError, CutError, KeyboardInterrupt])
 def test_error_in_a_run_does_not_break_a_real_bench(tmp_path: Path, error: type[BaseException]) -> None:
     lock = BenchLock("board", tmp_path / "board")

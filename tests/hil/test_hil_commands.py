@@ -283,6 +283,7 @@ def test_targets_show_what_was_seen(folder: Path, capsys: pytest.CaptureFixture[
 
     assert "real: bench desk, Pi 5" in shown
     assert "commit aaaaaaaaa" in shown
+    assert "governor ondemand" in shown
     assert "1.5 ms" in shown
     assert [each["bench"] for each in document["evidence"] if each["kind"] == "real"] == ["desk"]
 

@@ -128,6 +128,21 @@ def test_image_without_a_program_names_its_package(tmp_path: Path, monkeypatch: 
         make_image(print)
 
 
+def test_image_on_a_full_disk_is_refused_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("edgekit_hil.images.image_cache.require", lambda *_: None)
+    monkeypatch.setattr(DebianArchive, "update", lambda _: None)
+    monkeypatch.setattr(DebianArchive, "find", lambda *_: ["bash_5.2_arm64.deb"])
+    monkeypatch.setattr(DebianArchive, "fetch", lambda *_: pytest.fail("packages are fetched"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 30))
+
+    with pytest.raises(BenchUnavailableError, match=r"1024 MiB are free in .*an image needs 2560 MiB"):
+        make_image(print)
+
+
 def test_image_without_root_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

@@ -41,6 +41,7 @@ def test_page_shows_kind_source_figures_and_tests() -> None:
         "commit aaaaaaaaa",
         "Pi 5",
         "onnxruntime 1.24.4",
+        "clock: governor ondemand",
         "1.5 ms",
         "median of 50",
         "it works",

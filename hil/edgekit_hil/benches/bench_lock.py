@@ -53,10 +53,15 @@ class BenchLock:
             self.broken_file.write_text(f"{_now()}: {' '.join(reason.split())}\n", encoding="utf-8")
 
     def mark_repaired(self) -> str | None:
-        """Mark the bench as repaired by a person; return what was broken, or None."""
-        reason = self.read_reason()
-        self.broken_file.unlink(missing_ok=True)
-        self._begun_file.unlink(missing_ok=True)
+        """Mark the bench as repaired by a person; return what was broken, or None.
+
+        Raises:
+            BenchError: a run holds the bench.
+        """
+        with self._locked():
+            reason = self.read_reason()
+            self.broken_file.unlink(missing_ok=True)
+            self._begun_file.unlink(missing_ok=True)
         return reason
 
     def describe(self) -> str | None:
@@ -81,18 +86,7 @@ class BenchLock:
         Raises:
             BenchError: another run holds it, or it is broken.
         """
-        self.stem.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock_file.open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as cause:
-                file.seek(0)
-                raise BenchError(
-                    f"bench '{self.name}' is in use by {_describe_holder(file.read())}; wait for its end"
-                ) from cause
-            file.truncate(0)
-            file.write(json.dumps({"pid": os.getpid(), "since": _now()}))
-            file.flush()
+        with self._locked():
             if not keeps_state:
                 self.broken_file.unlink(missing_ok=True)
             if self._begun_file.exists():
@@ -109,6 +103,27 @@ class BenchLock:
                 yield
             finally:  # after any error and after Ctrl-C, but not after a kill
                 self._begun_file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock, with a note of who does.
+
+        Raises:
+            BenchError: another process holds it.
+        """
+        self.stem.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock_file.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as cause:
+                file.seek(0)
+                raise BenchError(
+                    f"bench '{self.name}' is in use by {_describe_holder(file.read())}; wait for its end"
+                ) from cause
+            file.truncate(0)
+            file.write(json.dumps({"pid": os.getpid(), "since": _now()}))
+            file.flush()
+            yield
 
     @property
     def _lock_file(self) -> Path:

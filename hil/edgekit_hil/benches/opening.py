@@ -51,6 +51,12 @@ def processor():
             return line.partition(":")[2].strip()
     return ""
 
+def clock():
+    cpu = "/sys/devices/system/cpu/cpu0/cpufreq/"
+    parts = [("governor", read(cpu + "scaling_governor")), ("at most kHz", read(cpu + "scaling_max_freq"))]
+    parts.append(("nvpmodel", read("/var/lib/nvpmodel/status")))  # of a Jetson
+    return ", ".join(name + " " + " ".join(text.split()) for name, text in parts if text)
+
 names = ("onnxruntime", "onnxruntime-gpu", "ai-edge-litert", "tflite-runtime", "tensorrt")
 release = [line for line in read("/etc/os-release").splitlines() if line.startswith("PRETTY_NAME=")]
 try:
@@ -68,6 +74,7 @@ print(json.dumps({
     "engines": {name: engine(name) for name in names if engine(name)},
     "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     "free_bytes": shutil.disk_usage(".").free,
+    "clock": clock(),
 }))
 """
 

@@ -33,6 +33,8 @@ from edgekit_hil.provisioning.pinned_packages import read_pinned
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
 from edgekit_runtime.system.paths import find_cache_folder
 
+LEAST_FREE_BYTES: Final = 5 << 29  # 1.2 GB stay; a second root, the kernel's package and wheels beside them
+
 _MOST_IMAGES: Final = 2
 _VERSIONS: Final = "versions.txt"
 _WHEELS: Final = "usr/local/lib/python{version}/dist-packages"
@@ -109,8 +111,8 @@ def make_image(show: Show, *, rebuild: bool = False) -> Image:
         rebuild: whether to make the image even if it exists.
 
     Raises:
-        BenchError: this machine cannot make it: it is not root, a program is missing, or a package is
-            unavailable.
+        BenchError: this machine cannot make it: it is not root, a program is missing, a package is
+            unavailable, or the disk is too full.
     """
     if os.geteuid():
         raise BenchUnavailableError("an image needs root: its files belong to root and other users")
@@ -125,6 +127,11 @@ def make_image(show: Show, *, rebuild: bool = False) -> Image:
         image = Image(folder / f"{recipe.hash_recipe()}-{recipe.hash_recipe(*versions)}")
         if rebuild:
             image.remove()
+        if not image.boot.exists() and (free := shutil.disk_usage(folder).free) < LEAST_FREE_BYTES:
+            raise BenchUnavailableError(
+                f"{free >> 20} MiB are free in {folder}, and an image needs {LEAST_FREE_BYTES >> 20} MiB"
+                " while it is made: free some space, or set EDGEKIT_CACHE"
+            )
         if not image.root.exists():
             _make_root(image, archive, versions, show)
         if not image.boot.exists():

@@ -40,6 +40,7 @@ def make_page(evidence: Evidence) -> str:
         f"<b>{evidence.kind}</b>; {evidence.date[:16].replace('T', ' ')} UTC; {source}",
         _escape(f"{device.model}, {device.memory_bytes / 1e9:.1f} GB; {device.os}, kernel {device.kernel}"),
         _escape(f"Python {device.python}, edgekit {device.runtime}, {engines}"),
+        _escape(f"clock: {device.clock or 'not told by the device'}"),
     )
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'

@@ -124,11 +124,13 @@ def _show_evidence(console: Console, target: Target) -> None:
         return
     current = read_checkout()
     for one in seen:
-        engines = ", ".join(f"{name} {version}" for name, version in one.device.engines.items())
+        device = one.device
+        engines = [f"{name} {version}" for name, version in device.engines.items()]
+        facts = [device.model, device.os, f"kernel {device.kernel}", *engines, device.clock]
         table = Table("figure", "measured", "predicted", "error", "method", title_justify="left")
         table.title = (
-            f"{one.kind}: bench {one.bench}, {one.device.model}, {one.device.os}, kernel {one.device.kernel},"
-            f" {engines}; {one.date[:10]}, {describe_source(one, current)}; tests: {one.describe_tests()}"
+            f"{one.kind}: bench {one.bench}, {', '.join(filter(None, facts))}; {one.date[:10]},"
+            f" {describe_source(one, current)}; tests: {one.describe_tests()}"
         )
         for figure in one.figures:
             value = "none" if figure.value is None else f"{figure.value:.4g} {figure.unit}"
