@@ -147,6 +147,28 @@ def test_unsuitable_device_is_refused_with_the_reason(
         pass
 
 
+def test_programs_that_a_killed_run_left_on_a_board_end_with_the_next_run(
+    board: SshBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path))
+    file = read_bench(board.write_bench(tmp_path / "bench.yaml"))
+    with open_bench(file) as bench:
+        drivers = (bench.target.get_active_driver(f"{name}Protocol") for name in ("Command", "FileTransfer"))
+        device = Device(*drivers, f"{bench.home}/killed", bench.file.settings.python)
+        left = device.start("sleep 600", "log")
+        other = int(device.run("cd /tmp; nohup sleep 600 >/dev/null 2>&1 & echo $!"))  # not ours
+    try:
+        assert is_running(left)
+
+        with open_bench(file):
+            pass
+
+        wait_for(lambda: not is_running(left), "the program that was left to end")
+        assert is_running(other)
+    finally:
+        os.kill(other, signal.SIGKILL)
+
+
 def test_device_with_another_runtime_than_this_one_is_refused(
     board: SshBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,6 +220,17 @@ def test_run_leaves_evidence_and_junit(board: SshBoard, folder: Path) -> None:
     assert Xml.parse(folder / "junit.xml").getroot().find(".//testcase") is not None  # noqa: S314
 
 
+def test_run_whose_evidence_cannot_be_written_is_refused_at_its_begin(board: SshBoard, folder: Path) -> None:
+    board.write_bench(folder / "bench.yaml")
+    (folder / "file").write_text("")
+
+    done = run_hil("run", "--evidence", "file/seen")
+
+    assert done.returncode == BenchError.exit_code
+    assert "evidence cannot be written to file/seen: " in done.stderr
+    assert "test session starts" not in done.stdout
+
+
 def test_run_on_a_named_bench_that_is_held_fails_with_the_holder(board: SshBoard, folder: Path) -> None:
     file = read_bench(board.write_bench(folder / "bench.yaml"))
     with BenchLock.of(file).hold(keeps_state=False):

@@ -28,6 +28,13 @@ LEAST_FREE_BYTES: Final = 200 << 20  # for packages in two slots, with their cac
 _BOOT_LIMIT_S: Final = 300
 _CONNECT_LIMIT_S: Final = 10.0
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"  # another one after each boot
+# Prints the folder of all tests, after the programs have ended that a killed run has left there.
+_HOME: Final = """
+mkdir -p "$HOME/.edgekit-bench" && cd "$HOME/.edgekit-bench" && home=$(pwd -P) && cd / &&
+left=$(find /proc -maxdepth 2 -path "/proc/[0-9]*/cwd" -lname "$home/*" 2>/dev/null | cut -d / -f 3)
+if [ -n "$left" ]; then kill -9 $left 2>/dev/null; fi
+echo "$home"
+"""
 _FACTS: Final = """
 import json, os, platform, shutil, sys
 from importlib import metadata
@@ -215,11 +222,11 @@ def open_bench(file: BenchFile) -> Iterator[Bench]:
         except Exception as cause:
             raise BenchError(f"{file.path}: labgrid refuses it: {describe(cause)}") from cause
         _bring_up(file, target)
-        home = _run(target, 'mkdir -p "$HOME/.edgekit-bench" && cd "$HOME/.edgekit-bench" && pwd')
-        probe = Device(target.get_active_driver("CommandProtocol"), None, home.strip(), file.settings.python)
+        home = _run(target, _HOME).strip()
+        probe = Device(target.get_active_driver("CommandProtocol"), None, home, file.settings.python)
         facts = read_facts(file, probe)
         meter, meter_text = _find_meter(target)
-        yield Bench(file, facts, target, home.strip(), _find_power(file, target), meter, meter_text, lock)
+        yield Bench(file, facts, target, home, _find_power(file, target), meter, meter_text, lock)
 
 
 def read_facts(file: BenchFile, device: Device) -> DeviceFacts:

@@ -56,9 +56,12 @@ class SensorsDriver(Driver):
             BenchError: there are no readings.
         """
         readings: list[tuple[float, float]] = []
-        folder = self.command.run_check("mktemp -d")[0]
+        # There the next run ends what a killed one has left.
+        folder = self.command.run_check(
+            "mkdir -p ~/.edgekit-bench && mktemp -d ~/.edgekit-bench/watts.XXXXXX"
+        )[0]
         watch = self._sensors("--watch", "--json")
-        command = f"nohup {watch} </dev/null >{folder}/watts 2>{folder}/errors & echo $!"
+        command = f"cd {folder}; nohup {watch} </dev/null >{folder}/watts 2>{folder}/errors & echo $!"
         process = int(self.command.run_check(command)[0])
         first = f"n=0; while [ ! -s {folder}/watts ] && kill -0 {process} 2>/dev/null"
         first += f" && [ $n -lt {10 * _START_LIMIT_S} ]; do sleep 0.1; n=$((n+1)); done"

@@ -1,6 +1,7 @@
 """Options of a run on benches, its record of outcomes and figures, and the evidence that it leaves."""
 
 import datetime
+import tempfile
 from collections import Counter
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -65,6 +66,7 @@ class RunRecord:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
+        self._folder = _prepare(config.getoption("evidence") or find_hil_folder() / "evidence")
         self._begun = datetime.datetime.now(datetime.timezone.utc)
         self._checkout = read_checkout()
         self._benches: dict[str, Bench] = {}
@@ -116,7 +118,6 @@ class RunRecord:
         named = self._config.getoption("bench") or ()
         if session.testscollected and len(self._tests) < len(set(named)):
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
-        folder = self._config.getoption("evidence") or find_hil_folder() / "evidence"
         for name, tests in self._tests.items():
             bench = self._benches[name]
             evidence = Evidence(
@@ -132,7 +133,7 @@ class RunRecord:
                 tuple(self._curves.get(name, ())),
                 left_out=self._left_out[name],
             )
-            path = write_evidence(evidence, folder)
+            path = write_evidence(evidence, self._folder)
             page = path.with_suffix(".html")
             page.write_text(make_page(evidence), encoding="utf-8")
             self._written += [path, page]
@@ -146,6 +147,20 @@ class RunRecord:
             terminalreporter.line(f"{count} skipped: {reason}")
         for path in self._written:
             terminalreporter.line(f"{'report' if path.suffix == '.html' else 'evidence'}: {path}")
+
+
+def _prepare(folder: Path) -> Path:
+    """Return a folder in which files can be written.
+
+    Raises:
+        pytest.UsageError: none can: better now than at the end of the run.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as cause:
+        raise pytest.UsageError(f"evidence cannot be written to {folder}: {cause.strerror}") from cause
+    return folder
 
 
 def _find_reason(report: pytest.TestReport) -> str:
