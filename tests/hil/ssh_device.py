@@ -1,7 +1,8 @@
 """A device behind a real OpenSSH server: this machine's system with folders and network of its own.
 
 Its /etc, /opt, /run, /usr/local and /var/lib are copies that vanish with it, and it has no network: ssh's
-client reaches the server by `ProxyCommand`. `systemctl` is a script that notes what it is asked.
+client reaches the server by `ProxyCommand`. `systemctl` is a script that notes what it is asked, and `sudo`
+one that asks for no password.
 """
 
 import contextlib
@@ -32,6 +33,11 @@ case $1 in
     disable) rm -f /run/active.* ;;
 esac
 """
+SUDO = """#!/bin/sh
+[ "$1" = -n ] || exit 1 # asks for a password
+shift
+exec /usr/local/bin/raise --reuid 0 --regid 0 --clear-groups "$@"
+"""
 SETUP = """set -e
 mount -t tmpfs tmpfs /mnt
 for folder in etc opt usr/local var/lib; do
@@ -41,19 +47,26 @@ for folder in etc opt usr/local var/lib; do
 done
 mount -t tmpfs tmpfs /run
 mkdir /run/sshd
+cp "$5" /run/user_key.pub # where every user may read it
 if [ "$2" = 1 ]; then mkdir -p /run/systemd/system; fi
 cp "$1" /usr/local/bin/systemctl
+if [ "$3" != root ]; then
+    useradd --no-create-home --home-dir / --shell /bin/sh --password '*' "$3"
+    cp "$(command -v setpriv)" /usr/local/bin/raise
+    chmod 4755 /usr/local/bin/raise
+    cp "$4" /usr/local/bin/sudo
+fi
 touch /run/ready
 exec sleep 600
 """
 SSHD = """HostKey {folder}/host_key
-AuthorizedKeysFile {folder}/user_key.pub
+AuthorizedKeysFile /run/user_key.pub
 StrictModes no
 UsePAM no
 PermitRootLogin yes
 """
 SSH = """Host device
-    User root
+    User {user}
     ProxyCommand nsenter -t {pid} -m -n /usr/sbin/sshd -i -f {folder}/sshd_config
     IdentityFile {folder}/user_key
     IdentitiesOnly yes
@@ -95,16 +108,21 @@ class SshDevice:
 
 
 @contextlib.contextmanager
-def open_device(folder: Path, *, has_systemd: bool = True, has_network: bool = False) -> Iterator[SshDevice]:
-    """Yield a new device; with a network it has that of this machine."""
+def open_device(
+    folder: Path, *, has_systemd: bool = True, has_network: bool = False, user: str = "root"
+) -> Iterator[SshDevice]:
+    """Yield a new device; with a network it has that of this machine, and another user than root has sudo."""
     for name in ("host_key", "user_key"):
         make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
         subprocess.run(make, check=True)
     (folder / "known_hosts").write_text(f"device {(folder / 'host_key.pub').read_text()}")
     (folder / "sshd_config").write_text(SSHD.format(folder=folder))
     (folder / "systemctl").write_text(SYSTEMCTL)
-    (folder / "systemctl").chmod(0o755)
-    words = ["sh", "-c", SETUP, "sh", str(folder / "systemctl"), str(int(has_systemd))]
+    (folder / "sudo").write_text(SUDO)
+    for name in ("systemctl", "sudo"):
+        (folder / name).chmod(0o755)
+    arguments = [str(folder / "systemctl"), str(int(has_systemd)), user, str(folder / "sudo")]
+    words = ["sh", "-c", SETUP, "sh", *arguments, str(folder / "user_key.pub")]
     unshare = ["unshare", "-m", *([] if has_network else ["-n"])]
     process = subprocess.Popen([*unshare, "setpriv", "--pdeathsig", "KILL", *words])
     try:
@@ -114,7 +132,7 @@ def open_device(folder: Path, *, has_systemd: bool = True, has_network: bool = F
             assert process.poll() is None, "the device does not start"
             assert time.monotonic() < end_s, "the device does not get ready"
             time.sleep(0.01)
-        (folder / "ssh_config").write_text(SSH.format(pid=process.pid, folder=folder))
+        (folder / "ssh_config").write_text(SSH.format(pid=process.pid, folder=folder, user=user))
         yield device
     finally:
         process.kill()

@@ -267,6 +267,29 @@ def test_target_is_given_to_the_device_as_packages_state_it(monkeypatch, capsys)
     assert found == ["jetson-orin-nano", "rpi5"]
 
 
+def test_user_who_may_use_sudo_sets_up_and_removes(tmp_path, key):
+    """As on a Raspberry Pi or a Jetson, where nobody logs in as root."""
+    with open_device(tmp_path, user="pi") as device:
+        assert probe(device.host).rights == "sudo"
+        first = set_up(device, keys=[key])
+        assert first.changed[-1] == "services started"
+        facts = probe(device.host)
+        assert (facts.release, [*facts.keys], facts.service) == (first.release, ["vendor"], "active")
+        assert set_up(device, keys=[key]).changed == ()
+        assert device.run("stat -c %U /opt/edgekit/current/complete") == "root\n"
+        assert uninstall(device.host, purge=True)
+        assert device.run("ls -d /opt/edgekit /etc/edgekit 2>/dev/null; true") == ""
+
+
+def test_user_without_rights_is_refused(tmp_path):
+    with open_device(tmp_path, user="pi") as device:
+        device.run("rm /usr/local/bin/raise")
+        with pytest.raises(ProvisioningError, match="may not use sudo without a password"):
+            set_up(device)
+        with pytest.raises(ProvisioningError, match="may not use sudo without a password"):
+            uninstall(device.host, purge=False)
+
+
 def test_uninstall_keeps_models_and_keys_unless_purged(device, key):
     set_up(device, keys=[key])
     assert "current removed" in uninstall(device.host, purge=False)

@@ -3,7 +3,7 @@
 import hashlib
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -68,8 +68,9 @@ def probe(host: SshHost) -> HostFacts:
         ProvisioningError: it does not accept us, or is no device.
     """
     facts = HostFacts.parse(_run(host, "none", "status", limit_s=_PROBE_LIMIT_S))
-    if facts.rights == "sudo":  # facts that only root may read
+    if facts.rights == "sudo":  # facts that only root may read; by sudo it reports the rights of root
         facts = HostFacts.parse(_run(host, "sudo", "status", limit_s=_PROBE_LIMIT_S))
+        facts = replace(facts, rights="sudo")
     return facts
 
 
