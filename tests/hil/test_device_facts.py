@@ -2,9 +2,12 @@
 
 import io
 import zipfile
+from pathlib import Path
 
 import pytest
 
+import edgekit_runtime
+from edgekit_hil.benches.runtime_digest import hash_sources
 from edgekit_hil.provisioning.device_facts import HostFacts
 from edgekit_hil.provisioning.ssh_host import SshHost
 from edgekit_hil.provisioning.wheelhouse import Wheelhouse, make_own_wheel
@@ -75,6 +78,13 @@ def test_packages_fit_the_python_and_platform_of_the_device():
     )
     assert all(" --hash=sha256:" in line for line in new.requirements.splitlines())
     assert "ai-edge-litert" in plan(make_facts(), "litert").requirements
+
+
+def test_wheel_of_a_device_has_the_sources_that_a_bench_expects(tmp_path):
+    with zipfile.ZipFile(io.BytesIO(make_own_wheel()[1])) as wheel:
+        wheel.extractall(tmp_path)
+    ours = Path(edgekit_runtime.__file__).parent
+    assert hash_sources(tmp_path / ours.name) == hash_sources(ours)
 
 
 def test_release_is_the_same_for_the_same_device_alone():

@@ -13,10 +13,11 @@ def hash_sources(package: Path) -> str:
     Args:
         package: its folder.
     """
+    modules = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        digest.update(f"{path.relative_to(package).as_posix()} {content}\n".encode())
+    for name in sorted(modules):
+        content = hashlib.sha256(modules[name].read_bytes()).hexdigest()
+        digest.update(f"{name} {content}\n".encode())
     return digest.hexdigest()[:16]
 
 

@@ -109,8 +109,8 @@ class RunRecord:
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """Count the tests that the command line leaves out, such as by -k."""
         for item in items:
-            bench = getattr(item, "callspec", None) and item.callspec.params.get("bench")
-            if isinstance(bench, BenchFile):
+            parameters = getattr(getattr(item, "callspec", None), "params", {})
+            if isinstance(bench := parameters.get("bench"), BenchFile):
                 self._left_out[bench.settings.name] += 1
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -102,7 +102,9 @@ def command(
         raise BenchError(f"{out} is written, but the bench is not usable yet: {error}") from error
 
 
-def _ask(question: str, option: str, default: str | None = None, choice: click.Choice | None = None) -> str:
+def _ask(
+    question: str, option: str, default: str | None = None, choice: click.Choice[str] | None = None
+) -> str:
     """Return what a person answers; without one, the default.
 
     Args:
