@@ -210,6 +210,7 @@ def test_run_leaves_evidence_and_junit(board: SshBoard, folder: Path) -> None:
     done = run_hil("run", "-k", "italy and ort", "--evidence", "seen", "--junit", "junit.xml")
 
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "warning" not in done.stdout
     (path,) = (folder / "seen").glob("*.json")
     evidence = read_evidence(path)
     assert (evidence.bench, evidence.kind, evidence.target) == ("stand-in", "simulated", "x86-64")

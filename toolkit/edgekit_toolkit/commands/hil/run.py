@@ -64,6 +64,7 @@ def command(
         "-ra",
         "--tb=short",
     ]
+    arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # labgrid, which is imported by now
     arguments += ["-p", "no:labgrid", "-p", "no:cacheprovider", "-p", "edgekit_hil.tests.plugin"]
     arguments += [f"--bench={Path(each).absolute() if Path(each).exists() else each}" for each in named]
     arguments += [f"--soak-seconds={soak_seconds}"]
