@@ -11,7 +11,7 @@ def hash_sources(package: Path) -> str:
     """Return 16 hexadecimal digits of the names and contents of a package's modules.
 
     Args:
-        package: its folder.
+        package: folder of the package.
     """
     modules = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
     digest = hashlib.sha256()

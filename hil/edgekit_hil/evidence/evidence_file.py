@@ -33,8 +33,8 @@ class DeviceFacts:
         engines: versions by package name.
         memory_bytes: memory of the machine.
         free_bytes: free space on the disk that the tests use.
-        clock: governor and highest clock of the first processor, and the power mode of a Jetson, as far as the
-            device reports them; or empty.
+        clock: governor and highest clock of the first processor, and the power mode of a Jetson, as far as
+            the device reports them; or empty.
     """
 
     model: str

@@ -183,7 +183,7 @@ class PackageMaker:
 
 
 def _hash_sources() -> str:
-    """Return a digest of the sources of packages: models, runtime, toolkit, and versions of what is installed."""
+    """Return a digest of the sources of packages: models, runtime, toolkit, installed versions."""
     runtime = Path(edgekit_runtime.__file__).parent
     beside = [
         runtime.parent / "edgekit_toolkit",

@@ -108,10 +108,10 @@ def _ask(
     """Return what a person answers; without one, the default.
 
     Args:
-        question: to the person.
-        option: of the command line that answers it too.
-        default: for an empty answer, and where nobody can be asked.
-        choice: the answers that are taken; others are asked for again.
+        question: question to the person.
+        option: option of the command line that answers it too.
+        default: answer where the person enters nothing, and where nobody can be asked.
+        choice: answers that are accepted, or None for any; a person who enters another is asked again.
 
     Raises:
         click.UsageError: nobody can be asked, and there is no default.
