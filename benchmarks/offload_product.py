@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from PIL import Image
 from edgekit_offload.partition.calibrate import find_bytes
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import WEIGHTS_PATH, SplitModels, whole_upload
+from edgekit_offload.planning.codings import open_model
 from edgekit_offload.planning.costs import reply_bytes, request_bytes
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.planner import PlanInputs, plan
@@ -38,6 +39,7 @@ from edgekit_toolkit.packaging.submodels import attach_plans
 from offload_bench import PORT, SHARED, START_LIMIT_S, EmulatedBench, write_tail
 
 ROWS = 4  # different requests, so that an answer to another one is seen
+PLANNED_ROWS = 16  # as many samples as sizes are measured on
 CLASSES = 1000  # at most, in an answer
 PLAN_S, WHOLE_PLAN_S = 6.0, 3.0
 UINT8 = "uint8"
@@ -62,6 +64,7 @@ class Planned:
             session then has to run.
         plans: what was extracted and measured.
         rows: .npz of requests, input -> one a row; `plan_product` did not plan on them.
+        as_sent: the plans with the sizes of these requests in place of the samples'.
         seconds: that planning and packaging took.
         usual_s: the speed of the device at which it was measured (`SpeedGate`).
     """
@@ -72,6 +75,7 @@ class Planned:
     rows: Path
     seconds: float
     usual_s: float | None = None
+    as_sent: Mapping[str, OffloadPlan] = field(default_factory=dict)
 
 
 def read_rows(name: str, count: int = ROWS) -> Array:
@@ -104,13 +108,13 @@ def plan_product(
 ) -> Planned:
     """Plan a model for the emulated machines, and sign packages with what came of it.
 
-    It plans on every second image; the requests are the others, so a prediction is not of its own samples.
+    The requests are other images than the samples, so a prediction is not of its own samples.
     """
     began_s = time.monotonic()
-    content, images = (SHARED / MODELS[name]).read_bytes(), read_rows(name, 2 * ROWS)
-    rows, held_out = images[::2], images[1::2]
+    content, images = (SHARED / MODELS[name]).read_bytes(), read_rows(name, PLANNED_ROWS + ROWS)
+    held_out = images[PLANNED_ROWS:]
     given = first_input(content)
-    feeds = [{given: rows[n : n + 1]} for n in range(ROWS)]
+    feeds = [{given: images[n : n + 1]} for n in range(PLANNED_ROWS)]
     folder = folder / name
     folder.mkdir()
     whole = folder / f"{name}-whole.edgepkg"
@@ -124,19 +128,37 @@ def plan_product(
     ]
     device, server = device.at_speed_of(profiles[0]), server.at_speed_of(profiles[1])
     realise = MeasuredCuts(content, feeds, device, server, PLAN_S, SESSION, classes_of(content))
-    result = plan(
-        PlanInputs(name, content, *profiles, Grid(tuple(bandwidths), tuple(rtts)), feeds, realise=realise)
-    )
-    offered = [way for way in result.ways if not way.is_over_loss]
-    plans = {way.name: way.plan for way in offered if way.plan.tail is None or way.name in realise.splits}
+    grid = Grid(tuple(bandwidths), tuple(rtts))
+    result = plan(PlanInputs(name, content, *profiles, grid, feeds, realise=realise, max_loss=1.0))
+    plans = {way.name: way.plan for way in result.ways if way.plan.tail is None or way.name in realise.splits}
     packages = {}
     for key, kept in {ALL: tuple(plans.values()), **{name: (one,) for name, one in plans.items()}}.items():
         own = folder / f"plans{len(packages)}"
         own.mkdir()
         shown = replace(result, table=replace(result.table, plans=kept))
         packages[key] = attach(whole, shown, realise.splits, own, "default")
+    sizes = MeasuredCuts(content, [{given: held_out[n : n + 1]} for n in range(ROWS)], device, server, PLAN_S)
+    as_sent = {key: resize(one, sizes, realise.splits.get(key)) for key, one in plans.items()}
     spent_s = time.monotonic() - began_s
-    return Planned(name, packages, plans, folder / "rows.npz", spent_s, realise.usual_s)
+    return Planned(name, packages, plans, folder / "rows.npz", spent_s, realise.usual_s, as_sent)
+
+
+def resize(plan: OffloadPlan, requests: MeasuredCuts, split: SplitModels | None) -> OffloadPlan:
+    """Return a plan with the sizes that other requests than its samples have, in its own compression."""
+    if split is None:
+        return plan
+    session = open_model(requests.content)
+    names = [one.name for one in session.get_outputs()]
+    wanted = [dict(zip(names, session.run(names, dict(one)), strict=True)) for one in requests.feeds]
+    sent = requests._send(plan, split, wanted)
+    packed = plan.compression == "zstd"
+    costs = replace(
+        plan.costs,
+        upload_bytes=sent.upload_bytes if packed == (sent.compression == "zstd") else sent.plain_bytes,
+        plain_bytes=sent.plain_bytes if packed else None,
+        download_bytes=sent.download_bytes,
+    )
+    return replace(plan, costs=costs)
 
 
 def plan_whole(name: str, content: bytes, rows: Array, folder: Path, share: float) -> Planned:
