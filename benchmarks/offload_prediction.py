@@ -9,19 +9,20 @@ what earlier calls wrote by `--json`. It needs root for the emulated device (20 
 and ../shared/models.
 
 - Ways: all that `edgekit offload plan` extracts and measures, whatever they cost in accuracy: local, uploads,
-  cuts. One session is told which
-  to run, as by the option `plan` of a device; a second one chooses (`session`). All take turns in a random
-  order; in its turn a way answers one request that does not count, and then all inputs in a row.
+  cuts. One session is told which to run, as by the option `plan` of a device; a second one chooses
+  (`session`). All take turns in a random order; in its turn a way answers one request that does not count,
+  and then all inputs in a row.
 - A request comes 20 ms after the reply to the last one, which is the rhythm in which planning measures too.
   Ways that are predicted to take over 1.5 s, or that the session cannot use then, are left out, and counted.
 - The processor of a virtual machine changes its speed up to twofold for seconds or minutes. Where the device
   has over 2 % of the time, requests count at the speed at which the costs were measured (`SpeedGate`). Ways
   that were not seen at that speed with all inputs are only among the errors at any speed.
 - Predicted: `latency_model` with the costs in the package, and the link that the device measures first, as
-  `edgekit offload plan --server URL` does. The plan is made on 16 images, and four others are sent. Measured is
-  the mean over these four, and of each the mean of the middle half of its times, as in planning. Compressed
-  images differ in size by a quarter and more, so the error is stated twice: with the sizes of the images that
-  are sent, and with those of the samples, which is what a user has. Error: |predicted - measured| / measured.
+  `edgekit offload plan --server URL` does. The plan is made on 16 images, and four others are sent. Measured
+  is the mean over these four, and of each the mean of the middle half of its times, as in planning.
+  Compressed images differ in size by a quarter and more, so the error is stated twice: with the sizes of the
+  images that are sent, and with those of the samples, which is what a user has.
+  Error: |predicted - measured| / measured.
 - Regret: how much slower than the fastest way are the predicted best and what the session chose.
   "Worse than the ends": against the better of local and the best upload; for the session with its own times
   too, in which late replies and its work count. Two ways are compared by requests with the same input in the
