@@ -1,1 +1,1 @@
-"""The agent of the fleet: brings this device to what its manager wants, and reports what is true here."""
+"""The fleet's agent: brings this device to the state its manager wants, and reports its actual state."""

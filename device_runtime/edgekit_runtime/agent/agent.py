@@ -1,8 +1,8 @@
-"""The agent: a loop that holds what is desired against what is here, carries out steps, and reports.
+"""The agent: a loop that compares desired and actual state, carries out steps, and reports.
 
-Decisions are in `reconcile`, which is pure; here is the order of things: write the journal, then begin a
-step. One thread carries out steps, so that the loop never waits for a network, a disk or an engine; another
-one keeps up the link to the broker. All else happens on the thread that calls `run`.
+`reconcile`, which is pure, decides. This module keeps the order: write the journal, then begin a step. One
+thread carries out steps, so that the loop never waits for a network, a disk or an engine; another one keeps
+up the link to the broker. All else happens on the thread that calls `run`.
 """
 
 import contextlib
@@ -54,15 +54,15 @@ from edgekit_runtime.system.machine import machine_bytes
 _TICK_S: Final = 1.0
 _BUSY_TICK_S: Final = 0.25
 _SERVICE_S: Final = 3.0  # between looks at the service's index; 1 while something is under way
-_SAVE_S: Final = 60.0  # of an execution's age that a power cut may lose
+_SAVE_S: Final = 60.0  # how much of an execution's age a power cut may lose
 _REPORT_S: Final = 0.25  # least time between two reports
-_DETAIL_S: Final = 5.0  # the same where only amounts have changed
+_DETAIL_S: Final = 5.0  # the same if only amounts have changed
 _FIGURES_S: Final = 10.0
 _QUIET_FIGURES_S: Final = 300.0
-_YOUNG_S: Final = 3600.0  # so long after an execution its figures come often
+_YOUNG_S: Final = 3600.0  # for this time after an execution its figures come often
 _AGAIN_S: Final = 30.0  # between two attempts to unload or remove a model
-_LEAST_CLOCK_S: Final = 1_704_067_200.0  # 2024: a clock before it was never set
-_FIRST_RENEWAL_S: Final = 120.0  # also a device that is on for minutes a day renews its certificate
+_LEAST_CLOCK_S: Final = 1_704_067_200.0  # 2024: an earlier clock was never set
+_FIRST_RENEWAL_S: Final = 120.0  # so that a device that is on for minutes a day renews its certificate too
 _RENEWAL_S: Final = 21_600.0
 
 _logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Agent:
 
         Args:
             member: this device in its fleet.
-            folder: where the journal, metadata and downloads lie; it is made.
+            folder: folder of the journal, metadata and downloads; it is created.
             installer: the models of the device.
             options: see `AgentOptions`.
             clock: seconds since 1970.
@@ -134,7 +134,8 @@ class Agent:
         self._options, self._renew = options or AgentOptions(), renew
         self._journal = Journal(folder / "journal.json", installer.slots.disk, clock)
         self._desired = self._read_desired()
-        # What the last run may have lost of their age: else a device that restarts in a loop never times out.
+        # The last run may have lost this much of their age: else a device that restarts in a loop never
+        # times out.
         self._executions = count_time(self._journal.record.executions, _SAVE_S)
         context = member.make_context()
         if carrier is None:
@@ -153,7 +154,7 @@ class Agent:
         self._service: tuple[bool, ServiceIndex | None] = (False, None)
         self._service_s = self._saved_s = self._reported_s = self._figures_s = 0.0
         self._renewal_s = time.monotonic() + _FIRST_RENEWAL_S
-        self._again_s: dict[tuple[Action, str], float] = {}  # (action, model) -> when it may be tried again
+        self._again_s: dict[tuple[Action, str], float] = {}  # (action, model) -> time of the next try
         self._busy_s = time.monotonic()  # when an execution was last under way
         self._reported = 0  # number of the last report, which the link keeps until the broker has it
         self._last: tuple[Any, Any] = (None, None)
@@ -162,7 +163,7 @@ class Agent:
         self._will_sha256 = ""
 
     def run(self, stop: threading.Event) -> Literal["stopped", "renewed"]:
-        """Work until `stop` is set, or until there is a new certificate, with which to connect."""
+        """Work until `stop` is set, or until a new certificate requires a new connection."""
         self.connect()
         last_s = time.monotonic()
         try:
@@ -181,18 +182,18 @@ class Agent:
         return "stopped"
 
     def connect(self) -> None:
-        """Begin to connect; `run` does it first."""
+        """Begin to connect; `run` calls this first."""
         self._prepare_presence()
         self._link.start()
 
     def turn(self, elapsed_s: float) -> bool:
-        """Take what has come, decide, begin a step, report; `run` calls it again and again.
+        """Take received messages, decide, begin a step, report; `run` calls it repeatedly.
 
         Args:
-            elapsed_s: since the last turn.
+            elapsed_s: time since the last turn.
 
         Returns:
-            False where it could not come to its end, such as on a full disk: the next one tries again.
+            False if it could not finish, such as on a full disk: the next turn tries again.
         """
         self._receive(0.0)
         try:
@@ -202,7 +203,7 @@ class Agent:
             return False
         return True
 
-    # What comes
+    # Receiving
 
     def _receive(self, timeout_s: float) -> None:
         with contextlib.suppress(queue.Empty):
@@ -231,13 +232,13 @@ class Agent:
         desired = unseal(payload, "desired", Desired, keys, "desired")
         if not accept_desired(desired, self._desired, self._device):
             return
-        # Also where that is earlier than the last: the newest word of the manager, whose clock was wrong.
+        # Also if that is earlier than the last one: the manager's clock was wrong, its newest word counts.
         known_s = desired.issued_at
         record = replace(self._journal.record, desired=payload.decode(), known_time_s=known_s)
         self._journal.write(record)
         self._desired, self._link.reconnect_s = desired, desired.reconnect_s
         self._last = (None, None)  # the manager waits for a report that names the version
-        if self._journal.raise_sequence(desired.sequence):  # it took the hello of this connection for late
+        if self._journal.raise_sequence(desired.sequence):  # the manager took this hello for late
             self._presence = self._journal.next_sequence()
             self._send_hello()
 
@@ -250,11 +251,11 @@ class Agent:
             return unseal(text.encode(), "desired", Desired, keys, "the journal's document")
         except SignatureError as error:  # the manager's key has changed
             _logger.warning("%s", error)
-            # Who stole the old key may have stated a time that is far ahead.
+            # A thief of the old key may have stated a time far ahead.
             self._journal.write(replace(self._journal.record, desired="", known_time_s=0.0))
             return None
 
-    # What goes
+    # Sending
 
     def _prepare_presence(self) -> None:
         self._presence = self._journal.next_sequence()
@@ -284,7 +285,7 @@ class Agent:
         event = Event(device=self._device, sequence=sequence, kind=kind, text=text[:1000], at=at)
         self._link.put("event", seal(event, "event", self._member.key), key=kind)
 
-    # What is done
+    # Steps
 
     def _tick(self, elapsed_s: float) -> None:
         self._executions = count_time(self._executions, elapsed_s)
@@ -313,7 +314,7 @@ class Agent:
         self._report(plan)
 
     def _choose_step(self, plan: NextSteps) -> Step | None:
-        """Return what to do now; an `unload` or `remove` that had no effect comes again a while later."""
+        """Return the step to do now; an `unload` or `remove` without effect comes again later."""
         now_s = time.monotonic()
         self._again_s = {key: at for key, at in self._again_s.items() if now_s < at}
         step = choose_step(plan.steps, self._again_s)
@@ -330,7 +331,7 @@ class Agent:
         )
 
     def _count_bytes(self) -> None:
-        """Enter what a download received into its execution, and into the month's budget."""
+        """Add the bytes that a download received to its execution, and to the month's budget."""
         execution, came_bytes, done_bytes = self._steps.take_counts()
         if not came_bytes:
             return
@@ -343,7 +344,7 @@ class Agent:
         self._journal.write(replace(record, month=month, metered_bytes=before + came_bytes))
 
     def _save(self, executions: tuple[Progress, ...]) -> None:
-        """Write the executions down if one has another state, or is much older than it was written."""
+        """Write the executions to the journal if a state has changed, or an age has grown much."""
         written = self._journal.record.executions
         is_same = [_outline(one) for one in executions] == [_outline(one) for one in written]
         is_old = any(
@@ -369,7 +370,7 @@ class Agent:
                 continue
             with contextlib.suppress(EdgekitError):
                 view = self._installer.view(model)
-                if view.version or view.previous or view.rejected:  # else it was removed
+                if view.version or view.previous or view.rejected:  # otherwise it was removed
                     models[model] = self._add_service(view)
         self._views, self._fingerprint = models, fingerprint
 
@@ -411,7 +412,7 @@ class Agent:
         except OSError:
             return 0
 
-    # What is reported
+    # Reports
 
     def _report(self, plan: NextSteps) -> None:
         if not self._link.is_connected:
@@ -473,7 +474,7 @@ class Agent:
 
 
 def _outline(progress: Progress) -> tuple[Any, ...]:
-    """Return what must be on the disk before a step begins; amounts and ages may be older there."""
+    """Return the part that must be on the disk before a step; amounts and ages may be older there."""
     report = progress.report
     return report.execution, report.state, report.code, report.reason, progress.failures
 
@@ -500,7 +501,7 @@ def _read_boot() -> str:
 
 
 def read_battery() -> tuple[float | None, bool]:
-    """Return the charge of the battery from 0 to 1, or None without one, and whether it is being charged."""
+    """Return the battery's charge from 0 to 1, or None without a battery, and whether it is charging."""
     sysfs = Sysfs()
     charges = [probe for probe in find_battery(sysfs).probes if probe.quantity == "charge"]
     if not charges:

@@ -1,4 +1,4 @@
-"""Conditions under which an update may begin or continue. Pure: the caller measures, this decides."""
+"""Conditions under which an update may begin or continue. Pure: the caller measures."""
 
 import re
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from edgekit_runtime.agent.documents import DesiredModel
 from edgekit_runtime.slots.versions import is_older
 
 MIN_BATTERY: Final = 0.2
-"""Below this charge a device that is not charging begins no update."""
+"""Least charge to begin an update on a device that is not charging."""
 SPARE_BYTES: Final = 16 << 20
-"""What must remain free on the disk beside the package, which lies there twice while it is installed."""
+"""Space that must stay free on the disk beside two copies of the package during installation."""
 
 _WINDOW: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
 
@@ -21,7 +21,7 @@ class ModelView:
 
     Attributes:
         model: its name.
-        version, manifest_sha256: the installed package that the slots open, or empty where none is installed.
+        version, manifest_sha256: the installed package that the slots open, or empty if none is installed.
         health: `unproven`, `healthy`, `rejected` or `missing`.
         previous: version in the spare slot, or empty.
         pinned: version at which somebody pinned the model, or None.
@@ -54,13 +54,13 @@ class DeviceConditions:
     """Measurements of the device on which the decision depends.
 
     Attributes:
-        now_s: seconds since 1970, or None where the clock is certainly wrong.
+        now_s: seconds since 1970, or None if the clock is certainly wrong.
         minute_of_day: local time, 0..1439.
-        free_bytes: on the disk of the slots, as if what was downloaded were not there.
+        free_bytes: free bytes on the disk of the slots, as if no downloaded files were there.
         budget_left_bytes: bytes that may still be downloaded this month, or None without a limit.
         battery: charge from 0 to 1, or None without a battery.
         is_charging: whether there is another source of power.
-        downloaded: sha256 of the package files that are there whole.
+        downloaded: sha256 of the package files that are there completely.
     """
 
     now_s: float | None
@@ -89,7 +89,7 @@ class Obstacle:
 def find_obstacle(
     wanted: DesiredModel, view: ModelView, conditions: DeviceConditions, done_bytes: int
 ) -> Obstacle | None:
-    """Return what forbids to begin or to go on with the download of `wanted`, or None.
+    """Return an obstacle to beginning or continuing the download of `wanted`, or None.
 
     Args:
         wanted: the model's entry in the desired document.
@@ -129,12 +129,12 @@ def _find_shortage(wanted: DesiredModel, conditions: DeviceConditions, done_byte
 
 
 def is_window(text: str) -> bool:
-    """Return whether a text is a local time of day from and to, as `01:00-04:00`."""
+    """Return whether a text is a range of local time of day, such as `01:00-04:00`."""
     return _WINDOW.fullmatch(text) is not None
 
 
 def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle | None:
-    """Return what forbids to switch now, or None; a window may go over midnight."""
+    """Return an obstacle to switching now, or None; a window may span midnight."""
     if window is None:
         return None
     found = _WINDOW.fullmatch(window)

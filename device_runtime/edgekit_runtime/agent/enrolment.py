@@ -5,8 +5,8 @@
     <config>/fleet/enrolment.json   what the fleet answered, see `Enrolment`
     <config>/keys/NAME.pub.pem      keys whose packages are trusted
 
-The key is on the disk before the request, so a device that lost the answer asks again with the same key,
-which the fleet lets pass.
+The key is on the disk before the request, so a device that lost the answer repeats the request with the same
+key, and the fleet accepts that.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ _MAX_ANSWER_BYTES: Final = 1 << 20
 _MAX_SHOWN_BYTES: Final = 400
 _TIMEOUT_S: Final = 30.0
 _OK: Final = 200
-_RENEW_AT: Final = 1 / 3  # of the certificate's life is left
+_RENEW_AT: Final = 1 / 3  # share of the certificate's life that is left
 _NOT_DUE: Final = 3  # exit code of this module; `commands.agent` knows it
 
 
@@ -83,7 +83,7 @@ def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Dis
     folder = config / "fleet"
     make_keys_folder(folder, 0o700)
     key = _make_key(folder, disk)
-    # Nothing of this connection is trusted but what has the digest of the code.
+    # Of this connection only the certificate with the code's digest is trusted.
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
     authority = _ask(code.address, unverified, "GET", "/authority").decode(errors="replace")
@@ -110,14 +110,14 @@ def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
     certificate = x509.load_pem_x509_certificate(enrolment.certificate.encode())
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     now = datetime.fromtimestamp(now_s, timezone.utc)
-    return now > end - (end - begin) * _RENEW_AT or now < begin  # the fleet's clock was ahead
+    return now > end - (end - begin) * _RENEW_AT or now < begin  # then the fleet's clock was ahead
 
 
 def renew(config: Path, disk: Disk = DISK) -> Membership:
-    """Fetch a new certificate, and what the fleet has changed beside it: addresses and the manager's keys.
+    """Fetch a new certificate, and changed addresses and manager keys of the fleet.
 
-    Package keys and the first TUF root stay as they were at the enrolment. Otherwise whoever controls the
-    fleet's server could make the device trust any package.
+    Package keys and the first TUF root stay as they were at the enrolment. Otherwise an attacker in
+    control of the fleet's server could make the device trust any package.
 
     Raises:
         EnrolmentError: the fleet refuses, or this device is in none.
@@ -180,7 +180,7 @@ def _parse(answer: bytes, where: str) -> Enrolment:
 def _store(
     config: Path, answer: Enrolment, authority: str, new_keys: Sequence[PackageKey], disk: Disk
 ) -> None:
-    """Store the answer; the file that says that this device is in a fleet comes last."""
+    """Store the answer; the file that makes this device a member comes last."""
     if _read_certificate(answer.authority) != _read_certificate(authority):
         raise EnrolmentError("the fleet's answer names another authority than its server")
     keys = config / "keys"
@@ -213,7 +213,7 @@ def _ask(address: str, context: ssl.SSLContext, method: str, path: str, body: by
     return data
 
 
-if __name__ == "__main__":  # the agent renews in a process of its own
+if __name__ == "__main__":  # the agent renews in a separate process
     end_with_parent()
     try:
         if not is_renewal_due(read_membership(Path(sys.argv[1])).enrolment, time.time()):

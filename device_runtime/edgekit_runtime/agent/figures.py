@@ -1,4 +1,4 @@
-"""Conversion of the service's metrics into the figures that the gates of a rollout judge. Pure."""
+"""Converts the service's metrics into the figures that a rollout's gates judge. Pure."""
 
 import math
 import re
@@ -20,8 +20,8 @@ def read_figures(metrics: str, before: Iterable[ModelFigures] = ()) -> tuple[Mod
 
     Args:
         metrics: metrics in Prometheus' text format.
-        before: figures that were read earlier; the service states the agreement of a version only while its
-            trial runs, so the last one is kept.
+        before: figures that were read earlier; the service states the agreement of a version only during its
+            trial, so the last one is kept.
     """
     counts: dict[str, dict[_Key, float]] = defaultdict(lambda: defaultdict(float))
     buckets: dict[_Key, list[tuple[float, float]]] = defaultdict(list)

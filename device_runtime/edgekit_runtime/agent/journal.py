@@ -1,8 +1,8 @@
-"""The journal: what the device must know after a restart, in one file that is replaced as a whole.
+"""The journal: the state that must survive a restart, in one file that is replaced as a whole.
 
-Steps are written down before they begin, and every step can be carried out again, so a power cut at any
-moment loses nothing but time. The file holds a digest of itself; a damaged one is put aside, and the device
-begins like a new one: it asks the manager for everything, and its slots say what is installed.
+Steps are recorded before they begin, and every step can be repeated, so a power cut at any moment costs only
+time. The file holds a digest of itself. A damaged file is put aside, and the device begins like a new one: it
+asks the manager for everything, and its slots show the installed packages.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from edgekit_runtime.slots.access import RecordError, hold
 from edgekit_runtime.system.atomic_files import DISK, Disk, make_folders, write_atomically
 
 _MAX_BYTES: Final = 1 << 20
-_SEQUENCES: Final = 1024  # reserved by one write, so that a report costs none
+_SEQUENCES: Final = 1024  # numbers that one write reserves, so that a report needs no write
 _COUNT: Final = Range(0, 1 << 53)
 
 _logger = logging.getLogger(__name__)
@@ -38,9 +38,9 @@ class Progress:
     """Progress of this device with one execution.
 
     Attributes:
-        report: what is reported of the execution.
+        report: the execution as it is reported.
         manifest_sha256: manifest digest of the package.
-        age_s: seconds for which it was under way while the agent ran; changes of the clock do not count.
+        age_s: seconds that it was under way while the agent ran, independent of changes of the clock.
         failures: failures of its current step in a row.
         same_failures: number of the last failures in a row that have the code of the report.
         retry_age_s: age at which the step is tried again.
@@ -59,14 +59,14 @@ class Progress:
         return self.report.state in ENDED
 
     def enter(self, state: ExecutionState, *, code: str = "", reason: str = "") -> "Progress":
-        """Return it in `state`; a new state begins without failures."""
+        """Return the execution in `state`; a new state begins without failures."""
         report = replace(self.report, state=state, code=code, reason=reason)
         if state == self.report.state:
             return replace(self, report=report)
         return replace(self, report=report, failures=0, same_failures=0, retry_age_s=self.age_s)
 
     def fail_once(self, code: str, reason: str, delay_s: float) -> "Progress":
-        """Return it after a failure of its step that may pass; the step is tried again after `delay_s`."""
+        """Return the execution after a temporary failure; the step is tried again after `delay_s`."""
         return replace(
             self,
             report=replace(self.report, code=code, reason=reason),
@@ -76,19 +76,19 @@ class Progress:
         )
 
     def count_same(self, code: str) -> int:
-        """Return how many failures of its current step, the last ones in a row, have this code."""
+        """Return how many of the last failures of its current step in a row have this code."""
         return self.same_failures if code == self.report.code else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRecord:
-    """All that the journal holds.
+    """The content of the journal.
 
     Attributes:
         desired: the newest envelope that was accepted, as text, or empty.
         sequence_bound: no document with this number or a higher one was sent.
-        month: such as `2026-11`, in which `metered_bytes` were received for packages.
-        known_time_s: the newest time that a verified document states; a clock before it lies.
+        month: month, such as `2026-11`, in which `metered_bytes` were received for packages.
+        known_time_s: the newest time in a verified document; an earlier clock is wrong.
         executions: for each model the execution under way or the last one.
     """
 
@@ -104,16 +104,16 @@ class Journal:
     """The journal of one device; one process uses it, and one thread of it.
 
     Attributes:
-        record: the record as it lies on the disk.
+        record: the record as it is on the disk.
     """
 
     def __init__(self, path: Path, disk: Disk = DISK, clock: Callable[[], float] = time.time) -> None:
-        """Read the journal at `path`, or begin a new one where it is missing or damaged.
+        """Read the journal at `path`, or begin a new one if it is missing or damaged.
 
         Args:
-            path: its file; the folder is made.
+            path: file of the journal; its folder is created.
             disk: carries changes out.
-            clock: seconds since 1970, where a new journal begins to count its documents.
+            clock: seconds since 1970, from which a new journal numbers its documents.
 
         Raises:
             OutputError: the folder cannot be made.
@@ -129,14 +129,15 @@ class Journal:
             self.record = JournalRecord()
             with contextlib.suppress(OSError):  # the damaged file stays beside it, to find the cause
                 disk.replace(path, path.with_suffix(".damaged"))
-        # A lost journal must not make documents look old; where the clock lies, the manager names the number.
+        # A lost journal must not make documents look old; if the clock is wrong, the manager names the
+        # number.
         self._sequence = self.record.sequence_bound or int(max(0.0, clock()) * 1000)
 
     def write(self, record: JournalRecord) -> None:
         """Replace the record; it is on the disk when this returns.
 
         Raises:
-            OutputError: it cannot be written; the old one stays.
+            OutputError: the record cannot be written; the old one stays.
         """
         if record == self.record:
             return
@@ -147,7 +148,7 @@ class Journal:
         self.record = record
 
     def raise_sequence(self, taken: int) -> bool:
-        """Number the next document above `taken`; returns False where it is already."""
+        """Number the next document above `taken`; return False if it is above already."""
         if self._sequence > taken:
             return False
         self._sequence = taken + 1
@@ -157,7 +158,7 @@ class Journal:
         """Return the number of the next document; it is higher than all before, also after a restart.
 
         Raises:
-            OutputError: that cannot be made sure.
+            OutputError: the journal cannot be written, which would ensure that.
         """
         if self._sequence >= self.record.sequence_bound:
             self.write(replace(self.record, sequence_bound=self._sequence + _SEQUENCES))
@@ -167,10 +168,10 @@ class Journal:
 
 @contextlib.contextmanager
 def hold_journal(folder: Path, wait_s: float) -> Iterator[None]:
-    """Hold the folder of the agent, which is made, as the only process that acts for the fleet.
+    """Create and lock the agent's folder, so that only this process acts for the fleet.
 
     Raises:
-        JournalError: another process holds it for longer than `wait_s`.
+        JournalError: another process holds the lock for longer than `wait_s`.
         OutputError: the folder cannot be made.
     """
     make_folders(folder, 0o700)
@@ -186,7 +187,7 @@ def hold_journal(folder: Path, wait_s: float) -> Iterator[None]:
 
 
 def read_journal(path: Path) -> JournalRecord:
-    """Return what the journal at `path` holds; an empty record where it is missing.
+    """Return the content of the journal at `path`; an empty record if it is missing.
 
     Raises:
         JournalError: it is damaged or cannot be read.

@@ -1,4 +1,4 @@
-"""This device in its fleet: its key, its certificate, and whom it trusts, as `enrolment` stored them."""
+"""This device in its fleet: its key, certificate, and trusted keys, as `enrolment` stored them."""
 
 import base64
 import contextlib
@@ -20,7 +20,7 @@ from edgekit_runtime.errors import ConfigError, EdgekitError
 KEY, CERTIFICATE, ENROLMENT = "device.key", "device.crt", "enrolment.json"
 """Names of the files."""
 _KEY_BYTES: Final = 32
-# What precedes the key itself in DER: PKCS #8, and SubjectPublicKeyInfo.
+# Prefixes of the key in DER: PKCS #8, and SubjectPublicKeyInfo.
 _PRIVATE_DER: Final = bytes.fromhex("302e020100300506032b657004220420")
 _PUBLIC_DER: Final = bytes.fromhex("302a300506032b6570032100")
 
@@ -36,8 +36,8 @@ class Membership:
     Attributes:
         enrolment: the fleet's answer.
         key: the device's private key.
-        manager_keys: key id -> key, of those who sign for the manager.
-        folder: where key and certificate lie.
+        manager_keys: key id -> key that signs for the manager.
+        folder: folder of key and certificate.
     """
 
     enrolment: Enrolment
@@ -62,7 +62,7 @@ def read_membership(config: Path) -> Membership:
     """Return this device in its fleet.
 
     Raises:
-        EnrolmentError: it is in none, or its files are damaged.
+        EnrolmentError: this device is in no fleet, or its files are damaged.
     """
     folder = config / "fleet"
     try:
@@ -84,7 +84,7 @@ def _read_key(pem: str, kind: str, prefix: bytes) -> bytes:
     """Return the 32 bytes of an Ed25519 key; the library's reader of all formats takes a megabyte.
 
     Raises:
-        ValueError: it is another key, or none.
+        ValueError: the text is another kind of key, or no key.
 
     Source: RFC 8410, sections 4 and 7.
     """
@@ -96,7 +96,7 @@ def _read_key(pem: str, kind: str, prefix: bytes) -> bytes:
 
 
 class ResumingContext(ssl.SSLContext):
-    """A context that resumes its last session: that costs the broker a third of a full handshake."""
+    """A context that resumes its last session, which costs the broker a third of a full handshake."""
 
     _session: ssl.SSLSession | None = None
 
@@ -109,7 +109,7 @@ class ResumingContext(ssl.SSLContext):
         """Return the socket over TLS, see `ssl.SSLContext.wrap_socket`."""
         try:
             return super().wrap_socket(*args, **{"session": self._session, **options})
-        except ssl.SSLError:  # some of them are ValueErrors
+        except ssl.SSLError:  # some SSLErrors are ValueErrors
             raise
         except ValueError:  # a session of another context
             self._session = None
@@ -120,9 +120,9 @@ def make_context(authority: str, certificate: str | None = None, key: str | None
     """Return a context that trusts only the fleet's authority, with TLS 1.2 or newer.
 
     Args:
-        authority: its certificate, in PEM.
-        certificate: path of the device's own, or None before it has one.
-        key: path of its key.
+        authority: the authority's certificate, in PEM.
+        certificate: path of the device's certificate, or None before it has one.
+        key: path of the device's key.
     """
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

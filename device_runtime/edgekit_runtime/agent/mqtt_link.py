@@ -1,8 +1,8 @@
-"""The link to the fleet's broker: a thread that connects, sends what is newest, and passes on what comes.
+"""The link to the fleet's broker: a thread that connects, sends the newest messages, and receives.
 
-paho-mqtt does the protocol, on a new client for each connection, so that it sends nothing twice by itself.
-The outbox is ours: one message a key, the newest wins, and it stays until the broker has acknowledged it.
-Waiting is done by `selectors`, since paho's own loop uses `select`, which fails at descriptors from 1024.
+paho-mqtt does the protocol, with a new client for each connection, so that it resends nothing by itself. The
+outbox is ours: one message a key, the newest wins, and it stays until the broker has acknowledged it. The
+thread waits by `selectors`, because paho's own loop uses `select`, which fails at descriptors from 1024.
 
 Source: MQTT 5.0 and MQTT 3.1.1 (OASIS).
 """
@@ -27,7 +27,7 @@ from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Kind, topic
 from edgekit_runtime.agent.membership import ResumingContext
 
 _MAX_IN_FLIGHT: Final = 8
-_MAX_RECEIVED: Final = 64  # that wait for the agent; a broker that floods it loses its messages
+_MAX_RECEIVED: Final = 64  # messages that wait for the agent; a broker that sends more loses them
 _MAX_PACKET_BYTES: Final = 2 * MAX_DOCUMENT_BYTES
 _KEEPALIVE_S: Final = 60
 _CONNECT_TIMEOUT_S: Final = 10.0
@@ -51,9 +51,9 @@ class Received:
     """A message, or the note that a new connection is open.
 
     Attributes:
-        kind: of the message; `hello` stands for a new connection, to which the agent answers with its hello,
-            and `event` for an attack by the broker, which `payload` describes.
-        payload: not verified.
+        kind: kind of the message; `hello` stands for a new connection, to which the agent answers with its
+            hello, and `event` for an attack by the broker, which `payload` describes.
+        payload: content, not verified.
     """
 
     kind: Kind
@@ -73,7 +73,7 @@ class MqttLink:
         """Prepare the link; `start` connects.
 
         Args:
-            device: its identifier.
+            device: identifier of the device.
             brokers: `HOST:PORT` each, tried in turn.
             context: the TLS context, see `make_context`.
             will: see `will`.
@@ -83,7 +83,7 @@ class MqttLink:
         self._device, self._brokers, self._context = device, list(brokers), context
         self._outbox: dict[str, _Message] = {}
         self._in_flight: dict[int, tuple[str, _Message]] = {}
-        self._lock = threading.Lock()  # of the outbox; never held while paho is called
+        self._lock = threading.Lock()  # guards the outbox; never held while paho is called
         self._protocol = MQTTProtocolVersion.MQTTv5
         self._is_greeted = self._is_accepted = self._is_refused = False
         self._stopping = threading.Event()
@@ -97,7 +97,7 @@ class MqttLink:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Disconnect after what is in the outbox was sent, or after `timeout_s`."""
+        """Disconnect after the outbox was sent, or after `timeout_s`."""
         give_up_s = time.monotonic() + timeout_s
         while self.is_connected and self.count_waiting() and time.monotonic() < give_up_s:
             time.sleep(0.02)
@@ -118,11 +118,11 @@ class MqttLink:
             return len(self._outbox)
 
     def put(self, kind: Kind, payload: bytes, *, key: str = "", is_retained: bool = False) -> None:
-        """Send a message once that is possible; it replaces one of the same kind and key that waits.
+        """Send a message when possible; it replaces a waiting one of the same kind and key.
 
         Args:
             kind: kind of the document; a `hello` must come before all others.
-            payload: its envelope.
+            payload: envelope of the document.
             key: for kinds of which several may wait, such as the kind of an event.
             is_retained: whether the broker keeps it for later subscribers.
         """
@@ -132,7 +132,7 @@ class MqttLink:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it wakes up in any case
+        with contextlib.suppress(OSError):  # full: the thread wakes up anyway
             self._waker.send(b"\0")
 
     def _run(self) -> None:
@@ -143,7 +143,7 @@ class MqttLink:
                 was_accepted = self._connect_once()
             except OSError as error:
                 _logger.warning("broker %s cannot be reached: %s", self._brokers[0], error)
-            except Exception:  # the link must come back whatever the library trips over
+            except Exception:  # the link must come back after any error of the library
                 _logger.exception("the connection to broker %s failed", self._brokers[0])
             failures = 0 if was_accepted else failures + 1
             self._brokers.append(self._brokers.pop(0))  # its node may be gone; another one is as good
@@ -152,7 +152,7 @@ class MqttLink:
             self._stopping.wait(least_s + random.uniform(0.0, width_s - least_s))  # noqa: S311  # no secret
 
     def _connect_once(self) -> bool:
-        """Connect and serve the connection until it ends; return whether the broker had accepted it.
+        """Connect and serve the connection until it ends; return whether the broker accepted it.
 
         Raises:
             OSError: there is no connection.
@@ -219,7 +219,7 @@ class MqttLink:
                     self._flush(client)
 
     def _read(self, client: mqtt.Client, connection: ssl.SSLSocket) -> None:
-        """Read what has come, also what TLS has taken from the socket already.
+        """Read the received bytes, including those that TLS has already taken from the socket.
 
         Raises:
             ConnectionError: a packet is too large; a broker could fill the memory with one.
@@ -257,7 +257,7 @@ class MqttLink:
                     self.received.put(Received(kind, bytes(message.payload)))
 
     def _flush(self, client: mqtt.Client) -> None:
-        """Send what is in the outbox, a hello first, as far as the limit of messages in flight allows."""
+        """Send the outbox, a hello first, as far as the limit of messages in flight allows."""
         with self._lock:
             if not self._is_greeted:
                 return

@@ -1,7 +1,7 @@
-"""What to do next, from what is wanted and what is here. Pure: no files, no network, no clock.
+"""Decides the next steps from desired and actual state; pure: no files, no network, no clock.
 
-The agent calls this a few times a second, writes the executions that it returns to its journal, and only then
-carries out a step. A step that was interrupted is decided again from what is here then.
+The agent calls this a few times a second, writes the returned executions to its journal, and only then
+carries out a step. After an interruption the step is decided again from the actual state.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,15 +17,15 @@ Action: TypeAlias = Literal["download", "install", "load", "unload", "remove"]
 Status: TypeAlias = Literal["converged", "working", "diverged", "stale"]
 
 MAX_LOADS: Final = 4
-"""So often the service is asked to load a version that it neither serves nor rejects."""
+"""Number of requests to the service to load a version that it neither serves nor rejects."""
 WASTED: Final = 2.0
-"""A download ends after so many times the size of the package, so that retries burn no metered link."""
-_WASTED_BYTES: Final = 1 << 20  # more, for small packages
+"""A download ends after this multiple of the package's size, to spare metered links from retries."""
+_WASTED_BYTES: Final = 1 << 20  # additional, for small packages
 _CODES: Final = (
-    # How a reason begins -> its code. The service's trial names the gate that was missed.
+    # Begin of a reason -> its code. The service's trial names the missed gate.
     ("not_finite:", "not-finite"),
     ("crash:", "crash-loop"),
-    ("was begun ", "crash-loop"),  # by the slots: so often, and never confirmed
+    ("was begun ", "crash-loop"),  # from the slots: begun several times, never confirmed
 )
 
 
@@ -35,7 +35,7 @@ class Step:
 
     Attributes:
         action: `download` the package, `install` it into the spare slot and make it active, let the service
-            `load` it, `unload` what it serves, or `remove` the model.
+            `load` it, `unload` the served version, or `remove` the model.
         model: its name.
         wanted: the model's entry in the desired document; None to remove the model.
     """
@@ -51,9 +51,9 @@ class NextSteps:
 
     Attributes:
         executions: records to write to the journal before a step begins; one per model.
-        superseded: executions that have made room for others.
-        steps: what can be done now, the most urgent first; before the step of a model may stand its `unload`,
-            and what comes next need not wait for an `unload` that is refused.
+        superseded: executions that others have replaced.
+        steps: possible steps, the most urgent first; a model's `unload` may come before its next step, which
+            need not wait if the `unload` is refused.
         models: states of the models to report.
         status, because: status to report, and its reason.
     """
@@ -67,15 +67,15 @@ class NextSteps:
 
 
 def accept_desired(desired: Desired, held: Desired | None, device: str) -> bool:
-    """Return whether a document, whose signature was verified, replaces the one that is held.
+    """Return whether a document with a verified signature replaces the held one.
 
     Args:
         desired: the document.
-        held: the newest that was accepted before, or None.
+        held: the newest document that was accepted before, or None.
         device: identifier of this device.
 
     Raises:
-        SignatureError: it is for another device, older, or of the same version with other content.
+        SignatureError: it is for another device, older, or has the same version with other content.
     """
     if desired.device != device:
         raise SignatureError(f"desired: is for {desired.device!r}, this is {device!r}")
@@ -97,19 +97,19 @@ def reconcile(
     views: Mapping[str, ModelView],
     conditions: DeviceConditions,
 ) -> NextSteps:
-    """Return what to do next.
+    """Return the next steps.
 
     Args:
-        desired: the newest document that was accepted, or None.
-        executions: executions in the journal, with their age as of now.
-        views: model -> as it is on the device.
+        desired: the newest accepted document, or None.
+        executions: executions in the journal, with their present age.
+        views: model -> its state on the device.
         conditions: current conditions of the device.
     """
     before = {progress.report.model: progress for progress in executions}
     if problem := _find_staleness(desired, conditions):
         models = tuple(_describe(view, None) for view in views.values())
         return NextSteps(executions, (), (), models, "stale", problem)
-    assert desired is not None  # noqa: S101  # staleness says so
+    assert desired is not None  # noqa: S101  # without one, `_find_staleness` explains
     after, superseded, steps = dict(before), [], []
     for wanted in sorted(desired.models, key=lambda one: -one.priority):
         view = views.get(wanted.model) or ModelView(model=wanted.model)
@@ -120,7 +120,7 @@ def reconcile(
             progress = _begin(wanted)
         after[wanted.model], step = _advance(wanted, progress, view, conditions)
         if wanted.order == "unloaded" and view.served and view.manifest_sha256 != wanted.manifest_sha256:
-            steps.append(Step("unload", wanted.model, wanted))  # what is served is not safe
+            steps.append(Step("unload", wanted.model, wanted))  # the served version is not safe
         if step is not None:
             steps.append(step)
     steps += [Step("remove", model) for model in desired.removed if views.get(model, _NOTHING).version]
@@ -153,7 +153,7 @@ def _begin(wanted: DesiredModel) -> Progress:
 def _advance(
     wanted: DesiredModel, progress: Progress, view: ModelView, conditions: DeviceConditions
 ) -> tuple[Progress, Step | None]:
-    """Return the execution as of now, and what is to be done for it."""
+    """Return the present execution, and its next step."""
     if progress.has_ended:
         return progress, None
     state = progress.report.state
@@ -167,7 +167,7 @@ def _advance(
     if rejection is not None and (state == "trying" or (state == "installing" and not wanted.is_return)):
         codes = (code for begin, code in _CODES if rejection.startswith(begin))
         return progress.enter("failed", code=next(codes, "rejected"), reason=rejection), None
-    if state == "trying":  # it was active, and nobody rejected it
+    if state == "trying":  # it was active, and was not rejected
         reason = f"{view.version or 'nothing'} was made active meanwhile, not by the fleet"
         return progress.enter("failed", code="replaced", reason=reason), None
     return _fetch(wanted, progress, view, conditions)
@@ -205,9 +205,9 @@ def _settle(wanted: DesiredModel, progress: Progress, view: ModelView) -> tuple[
     """Lead an execution whose package is active in the slots to its verdict."""
     is_new = progress.report.state != "trying" or progress.report.code == "installed"
     if view.served is None and not is_new and view.health != "healthy":
-        # The service was there, and is gone, perhaps because of this version: the slots count that.
+        # The service ran and is gone, perhaps because of this version: the slots count that.
         return progress, None
-    if view.served is None:  # nobody runs it now; it was tested when it was installed
+    if view.served is None:  # no service runs it; it was tested at its installation
         return progress.enter("succeeded"), None
     if wanted.version in view.served:
         if view.on_trial == wanted.version:
@@ -244,7 +244,7 @@ def _describe(
 
 
 def _explain(view: ModelView, wanted: DesiredModel, progress: Progress | None) -> str:
-    """Return why another version than the desired one is in use, or an empty string if it is that one."""
+    """Return why the version in use is not the desired one, or an empty string if it is."""
     if view.manifest_sha256 == wanted.manifest_sha256 and view.health != "rejected":
         return ""
     rejection = view.find_rejection(wanted.manifest_sha256)
@@ -281,7 +281,7 @@ def choose_step(steps: Sequence[Step], put_off: Collection[tuple[Action, str]]) 
 
 
 def count_time(executions: tuple[Progress, ...], elapsed_s: float) -> tuple[Progress, ...]:
-    """Return the executions after `elapsed_s` more; those that have ended stay as they are."""
+    """Return the executions after `elapsed_s` more; ended ones do not change."""
     return tuple(
         progress if progress.has_ended else replace(progress, age_s=progress.age_s + elapsed_s)
         for progress in executions

@@ -1,6 +1,6 @@
 """Documents of the fleet in signed envelopes: DSSE with one Ed25519 signature.
 
-The envelope says of which kind its document is, so that one kind never passes for another.
+The envelope states the kind of its document, so that one kind never passes for another.
 
 Source: DSSE 1.0 (secure-systems-lab/dsse, envelope.md, protocol.md); RFC 8032.
 """
@@ -39,7 +39,7 @@ def _own_id(key: Ed25519PrivateKey) -> str:
 
 
 def seal(document: object, kind: Kind, key: Ed25519PrivateKey) -> bytes:
-    """Return the envelope of a document, signed.
+    """Return the signed envelope of a document.
 
     Args:
         document: one of the dataclasses of `documents`.
@@ -67,9 +67,9 @@ def seal_payload(payload: bytes, kind: Kind, key: Ed25519PrivateKey) -> bytes:
 
 
 def seal_report(reported: Reported, key: Ed25519PrivateKey) -> bytes:
-    """Return the envelope of a report; what explains most is left out last where it would be too large.
+    """Return the envelope of a report; if it is too large, the least important parts are left out.
 
-    Of too many figures each report has some, in turn: the manager keeps the last ones of each model.
+    Too many figures are sent in turn, some in each report: the manager keeps the last ones of each model.
     """
     figures, brief = reported.figures, tuple(replace(model, because="") for model in reported.models)
     first = reported.sequence % max(len(figures), 1)
@@ -94,17 +94,18 @@ def unseal(
 ) -> Document:
     """Return the document in an envelope, after its signature is verified.
 
-    Fields that are not known here are left out: fleets and devices are of different versions for months.
+    Unknown fields are left out: fleets and devices have different versions for months.
 
     Args:
-        data: the envelope, from anybody.
-        kind: which the document must be.
+        data: the envelope, not trusted.
+        kind: required kind of the document.
         document: its dataclass.
         keys: id of a trusted key -> the key.
         where: start of each error message.
 
     Raises:
-        SignatureError: too large, malformed, of another kind, by a key that is not trusted, or wrong.
+        SignatureError: the envelope is too large, malformed, of another kind, or signed by a key that is not
+            trusted, or the signature is wrong.
     """
     if len(data) > MAX_DOCUMENT_BYTES:
         raise SignatureError(f"{where}: has {len(data)} bytes, at most {MAX_DOCUMENT_BYTES} are allowed")
@@ -141,7 +142,7 @@ def _parse(payload: bytes) -> object:
     """Return the JSON value in a payload.
 
     Raises:
-        ValueError: it is none, or holds NUL or half of a pair of UTF-16, which databases refuse.
+        ValueError: the payload is no JSON, or holds NUL or half of a UTF-16 pair, which databases refuse.
     """
     text = payload.decode()
     plain = json.loads(text)
@@ -157,6 +158,6 @@ def _payload_type(kind: Kind) -> str:
 
 
 def _encode_signed(kind: Kind, payload: bytes) -> bytes:
-    """Return the bytes that are signed: DSSE's pre-authentication encoding."""
+    """Return the bytes to sign: DSSE's pre-authentication encoding."""
     stated = _payload_type(kind).encode("ascii")
     return b"DSSEv1 %d %b %d %b" % (len(stated), stated, len(payload), payload)

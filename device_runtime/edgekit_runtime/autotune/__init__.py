@@ -1,1 +1,1 @@
-"""Tournament and tuning: they find the engine and the options that run a package fastest on this device."""
+"""Tournament and tuning: find the engine and the options that run a package fastest on this device."""

@@ -1,7 +1,7 @@
-"""Settings of a package, timed side by side in several fresh processes.
+"""Times settings of a package side by side in several fresh processes.
 
-The speed of a setting depends on where the process has its threads and memory (two threads of a model of
-0.03 ms: by a quarter), and does not change within one process. So each process counts once, with its medians.
+The speed of a setting depends on the place of the process's threads and memory (by a quarter for two threads
+of a model of 0.03 ms), and does not change within one process. So each process counts once, with its medians.
 """
 
 import os
@@ -23,7 +23,7 @@ from edgekit_runtime.sessions.latency import TIE_SHARE, Latency
 from edgekit_runtime.system.child_process import JsonChild
 
 _MODULE: Final = "edgekit_runtime.autotune.contest_child"
-_FIRST_ANSWER_S: Final = 60.0  # until it has read the package
+_FIRST_ANSWER_S: Final = 60.0  # limit of reading the package
 _END_S: Final = 5.0
 
 
@@ -32,10 +32,10 @@ class RunSetting:
     """One way to run a package.
 
     Attributes:
-        variant: its name.
+        variant: name of the variant.
         place: position of the backend in the variant's chain.
         options: options of the backend that differ from the package's.
-        instances: runs at once.
+        instances: number of runs at once.
         batch: rows of a run.
     """
 
@@ -47,7 +47,7 @@ class RunSetting:
 
     @property
     def name(self) -> str:
-        """What differs from the package's own setting."""
+        """The differences from the package's own setting."""
         parts = [f"{name} {_format(value)}" for name, value in self.options]
         parts += [f"{self.instances} instances"] * (self.instances > 1)
         parts += [f"batch {self.batch}"] * (self.batch > 1)
@@ -65,14 +65,14 @@ def _format(value: JsonValue) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MeasureOrder:
-    """An order to one process: what to measure, and how.
+    """An order to one process to measure settings.
 
     Attributes:
-        package: absolute path.
-        manifest_sha256: digest of the package that was verified, which must still be this one.
+        package: absolute path of the package.
+        manifest_sha256: digest of the verified package, which must not have changed.
         keys: folder of the trusted keys.
         settings: settings of the package.
-        threads: threads of one inference, or None for those of the options.
+        threads: threads of one inference, or None for the options' number.
         rounds: limit of rounds.
         end_s: time on the monotonic clock; no round but the first starts later.
         seed: seed of the random orders.
@@ -99,7 +99,7 @@ class Measure(Protocol):
         Args:
             settings: settings to measure.
             rounds: limit of rounds; fewer if the medians are certain.
-            seconds: no round but the first starts later than that from now.
+            seconds: only the first round may start later than this from now.
             seed: seed of the random orders.
 
         Raises:
@@ -137,10 +137,10 @@ def measure_afresh(package: OpenedPackage, keys: Path, threads: int | None = Non
 
 
 def _run_child(order: MeasureOrder) -> list[float | str]:
-    """Return what a new process measured; it has ended, whatever happens here.
+    """Return the measurements of a new process, which has ended in any case.
 
     Raises:
-        BackendError: it died, or sent nothing for longer than it had announced.
+        BackendError: the process died, or sent nothing for longer than it had announced.
         PackageError: the package has changed.
     """
     answers: list[float | str] | None = None
@@ -153,13 +153,13 @@ def _run_child(order: MeasureOrder) -> list[float | str]:
                 if isinstance(received, list):
                     answers = received
                 else:
-                    limit_s = received  # it may be silent for so long
+                    limit_s = received  # it may be silent for this time
         except TimeoutError as cause:
             raise BackendError(
                 f"the measuring process hung: nothing came of it for {limit_s:.0f} s"
             ) from cause
         except (OSError, EOFError):
-            pass  # how it ended tells more
+            pass  # the process's end tells more
         code = child.wait(_END_S)
         if code == PackageError.exit_code:
             raise PackageError(child.last_line or "the package cannot be read any more; try again")
@@ -175,8 +175,8 @@ class ContestLimits:
     """Limits of a contest.
 
     Attributes:
-        fewest: processes, unless the time is over.
-        most: processes.
+        fewest: least number of processes, unless the time is over.
+        most: greatest number of processes.
         rounds: limit of rounds in each process.
         end_s: time limit on the clock, kept approximately: a process starts if at least half of it fits.
     """
@@ -196,17 +196,17 @@ def hold_contest(
     is_decided: Callable[[Mapping[RunSetting, Latency]], bool] = lambda _: False,
     report: Callable[[str], None] = lambda _: None,
 ) -> dict[RunSetting, Latency | str]:
-    """Return the medians of each setting, one a process, or why it has none; in the given order.
+    """Return the medians of each setting, one per process, or why it has none; in the given order.
 
-    A setting whose engine takes its process with it is found, and left out of the next.
+    A setting whose engine crashes its process is found, and left out of the next process.
 
     Args:
         measure: measures settings in one process.
         settings: settings to measure, at least one.
-        limits: when to end; there is one process whatever the time.
+        limits: when to end; there is at least one process.
         clock: seconds since any moment.
         is_decided: returns whether the results so far are enough.
-        report: takes a line for each process.
+        report: called with a line for each process.
 
     Raises:
         BackendError: a process died or hung, though each of the settings runs alone.
@@ -248,7 +248,7 @@ def _without_culprits(
     racing: Sequence[RunSetting],
     report: Callable[[str], None],
 ) -> dict[RunSetting, float | str]:
-    """Return what a process measured; starts another one without the settings that end or stop it."""
+    """Return a process's measurements; start another one without settings that end or stop it."""
     answers: dict[RunSetting, float | str] = {}
     while racing:
         try:
@@ -267,7 +267,7 @@ def _find_culprits(
     racing: Sequence[RunSetting],
     cause: BackendError,
 ) -> dict[RunSetting, str]:
-    """Return the settings of which one alone ends or stops its process, with how."""
+    """Return the settings that alone end or stop their process, and how."""
     if len(racing) == 1:
         return {racing[0]: str(cause)}
     culprits = {}
@@ -285,10 +285,10 @@ def _find_culprits(
 
 
 def rank(times: Mapping[RunSetting, float], manifest: Manifest) -> list[RunSetting]:
-    """Return the settings, the best first: those within 2 % of the fastest by threads, the others by time.
+    """Return the settings, best first: those within 2 % of the fastest by threads, the others by time.
 
     Args:
-        times: times of one contest in any unit, the preferred first.
+        times: times of one contest in any unit, preferred settings first.
         manifest: manifest of the package.
     """
     limit = (1 + TIE_SHARE) * min(times.values(), default=0.0)

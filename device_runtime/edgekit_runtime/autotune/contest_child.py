@@ -23,9 +23,9 @@ from edgekit_runtime.system.child_process import open_channel
 from edgekit_runtime.trust.trust_store import TrustStore
 
 _PRECISION: Final = 0.01
-_OPENING_S: Final = 60.0  # for one setting to be opened, tested and run once
+_OPENING_S: Final = 60.0  # to open, test and run one setting once
 _BUILDING_S: Final = 1800.0  # TensorRT builds its engine first
-_SLOWER: Final = 20  # than in the first run may the fewest runs that count be together
+_SLOWER: Final = 20  # the fewest runs that count take together at most this multiple of the first run
 
 
 def measure(
@@ -36,9 +36,9 @@ def measure(
     All run the default variant's golden inputs, once each has reproduced its own variant's golden outputs.
 
     Args:
-        package: verified.
-        order: what to measure.
-        announce: called with for how many seconds nothing may be sent; after that the process hangs.
+        package: the verified package.
+        order: order with the settings.
+        announce: called with the seconds for which nothing may be sent; after that, the process hangs.
 
     Raises:
         BackendError: an engine failed between its turns.
@@ -77,7 +77,7 @@ def _open(
     threads: int | None,
     opened: dict[RunSetting, tuple[Session, ...] | BackendError],
 ) -> tuple[Session, ...]:
-    """Return the sessions of a setting; those that differ in the batch only share them, or how they fail."""
+    """Return the sessions of a setting; settings that differ only in the batch share sessions or errors."""
     key = replace(setting, batch=1)
     if key not in opened:
         try:
@@ -100,7 +100,7 @@ def _prove(package: OpenedPackage, setting: RunSetting, threads: int | None) -> 
         checks = run_selftest(sessions[0], selected).checks
         wrong = [check.message for check in checks if not check.passed]
     finally:
-        if wrong:  # they would take memory while others are timed
+        if wrong:  # open sessions would take memory while others are timed
             for session in sessions:
                 session.close()
     if wrong:
@@ -109,7 +109,7 @@ def _prove(package: OpenedPackage, setting: RunSetting, threads: int | None) -> 
 
 
 def main() -> None:
-    """Measure what the parent asks for, and send it the answers."""
+    """Measure the parent's settings, and send it the answers."""
     with open_channel() as channel, channel.makefile("rw", encoding="ascii") as lines:
         order = from_plain(MeasureOrder, json.loads(lines.readline()))
 

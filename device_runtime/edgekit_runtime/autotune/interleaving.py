@@ -1,6 +1,6 @@
 """Loaded models that are timed in turns in one process, one at a time.
 
-The result holds for this process only: another one has its threads and memory elsewhere, see `contest`.
+The result is valid only for this process: another one has its threads and memory elsewhere, see `contest`.
 """
 
 import math
@@ -17,9 +17,9 @@ from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_lat
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.tensors import Array
 
-_SHORTEST_TURN_S: Final = 1e-3  # below, the neighbours' traces in the caches count more than the engine
+_SHORTEST_TURN_S: Final = 1e-3  # in a shorter turn, caches used by others count more than the engine
 _MOST_RUNS: Final = 100
-_PAUSE_S: Final = 2e-3  # until the neighbour's threads have stopped spinning
+_PAUSE_S: Final = 2e-3  # until the threads of the previous one have stopped spinning
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,10 +46,10 @@ def take_turns(
 ) -> dict[str, Latency]:
     """Return the seconds a row of each runner; the rounds are interleaved, in random orders.
 
-    A turn of short runs holds several, after a pause and a run that do not count.
+    A turn of short runs has several runs, after a pause and a run that do not count.
 
     Args:
-        runners: name -> what is timed, at least one.
+        runners: name -> runner to time, at least one.
         limits: when to stop.
         clock: seconds since any moment; grows.
         seed: seed of the random orders.

@@ -1,7 +1,7 @@
 """The tournament: all engines of a package run the same inputs in turn, and the fastest one wins.
 
-Every variant of a package takes part with each of its backends, once that has reproduced the variant's golden
-outputs. It measures latency of one inference at a time, not throughput, memory or energy.
+Every variant of a package takes part with each of its backends that reproduces the variant's golden outputs.
+It measures latency of one inference at a time, not throughput, memory or energy.
 """
 
 import time
@@ -23,7 +23,7 @@ from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions.latency import Latency, find_tied
 
-_CLEAR_SHARE: Final = 0.1  # ahead of all others in every process: further ones would not turn that round
+_CLEAR_SHARE: Final = 0.1  # such a lead in every process decides: more would not change it
 _FEWEST_PROCESSES: Final = 3
 _MOST_PROCESSES: Final = 7
 _ROUNDS: Final = 40
@@ -37,7 +37,7 @@ class Entrant:
         name: backend and artifact, unique within the package.
         setting: its variant and place in the variant's chain of backends.
         choice: the backend, without its fallbacks.
-        latency: medians of one inference, one a process, or None if it did not take part.
+        latency: medians of one inference, one per process, or None if it did not take part.
         reason: why it did not, or None.
     """
 
@@ -54,9 +54,9 @@ class Tournament:
 
     Attributes:
         entrants: entrants in the order of the package.
-        winner: the one to keep: of those within 2 % of the fastest the one with the fewest threads, then the
-            first; None if none took part.
-        as_fast: names of those whose measured difference to the fastest is within chance or 2 %.
+        winner: the entrant to keep: among those within 2 % of the fastest, the one with the fewest threads,
+            then the first; None if none took part.
+        as_fast: names of the entrants whose difference to the fastest is within chance or 2 %.
     """
 
     entrants: tuple[Entrant, ...]
@@ -75,8 +75,8 @@ def hold_tournament(
 ) -> Tournament:
     """Measure each backend of each variant that this machine can run, on the package's golden inputs.
 
-    It ends early if one is ahead of all others by 10 % in each of three processes. It waits for TensorRT:
-    it builds its engine first, which can take minutes.
+    The tournament ends early if one is ahead of all others by 10 % in each of three processes. It waits for
+    TensorRT, which builds its engine first; that can take minutes.
 
     Args:
         package: verified.
@@ -84,7 +84,7 @@ def hold_tournament(
         threads: threads of one inference, or None for those of each backend's options.
         seconds: time limit, kept approximately: a process that has begun is ended.
         measure: measures in one process; by default a fresh one each time.
-        report: takes lines on how far it is.
+        report: called with lines on the progress.
 
     Raises:
         BackendError: a process died or hung, though each of the engines runs alone.
@@ -122,7 +122,7 @@ def _finish(entrant: Entrant, found: Latency | str) -> Entrant:
 
 
 def _enter(package: OpenedPackage) -> Iterator[Entrant]:
-    """Yield all backends; those that differ only in their options get a number in their names."""
+    """Yield all backends; if some differ only in options, their names get a number."""
     names: Counter[str] = Counter()
     for variant in package.manifest.all_variants:
         for place, choice in enumerate(variant.backend.chain):

@@ -1,9 +1,9 @@
 """Tuning: a small grid of options, measured in turn on this machine and halved round by round.
 
-A few samples are enough to drop the slowest half; the better half goes on with twice as many, each time in
+A few samples are enough to drop the slowest half; the better half continues with twice as many, each time in
 several fresh processes. The winner is then measured against the package's own options in fresh processes, and
-kept only if it is better beyond chance: a winner of many looks good by luck. Energy is not measured: spinning
-threads cost some, so they must win by more.
+kept only if it is better beyond chance: the winner of many may look good by luck. Energy is not measured:
+spinning threads cost some, so they must win by more.
 
 Source: K. Jamieson, A. Talwalkar, Non-stochastic Best Arm Identification, AISTATS 2016 (successive halving).
 """
@@ -37,15 +37,15 @@ from edgekit_runtime.system.machine import MAX_THREADS
 Objective = Literal["latency", "throughput"]
 
 _BATCHES: Final = (1, 4, 16)
-_NEEDED_GAIN: Final = 0.03  # less is not worth another setting than the tested one
-_NEEDED_GAIN_SPINNING: Final = 0.15  # idle cores that never sleep drain a battery
+_NEEDED_GAIN: Final = 0.03  # a smaller gain is not worth a change from the tested setting
+_NEEDED_GAIN_SPINNING: Final = 0.15  # cores that never sleep drain a battery
 _DEFAULTS: Final[Mapping[str, JsonValue]] = {"spinning": False, "arena": True, "xnnpack": True}
-_PROCESSES: Final = 3  # a time that half of the processes have is missed by one in eight halvings
+_PROCESSES: Final = 3  # one in eight halvings misses a time that half of the processes have
 _FIRST_ROUNDS: Final = 5
 _FINAL_ROUNDS: Final = 40
-_FEWEST_FINAL_PROCESSES: Final = 6  # in fewer, all can be faster by chance once in twenty times
+_FEWEST_FINAL_PROCESSES: Final = 6  # with fewer, all can be faster by chance once in twenty times
 _MOST_FINAL_PROCESSES: Final = 15
-_FINAL_SHARE: Final = 0.4  # of the time, for the last comparison
+_FINAL_SHARE: Final = 0.4  # share of the time for the last comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class SettingResult:
 
     Attributes:
         setting: the setting that was tried.
-        latency: medians of seconds a row, one a process, of the last contest that it took part in; None where
-            it failed.
+        latency: medians of seconds per row, one per process, of the last contest that it took part in; None
+            if it failed.
         ratio: ratio of its latency to the package's own setting in that contest.
-        processes: processes of all contests.
+        processes: number of processes of all contests.
         reason: why it failed.
     """
 
@@ -75,9 +75,9 @@ class Tuning:
     Attributes:
         objective: objective of the search.
         trials: all settings, the package's own first.
-        best: what to run with; the package's own where no other is better beyond chance.
+        best: the setting to use; the package's own if no other is better beyond chance.
         interval: 95 % interval of the best one's time as a share of the package's own.
-        is_complete: whether the time sufficed for all settings.
+        is_complete: whether there was time for all settings.
     """
 
     objective: Objective
@@ -94,7 +94,7 @@ def list_settings(
 
     Args:
         choice: the backend, with its options in the package.
-        objective: what counts.
+        objective: objective of the search.
         processors: number of processors that may be used.
         may_batch: whether rows are independent.
     """
@@ -132,11 +132,11 @@ def tune(
 
     Args:
         package: verified.
-        own: variant and place of the backend, as packaged.
+        own: the package's own setting: variant and place of the backend.
         keys: folder of the trusted keys.
         objective: time of a lone run, or rows a second with all processors.
         seconds: time limit, kept approximately: a process that has begun is ended.
-        report: takes lines on how far it is.
+        report: called with lines on the progress.
 
     Raises:
         BackendError: the backend does not run the package as it is, or every process dies or hangs.
@@ -171,11 +171,11 @@ def search(
     Args:
         measure: measures in one process.
         settings: settings to try, at least one.
-        objective: what they were made for.
+        objective: objective of the settings.
         manifest: manifest of the package.
-        end_s: when to end, nearly, on the clock.
+        end_s: approximate end on the clock.
         clock: seconds since any moment.
-        report: takes lines on how far it is.
+        report: called with lines on the progress.
 
     Raises:
         BackendError: the package's own setting does not run, or every process dies or hangs.
@@ -235,7 +235,7 @@ class _Search:
         return found[setting].ratio_interval_to(found[self.own])
 
     def _contest(self, others: Sequence[RunSetting], limits: ContestLimits) -> dict[RunSetting, Latency]:
-        """Return the latencies of the package's own setting and of those of the others that run."""
+        """Return the latencies of the package's own setting and of the others that run."""
         settings = (self.own, *others)
         found = hold_contest(self.measure, settings, limits, clock=self.clock, report=self.report)
         own = found[self.own]

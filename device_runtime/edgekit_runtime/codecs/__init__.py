@@ -1,1 +1,1 @@
-"""Codecs of what a device sends to a server: compression of bodies, and media. The libraries are optional."""
+"""Codecs for sending data to a server: compression of bodies, and media. The libraries are optional."""

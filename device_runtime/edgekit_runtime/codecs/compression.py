@@ -1,7 +1,7 @@
 """Compression of HTTP bodies: zstd both ways, and gzip and deflate to read what other clients send.
 
-Whatever arrives is hostile: a decompressed size is checked before the memory is taken, and a body must be one
-frame, complete and with nothing behind it.
+Received data may be hostile: the decompressed size is checked before the memory is taken, and a body must be
+one complete frame with nothing behind it.
 
 Source: RFC 8878 (zstd), RFC 9659 (its window in HTTP), RFC 9110, section 8.4.1 (gzip, deflate).
 """
@@ -20,9 +20,9 @@ IDENTITY: Final = "identity"
 ZSTD: Final = "zstd"
 
 _LEVEL: Final = 1
-_MAX_WINDOW_BYTES: Final = 8 << 20  # RFC 9659: a sender needs no more, a reader no less
+_MAX_WINDOW_BYTES: Final = 8 << 20  # RFC 9659: the limit for senders, the least for readers
 _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-_PIECE_BYTES: Final = 1 << 10  # of a frame that states no size; zstd makes at most 32 MB of it
+_PIECE_BYTES: Final = 1 << 10  # input piece of a frame without a size; zstd expands it to at most 32 MB
 _OUTPUT_BYTES: Final = 256 << 10
 
 
@@ -47,10 +47,10 @@ def compress(data: "bytes | memoryview") -> bytes:
 
 
 def read_size(data: "bytes | memoryview", coding: str) -> int | None:
-    """Return the decompressed size that the beginning of `data` states, or None; it may be a lie.
+    """Return the decompressed size that the beginning of `data` states, or None; it may be wrong.
 
     Raises:
-        RequestError: 400, `data` do not begin as the coding says; 415, the coding is unknown.
+        RequestError: 400, `data` do not begin as the coding requires; 415, the coding is unknown.
     """
     if coding in _WINDOW_BITS:
         return None
@@ -70,7 +70,7 @@ def decompress(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> by
     Args:
         data: the whole body.
         coding: `zstd`, `gzip` or `deflate`, in lower case.
-        max_bytes: size limit of the content; no more memory than that is taken, whatever `data` state.
+        max_bytes: size limit of the content, and of the memory taken, for any stated size.
 
     Raises:
         RequestError: 400, malformed, cut off, of another size than stated, or with bytes behind it; 413,

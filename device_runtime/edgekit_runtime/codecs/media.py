@@ -1,9 +1,9 @@
 """Photographs as JPEG or WebP and sound as Opus, for tensors that a device sends whole.
 
-A codec is written as one string, which stands in cut tables: `jpeg:90`, `webp:80` (quality 1 to 100) or
-`opus:24@16000` (kbit/s, then the samples per second, 16,000 if left out). Whatever is decoded is hostile: its
-size is checked before the memory is taken. A decoder is a library in C, so a server that is open to strangers
-runs such models isolated.
+Cut tables name a codec by one string: `jpeg:90`, `webp:80` (quality 1 to 100) or `opus:24@16000` (kbit/s,
+then the samples per second, 16,000 if left out). Files to decode may be hostile: the size is checked before
+the memory is taken. Decoders are libraries in C, so a server that is open to strangers runs such models
+isolated.
 """
 
 import importlib
@@ -25,10 +25,10 @@ _CODEC: Final = re.compile(r"(?P<name>jpeg|webp|opus)(?::(?P<quality>\d{1,3}))?(
 _QUALITY: Final = {"jpeg": 90, "webp": 80, "opus": 24}
 OPUS_RATES_HZ: Final = (8000, 12000, 16000, 24000, 48000)
 DEFAULT_RATE_HZ: Final = 16_000
-_OPUS_KBIT_S: Final = (6, 256)  # of one channel in libsndfile; its `compression_level` runs from high to low
-_MAX_SCANS: Final = 64  # of a progressive JPEG, each of which costs a pass over all pixels; encoders write 10
+_OPUS_KBIT_S: Final = (6, 256)  # one channel in libsndfile, whose `compression_level` runs from high to low
+_MAX_SCANS: Final = 64  # scans of a progressive JPEG, each a pass over all pixels; encoders write 10
 _START_OF_SCAN: Final = b"\xff\xda"
-_MODES: Final = {1: "L", 3: "RGB"}  # channels -> what Pillow calls them
+_MODES: Final = {1: "L", 3: "RGB"}  # channels -> Pillow's name
 _MAX_DATA_BYTES: Final = 64 << 20
 
 
@@ -37,8 +37,8 @@ class MediaCodec:
     """A codec with its quality.
 
     Attributes:
-        name: the format.
-        quality: 1 to 100 of a photograph, kbit/s of sound.
+        name: name of the format.
+        quality: 1 to 100 for a photograph, kbit/s for sound.
         rate_hz: samples per second of sound.
 
     Raises:
@@ -61,7 +61,7 @@ class MediaCodec:
         """Return the codec that a string such as `jpeg:90` or `opus:24@16000` names.
 
         Raises:
-            DataError: it names none.
+            DataError: the string names no codec.
         """
         match = _CODEC.fullmatch(text)
         if match is None or (match["rate"] and match["name"] != "opus"):
@@ -71,12 +71,12 @@ class MediaCodec:
 
     @property
     def rank(self) -> int:
-        """The number of dimensions of what it codes: 3 for a photograph, 1 for sound."""
+        """The number of dimensions of its arrays: 3 for a photograph, 1 for sound."""
         return 1 if self.name == "opus" else 3
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """What it can decode to."""
+        """Its dtypes for decoding."""
         return ("int16", "float32") if self.name == "opus" else ("uint8",)
 
 
@@ -84,7 +84,7 @@ def encode_media(codec: MediaCodec, array: Array) -> bytes:
     """Return a photograph or sound as a file.
 
     Args:
-        codec: what to write.
+        codec: codec of the file.
         array: a photograph as uint8 [H, W, 3] in RGB or [H, W, 1] in grey, or one channel of sound as
             int16 [T] or float32 [T] in -1..1.
 
@@ -100,7 +100,7 @@ def encode_media(codec: MediaCodec, array: Array) -> bytes:
     file = io.BytesIO()
     try:
         image = image_type.fromarray(np.ascontiguousarray(array if array.shape[2] > 1 else array[:, :, 0]))
-        # Without subsampling of colours nothing but the quality decides; method 0 of WebP is the fast one.
+        # Without subsampling of colours only the quality decides; method 0 of WebP is the fast one.
         options = {"subsampling": 0} if codec.name == "jpeg" else {"method": 0}
         image.save(file, codec.name.upper(), quality=codec.quality, **options)
     except (OSError, ValueError) as cause:
@@ -119,11 +119,11 @@ def decode_media(
     """Return a photograph as [H, W, channels], or sound as [T].
 
     Args:
-        codec: what to read; its quality does not matter.
+        codec: codec of the file; its quality does not matter.
         data: a whole file.
-        dtype: `uint8` of a photograph, `int16` or `float32` of sound.
+        dtype: `uint8` for a photograph, `int16` or `float32` for sound.
         max_bytes: size limit of the array, and of the file.
-        channels: of a photograph: 3 in RGB, or 1 in grey.
+        channels: channels of a photograph: 3 in RGB, or 1 in grey.
 
     Raises:
         DataError: the file is malformed, cut off, larger than `max_bytes`, of another format or neither in
@@ -141,7 +141,7 @@ def decode_media(
 
 def _decode_photograph(codec: MediaCodec, data: bytes, max_bytes: int, channels: int) -> Array:
     where = codec.name
-    # Not through Image.open, which judges sizes by a limit of its own, and would try other formats.
+    # Not by Image.open, which has its own size limit and would try other formats.
     plugins: Any = _need_pillow("JpegImagePlugin" if codec.name == "jpeg" else "WebPImagePlugin")
     try:
         if codec.name == "jpeg":
@@ -151,7 +151,7 @@ def _decode_photograph(codec: MediaCodec, data: bytes, max_bytes: int, channels:
         else:
             _check_size(
                 (*_read_webp_size(data), channels), max_bytes, where
-            )  # its reader takes memory at once
+            )  # WebP's reader takes the memory at once
             image = plugins.WebPImageFile(io.BytesIO(data))
         _check_size((*image.size, channels), max_bytes, where)
         if image.mode not in ("RGB", "L"):
@@ -159,7 +159,7 @@ def _decode_photograph(codec: MediaCodec, data: bytes, max_bytes: int, channels:
         pixels = np.array(image.convert(_MODES[channels]))
         return pixels if channels > 1 else pixels[:, :, None]
     except (OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, struct.error) as cause:
-        # Readers raise all of these for malformed files, SyntaxError for what is of another format.
+        # Readers raise all of these for malformed files, SyntaxError for other formats.
         raise DataError(f"{where}: the photograph cannot be read: {cause}") from cause
 
 
@@ -173,7 +173,7 @@ def _read_webp_size(data: bytes) -> tuple[int, int]:
     """Return width and height as the first chunk of a WebP states them.
 
     Raises:
-        DataError: it is no WebP.
+        DataError: the data is no WebP.
 
     Source: RFC 9649, sections 2.5 to 2.7.
     """
@@ -231,6 +231,6 @@ def _need_pillow(module: str) -> Any:
 def _need_soundfile() -> Any:
     try:
         import soundfile
-    except (ImportError, OSError) as cause:  # OSError: it finds no libsndfile
+    except (ImportError, OSError) as cause:  # OSError: libsndfile is missing
         raise BackendError(f"Opus needs the package soundfile; {install_command('offload-audio')}") from cause
     return soundfile

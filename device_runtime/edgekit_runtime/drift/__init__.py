@@ -1,1 +1,1 @@
-"""Drift statistics: how far inputs and outputs of a model are from those of its calibration; no labels."""
+"""Drift statistics: distance of a model's inputs and outputs from the calibration's, without labels."""

@@ -1,6 +1,6 @@
 """Whether the first output of a model holds class scores, by its shape or by a field of its manifest.
 
-The shape alone proves nothing: a regression, a time series and an embedding have it, too.
+The shape alone proves nothing: a regression, a time series and an embedding may have the same shape.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ def class_count(spec: TensorSpec) -> int:
 
 
 def find_statement(figures: Mapping[str, JsonValue], output: str) -> str | None:
-    """Return which field of a manifest says that an output holds class scores, or None.
+    """Return the manifest's field that says that an output holds class scores, or None.
 
     Args:
         figures: figures in the manifest.
@@ -32,7 +32,7 @@ def find_statement(figures: Mapping[str, JsonValue], output: str) -> str | None:
     """
     if figures.get("class_output") == output:
         return "figures.class_output"
-    # Not `agreement`: before there was `class_output`, that was chosen by the shape alone without labels.
+    # Not `agreement`: before `class_output` existed, that was chosen by the shape alone without labels.
     score: Any = figures.get("score")
     if isinstance(score, Mapping) and score.get("metric") in ("top1", "top5"):
         return "figures.score.metric"

@@ -15,19 +15,20 @@ from edgekit_runtime.drift.reference import ClassReference, parse_references
 from edgekit_runtime.drift.sketches import ClassSketch, ValueSketch
 from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
-VALUES: Final = 512  # of one tensor that are counted of one call
+VALUES: Final = 512  # values of a tensor that are counted per call
 MAX_DOCUMENT_BYTES: Final = 2000
 _MAX_TENSORS: Final = 4
-_MAX_ROWS: Final = 4  # of a batch of class scores
+_MAX_ROWS: Final = 4  # counted rows of a batch of class scores
 
 
 class Drift:
     """Statistics of the inputs and outputs of one version.
 
     Attributes:
-        looked_at: number of counted calls, each with the weight that it has left.
+        looked_at: sum of the present weights of the counted calls.
         looks: number of counted calls; they lose no weight.
-        not_finite: number of them whose answer had NaN or infinity, to inputs without; they lose no weight.
+        not_finite: number of counted calls with NaN or infinity in the answer but not in the inputs; they
+            lose no weight.
     """
 
     __slots__ = ("_classes", "_inputs", "_outputs", "_window", "looked_at", "looks", "not_finite")
@@ -43,12 +44,12 @@ class Drift:
 
         Args:
             inputs: inputs of the model; the first few numeric ones are counted.
-            outputs: outputs of the model; as for `inputs`.
+            outputs: outputs of the model, counted likewise.
             figures: figures of the manifest, with the reference if the package has one.
             window: number of counted calls after which all earlier ones lose half their weight.
 
         Raises:
-            ManifestError: the reference is malformed, or of another model.
+            ManifestError: the reference is malformed, or belongs to another model.
         """
         before, after = parse_references(figures)
         self._window = window
@@ -59,7 +60,7 @@ class Drift:
         }
         classes = class_output(outputs)
         if after or classes is None or find_statement(figures, classes.name) is None:
-            classes = None  # a reference alone says which outputs are classes
+            classes = None  # only a reference says which outputs are classes
         self._outputs: dict[str, ValueSketch] = {}
         self._classes: dict[str, ClassSketch] = {}
         for spec in outputs[: max(_MAX_TENSORS - len(self._inputs), 1)]:
@@ -77,7 +78,7 @@ class Drift:
         return [(name, pick(inputs[name], phase)) for name in self._inputs if inputs[name].size]
 
     def judge(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-        """Count the answer to one call if it has NaN or infinity, and none of all its inputs has."""
+        """Count the answer to a call if it has NaN or infinity, although its inputs have none."""
         if not _are_finite(outputs.values()) and _are_finite(inputs.values()):
             self.not_finite += 1
 
@@ -132,5 +133,5 @@ def pick(array: Array, phase: float) -> Array:
         phase: 0..1, which value is the first; another phase picks other values.
     """
     step = -(-array.size // VALUES)
-    with np.errstate(over="ignore"):  # of float64; a sketch counts infinity apart
+    with np.errstate(over="ignore"):  # of float64; a sketch counts infinity separately
         return array.reshape(-1)[int(phase * step) :: step].astype(np.float32)

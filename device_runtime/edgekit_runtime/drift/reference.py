@@ -11,10 +11,10 @@ from typing import Any, Final
 from edgekit_runtime.canonical_json import Fields, JsonValue
 from edgekit_runtime.errors import ManifestError
 
-CLASSES: Final = 32  # classes beyond are folded: class number modulo this
+CLASSES: Final = 32  # further classes are folded: class number modulo this
 CONFIDENCES: Final = 10
-# Values this far outside, in spans of the calibrated range, are what other samples of the same kind have; as
-# the toolkit's warning about a range trap.
+# Other samples of the same kind may have values this far outside, in spans of the calibrated range; as in the
+# toolkit's warning about a range trap.
 MARGIN: Final = 0.05
 
 
@@ -26,7 +26,7 @@ class ValueReference:
         low: the smallest value.
         high: the largest.
         edges: edges of the bins within `low - margin .. high + margin`, ascending.
-        shares: shares of the values in each bin, one more than edges.
+        shares: share of the values in each bin; there is one more bin than edges.
 
     Raises:
         ManifestError: a field has the wrong type or value.

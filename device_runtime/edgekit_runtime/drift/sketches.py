@@ -1,6 +1,6 @@
 """Small summaries of values and of class scores, and their distance from a reference.
 
-A summary takes a few hundred bytes, however many values it counts.
+A summary takes a few hundred bytes for any number of values.
 """
 
 import math
@@ -15,9 +15,9 @@ from edgekit_runtime.drift.reference import CLASSES, CONFIDENCES, ClassReference
 from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.tensors import Array
 
-_LEAST_SHARE: Final = 0.002  # less counts as this: a reference of few samples cannot tell it from nothing
+_LEAST_SHARE: Final = 0.002  # smaller shares count as this: few samples cannot distinguish them from 0
 _LEAST_PROBABILITY: Final = 1e-12
-_LEAST_LOGIT: Final = -80.0  # below the best; less adds nothing, and -inf would make NaN
+_LEAST_LOGIT: Final = -80.0  # relative to the best; less adds nothing, and -inf would make NaN
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class ValueSketch:
                 before = until
         wide = values.astype(np.float64)
         mean = float(np.add.reduce(wide)) / count
-        wide -= mean  # first, as squares of values far from 0 would drown the spread
+        wide -= mean  # first, because squares of values far from 0 would hide the spread
         self.moments.merge(Moments(count, mean, float(wide.dot(wide)), low, high))
 
     def halve(self) -> None:
@@ -178,7 +178,7 @@ class ClassSketch:
             self.is_probabilities = are_probabilities(scores)
         if self.is_probabilities:
             scores = np.log(np.maximum(scores, _LEAST_PROBABILITY))
-        best = int(scores.argmax())  # of a NaN, where there is one
+        best = int(scores.argmax())  # the index of a NaN, if there is one
         if not math.isfinite(scores[best]):
             return
         apart = np.maximum(scores - scores[best], _LEAST_LOGIT)
@@ -220,8 +220,8 @@ def are_probabilities(scores: Array) -> bool:
 def find_distance(counts: Sequence[float], shares: Sequence[float]) -> float | None:
     """Return the population stability index of counts against the shares of a reference; None without counts.
 
-    0 is equal; by the usual rule, from 0.1 on it is worth a look and from 0.25 on something has changed. With
-    n counts in b bins chance alone makes about (b - 1) / n.
+    0 means equal. By the usual rule, 0.1 and more is worth a look, and 0.25 and more is a change. With n
+    counts in b bins, chance alone makes about (b - 1) / n.
 
     Source: B. Yurdakul, Statistical properties of population stability index (2018), sections 1 and 3.
     """

@@ -1,4 +1,4 @@
-"""The protocol's names of datatypes; it has no name for bfloat16 in numpy, and no model here takes BYTES."""
+"""The protocol's names of datatypes, without bfloat16 (numpy lacks it) and BYTES (no model takes it)."""
 
 from collections.abc import Mapping
 from typing import Final

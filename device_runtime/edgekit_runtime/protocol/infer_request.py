@@ -1,7 +1,7 @@
-"""Inference requests: JSON to what it asks of a model, and back.
+"""Inference requests: conversion from JSON and back.
 
-What follows from the JSON alone is decided here, so that a server can keep it for the next request with the
-same JSON. No tensor is read but those that stand in the JSON itself.
+This module decides all that follows from the JSON alone, so that a server can keep it for the next request
+with the same JSON. It reads only tensors in the JSON itself.
 """
 
 import json
@@ -25,7 +25,7 @@ class SharedPlace(NamedTuple):
     """A place in shared memory.
 
     Attributes:
-        region: its name.
+        region: name of the region.
         offset_bytes: offset from the start of the region.
         size_bytes: size of the place.
     """
@@ -45,11 +45,11 @@ class SharedPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InferTensor:
-    """One tensor of a request or a response; its values stand in exactly one of three places.
+    """One tensor of a request or a response; its values are in exactly one of three places.
 
     Attributes:
         name, dtype, shape: name, dtype and shape of the tensor.
-        start_bytes: where its binary data begin, counted from the end of the JSON.
+        start_bytes: begin of its binary data, counted from the end of the JSON.
         shared: its place in shared memory, or None.
         values: its values from the JSON, as a `NumberArray` while a long array is not read yet; or None.
     """
@@ -63,7 +63,7 @@ class InferTensor:
 
     @property
     def binary_bytes(self) -> int:
-        """The size of its binary data, 0 if its values stand elsewhere."""
+        """The size of its binary data, 0 if its values are elsewhere."""
         is_elsewhere = self.shared is not None or self.values is not None
         return 0 if is_elsewhere else math.prod(self.shape) * self.dtype.itemsize
 
@@ -110,7 +110,7 @@ class InferRequest:
     has_json_outputs: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        # Kept, since every request with the same JSON asks for them.
+        # Kept, because every request with the same JSON needs them.
         object.__setattr__(self, "binary_bytes", sum(tensor.binary_bytes for tensor in self.inputs))
         object.__setattr__(self, "shares_outputs", any(output.shared for output in self.outputs))
         writes = any(output.shared is None and not output.is_binary for output in self.outputs)
@@ -118,7 +118,7 @@ class InferRequest:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether the next request with the same JSON means the same: no values stand in it."""
+        """Whether the next request with the same JSON means the same: it contains no values."""
         return all(tensor.values is None for tensor in self.inputs)
 
 
@@ -126,7 +126,7 @@ def encode_request(request: InferRequest) -> bytes:
     """Return the JSON of a request; the binary data follow it.
 
     Raises:
-        DataError: the protocol has no such dtype, or JSON no such value.
+        DataError: the protocol lacks a dtype, or JSON lacks a value.
     """
     parameters: dict[str, Any] = {}
     document: dict[str, Any] = {"inputs": list(map(_encode_input, request.inputs)), "parameters": parameters}
@@ -172,12 +172,12 @@ def decode_request(
     """Return the request in a JSON document to a model with these inputs and outputs.
 
     Args:
-        document: the object in its JSON, maybe with a `NumberArray` instead of a list.
+        document: the JSON object, maybe with a `NumberArray` instead of a list.
         inputs: inputs of the model.
         outputs: outputs of the model.
 
     Raises:
-        RequestError: not a request of the protocol, or not one that fits the model.
+        RequestError: it is not a request of the protocol, or does not fit the model.
     """
     parameters = take_field(document, "parameters", "the request", dict, {})
     for name in ("sequence_id", "sequence_start", "sequence_end"):
@@ -198,7 +198,7 @@ def decode_request(
 def _decode_inputs(document: Mapping[str, Any], specs: Sequence[TensorSpec]) -> tuple[InferTensor, ...]:
     known = {spec.name: spec for spec in specs}
     tensors: dict[str, InferTensor] = {}
-    sizes: dict[int | str, tuple[str, int]] = {}  # of each dimension, and the first input that has it
+    sizes: dict[int | str, tuple[str, int]] = {}  # size of each dimension, and the first input with it
     start_bytes = 0
     for entry in take_field(document, "inputs", "the request", list):
         name = _take_name(entry, known, tensors, "input")
@@ -259,7 +259,7 @@ def _take_shape(entry: Mapping[str, Any], spec: TensorSpec, where: str) -> tuple
         raise RequestError(400, f"{where}: shape is {show(shape)}, expected {list(spec.shape)}")
     for size, wanted in zip(shape, spec.shape, strict=True):
         # No model is trained on tensors without elements, and engines divide by sizes.
-        # Of the type itself: 4.0 and true equal sizes too, and numpy takes neither for one.
+        # Exactly this type: 4.0 and true also equal sizes, but numpy accepts neither as a size.
         is_size = type(size) is int and 1 <= size <= MAX_DIMENSION
         if type(size) is not int or (size != wanted and not (isinstance(wanted, str) and is_size)):
             raise RequestError(400, f"{where}: shape is {show(shape)}, expected {list(spec.shape)}")

@@ -1,4 +1,4 @@
-"""Inference responses: outputs to JSON, and JSON to where the values of the outputs stand."""
+"""Inference responses: outputs to JSON, and JSON to the places of output values."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ _dump = json.JSONEncoder(separators=(",", ":")).encode
 def encode_response(
     names: Mapping[str, str], request: InferRequest, arrays: Sequence[Array], limit_bytes: int
 ) -> Sliced[tuple[memoryview, int]]:
-    """Return the JSON of a response, and how many bytes of binary data follow it.
+    """Return the JSON of a response, and the number of bytes of binary data behind it.
 
     Args:
         names: `model_name` and `model_version`.
-        request: the request that is answered.
+        request: the request to answer.
         arrays: the outputs that it names.
         limit_bytes: limit of the JSON.
 
@@ -76,7 +76,7 @@ def decode_response(text: bytes) -> list[InferTensor]:
     """Return the outputs that the JSON of a response describes.
 
     Raises:
-        TransportError: it is no response of the protocol.
+        TransportError: the text is no response of the protocol.
     """
     outputs: list[InferTensor] = []
     start_bytes = 0

@@ -29,7 +29,7 @@ def load_object(data: bytes, where: str, places: Iterable[object] = ()) -> dict[
         places: the value of each `Infinity`, in order; any further one is refused.
 
     Raises:
-        RequestError: not an object, not JSON, not UTF-8, with NaN, or nested too deeply.
+        RequestError: `data` is not an object, not JSON, not UTF-8, contains NaN, or is nested too deeply.
     """
     try:
         value = json.loads(data.decode("utf-8"), parse_constant=functools.partial(_take_place, iter(places)))
@@ -43,7 +43,7 @@ def load_object(data: bytes, where: str, places: Iterable[object] = ()) -> dict[
 
 
 def load_small(body: memoryview) -> dict[str, Any]:
-    """Return the JSON object of a request that is no inference; a long one would hold up the event loop.
+    """Return the JSON object of a request that is no inference; a long one would block the event loop.
 
     Raises:
         RequestError: `body` is not a JSON object, or too long.
@@ -56,17 +56,17 @@ def load_small(body: memoryview) -> dict[str, Any]:
 def take_field(
     fields: Mapping[str, Any], name: str, where: str, kind: type[Value], default: Value | None = None
 ) -> Value:
-    """Return the field `name`, or `default` where it is missing or null.
+    """Return the field `name`, or `default` if it is missing or null.
 
     Args:
         fields: fields of a JSON object.
         name: name of the field.
         where: the object, for messages.
-        kind: exactly this type; whole numbers start at 0.
-        default: None if the field must be there.
+        kind: exact type of the field; whole numbers start at 0.
+        default: default value; None if the field is required.
 
     Raises:
-        RequestError: it is of another type, or missing without a default.
+        RequestError: the field has another type, or is missing without a default.
     """
     value = fields.get(name)
     if value is None:

@@ -1,8 +1,8 @@
 """Tensors as JSON: values to arrays and back, long arrays a piece at a time.
 
-Python's own reader takes a document whole, some 30 ms a MiB. So long arrays of numbers are cut out of it
-first. What is left is short and goes to Python's reader, and so does each piece of an array. A document with
-much else than numbers is refused.
+Python's own reader takes a document as a whole, some 30 ms per MiB. So long arrays of numbers are cut out
+first. The rest is short and goes to Python's reader, as does each piece of an array. A document with much
+other content than numbers is refused.
 """
 
 import json
@@ -18,18 +18,18 @@ from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.protocol.json_fields import load_object
 from edgekit_runtime.tensors import Array
 
-_LONG_BYTES: Final = 256  # an array of more is cut out
-_MAX_REST_BYTES: Final = 64 << 10  # of a document without its long arrays; takes 2 ms
-_MAX_VALUE_BYTES: Final = 64 << 10  # of one number, with the spaces around it
+_LONG_BYTES: Final = 256  # longer arrays are cut out
+_MAX_REST_BYTES: Final = 64 << 10  # limit of a document without its long arrays; takes 2 ms
+_MAX_VALUE_BYTES: Final = 64 << 10  # limit of one number with the spaces around it
 _PIECE_BYTES: Final = 2 << 10
 _STRINGS_AT_ONCE: Final = 64
-_PLACE: Final = b"Infinity"  # no JSON, so no client can have written it
+_PLACE: Final = b"Infinity"  # not JSON, so no client can have written it
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-# Brackets are blanked before the numbers are read, so their places are checked on their own.
+# Brackets are blanked before the numbers are read, so their places are checked separately.
 _BLANKED: Final = bytes.maketrans(b"[]", b"  ")
 _OTHERS: Final = bytes(set(range(256)) - set(b"[],"))
 _MISPLACED: Final = re.compile(rb"[^\[,\s]\s*\[|\][ \t\r\n]*[^\],\s]")
-_VALUES_AT_ONCE: Final = 64  # written in some 70 us
+_VALUES_AT_ONCE: Final = 64  # number of values written in some 70 us
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _JSON_KINDS: Final = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float)}
 
@@ -49,12 +49,12 @@ def finish(work: Sliced[Result]) -> Result:
 
 
 def read_values(data: object, dtype: "np.dtype[Any]", shape: tuple[int, ...], where: str) -> Array:
-    """Return the values of a JSON array, which is flat or nested as the shape.
+    """Return the values of a JSON array, which is flat or nested like the shape.
 
     The types are checked first: numpy would turn strings and truth values into numbers, and round.
 
     Raises:
-        RequestError: it does not have that shape, or a value is not of that type.
+        RequestError: the array does not have that shape, or a value is not of that type.
     """
     count = math.prod(shape)
     flat: Any = data
@@ -102,7 +102,7 @@ def write_values(array: Array) -> Iterator[bytes]:
 
 
 def _check_range(flat: list[Any], dtype: "np.dtype[Any]") -> None:
-    """Raise OverflowError where numpy does not: before 2.0 it wraps integers, and 1e400 is infinite."""
+    """Raise OverflowError if numpy does not: before 2.0 it wraps integers, and 1e400 is infinite."""
     if dtype.kind == "f" and not all(map(math.isfinite, flat)):
         raise OverflowError
     if dtype.kind in "iu" and flat:
@@ -112,7 +112,7 @@ def _check_range(flat: list[Any], dtype: "np.dtype[Any]") -> None:
 
 
 class NumberArray:
-    """A JSON array in a document, by its place: to copy it would take long, too."""
+    """A JSON array in a document, by its place: a copy would take long."""
 
     __slots__ = ("_begin", "_document", "_end")
 
@@ -132,13 +132,13 @@ class NumberArray:
             where: name of the tensor, for messages.
 
         Raises:
-            RequestError: it is no JSON, does not have that shape, or a value is not of that type.
+            RequestError: the text is no JSON or has another shape, or a value is not of that type.
         """
         text, start, last, count = self._document, self._begin, self._end, math.prod(shape)
         refusal = RequestError(
             400, f"{where}: data is not {count} values, flat or nested as shape {list(shape)} says"
         )
-        if count > last - start:  # else what is expected would fill the memory
+        if count > last - start:  # else the expected array would fill the memory
             raise refusal
         is_nested = text[start + 1 : start + _PIECE_BYTES].lstrip()[:1] == b"["
         marks = _list_marks(shape if is_nested else (count,))
@@ -168,7 +168,7 @@ def load_document(data: bytes, where: str) -> Sliced[dict[str, Any]]:
     """Return the JSON object in `data`, with a `NumberArray` instead of each long array of numbers.
 
     Raises:
-        RequestError: not an object, not JSON, nested too deeply, or too long without these arrays.
+        RequestError: `data` is not an object, not JSON, nested too deeply, or too long without these arrays.
     """
     rest: list[bytes] = []
     arrays: list[NumberArray] = []
@@ -199,7 +199,7 @@ def load_document(data: bytes, where: str) -> Sliced[dict[str, Any]]:
 
 
 def _cut_array(data: bytes, gap: tuple[int, int], arrays: list[NumberArray], where: str) -> bytes:
-    """Move the array in a gap between two strings to `arrays` where it is long; returns what is left."""
+    """Move a long array in a gap between two strings to `arrays`; return the rest of the gap."""
     start, stop = gap
     if stop - start > _LONG_BYTES:
         begin = data.find(b"[", start, stop)
@@ -218,7 +218,7 @@ def _refuse_place(gap: bytes, where: str) -> bytes:
 
 
 def _list_marks(shape: tuple[int, ...]) -> bytes:
-    """Return the brackets and commas of an array of that shape, one of no axes as a list of one value."""
+    """Return the brackets and commas of an array of that shape; without axes, of a list of one value."""
     marks = b""
     for size in reversed(shape or (1,)):
         marks = b"[" + (marks + b",") * (size - 1) + marks + b"]"

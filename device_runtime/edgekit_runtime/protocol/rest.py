@@ -20,11 +20,11 @@ HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 """The header that states how much of a body is JSON; binary data follow."""
 
 REPOSITORY_INDEX: Final = "/v2/repository/index"
-_MAX_MESSAGE: Final = 2000  # characters: a message may quote what a client sent
+_MAX_MESSAGE: Final = 2000  # characters: a message may quote a client's text
 
 
 def quote_segment(text: str) -> str:
-    """Return `text` as one segment of a path, which it cannot leave: no slash, no space, no line end."""
+    """Return `text` as one safe segment of a path: no slash, no space, no line end."""
     return quote(text, safe="", errors="surrogatepass")
 
 
@@ -46,7 +46,7 @@ def region_path(name: str, action: str) -> str:
 
 @functools.lru_cache(256)
 def parse_infer_path(path: str) -> tuple[str, str | None] | None:
-    """Return name and version of the model that an inference at `path` asks for, or None for another path."""
+    """Return the name and version of the model in an inference's path, or None for another path."""
     match [unquote(part) for part in path.strip("/").split("/")]:
         case ["v2", "models", name, "infer"]:
             return name, None

@@ -1,1 +1,1 @@
-"""Offloading: a model that runs on this device, on a server, or split between both, as measurements say."""
+"""Offloading: runs a model on this device, on a server, or split between both, by measurements."""

@@ -15,11 +15,11 @@ _logger = logging.getLogger(__name__)
 def open_offload(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> Session:
     """Return a session that runs the model where it is fastest; the plain local one without a server.
 
-    Options that cannot be used say nothing of the package, so the model then runs here.
+    Options that cannot be used say nothing about the package, so the model then runs here.
 
     Args:
-        package: verified.
-        choice: of the name `offload`; its fallback is the local backend.
+        package: the verified package.
+        choice: backend with the name `offload`; its fallback is the local backend.
         threads: threads of one inference, or None.
 
     Raises:

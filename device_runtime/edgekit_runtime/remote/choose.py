@@ -1,6 +1,7 @@
-"""Chooses the plan for the next request from a cut table and the conditions of the moment.
+"""Chooses the plan for the next request from a cut table and the present conditions.
 
-Pure, and microseconds: no clock, no numpy, no I/O. It does not estimate the conditions (`link_estimate`).
+It is pure and takes microseconds: no clock, no numpy, no I/O. It does not estimate the conditions
+(`link_estimate`).
 """
 
 import math
@@ -17,11 +18,11 @@ from edgekit_runtime.remote.latency_model import (
     slowest_stage_s,
 )
 
-HYSTERESIS: Final = 0.10  # a plan must be better than the current one by this share, at first
-LOADED: Final = 0.95  # load of a server from which on devices stay local
+HYSTERESIS: Final = 0.10  # a plan must at first be better than the current one by this share
+LOADED: Final = 0.95  # from this load of a server on devices stay local
 _PATIENCE: Final = 4  # decisions after which half of the hysteresis is left
-_LEAST_GAIN: Final = 1e-4  # of a switch, as a share: below it is rounding
-_TIE: Final = 1e-6  # weight of latency between plans that take the same of a server
+_LEAST_GAIN: Final = 1e-4  # least gain of a switch, as a share: less is rounding
+_TIE: Final = 1e-6  # weight of latency between plans that cost a server the same
 _MBIT: Final = 1e6
 _MS: Final = 1e3
 _GOALS: Final[dict[Objective, str]] = {
@@ -34,12 +35,12 @@ _GOALS: Final[dict[Objective, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """What to choose for.
+    """What a choice optimises.
 
     Attributes:
-        objective: as in a cut table.
-        deadline_s: latency that is good enough, where energy or capacity counts; None for that of the table.
-        plan: name of the plan to run wherever it can be used, or None to choose.
+        objective: objective, as in a cut table.
+        deadline_s: latency that is good enough, for energy or capacity; None for the table's.
+        plan: name of the plan to run whenever it can be used, or None to choose.
     """
 
     objective: Objective = "latency"
@@ -52,8 +53,8 @@ class RunnerUp:
     """The best of the plans that were not chosen.
 
     Attributes:
-        name: of the plan.
-        predicted_s: its latency.
+        name: name of the plan.
+        predicted_s: its predicted latency.
         cost: see `PlanChoice`.
     """
 
@@ -64,22 +65,23 @@ class RunnerUp:
 
 @dataclass(frozen=True, slots=True)
 class PlanChoice:
-    """A plan, and why.
+    """A plan, and the reasons.
 
     Attributes:
-        plan: what to run.
-        predicted_s: its latency.
-        conditions: what it was chosen for.
-        cost: 1 where it is too late, which then counts as latency, and what the objective wants least of:
-            seconds of latency, of the slowest stage or of the server, or joules.
-        objective: what was wanted.
-        limit_s: latency that is good enough, where energy or capacity counts.
-        other: the best of the other plans, or None; better than `plan` where that runs already, and a switch
-            needs more.
+        plan: the plan to run.
+        predicted_s: its predicted latency.
+        conditions: the conditions for which it was chosen.
+        cost: two numbers. The first is 1 if the plan is too late; the second is then its latency. Else the
+            second is what the objective minimises: seconds of latency, of the slowest stage or of the server,
+            or joules.
+        objective: the objective of the choice.
+        limit_s: latency that is good enough, for energy or capacity.
+        other: the best of the other plans, or None; it may be better than `plan` if that runs already,
+            because a switch needs a larger gain.
         challenges: how often in a row another plan was better than the current one, by less than a switch
             needs.
-        cause: why no plan with a server was looked at, or empty.
-        is_forced: whether the plan was asked for by name.
+        cause: why no plan with a server was considered, or empty.
+        is_forced: whether the plan was requested by name.
     """
 
     plan: OffloadPlan
@@ -95,7 +97,7 @@ class PlanChoice:
 
     @property
     def reason(self) -> str:
-        """One sentence that says why."""
+        """One sentence on the reason."""
         own = self._judge(self.predicted_s, self.cost)
         if self.is_forced:
             return f"{self.plan.name} was asked for by name" + (f"; {self.cause}" if self.cause else "")
@@ -112,7 +114,7 @@ class PlanChoice:
         return text + ", which is too little better to switch yet" * (other.cost < self.cost)
 
     def _judge(self, predicted_s: float, cost: tuple[float, float]) -> str:
-        """Return what is compared of a plan, in words."""
+        """Return the compared figure of a plan, in words."""
         taken = f"{predicted_s * _MS:.3g} ms"
         if not math.isfinite(predicted_s):
             return "for ever"
@@ -138,18 +140,18 @@ def choose(
     server_load: float = 0.0,
     cause: str = "",
 ) -> PlanChoice:
-    """Return what to run next.
+    """Return the next plan.
 
-    The least cost wins, but a plan that takes over from the current one must be better by 10 %. The longer
-    it stays better, the less is asked: half after four decisions, a quarter after eight.
+    The least cost wins, but a plan that replaces the current one must be better by 10 %. The longer it stays
+    better, the smaller the required gain: half after four decisions, a quarter after eight.
 
     Args:
         table: the plans.
-        conditions: what they are judged by.
-        current: the decision before this one, or None.
-        preference: what to choose for; by default the objective of the table.
-        usable: names of the plans whose server part answers rightly; None for all.
-        server_load: load of the server as a share of what it can do; over `LOADED` the device stays local.
+        conditions: the conditions under which they are compared.
+        current: the previous decision, or None.
+        preference: what to optimise; by default the objective of the table.
+        usable: names of the plans whose server part answers correctly; None for all.
+        server_load: load of the server as a share of its capacity; over `LOADED` the device stays local.
         cause: why no server can be used now, or empty.
     """
     preference = preference or Preference(table.objective)
@@ -192,10 +194,10 @@ def choose(
 def _list_plans(
     table: CutTable, forced: str | None, usable: Collection[str] | None, cause: str
 ) -> tuple[list[OffloadPlan], str]:
-    """Return the plans that can run, or the one that was asked for by name; and why no others.
+    """Return the plans that can run, or the one requested by name; and why no others.
 
-    Where the device cannot run the model, a server that failed or is loaded is asked all the same. If it has
-    proved no plan at all, all are returned; a session has one proved before it sends anything.
+    If the device cannot run the model, plans with a server that failed or is loaded are returned too. If the
+    server has proved no plan at all, all are returned; a session lets it prove one before it sends anything.
     """
     local = table.local
     proved = [
@@ -217,7 +219,7 @@ def _list_plans(
 def _resist(
     best: OffloadPlan, current: PlanChoice, costs: dict[str, tuple[float, float]]
 ) -> tuple[OffloadPlan, int]:
-    """Return the plan that wins against the current one, and how often in a row that was close."""
+    """Return the plan that wins over the current one, and how often in a row that was close."""
     is_late, cost = costs[current.plan.name]
     best_is_late, best_cost = costs[best.name]
     share = HYSTERESIS * 0.5 ** (current.challenges / _PATIENCE)

@@ -25,24 +25,24 @@ Objective: TypeAlias = Literal["latency", "energy", "throughput", "capacity"]
 _Bytes: TypeAlias = Annotated[float, Range(0, 1 << 40)]
 _Seconds: TypeAlias = Annotated[float, Range(0, 3600)]
 _Joules: TypeAlias = Annotated[float, Range(0, 10**6)]
-_Value: TypeAlias = Annotated[float, Range(-1e39, 1e39)]  # of a float32
+_Value: TypeAlias = Annotated[float, Range(-1e39, 1e39)]  # a float32
 
 
 @dataclass(frozen=True, slots=True)
 class PlanCosts:
-    """What one request costs with a plan, without the link; measured for one row on unloaded machines.
+    """Costs of one request with a plan, without the link; measured for one row on unloaded machines.
 
     Attributes:
-        device_s: time on the device: kernels, and coding of what is sent and received.
+        device_s: time on the device: kernels, and coding of sent and received tensors.
         server_s: time on the server: kernels and decoding.
-        upload_bytes, download_bytes: what request and response take of the link, with heads, TLS and the
-            headers of packets (`wire_bytes`); the mean of the samples.
-        request_s: of the time on the device, what a request takes beside kernels and coding.
+        upload_bytes, download_bytes: bytes of request and response on the link, with heads, TLS and the
+            headers of packets (`wire_bytes`); means over the samples.
+        request_s: part of `device_s` that a request takes beside kernels and coding.
         device_j: energy of the device in `device_s`, above idle; None if unknown.
         is_measured: whether the plan was run as it is; otherwise its times are sums over kernels.
-        plain_bytes: the request without compression; None where it is not compressed, or unknown.
-        compress_s, decompress_s: what compression takes of `device_s` and of `server_s`.
-        server_request_s: of the time on the server, what a request takes beside kernels and coding.
+        plain_bytes: bytes of the request without compression; None if it is not compressed, or unknown.
+        compress_s, decompress_s: parts of `device_s` and of `server_s` for compression.
+        server_request_s: part of `server_s` that a request takes beside kernels and coding.
     """
 
     device_s: _Seconds
@@ -60,11 +60,11 @@ class PlanCosts:
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    """When a cascade sends a request to the server: where its small model is not sure.
+    """When a cascade sends a request to the server: if its small model is not sure.
 
     Attributes:
         output: the output of the head that holds scores of classes in its last axis.
-        least_margin: the difference of the two highest scores from which on the head's answer is taken.
+        least_margin: least difference of the two highest scores at which the head's answer is used.
         share: share of the calibration samples that go to the server.
     """
 
@@ -75,16 +75,15 @@ class Escalation:
 
 @dataclass(frozen=True, slots=True)
 class InputCodes:
-    """What a head codes of an input: integers at equal steps, with one range for each channel or for all.
+    """Values that a head can code: integers at equal steps, with one range for each channel or for all.
 
-    Values beyond that range would be clipped, so a request with such values goes another way.
+    Values beyond that range would be clipped, so a request with such values uses another plan.
 
     Attributes:
         lowest, highest: values of the first and the last code.
-        step: distance of the values of two codes.
-        axis: of the channels.
-        is_grid: whether values must lie on those steps, as those of all samples did; otherwise they are
-            rounded.
+        step: distance between the values of two adjacent codes.
+        axis: axis of the channels.
+        is_grid: whether values must lie on those steps, as in all samples; otherwise they are rounded.
 
     Raises:
         ValueError: there are no channels, their numbers differ, or a step is 0.
@@ -107,17 +106,18 @@ class OffloadPlan:
     """One way to run the model.
 
     Attributes:
-        name: unique in the table; `local` runs the whole model on the device.
-        costs: what a request costs.
-        head: the submodel that runs on the device first; None where the inputs are sent as they are.
-        tail: the name of the model on the server; None where nothing is sent.
+        name: name, unique in the table; `local` runs the whole model on the device.
+        costs: costs of a request.
+        head: the submodel that runs on the device first; None if the inputs are sent as they are.
+        tail: the name of the model on the server; None if nothing is sent.
         media: tensor that is sent -> codec and quality, such as `jpeg:90`. The tail takes its bytes.
-        compression: of the request's body, where it pays at the moment (`latency_model.as_sent`).
-        escalation: of a cascade; then `head` answers by itself where it is sure.
-        codes: input of the model -> the values of it that the head can code; of others, all values.
+        compression: compression of the request's body, used if it pays at the moment
+            (`latency_model.as_sent`).
+        escalation: escalation of a cascade; then `head` answers by itself if it is sure.
+        codes: input of the model -> its values that the head can code; for other inputs, all values.
         answers_changed: share of the samples whose answer is not that of the whole model; None if unknown.
-        leakage_db: lower bound of what an attacker recovers of the input from what is sent, as PSNR; None if
-            unknown, where nothing is sent, and where that is the input itself, be it in a coding.
+        leakage_db: lower bound of how well an attacker recovers the input from the sent tensors, as PSNR;
+            None if unknown, if nothing is sent, or if an input itself is sent, with or without a coding.
 
     Raises:
         ValueError: the fields contradict each other.
@@ -149,16 +149,17 @@ class CutTable:
     """The plans of a package.
 
     Attributes:
-        plans: at least one, the names differ.
-        objective: what the plans were chosen for.
+        plans: the plans, at least one, with different names.
+        objective: the objective for which the plans were chosen.
         device, server: machines that the costs were measured on, such as `Cortex-A76, 4 cores`.
-        latency_limit_s: what 99 % of requests may take, for capacity; what a request may take, for energy.
-        radio_w: power of the device's radio, above idle, from the request until the reply is there; then
+        latency_limit_s: for capacity, limit of 99 % of requests; for energy, limit of a request.
+        radio_w: power of the device's radio, above idle, from the request until the reply has come; with it,
             every plan has `device_j`.
-        version: of this format.
+        version: version of this format.
 
     Raises:
-        ValueError: there are no plans, too many, or two of one name; the objective lacks what it needs.
+        ValueError: there are no plans, too many, or two of one name; or a field that the objective needs is
+            missing.
     """
 
     plans: tuple[OffloadPlan, ...]
@@ -185,7 +186,7 @@ class CutTable:
 
     @property
     def local(self) -> OffloadPlan | None:
-        """The plan that sends nothing; None where the model is too large for the device."""
+        """The plan that sends nothing; None if the model is too large for the device."""
         return next((plan for plan in self.plans if plan.tail is None), None)
 
 
@@ -193,7 +194,7 @@ def read_cut_table(package: OpenedPackage) -> CutTable | None:
     """Return the cut table of a verified package, or None if it has none.
 
     Raises:
-        CutError: it is malformed, or names a submodel that the package does not have.
+        CutError: the table is malformed, or names a submodel that is not in the package.
     """
     paths = [one.path for one in package.manifest.artifacts if one.role == CUT_TABLE_ROLE]
     if not paths:

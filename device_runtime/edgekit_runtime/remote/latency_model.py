@@ -1,7 +1,7 @@
-"""What a request costs with a plan under the conditions of the moment, for each objective.
+"""Costs of a request with a plan under given conditions, for each objective.
 
-Seconds of latency, the slowest stage, joules, or what it keeps of a server. Pure: it measures nothing. The
-planner on the host and the choice on the device use the same model, so that they agree.
+The costs are seconds of latency, of the slowest stage or of server time, or joules. The model is pure: it
+measures nothing. The planner on the host and the choice on the device use the same model, so they agree.
 """
 
 import math
@@ -11,19 +11,19 @@ from typing import Final
 from edgekit_runtime.remote.cut_table import OffloadPlan, PlanCosts
 
 MAX_WAITING: Final = 16  # calls; `edgekit offload serve` and exported replicas refuse further ones
-LATE: Final = 0.01  # share of requests that may miss a limit on latency: it is one of the 99th percentile
+LATE: Final = 0.01  # share of requests that may miss a limit on latency, which is for the 99th percentile
 _BITS: Final = 8
-# TLS and two more copies of each byte that the service receives, measured: 11 to 191 kB, EPYC, one core.
+# TLS and two more copies of each byte that the service receives; measured: 11 to 191 kB, EPYC, one core.
 _SERVED_BYTE_S: Final = 7e-9
-_EXACT_SLACK: Final = 2.0  # service times of waiting up to which the exact formula is used
+_EXACT_SLACK: Final = 2.0  # the exact formula is used for waits up to this many service times
 _BISECTIONS: Final = 24
-_STEEPEST: Final = 50.0  # decay of the waiting time in a service time: that of a server without load
-_FIRST_WINDOW_BYTES: Final = 14_480  # ten segments of 1,448 bytes, with which TCP starts (RFC 6928)
+_STEEPEST: Final = 50.0  # decay of waiting times per service time, of a server without load
+_FIRST_WINDOW_BYTES: Final = 14_480  # ten segments of 1,448 bytes: TCP's first window (RFC 6928)
 _MAX_ROUNDS: Final = 30
-_SEGMENT_BYTES: Final = 1448  # of the payload of TCP in a packet of 1,500 bytes, with time stamps
-_PACKET_BYTES: Final = 52  # what IPv4 and TCP add to each segment
-_RECORD_BYTES: Final = 16_384  # of a record of TLS, at most
-_SEAL_BYTES: Final = 22  # what TLS 1.3 adds to each record
+_SEGMENT_BYTES: Final = 1448  # TCP's payload in a packet of 1,500 bytes, with time stamps
+_PACKET_BYTES: Final = 52  # headers of IPv4 and TCP in each segment
+_RECORD_BYTES: Final = 16_384  # longest record of TLS
+_SEAL_BYTES: Final = 22  # bytes that TLS 1.3 adds to each record
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class LinkState:
     """A connection to a server as it is now.
 
     Attributes:
-        up_bits_per_s, down_bits_per_s: bandwidth to and from the server, as a large transfer over TCP shows
-            it; 0 is a link that is down.
+        up_bits_per_s, down_bits_per_s: bandwidth to and from the server, as seen by a large transfer over
+            TCP; 0 is a link that is down.
         rtt_s: round trip of a small message.
-        window_bytes: what TCP may send before the first acknowledgement; that of a connection that has been
-            in use is larger than at its start.
+        window_bytes: bytes that TCP may send before the first acknowledgement; more for a connection in use
+            than for a new one.
     """
 
     up_bits_per_s: float
@@ -46,12 +46,12 @@ class LinkState:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a choice depends on.
+    """The conditions of a choice.
 
     Attributes:
         link: the connection, or None if the server cannot be used now.
-        device_slowdown: time of the device's kernels as a multiple of what was measured without load.
-        server_slowdown: the same of the server.
+        device_slowdown: time of the device's kernels as a multiple of the time measured without load.
+        server_slowdown: the same for the server.
         server_wait_s: how long a request waits on the server before it runs.
     """
 
@@ -62,7 +62,7 @@ class Conditions:
 
 
 def predict_s(plan: OffloadPlan, conditions: Conditions) -> float:
-    """Return the latency of one request in seconds; infinity where the plan cannot run now."""
+    """Return the latency of one request in seconds; infinity if the plan cannot run now."""
     costs = _sent_costs(plan, conditions)
     device_s = costs.device_s * conditions.device_slowdown
     if plan.tail is None:
@@ -81,9 +81,9 @@ def predict_s(plan: OffloadPlan, conditions: Conditions) -> float:
 
 
 def slowest_stage_s(plan: OffloadPlan, conditions: Conditions) -> float:
-    """Return the seconds a request of the slowest of device, link and server: it decides the rate.
+    """Return the seconds per request of the slowest of device, link and server, which decides the rate.
 
-    Requests overlap, so round trips do not count. The link carries one way at a time, as radio does.
+    Requests overlap, so round trips do not count. The link carries one direction at a time, as radio does.
     """
     costs, link = _sent_costs(plan, conditions), conditions.link
     device_s = costs.device_s * conditions.device_slowdown
@@ -96,12 +96,12 @@ def slowest_stage_s(plan: OffloadPlan, conditions: Conditions) -> float:
 
 
 def energy_j(plan: OffloadPlan, conditions: Conditions, radio_w: float) -> float:
-    """Return the energy of the device for one request, above idle; infinity where it is unknown.
+    """Return the energy of the device for one request, above idle; infinity if it is unknown.
 
     Args:
-        plan: with `device_j`.
+        plan: plan with `device_j`.
         conditions: link and loads.
-        radio_w: power of the radio from the request until the reply is there.
+        radio_w: power of the radio from the request until the reply has come.
     """
     costs, slowdown = _sent_costs(plan, conditions), conditions.device_slowdown
     if costs.device_j is None:
@@ -111,18 +111,18 @@ def energy_j(plan: OffloadPlan, conditions: Conditions, radio_w: float) -> float
 
 
 def reserved_server_s(plan: OffloadPlan, conditions: Conditions, limit_s: float) -> float:
-    """Return the seconds of a server that a request keeps, with the idle time that its latency needs.
+    """Return the server time that a request keeps, with the idle time that its latency needs.
 
     A server carries 1 / (rate of a device * this) devices while 99 % of their requests end within the limit:
-    a short wait needs a server that is mostly idle. Infinity where the limit cannot be kept. What a request
-    waits now is left out: it depends on how many devices there are, which is what is asked for.
+    a short wait needs a server that is mostly idle. The result is infinity if the limit cannot be kept. The
+    present wait is left out: it depends on the number of devices, which is to be found.
 
     Args:
-        plan: of all devices.
+        plan: plan of all devices.
         conditions: link and loads.
-        limit_s: of the latency.
+        limit_s: limit on latency.
     """
-    alone = replace(plan, escalation=None)  # where a cascade asks the server
+    alone = replace(plan, escalation=None)  # the requests of a cascade that go to the server
     share = _share(plan)
     latency_s = predict_s(alone if share > LATE else plan, replace(conditions, server_wait_s=0.0))
     if latency_s > limit_s:
@@ -139,14 +139,15 @@ def reserved_server_s(plan: OffloadPlan, conditions: Conditions, limit_s: float)
 
 
 def served_s(costs: PlanCosts) -> float:
-    """Return how long a request keeps the processor of the service: the plan's time, and TLS for its body."""
+    """Return the service's processor time for a request: the plan's time, and TLS for its body."""
     return costs.server_s + _SERVED_BYTE_S * costs.upload_bytes
 
 
 def utilisation(slack: float, late: float = LATE) -> float:
-    """Return how much of its time a server may work while a wait is rarely longer than a limit: 0 to 1.
+    """Return the share of time that a server may work while waits rarely exceed a limit: 0 to 1.
 
-    Requests arrive at random (Poisson), each takes the same time, one runs at a time, in order (M/D/1).
+    Requests arrive at random (Poisson), each takes the same time, and they run one at a time in order
+    (M/D/1).
 
     Args:
         slack: the longest wait, in service times.
@@ -174,7 +175,7 @@ def utilisation(slack: float, late: float = LATE) -> float:
 
 
 def _share(plan: OffloadPlan) -> float:
-    """Return which share of the requests goes to the server."""
+    """Return the share of the requests that goes to the server."""
     return plan.escalation.share if plan.escalation is not None else 1.0
 
 
@@ -184,9 +185,9 @@ def _sent_costs(plan: OffloadPlan, conditions: Conditions) -> PlanCosts:
 
 
 def compression_pays(plan: OffloadPlan, conditions: Conditions) -> bool:
-    """Return whether the bytes that compression saves take longer on the link than to compress and restore.
+    """Return whether sending the saved bytes would take longer than to compress and restore.
 
-    It also holds where nothing is compressed, and where the link or the plain size is unknown.
+    True also if nothing is compressed, or if the link or the plain size is unknown.
     """
     costs, link = plan.costs, conditions.link
     if plan.compression == "identity" or costs.plain_bytes is None or link is None:
@@ -222,15 +223,15 @@ def send_plain(plan: OffloadPlan) -> OffloadPlan:
 
 
 def as_sent(plan: OffloadPlan, conditions: Conditions) -> OffloadPlan:
-    """Return a plan as its next request is sent: compressed only where that pays."""
+    """Return a plan as its next request is sent: compressed only if that pays."""
     return plan if compression_pays(plan, conditions) else send_plain(plan)
 
 
 def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes: float) -> float:
-    """Return how long a body takes beyond the half round trip of its last byte.
+    """Return the time of a body beyond the half round trip of its last byte.
 
     TCP sends a window, waits a round trip for the acknowledgement, and doubles the window, until the window
-    covers what the link holds. From then on the bandwidth alone decides.
+    fills the link. From then on only the bandwidth matters.
 
     Source: Cardwell, Savage, Anderson, "Modeling TCP latency", INFOCOM 2000, without loss.
     """
@@ -239,20 +240,20 @@ def transfer_s(size_bytes: float, bits_per_s: float, rtt_s: float, window_bytes:
     for _ in range(_MAX_ROUNDS):
         if rest <= window or window >= bytes_per_s * rtt_s:
             break
-        elapsed_s += rtt_s  # the window left the sender faster than this; it waits
+        elapsed_s += rtt_s  # the sender sent the window in less, and waits
         rest -= window
         window *= 2
     return elapsed_s + rest / bytes_per_s
 
 
 def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:
-    """Return what a message takes of the link, in bytes of a large transfer over TCP.
+    """Return the cost of a message on the link, in bytes of a large transfer over TCP.
 
-    The bandwidth of a link counts what full segments carry. A segment that is not full, such as the last one
-    of a message, carries the same headers with less in it, and so takes more than its bytes.
+    The bandwidth of a link counts the payload of full segments. A segment that is not full, such as the last
+    one of a message, has the same headers with less payload, and so costs more than its bytes.
 
     Args:
-        message_bytes: head and body.
+        message_bytes: size of head and body.
         is_tls: whether it is encrypted.
     """
     if is_tls:
@@ -262,5 +263,5 @@ def wire_bytes(message_bytes: float, *, is_tls: bool = True) -> float:
 
 
 def payload_bytes(sealed_bytes: int) -> int:
-    """Return how much of a message is in so many bytes of TLS."""
+    """Return the bytes of a message in `sealed_bytes` of TLS."""
     return sealed_bytes - _SEAL_BYTES * math.ceil(sealed_bytes / (_RECORD_BYTES + _SEAL_BYTES))

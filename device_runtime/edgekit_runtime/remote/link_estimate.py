@@ -1,9 +1,9 @@
-"""Estimates the link to a server from the requests that are sent anyway. A state machine without a clock.
+"""Estimates the link to a server from the requests that are sent anyway; a state machine without a clock.
 
-Bandwidth is what remains of a reply's time without the server's own time and the round trip. It falls at
-once, or after two small replies, and rises when a second sample agrees; what a probe claims counts until a
-request has measured it. A longer round trip looks like a fall: once that is measured, the fall is undone.
-It sends nothing, and never looks at how fast `send` returned: that only filled the buffers of this machine.
+The bandwidth follows from the time of a reply without the server's own time and the round trip. The estimate
+falls at once, or after two small replies, and rises when a second sample agrees; a probe's value counts until
+a request has measured it. A longer round trip looks like a fall: once it is measured, the fall is undone.
+This module sends nothing, and ignores how fast `send` returned: that only filled the buffers of this machine.
 
 Source: docs/explanation/offload.md.
 """
@@ -15,17 +15,17 @@ from typing import Final
 
 from edgekit_runtime.remote.latency_model import LinkState, transfer_s
 
-_KEPT: Final = 5  # samples of bandwidth
+_KEPT: Final = 5  # number of samples of bandwidth
 _DROP: Final = 0.6  # a sample below this share of the estimate replaces it at once
 _RISE: Final = 1.7  # a sample above this multiple waits for a second one
 _AGREE: Final = 2.0  # two such samples differ by less than this
-_LEAST_S: Final = 1e-3  # a transfer that took less says only that the link is not slower
+_LEAST_S: Final = 1e-3  # a shorter transfer shows only that the link is not slower
 _LEAST_ROUND: Final = 0.25  # the same as a share of the round trip
-_SMALL_BYTES: Final = 4_000  # below, one late reply is a hiccup of a machine as often as a slow link
+_SMALL_BYTES: Final = 4_000  # below, a late reply means a busy machine as often as a slow link
 _LEAST_BITS_PER_S: Final = 1e2
 _MOST_BITS_PER_S: Final = 1e11
-_STEPS: Final = 30  # of a bisection over nine decades, in logarithms
-_IDLE_S: Final = 0.3  # after which TCP starts again with its first window
+_STEPS: Final = 30  # steps of a bisection over nine decades, in logarithms
+_IDLE_S: Final = 0.3  # after this pause TCP starts again with its first window
 _FIRST_WINDOW_BYTES: Final = 14_480.0
 _BITS: Final = 8
 
@@ -35,13 +35,14 @@ class Exchange:
     """One request with its reply.
 
     Attributes:
-        upload_bytes, download_bytes: what request and reply took of the link (`wire_bytes`); of an unfinished
-            request what was acknowledged.
-        elapsed_s: from the first byte sent to the last received.
+        upload_bytes, download_bytes: bytes of request and reply on the link (`wire_bytes`); of an unfinished
+            request, the acknowledged bytes.
+        elapsed_s: time from the first byte sent to the last received.
         server_s: the server's own time.
-        window_bytes: TCP's window after it, or None where there is no TCP.
-        rest_bytes, rest_s: what of the reply came after its first part, and how long that took.
-        acked_s: until all that was sent was acknowledged, by the kernel's clock; None where it has none.
+        window_bytes: TCP's window after it, or None without TCP.
+        rest_bytes, rest_s: bytes of the reply after its first part, and their time.
+        acked_s: time until all sent bytes were acknowledged, by the kernel's clock; None if the kernel does
+            not tell.
     """
 
     upload_bytes: float
@@ -55,15 +56,15 @@ class Exchange:
 
 
 class LinkEstimate:
-    """What is known of a link; every time is on the same monotonic clock.
+    """The estimate of a link; all times are on the same monotonic clock.
 
     Attributes:
         up_bits_per_s: estimate of the bandwidth to the server, None before the first sample.
-        down_bits_per_s: the same from the server; None until a reply was long enough to tell.
-        is_bound: whether the bandwidth to the server is only known to be at least that.
-        is_claimed: whether it rose by a probe, and no request has measured it since.
+        down_bits_per_s: the same from the server; None until a reply was long enough to measure.
+        is_bound: whether the estimate of the bandwidth to the server is only a lower bound.
+        is_claimed: whether a probe raised it, and no request has measured it since.
         rtt_s: the round trip of the network; None before the first sample.
-        overhead_s: what a small exchange takes beyond the round trip of the network: both machines' work.
+        overhead_s: time of a small exchange beyond the round trip of the network: both machines' work.
     """
 
     __slots__ = (
@@ -84,16 +85,16 @@ class LinkEstimate:
 
     @property
     def down_bits_per_s(self) -> float | None:
-        """Bandwidth from the server: of the last long replies; None before the first."""
+        """Bandwidth from the server, by the last long replies; None before the first."""
         return statistics.harmonic_mean(self._downs) if self._downs else None
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the bandwidth has fallen, or seems to, and no round trip was measured since."""
+        """Whether the bandwidth fell, or seems to, and no round trip was measured since."""
         return self._before_fall is not None
 
     def note_round_trip(self, rtt_s: float, *, is_beside: bool = False) -> None:
-        """Take a round trip; beside large bodies, which make it seem longer, only if it is shorter."""
+        """Note a round trip; beside large bodies, which lengthen it, only if it is shorter."""
         if rtt_s <= 0 or (self.rtt_s is not None and rtt_s > self.rtt_s and is_beside):
             return
         before, self._before_fall = self._before_fall, None
@@ -103,14 +104,14 @@ class LinkEstimate:
         self.rtt_s = rtt_s
 
     def note(self, now_s: float, exchange: Exchange) -> None:
-        """Take a request whose bodies may say something about the bandwidth."""
+        """Note a request whose bodies may show the bandwidth."""
         self.is_claimed = False
         self._note_exchange(now_s, exchange)
 
     def note_probe(self, now_s: float, exchange: Exchange) -> None:
-        """Take a probe; a higher bandwidth counts at once, as a claim."""
+        """Note a probe; a higher bandwidth counts at once, as a claim."""
         before = self.up_bits_per_s
-        if exchange.acked_s is not None:  # a device that computes notices a reply late, its kernel does not
+        if exchange.acked_s is not None:  # a busy device notices a reply late, its kernel does not
             exchange = replace(exchange, elapsed_s=min(exchange.elapsed_s, exchange.acked_s))
         self._note_exchange(now_s, exchange)
         if self._pending is not None and self._pending > (self.up_bits_per_s or 0.0):
@@ -125,7 +126,7 @@ class LinkEstimate:
         exchange = replace(exchange, download_bytes=max(0.0, exchange.download_bytes - exchange.rest_bytes))
         moving_s = exchange.elapsed_s - exchange.server_s - exchange.rest_s
         transfer = moving_s - rtt_s - self.overhead_s
-        if moving_s <= 0:  # a server that states more than passed
+        if moving_s <= 0:  # the server states more time than passed
             return
         if transfer < rtt_s * 0.1 and moving_s < rtt_s:
             self.note_round_trip(moving_s)
@@ -143,7 +144,7 @@ class LinkEstimate:
         self._note_rate(bits_per_s, is_small=size_bytes < _SMALL_BYTES)
 
     def note_cut_off(self, exchange: Exchange) -> None:
-        """Take a request that was given up while it was sent; its `upload_bytes` have arrived."""
+        """Note a request that was aborted while it was sent; its `upload_bytes` have arrived."""
         self.is_claimed = False
         moving_s = max(exchange.elapsed_s - (self.rtt_s or 0.0), exchange.elapsed_s / 2, 1e-6)
         bits_per_s = max(exchange.upload_bytes * _BITS / moving_s, _LEAST_BITS_PER_S)
@@ -153,7 +154,7 @@ class LinkEstimate:
             self._note_rate(bits_per_s, is_small=False)
 
     def state(self, now_s: float) -> LinkState | None:
-        """Return the link as it seems to be, or None before it was measured."""
+        """Return the estimated link, or None before it was measured."""
         rate, rtt_s = self.up_bits_per_s, self.rtt_s
         if rate is None or rtt_s is None:
             return None
@@ -163,11 +164,11 @@ class LinkEstimate:
         return LinkState(rate, down, rtt_s)
 
     def is_warm(self, now_s: float) -> bool:
-        """Return whether the link was used so recently that TCP has kept its window."""
+        """Return whether the link was used so recently that TCP still has its window."""
         return now_s - self._used_s < _IDLE_S
 
     def _note_least(self, bits_per_s: float) -> None:
-        """Take that the bandwidth is at least this."""
+        """Note that the bandwidth is at least this."""
         if self.up_bits_per_s is None or bits_per_s > self.up_bits_per_s:
             self._replace((bits_per_s,))
             self.is_bound = True
@@ -178,7 +179,7 @@ class LinkEstimate:
         bits_per_s = _solve(exchange.rest_s, rtt_s, _FIRST_WINDOW_BYTES, (exchange.rest_bytes,))
         known = self.down_bits_per_s
         if known is not None and not _DROP < bits_per_s / known < _RISE:
-            self._downs.clear()  # one long reply says enough
+            self._downs.clear()  # one long reply is enough
         self._downs.append(bits_per_s)
 
     def _note_rate(self, bits_per_s: float, *, is_small: bool) -> None:
@@ -208,7 +209,7 @@ class LinkEstimate:
 
 
 def _solve(moving_s: float, rtt_s: float, window_bytes: float, sizes_bytes: tuple[float, ...]) -> float:
-    """Return the bandwidth at which bodies, one after the other, take this long, in bits per second.
+    """Return the bandwidth at which the bodies, one by one, take this long, in bits per second.
 
     Args:
         moving_s: time of their transfers by the latency model.
@@ -217,7 +218,7 @@ def _solve(moving_s: float, rtt_s: float, window_bytes: float, sizes_bytes: tupl
         sizes_bytes: the bodies.
     """
     direct = min(max(sum(sizes_bytes) * _BITS / moving_s, _LEAST_BITS_PER_S), _MOST_BITS_PER_S)
-    if direct / _BITS * rtt_s <= window_bytes:  # TCP waits for nobody
+    if direct / _BITS * rtt_s <= window_bytes:  # TCP does not wait for acknowledgements
         return direct
     low, high = _LEAST_BITS_PER_S, _MOST_BITS_PER_S
     for _ in range(_STEPS):

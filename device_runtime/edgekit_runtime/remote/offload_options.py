@@ -1,4 +1,4 @@
-"""The server that this device may use, and what it optimises for: a file in the configuration folder."""
+"""The server that this device may use, and its objective: a file in the configuration folder."""
 
 import json
 from dataclasses import dataclass
@@ -21,21 +21,21 @@ class OffloadOptions:
 
     Attributes:
         server: address of the server, such as `https://edge-box:8443`.
-        token_file: file with the token that the server asks for, or None.
+        token_file: file with the token that the server requires, or None.
         ca_file: PEM file of the authority that signed the server's certificate, or None for the system's.
-        prefer: `latency` or `energy`; None for what the package was planned for.
-        deadline_s: latency that is good enough, where energy or capacity counts.
-        hedge_share: time that local runs beside replies that are late, but come, may take, as a share of what
-            requests take of this device; four local runs are free.
-        timeout_s: limit of one request where the model cannot run here, or a plan was asked for.
-        probe_bytes_per_hour: what probes of the link may take of it, for a metered one; None for no limit but
-            that of their schedule.
-        plan: name of the plan to run wherever the server can, for debugging; None to choose.
+        prefer: `latency` or `energy`; None for the package's objective.
+        deadline_s: latency that is good enough, for energy or capacity.
+        hedge_share: limit of the time of local runs beside replies that come late, as a share of the time of
+            requests on this device; four local runs are free.
+        timeout_s: limit of one request if the model cannot run here, or if a plan is requested by name.
+        probe_bytes_per_hour: limit of the bytes that probes send over a metered link; None for only the limit
+            of their schedule.
+        plan: name of the plan to run whenever the server can, for debugging; None to choose.
         insecure: whether the application's data may go to another machine over plain HTTP.
 
     Raises:
-        TransportError: the address is none.
-        ConfigError: it is plain HTTP to another machine, which `insecure` does not allow or has a token.
+        TransportError: the address is malformed.
+        ConfigError: the address is plain HTTP to another machine, without `insecure` or with a token.
     """
 
     server: str
@@ -63,7 +63,7 @@ class OffloadOptions:
         """Return the token.
 
         Raises:
-            ConfigError: its file cannot be read, or is empty.
+            ConfigError: the file of the token cannot be read, or is empty.
         """
         return None if self.token_file is None else read_token(Path(self.token_file))
 
@@ -84,12 +84,12 @@ def read_token(path: Path) -> str:
 
 
 def find_options_file() -> Path:
-    """Return where the options are."""
+    """Return the path of the options."""
     return find_config_folder() / _NAME
 
 
 def read_offload_options() -> OffloadOptions | None:
-    """Return the options of this device, or None where no server is set.
+    """Return the options of this device, or None if no server is set.
 
     Raises:
         ConfigError: the file is malformed; set the server again.

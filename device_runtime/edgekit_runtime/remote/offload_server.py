@@ -1,7 +1,7 @@
 """A server that computes the rest of a plan: warm connections, requests, and replies that are not trusted.
 
-A reply counts only if status, names, dtypes, shapes, sizes in bytes and values are those that a right server
-sends. It neither chooses plans nor runs models.
+A reply counts only if status, names, dtypes, shapes, sizes in bytes and values are as from a correct server.
+This module neither chooses plans nor runs models.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ NO_MODEL: Final = "edgekit-link-probe"
 _LIVE: Final = "/v2/health/live"
 _MS: Final = 1e-3
 _MOST_STATED_S: Final = 3600.0
-# Of struct tcp_info in linux/tcp.h.
+# Offsets in struct tcp_info of linux/tcp.h.
 _THRESHOLD_AT: Final = 76
 _NO_THRESHOLD: Final = 0x7FFFFFFF
 _MSS_AT, _RECEIVED_AT, _RTT_AT, _CWND_AT, _ACKED_AT, _MIN_RTT_AT, _BUSY_AT = 16, 52, 68, 80, 120, 148, 168
-_CLOCK_MS: Final = 4  # steps of the kernel's clock for these times, at most
+_CLOCK_MS: Final = 4  # largest step of the kernel's clock for these times
 
 # Sixteen: our service caches parsed requests by their JSON, so few ids keep that cache useful.
 _ids = itertools.cycle(f"{number:x}" for number in range(16))
@@ -49,16 +49,16 @@ _logger = logging.getLogger(__name__)
 
 
 class ReplyError(TransportError):
-    """A server answered what no right server answers."""
+    """A server sent a reply that no correct server sends."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTimes:
-    """What a server says about itself in a reply.
+    """A server's times and load, as stated in a reply.
 
     Attributes:
-        queue_s, compute_s: time in its queue, and of the model; None where it does not say.
-        load: share of what it can do, None where it does not say.
+        queue_s, compute_s: time in its queue, and of the model; None if not stated.
+        load: load as a share of its capacity, None if not stated.
     """
 
     queue_s: float | None = None
@@ -71,10 +71,10 @@ class TailRequest:
     """A request for a model on the server.
 
     Attributes:
-        parts: it as bytes and arrays.
-        size_bytes: of all parts.
+        parts: the request as bytes and arrays.
+        size_bytes: size of all parts.
         expected: the outputs that a reply must have.
-        id: what a reply repeats; that of another request answers another request.
+        id: id that a reply repeats; a reply with another id answers another request.
     """
 
     parts: Sequence[Any]
@@ -85,14 +85,14 @@ class TailRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """What became of a request: outputs or an error.
+    """The result of a request: outputs or an error.
 
     Attributes:
         outputs: the outputs, or None.
         error: why there are none, or None.
-        exchange: sizes and times; without the server's own time.
-        times: what the server said.
-        is_cut_off: whether it was ended from here while its body was being sent.
+        exchange: sizes and times, without the server's own time.
+        times: times that the server stated.
+        is_cut_off: whether this device aborted it while its body was being sent.
     """
 
     outputs: dict[str, Array] | None
@@ -134,20 +134,20 @@ def make_tail_request(
 
 
 def make_upload_probe(size_bytes: int, fields: str, tail: str | None) -> TailRequest:
-    """Return a request with so many random bytes for a model that no server has; 404 is the answer.
+    """Return a request with random bytes for a model that no server has; the answer is 404.
 
-    Our server states the load of `tail` in it, which is the version that is asked for.
+    In that answer our server states the load of `tail`, which the request names as the version.
     """
     body = np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
     return make_tail_request(NO_MODEL, {"x": body}, (), "identity", fields, version=tail)
 
 
 class WarmConnection:
-    """A warm connection with a thread of its own, so that who asks can stop waiting at any time.
+    """A warm connection with its own thread, so that the caller can stop waiting at any time.
 
     Attributes:
         link: the connection.
-        connect_s: how long it took to connect, with TLS; 0 before that.
+        connect_s: time that it took to connect, with TLS; 0 before that.
     """
 
     def __init__(self, address: Address) -> None:
@@ -173,14 +173,14 @@ class WarmConnection:
             self.connect_s = time.monotonic() - began_s
 
     def check_open(self) -> bool:
-        """Return whether it is connected; what the server closed, or sent unasked, is closed here."""
+        """Return whether it is connected; close it if the server closed it or sent unasked data."""
         self.link.drop_leftovers()
         return self.link.connection > 0
 
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
             work()
-            del work  # it holds the tensors of the request
+            del work  # holds the tensors of the request
         self.link.close()
 
 
@@ -190,7 +190,7 @@ class Pending:
     Attributes:
         done: set once there is a reply.
         reply: the reply, or None until then.
-        is_connected: whether it has a connection to be sent on.
+        is_connected: whether it has a connection on which it can be sent.
     """
 
     __slots__ = (
@@ -204,12 +204,12 @@ class Pending:
         self.reply: Reply | None = None
         self.is_aborted = self.is_connected = self._is_over = False
         self._lock = threading.Lock()
-        self._base: tuple[int, int] | None = None  # bytes and microseconds of the connection before it
-        self._sent_bytes: int | None = None  # when it was aborted
+        self._base: tuple[int, int] | None = None  # the connection's bytes and microseconds before it
+        self._sent_bytes: int | None = None  # at the time of the abort
 
     @property
     def sent_bytes(self) -> int | None:
-        """How much of the request the server's machine has acknowledged; None where that is not known yet."""
+        """The bytes of the request that the server's machine has acknowledged; None if not known yet."""
         if self._sent_bytes is not None:
             return self._sent_bytes
         base, link = self._base, self._connection.link
@@ -221,34 +221,34 @@ class Pending:
 
     @property
     def is_sent(self) -> bool:
-        """Whether all of the request has arrived there, as far as is known."""
+        """Whether all of the request has arrived there, as far as known."""
         sent = self.sent_bytes
         return self.is_connected and (sent is None or sent >= self._request.size_bytes)
 
     @property
     def acked_s(self) -> float | None:
-        """How long some of it was not acknowledged; None where that is not known."""
+        """How long some of it was not acknowledged; None if not known."""
         busy_us = _read_counter(self._connection.link, _BUSY_AT)
         if self._base is None or busy_us is None or busy_us <= self._base[1]:
             return None
         return (busy_us - self._base[1]) * 1e-6
 
     def abort(self) -> None:
-        """End it, and its reply will be an error; nothing once it has one: the connection serves another."""
+        """End it with an error as its reply; do nothing if it has a reply: the connection serves another."""
         with self._lock:
             if not self._is_over:
                 self.is_aborted, self._sent_bytes = True, self.sent_bytes
                 self._connection.link.abort()
 
     def run(self, timeout_s: float) -> Reply:
-        """Return the reply; on the thread of the connection, once."""
+        """Return the reply; call it once, on the thread of the connection."""
         reply = _exchange(self._connection.link, self._request, timeout_s, self)
         with self._lock:
             self._is_over = True
         return reply
 
     def connect(self, timeout_s: float) -> None:
-        """Connect if need be, so that what follows is of this request alone.
+        """Connect if need be, so that the following times are this request's alone.
 
         Raises:
             TransportError: the server cannot be reached, or the request was aborted meanwhile.
@@ -265,7 +265,7 @@ class Pending:
 
 
 class OffloadServer:
-    """A server, and the warm connections to it; for many threads."""
+    """A server, and the warm connections to it; safe for many threads."""
 
     def __init__(self, address: Address, token: str | None = None) -> None:
         """Prepare; nothing is connected yet."""
@@ -284,7 +284,7 @@ class OffloadServer:
     def send(
         self, request: TailRequest, timeout_s: float, finish: Callable[[Pending, Reply], None]
     ) -> Pending:
-        """Begin a request; `finish` is called on another thread before the reply is there for its waiter."""
+        """Begin a request; `finish` is called on another thread before its waiter gets the reply."""
         connection = self._take()
         pending = Pending(connection, request)
         with self._lock:
@@ -294,7 +294,7 @@ class OffloadServer:
             reply = pending.run(timeout_s)
             try:
                 finish(pending, reply)
-            except Exception:  # without its thread the connection would leave the next request waiting
+            except Exception:  # without its thread the next request would wait for ever
                 _logger.exception("offload: a reply of %s could not be noted", self._address)
             with self._lock:
                 self._pending.discard(pending)
@@ -306,12 +306,12 @@ class OffloadServer:
         return pending
 
     def find_connect_s(self) -> float:
-        """Return how long the next request will take to connect, as the last did; 0 where one is open."""
+        """Return how long the next request will take to connect, as the last did; 0 if one is open."""
         with self._lock:
             return 0.0 if self._idle and self._idle[-1].check_open() else self._connect_s
 
     def forget_slow_link(self) -> bool:
-        """Close idle connections that keep the small window of a link that was slow; return whether any did.
+        """Close idle connections with the small window of a link that was slow; return whether any did.
 
         Measured after 2 Mbit/s at 20 Mbit/s: 12 KiB took 60 ms on such a connection and 26 ms on a new one.
         """
@@ -327,7 +327,7 @@ class OffloadServer:
 
         Raises:
             TransportError: the server cannot be reached, or does not speak the protocol.
-            RequestError: it refused.
+            RequestError: the server refused.
         """
         connection = self._take()
         try:
@@ -409,7 +409,7 @@ def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pendi
     except EdgekitError as cause:
         elapsed_s, error = elapsed_s or (time.monotonic() - began_s) * pending.is_connected, cause
         sent = pending.sent_bytes
-    except Exception as cause:  # of parsing what a hostile server sends
+    except Exception as cause:  # a hostile server may cause any error of a parser
         elapsed_s = elapsed_s or time.monotonic() - began_s
         error = ReplyError(f"{link.address}: the answer cannot be read: {cause!r}")
     acked_s = pending.acked_s if error is None or download_bytes else None
@@ -418,17 +418,17 @@ def _exchange(link: Link, request: TailRequest, timeout_s: float, pending: Pendi
 
 
 def check_reply(head: ResponseHead, body: memoryview, request: TailRequest) -> dict[str, Array]:
-    """Return the outputs of a reply, all of which are as expected.
+    """Return the outputs of a reply; all are as expected.
 
     Raises:
-        RequestError: it refuses.
-        ReplyError: names, dtypes, shapes, sizes or values are not those of a right server.
-        TransportError: it is no response of the protocol.
+        RequestError: the server refuses.
+        ReplyError: names, dtypes, shapes, sizes or values are not those of a correct server.
+        TransportError: the reply is no response of the protocol.
     """
     if head.status != 200:
         raise make_error(head, body)
     outputs, _ = read_response(head, body, None, bytearray())
-    stated_id = json.loads(bytes(body[: head.json_bytes])).get("id", request.id)  # some servers repeat none
+    stated_id = json.loads(bytes(body[: head.json_bytes])).get("id", request.id)  # some servers repeat no id
     if stated_id != request.id:
         raise ReplyError("the server answered another request; its reply is not used")
     expected = request.expected
@@ -451,7 +451,7 @@ def check_reply(head: ResponseHead, body: memoryview, request: TailRequest) -> d
 
 
 def read_times(head: ResponseHead) -> ServerTimes:
-    """Return what the headers of a reply say; what cannot be read counts as not said.
+    """Return the times in the headers of a reply; unreadable values count as missing.
 
     Source: W3C Server Timing; ORCA, the `TEXT` form of `endpoint-load-metrics`.
     """
@@ -509,7 +509,7 @@ def _read_counter(link: Link, at: int) -> int | None:
 
 
 def _read_delay(link: Link) -> float:
-    """Return how long ago the last bytes came: that a busy device notices them late is not the link's."""
+    """Return how long ago the last bytes came: a busy device notices late, which is not the link's delay."""
     data = link.read_tcp_info()
     if data is None or len(data) < _RECEIVED_AT + 4:
         return 0.0
@@ -518,7 +518,7 @@ def _read_delay(link: Link) -> float:
 
 
 def _read_round_trip(link: Link, small_s: float) -> float:
-    """Return TCP's round trip, without the work of both machines; `small_s` where the system does not say.
+    """Return TCP's round trip, without the work of both machines; `small_s` if the system does not tell.
 
     Large bodies delay themselves, which raises TCP's average; its minimum may be minutes old.
     """
@@ -546,5 +546,5 @@ def _read_window(link: Link) -> float | None:
 
 
 def is_overload(error: EdgekitError) -> bool:
-    """Return whether a server refused for want of capacity, which is no fault."""
+    """Return whether a server refused for lack of capacity, which is no fault."""
     return isinstance(error, RequestError) and error.status in (429, 503, 504)

@@ -1,4 +1,4 @@
-"""What sessions that offload do now: one small file a process and session, written when something changes."""
+"""The state of sessions that offload: a small file per process and session, written on changes."""
 
 import contextlib
 import json
@@ -14,24 +14,24 @@ from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.paths import SYSTEM_CACHE, find_cache_folder
 
 _FOLDER: Final = "offload"
-_PATTERN: Final = "*-*-*.json"  # process, its start, session
-_START_AT: Final = 19  # of the fields behind the name in /proc/PID/stat (proc(5): starttime)
+_PATTERN: Final = "*-*-*.json"  # process id, its start, session
+_START_AT: Final = 19  # index among the fields behind the name in /proc/PID/stat (proc(5): starttime)
 _MAX_FILES: Final = 256
 _MAX_BYTES: Final = 64 << 10
-_PAUSE_S: Final = 1.0  # between two writes, which cost a slow device milliseconds
+_PAUSE_S: Final = 1.0  # least time between two writes, which cost a slow device milliseconds
 
 
 @dataclass(slots=True)
 class Counts:
-    """How requests were answered.
+    """Numbers of requests by how they were answered.
 
     Attributes:
         local: by this device alone, as planned.
         remote: with the server.
-        hedged: a local run was begun because the reply was late.
-        failed: the server's part failed, and the device answered.
-        uncoded: of all of these, the inputs were not finite or beyond the codes of the usual plan, and went
-            another way.
+        hedged: with a local run that began because the reply was late.
+        failed: by the device, because the server's part failed.
+        uncoded: those of all these whose inputs were not finite or beyond the codes of the usual plan, so
+            that they went another way.
     """
 
     local: int = 0
@@ -43,16 +43,16 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class OffloadStatus:
-    """One session.
+    """The state of one session.
 
     Attributes:
         model: name of the package.
         process: process id.
         server: address of the server.
-        plan: what it runs now.
+        plan: the plan that it runs now.
         reason: why, in one sentence.
         up_bits_per_s, down_bits_per_s, rtt_s: the link, None before it was measured.
-        device: note where the costs were measured on another machine, else empty.
+        device: a note if the costs were measured on another machine, else empty.
         counts: how requests were answered.
         switches: the last changes of the plan, the oldest first: plan and reason.
     """
@@ -74,7 +74,7 @@ class StatusFile:
     """The file of one session; it is removed at `close`."""
 
     def __init__(self, key: int) -> None:
-        """Name the file, and remove those of dead processes; `key` tells sessions of one process apart."""
+        """Name the file, and remove files of dead processes; `key` is the session's in its process."""
         folder = find_cache_folder() / _FOLDER
         with contextlib.suppress(OSError):
             for path in folder.glob(_PATTERN):
@@ -85,7 +85,7 @@ class StatusFile:
         self._next_s = float("-inf")
 
     def write(self, status: OffloadStatus) -> None:
-        """Write it if it changed, but not too often; a folder that cannot be written is no reason to fail."""
+        """Write the status if it changed, but not too often; ignore a folder that cannot be written."""
         now_s = time.monotonic()
         if now_s < self._next_s or (document := to_plain(status)) == self._last:
             return
@@ -102,7 +102,7 @@ class StatusFile:
 
 
 def read_statuses() -> list[dict[str, Any]]:
-    """Return what the sessions of living processes wrote, of this user and of the service of the system."""
+    """Return the states of sessions of living processes, of this user and of the system's service."""
     found, paths = [], list[Path]()
     for cache in dict.fromkeys((find_cache_folder(), SYSTEM_CACHE)):
         with contextlib.suppress(OSError):  # of another user
@@ -115,13 +115,13 @@ def read_statuses() -> list[dict[str, Any]]:
 
 
 def _is_living(path: Path) -> bool:
-    """Return whether the process of a file lives; another one may have its number after a restart."""
+    """Return whether the process of a file lives; after a restart another one may have its number."""
     process, start, _ = path.name.split("-", 2)
     return process.isdecimal() and start == _read_start(int(process))
 
 
 def _read_start(process: int) -> str:
-    """Return when a process started, in clock ticks since the system did; empty if it does not live."""
+    """Return when a process started, in clock ticks since boot; empty if it does not live."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

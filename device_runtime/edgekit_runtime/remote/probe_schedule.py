@@ -1,7 +1,7 @@
-"""Decides when a server is probed, and how long a request waits for it before the device runs the model too.
+"""Decides when to probe a server, and how long a request waits for it before the device runs the model too.
 
-A server is probed after a fault, and while requests do not measure the link. A probe runs on a thread of its
-own, so a request never waits for one. Pure: clock and chance are arguments.
+A server is probed after a fault, and while requests do not measure the link. A probe runs on its own thread,
+so a request never waits for one. The module is pure: clock and chance are arguments.
 
 Source: Nygard, "Release It!", 2nd edition, section 5.2; back-off with equal jitter as in Brooker,
 "Exponential Backoff And Jitter", AWS Architecture Blog, 2015; hedged requests as in Dean and Barroso, "The
@@ -16,32 +16,32 @@ _FIRST_S: Final = 0.5
 _MOST_S: Final = 60.0
 _MOST_STEPS: Final = 16
 _LEAST_PAUSE_S: Final = 0.25
-_SHARE: Final = 0.05  # of the time since the server was left, between two probes
-_LINK_SHARE: Final = 5  # a probe takes the link for at most one part of so many
+_SHARE: Final = 0.05  # pause between two probes, as a share of the time since the server was left
+_LINK_SHARE: Final = 5  # a probe takes at most one part of so many of the link's time
 _HOUR_S: Final = 3600.0
-_BUSY_S: Final = 0.1  # how long a probe waits for a request to end before it is sent beside it
+_BUSY_S: Final = 0.1  # time that a probe waits for a request to end, before it is sent beside it
 _MOST_RUNS: Final = 4  # local runs that hedges may take at once
-_MOST_WAIT: Final = 0.3  # of a local run, and so long more, after which it begins: 1.3 local runs in all
-_MOST_WAIT_S: Final = 10e-3  # of the 20 ms that a fault may add; the rest starts the local run
-_SLACK: Final = 0.25  # what a reply may be late where there is time enough, as a share of its usual time
+_MOST_WAIT: Final = 0.3  # longest wait, as a share of the local run that follows: 1.3 local runs in all
+_MOST_WAIT_S: Final = 10e-3  # part of the 20 ms that a fault may add; the rest starts the local run
+_SLACK: Final = 0.25  # how late a reply may be if there is time enough, as a share of its usual time
 _SLACK_S: Final = 2e-3
 _EARLY_WAIT: Final = 0.1  # a hedge sooner than this share of the local run gains little
 _MOST_LATE_S: Final = 1.0
-_LATE_SHARE: Final = 0.1  # of replies that take longer than usual
+_LATE_SHARE: Final = 0.1  # share of replies that take longer than usual
 _STEP: Final = 0.1
-_KEPT: Final = 0.99  # of the longest local run, with each request: it may have been a moment of load
+_KEPT: Final = 0.99  # each request keeps this share of the longest local run, which load may have caused
 _MOST_USUAL: Final = 2.0
-_LEAST_BYTES: Final = 1500  # acknowledged between two looks: less is a link that carries nothing
+_LEAST_BYTES: Final = 1500  # if less is acknowledged between two looks, the link carries nothing
 _FIRST_BITS: Final = 8 * 2 * _LEAST_BYTES  # TCP acknowledges every other segment
-_MOST_UNSEEN_BYTES: Final = 4 * _LEAST_BYTES  # may be acknowledged as late as by the reply
+_MOST_UNSEEN_BYTES: Final = 4 * _LEAST_BYTES  # so few bytes may be acknowledged only with the reply
 
 
 class CircuitBreaker:
-    """Closed: requests go to the server. Open: nothing does. Half-open: one probe may.
+    """Closed: requests go to the server. Open: nothing goes. Half-open: one probe may go.
 
     Attributes:
         is_closed: whether requests may go to the server.
-        cause: why it is open, in a sentence.
+        cause: one sentence on why it is open.
     """
 
     __slots__ = ("_failures", "_retry_s", "cause", "is_closed")
@@ -58,7 +58,7 @@ class CircuitBreaker:
         return not self.is_closed and now_s >= self._retry_s
 
     def succeed(self) -> None:
-        """Close: the server answered rightly."""
+        """Close: the server answered correctly."""
         self.is_closed, self.cause, self._failures = True, "", 0
 
     def fail(self, now_s: float, cause: str, chance: float, at_least_s: float = 0.0) -> None:
@@ -66,9 +66,9 @@ class CircuitBreaker:
 
         Args:
             now_s: now.
-            cause: what happened, in a sentence.
+            cause: one sentence on what happened.
             chance: uniform in 0..1.
-            at_least_s: what the server asked to wait; of that at most a minute is granted.
+            at_least_s: wait that the server asked for; at most a minute of it is granted.
         """
         wait_s = min(_MOST_S, _FIRST_S * 2.0 ** min(self._failures, _MOST_STEPS))
         self._failures += 1
@@ -77,10 +77,10 @@ class CircuitBreaker:
 
 
 class ProbeSchedule:
-    """When the link is probed. The pause grows with the time since a plan with the server was left.
+    """When to probe the link. The pause grows with the time since a plan with the server was left.
 
     So a better link is noticed after a twentieth of the time that it was bad, and the number of probes grows
-    only with the logarithm of that time. From 20 minutes on there is one a minute.
+    only with the logarithm of that time. From 20 minutes on there is one probe a minute.
 
     Attributes:
         due_s: when the next probe may be sent.
@@ -93,11 +93,11 @@ class ProbeSchedule:
 
         Args:
             now_s: now.
-            bytes_per_hour: what probes of the link may take of it; None for no limit.
+            bytes_per_hour: limit of the bytes that probes send over the link; None for no limit.
         """
         self._left_s, self.due_s = now_s, float("-inf")
         self._bytes_per_s = float("inf") if bytes_per_hour is None else bytes_per_hour / _HOUR_S
-        self._paid_s = float("-inf")  # by when the bytes sent so far are within the limit
+        self._paid_s = float("-inf")  # when the bytes sent so far will be within the limit
 
     def restart(self, now_s: float) -> None:
         """Probe often again: a plan that had answered is left."""
@@ -105,16 +105,16 @@ class ProbeSchedule:
         self.due_s = min(self.due_s, now_s + _LEAST_PAUSE_S)
 
     def note_probe(self, now_s: float, took_s: float) -> None:
-        """Take that a probe has ended."""
+        """Note that a probe has ended."""
         pause_s = max(_SHARE * (now_s - self._left_s), (_LINK_SHARE - 1) * took_s, _LEAST_PAUSE_S)
         self.due_s = now_s + min(pause_s, _MOST_S)
 
     def postpone(self, now_s: float) -> None:
-        """Take that there is nothing to probe for, so that not each request is followed by another look."""
+        """Note that a probe would be of no use, so that requests do not each cause another look."""
         self.due_s = now_s + _LEAST_PAUSE_S
 
     def spend(self, now_s: float, size_bytes: float) -> None:
-        """Take that a probe of the link took so many bytes of it."""
+        """Note the bytes that a probe sent over the link."""
         if self._bytes_per_s > 0:
             self._paid_s = max(self._paid_s, now_s) + size_bytes / self._bytes_per_s
 
@@ -123,15 +123,15 @@ class ProbeSchedule:
         return self._bytes_per_s > 0 and now_s >= self._paid_s
 
     def is_due(self, now_s: float, *, is_busy: bool) -> bool:
-        """Return whether to probe now; rather between requests than beside one."""
+        """Return whether to probe now; preferably between requests."""
         return now_s >= self.due_s + (_BUSY_S if is_busy else 0.0)
 
 
 class HedgePolicy:
     """How long to wait for a reply, and how much device time local runs beside late requests may take.
 
-    That time is a token bucket: each request adds a share of what it takes of the device itself. Without
-    credit a hedge begins later; in debt no request goes to the server. Not for several threads at once.
+    A token bucket limits that time: each request adds a share of its own time on the device. Without credit a
+    hedge begins later; in debt no request goes to the server. Not safe for several threads at once.
     """
 
     __slots__ = ("_credit_s", "_longest_s", "_share", "_usual")
@@ -140,12 +140,12 @@ class HedgePolicy:
         """Begin with a full bucket.
 
         Args:
-            share: of the time that requests take of the device.
+            share: share of the time of requests on the device.
             local_s: time of a local run.
         """
         self._share, self._credit_s = share, _MOST_RUNS * local_s
-        self._longest_s = local_s  # of the local runs of late, as requests may have more or fewer rows
-        self._usual = 1.0  # times the prediction: nine of ten replies come sooner
+        self._longest_s = local_s  # of recent local runs, because requests differ in rows
+        self._usual = 1.0  # multiple of the prediction: nine of ten replies come sooner
 
     @property
     def is_in_debt(self) -> bool:
@@ -157,26 +157,26 @@ class HedgePolicy:
         return self._credit_s >= local_s
 
     def earn(self, device_s: float, local_s: float) -> None:
-        """Take that a request needs so much time of the device itself."""
+        """Note the time of a request on the device itself."""
         self._longest_s = max(local_s, self._longest_s * _KEPT)
         self._credit_s = min(self._credit_s + self._share * device_s, _MOST_RUNS * self._longest_s)
 
     def spend(self, device_s: float) -> None:
-        """Take that the device worked so long beside a reply that was late, but came."""
+        """Note the device's work beside a reply that came late."""
         self._credit_s -= device_s
 
     def note_reply(self, took_s: float, expected_s: float) -> None:
-        """Take how long a reply took, and how long it was expected to take."""
+        """Note the time of a reply, and its expected time."""
         step = _STEP * (1 - _LATE_SHARE if took_s > self._usual * expected_s else -_LATE_SHARE)
         self._usual = min(max(self._usual + step, 0.0), _MOST_USUAL)
 
     def allow_s(self, expected_s: float, local_s: float, spent_s: float) -> float:
         """Return how long to wait for a reply before a local run begins.
 
-        So that a fault costs at most 1.3 local runs, unless replies usually take longer than that allows.
+        With it a fault costs at most 1.3 local runs, unless replies usually take longer than that allows.
 
         Args:
-            expected_s: when the reply is expected, from now.
+            expected_s: time until the reply is expected.
             local_s: time of a local run.
             spent_s: time of this request so far.
         """
@@ -189,10 +189,10 @@ class HedgePolicy:
 
 
 class ReplyWait:
-    """How long one request waits for its reply, by what the link has taken of it so far.
+    """How long one request waits for its reply, by the bytes that the link has carried so far.
 
-    A link that carries nothing is noticed after half of the time allowed, or when its first acknowledgement
-    is late. One that is only slow gets more time, if at its rate the reply comes before the end of a local
+    A link that carries nothing is noticed after half of the allowed time, or when its first acknowledgement
+    is late. A link that is only slow gets more time, if at its rate the reply comes before the end of a local
     run.
 
     Attributes:
@@ -207,13 +207,13 @@ class ReplyWait:
         """Begin as the request is sent.
 
         Args:
-            allowed_s: after which a local run begins where nothing is known of the link.
+            allowed_s: wait after which a local run begins if nothing is known of the link.
             local_s: time of a local run.
-            after_s: from the last byte of the request to the reply.
+            after_s: time from the last byte of the request to the reply.
             upload_bytes: size of the request.
-            link: as it seems to be.
+            link: the estimated link.
         """
-        acked_s = 0.0  # when the first of it may be acknowledged
+        acked_s = 0.0  # when its first bytes may be acknowledged
         if link is not None:
             acked_s = link.rtt_s + _FIRST_BITS / max(link.up_bits_per_s, 1.0) + _SLACK_S
         self.look_s = min(max(allowed_s / 2, acked_s), allowed_s)
@@ -226,7 +226,7 @@ class ReplyWait:
 
         Args:
             elapsed_s: time since the request was sent.
-            sent_bytes: how much of it is acknowledged; None where the system does not say.
+            sent_bytes: acknowledged bytes; None if the system does not tell.
         """
         (before_s, before_bytes), self._seen = self._seen, (elapsed_s, sent_bytes or 0)
         is_over = elapsed_s >= self._allowed_s
@@ -244,4 +244,4 @@ class ReplyWait:
         due_s = upload_s + self._after_s
         if elapsed_s + due_s > self._allowed_s + self._local_s:
             return None
-        return min(due_s, self.look_s)  # the link may end at any time
+        return min(due_s, self.look_s)  # the link may fail at any time

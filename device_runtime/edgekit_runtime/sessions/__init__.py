@@ -1,4 +1,4 @@
-"""Sessions: loaded models behind one protocol, whatever engine runs them."""
+"""Sessions: loaded models behind one protocol, for all engines."""
 
 from edgekit_runtime.sessions.session import (
     OpenBackend,

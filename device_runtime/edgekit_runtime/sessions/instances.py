@@ -15,15 +15,16 @@ from edgekit_runtime.tensors import Array, input_bytes
 def open_instances(open_one: Callable[[], Session], count: int) -> tuple[Session, ...]:
     """Return `count` sessions for as many runs at once.
 
-    A session that says it `is_concurrent` runs in several threads at once, and is given `count` times;
-    another would make its threads wait for one another, so `count` are opened, with as many times the memory.
+    A session that `is_concurrent` can run in several threads at once, so it is returned `count` times. Of
+    other sessions, whose threads would wait for one another, `count` are opened, with as many times the
+    memory.
 
     Args:
         open_one: opens a session.
         count: at least 1.
 
     Raises:
-        EdgekitError: `open_one` failed; what it had opened before is closed.
+        EdgekitError: `open_one` failed; sessions opened before are closed.
     """
     first = open_one()
     if getattr(first, "is_concurrent", False):
@@ -62,9 +63,9 @@ def warm_up(
     """Run each session before there is traffic, and return the last runs of each size, to `learn` from.
 
     Args:
-        instances: sessions of one model; one that is there several times runs once.
-        inputs: such as the golden ones.
-        max_batch: the most rows of a batch; where rows are free, the powers of two up to it run too.
+        instances: sessions of one model; one that occurs several times runs once.
+        inputs: inputs, such as the golden ones.
+        max_batch: the most rows of a batch; if rows are free, the powers of two up to it run too.
         runs: runs of each session with each size, at least 1; the first of each is not returned if there are
             more.
 
@@ -105,9 +106,9 @@ class LoadedWay:
     """A variant that is open with a number of threads, for a governor to choose.
 
     Attributes:
-        variant: its name.
-        threads: threads of one run; 0 for those of the package.
-        instances: its sessions, which proved themselves.
+        variant: name of the variant.
+        threads: threads of one run; 0 for the package's number.
+        instances: its sessions, which passed the self-test.
         warm_runs: times measured before there was traffic.
         figures: figures of the variant, from the manifest.
         max_batch: rows that it may take in one run; 1 if they change each other's answers.

@@ -1,6 +1,6 @@
 """Latency of several sessions side by side on this machine.
 
-It says nothing of another machine, and nothing of memory or accuracy.
+It says nothing about other machines, memory or accuracy.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-TIE_SHARE: Final = 0.02  # too small a difference to notice, and it may be the other way round on another day
+TIE_SHARE: Final = 0.02  # too small a difference to notice; it may be reversed on another day
 Name = TypeVar("Name")
 
 
@@ -22,7 +22,7 @@ class LatencyLimits:
 
     Attributes:
         warmup_rounds: rounds that are run first and not counted.
-        min_rounds: rounds that are counted whatever the time.
+        min_rounds: rounds that are counted regardless of the time.
         max_rounds: most rounds that are counted.
         time_limit_s: no round starts later than this after the first, the warm-up included.
         precision: stop early once the 95 % interval of every median is within this share of it.
@@ -66,12 +66,12 @@ class Latency:
         """Median over the rounds of this latency divided by that of `reference` in the same round.
 
         Both must come from one call of `measure_latency`: then a load on the machine that lasts longer than
-        a round strikes both alike.
+        a round affects both alike.
         """
         return statistics.median(self._ratios(reference))
 
     def ratio_interval_to(self, reference: "Latency") -> tuple[float, float]:
-        """Lower and upper end of the 95 % interval of `ratio_to`; of few rounds the least and the greatest.
+        """Lower and upper end of the 95 % interval of `ratio_to`; for few rounds, the extreme ratios.
 
         Source: H. A. David, H. N. Nagaraja, Order Statistics, 3rd ed., section 7.1.
         """
@@ -85,17 +85,17 @@ class Latency:
 
 
 def find_tied(latencies: Mapping[Name, Latency]) -> list[Name]:
-    """Return the fastest and those whose difference to it is within chance or 2 %, in the given order.
+    """Return the fastest and all within chance or 2 % of it, in the given order.
 
     Args:
-        latencies: measured in turn, at least one.
+        latencies: latencies measured in turn, at least one.
     """
     fastest = min(latencies.values(), key=lambda latency: latency.median_s)
     return [name for name, latency in latencies.items() if _is_tied(latency, fastest)]
 
 
 def _is_tied(latency: Latency, fastest: Latency) -> bool:
-    # Either, since they err apart: medians under a load that comes and goes, ratios with two paces.
+    # Either, because they fail in different cases: medians under changing load, ratios at two speeds.
     limit = 1 + TIE_SHARE
     return latency.median_s <= limit * fastest.median_s or latency.ratio_interval_to(fastest)[0] <= limit
 
@@ -113,7 +113,7 @@ def measure_latency(
     Args:
         sessions: name -> a call that makes one inference.
         limits: limits of the measurement; by default `LatencyLimits()`.
-        clock: seconds since any moment; grows.
+        clock: growing seconds since any moment.
         seed: seed of the random orders.
         before_each: called with the name before each inference, and not timed.
     """

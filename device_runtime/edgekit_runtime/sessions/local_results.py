@@ -1,8 +1,8 @@
 """Results measured on this machine: the winner of a package's tournament, and its best options.
 
-The winner only changes the order of what the signed manifest names. Tuning changes options of speed only, and
-only for the very package, engine release and number of processors that were measured. A file that cannot be
-read is ignored.
+The winner only changes the order of the signed manifest's backends. Tuning changes only options of speed, and
+only for exactly the measured package, engine release and number of processors. A file that cannot be read is
+ignored.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from edgekit_runtime.package.manifest import BackendChoice, Manifest, Variant
 from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.paths import find_cache_folder
 
-# What tuning may set of each backend's options: none of them changes what is computed.
+# Options of each backend that tuning may set: none of them changes results.
 TUNABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "ort": ("threads", "spinning", "arena"),
     "litert": ("threads", "xnnpack"),
@@ -35,7 +35,7 @@ class Tuned:
 
     Attributes:
         objective: `latency` or `throughput`.
-        options: options of the backend, those of `TUNABLE` that differ from the package's.
+        options: options of the backend in `TUNABLE` that differ from the package's.
         instances: number of instances that run at once.
         batch: rows per run.
         figures: measured figures, as text to show.
@@ -49,7 +49,7 @@ class Tuned:
 
 
 def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
-    """Store `tuned` as the options of this very package here; return the path.
+    """Store `tuned` as the options of exactly this package; return the path.
 
     Args:
         manifest: manifest of the package.
@@ -57,7 +57,7 @@ def keep_tuned(manifest: Manifest, choice: BackendChoice, tuned: Tuned) -> Path:
         tuned: settings that tuning found.
 
     Raises:
-        OutputError: the folder cannot be made or written.
+        OutputError: the folder cannot be created or written.
     """
     document = {
         "package": f"{manifest.name} {manifest.version}",
@@ -90,12 +90,12 @@ def recall_tuned(manifest: Manifest, choice: BackendChoice) -> Tuned | None:
         if set(options) - set(tunable) or not all(type(n) is int and n >= 1 for n in counts):
             return None
         return Tuned(str(document["objective"]), options, *counts, document["figures"])
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError):  # the last: a user without a home
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError):  # RuntimeError: a user without a home
         return None
 
 
 def apply_tuned(manifest: Manifest, choice: BackendChoice) -> BackendChoice:
-    """Return `choice` with what was kept for it, and so for each of its fallbacks."""
+    """Return `choice` with its stored options, and each of its fallbacks likewise."""
     tuned = recall_tuned(manifest, choice)
     options = choice.options if tuned is None else {**choice.options, **tuned.options}
     fallback = None if choice.fallback is None else apply_tuned(manifest, choice.fallback)
@@ -103,7 +103,7 @@ def apply_tuned(manifest: Manifest, choice: BackendChoice) -> BackendChoice:
 
 
 def keep_winner(manifest: Manifest, variant: str, place: int) -> Path:
-    """Store a backend as the first choice for this very package on this machine; return the path.
+    """Store a backend as the first choice for exactly this package here; return the path.
 
     Args:
         manifest: manifest of the package.
@@ -111,15 +111,15 @@ def keep_winner(manifest: Manifest, variant: str, place: int) -> Path:
         place: position of the backend in the variant's chain; two sets of options may have one backend name.
 
     Raises:
-        OutputError: the cache folder cannot be made or written.
+        OutputError: the cache folder cannot be created or written.
     """
     return _keep(_find_winner(manifest), {"variant": variant, "place": place})
 
 
 def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
-    """Return the variants of `manifest` with the kept winner first, in its variant and of all.
+    """Return the variants of `manifest` with the stored winner first, in its variant and of all.
 
-    The others stand behind in their order.
+    The others follow in their order.
     """
     variants = manifest.all_variants
     if len(variants) == len(manifest.backend.chain) == 1:
@@ -127,7 +127,7 @@ def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
     try:
         kept: Any = json.loads(_find_winner(manifest).read_bytes())
         name, place = kept["variant"], kept["place"]
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError):  # the last: a user without a home
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError):  # RuntimeError: a user without a home
         return variants
     for variant in variants:
         if variant.name == name and type(place) is int and 0 <= place < len(variant.backend.chain):

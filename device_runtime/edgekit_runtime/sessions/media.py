@@ -14,15 +14,15 @@ from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
-_MAX_BYTES: Final = 64 << 20  # of a decoded file where the model takes any size
+_MAX_BYTES: Final = 64 << 20  # limit of a decoded file if the model takes any size
 
 
 class MediaSession:
     """A session that decodes some inputs of another.
 
     Attributes:
-        inputs: those of the model, with `uint8 [any]` for what is decoded.
-        outputs: those of the model; the first dimension is 1 where it is the number of files.
+        inputs: inputs of the model, with `uint8 [any]` for files to decode.
+        outputs: outputs of the model; the first dimension is 1 if it is the number of files.
         is_concurrent: whether `run` may be called from several threads.
     """
 
@@ -36,7 +36,7 @@ class MediaSession:
             decode: input -> codec, as the manifest states it.
 
         Raises:
-            BackendError: it names an unknown codec, or an input that cannot be such a file.
+            BackendError: `decode` names an unknown codec, or an input that cannot be such a file.
         """
         stated = decode if isinstance(decode, Mapping) else {"decode": decode}
         try:
@@ -69,7 +69,7 @@ class MediaSession:
 
         Raises:
             DataError: an array does not fit its spec.
-            RefusedInputError: a file cannot be decoded, or what it holds is of another size.
+            RefusedInputError: a file cannot be decoded, or its content has another size.
             BackendError: the engine failed.
         """
         decoded = dict(inputs)

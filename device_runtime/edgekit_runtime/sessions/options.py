@@ -13,17 +13,17 @@ from edgekit_runtime.errors import BackendError
 Options = TypeVar("Options")
 
 DECODE: Final = "decode"
-"""The option of any backend that has inputs decoded before the engine gets them, see `MediaSession`."""
+"""The option of any backend to decode inputs before the engine gets them, see `MediaSession`."""
 
 
 def read_options(
     kind: type[Options], backend: str, options: Mapping[str, JsonValue], threads: int | None = None
 ) -> Options:
-    """Return the options in a manifest, with `threads` instead of theirs unless it is None.
+    """Return the options in a manifest, with `threads` instead of their number unless None.
 
     Args:
         kind: a dataclass whose fields are the options.
-        backend: its name, for the message.
+        backend: name of the backend, for the message.
         options: the `backend.options` of a manifest.
         threads: threads of one inference, or None.
 

@@ -1,7 +1,7 @@
 """The onnxruntime backend: ONNX models on the CPU.
 
 Importing this module does not import onnxruntime. It does not convert inputs. Of models with external data it
-reads only submodels, whose weights lie in the whole model's artifact: the toolkit packs models whole.
+reads only submodels, whose weights are in the whole model's artifact: the toolkit packs models whole.
 """
 
 import copy
@@ -33,10 +33,10 @@ from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 if TYPE_CHECKING:
     import onnxruntime
 
-_LOG_FATAL_ONLY: Final = 4  # errors are raised as well
+_LOG_FATAL_ONLY: Final = 4  # errors are also raised
 _NODE_FAILED: Final = "Non-zero status code returned while running"
 _NOT_OF_INPUTS: Final = ("llocate memory", "bad_alloc", "bfc_arena", "terminate flag")
-_SYSTEM_ERROR: Final = re.compile(r"system error number ([0-9]+)")  # as onnxruntime says why it opens no file
+_SYSTEM_ERROR: Final = re.compile(r"system error number ([0-9]+)")  # in onnxruntime's errors on opening files
 # onnxruntime names element types after C++ types.
 _DTYPE_OF_TYPE: Final = {
     f"tensor({ {'float16': 'float16', 'float32': 'float', 'float64': 'double'}.get(name, name) })": name
@@ -53,13 +53,13 @@ class OrtOptions:
             use.
         spinning: whether idle threads wait in a busy loop: lower latency, but a core is never idle.
         arena: whether the memory of activations is kept for the next run; off is for models whose activations
-            vary greatly in size, and slower and larger in those of docs/explanation/memory.md.
-        optimise: whether the graph is optimised on loading; off for a model that was saved optimised. Off,
+            vary greatly in size, and was slower and larger for those in docs/explanation/memory.md.
+        optimise: whether the graph is optimised on loading; off for a model that was saved optimised. If off,
             8-bit products saturate on x86 without VNNI, see `ort_products`.
         fold_weights: whether quantized weights are widened to float once, on loading; for models that compute
             in float. Otherwise onnxruntime widens them in every inference, at 1.1 to 5 times the latency.
-        disabled_optimizers: rewrites of the optimiser that change what this model computes, by onnxruntime's
-            names; they are off, beside those that are off for every model (`ort_rewrites`).
+        disabled_optimizers: rewrites of the optimiser that change this model's results, by onnxruntime's
+            names; they are off, as are those that are off for every model (`ort_rewrites`).
         weights: path of the artifact that holds the weights of a submodel, as its graph names it; None for a
             model that holds its own.
     """
@@ -97,18 +97,17 @@ class OrtSession:
         Args:
             model: content or path of an ONNX model.
             options: options of onnxruntime for the model; by default `OrtOptions()`.
-            weights: content of what `options.weights` names; not needed any more after this returns.
+            weights: content of the artifact `options.weights`; not needed after this returns.
 
         Raises:
             EngineMissingError: onnxruntime is not installed.
-            BackendError: onnxruntime refused the model, or it has inputs or outputs that are no plain
-                tensors.
+            BackendError: onnxruntime refused the model, or an input or output is not a plain tensor.
         """
         session = _load(model, options or OrtOptions(), weights)
         self._settings = _make_run_settings()
         self._session: onnxruntime.InferenceSession | None = session
         # The compiled session under the public one, whose `run` in Python takes a tenth of a short model's
-        # time for checks that are made here too. Where there is none, the public one takes the same.
+        # time for checks that are made here too. If there is none, the public one has the same interface.
         self._run: Callable[..., list[Array]] | None = getattr(session, "_sess", session).run
         self.inputs: tuple[TensorSpec, ...] = tuple(_read_spec(node) for node in session.get_inputs())
         self.outputs: tuple[TensorSpec, ...] = tuple(_read_spec(node) for node in session.get_outputs())
@@ -124,7 +123,7 @@ class OrtSession:
 
         Raises:
             DataError: a name is missing or unknown, or an array does not fit its spec.
-            RefusedInputError: a node of the model cannot compute anything of these inputs.
+            RefusedInputError: a node of the model cannot compute with these inputs.
             BackendError: onnxruntime failed, or the session is closed.
         """
         if inputs.keys() != self._names:
@@ -135,9 +134,9 @@ class OrtSession:
         if run is None:
             raise BackendError("backend 'ort': the session is closed")
         try:
-            # onnxruntime takes a dict and nothing else.
+            # onnxruntime accepts only a dict.
             values = run(self._output_names, inputs if type(inputs) is dict else dict(inputs), self._settings)
-        except Exception as cause:  # its exceptions have no common base but this
+        except Exception as cause:  # its exceptions have no other common base
             kind = RefusedInputError if _blames_inputs(str(cause)) else BackendError
             raise kind(f"backend 'ort': running the model failed: {cause}") from cause
         return dict(zip(self._output_names, values, strict=True))
@@ -145,13 +144,13 @@ class OrtSession:
     def trim(self, inputs: Mapping[str, Array]) -> None:
         """Return memory of earlier runs to the system, by one more run with `inputs`.
 
-        The arena gives back only what is unused at the end of a run, and that holds the run's own outputs.
+        The arena releases only memory that is unused at the end of a run, which still holds its outputs.
 
         Args:
             inputs: the same arrays as `run` takes.
 
         Raises:
-            BackendError: onnxruntime failed, and nothing is given back.
+            BackendError: onnxruntime failed, and no memory is returned.
         """
         run = self._run
         if run is None:
@@ -171,16 +170,16 @@ class OrtSession:
         return shared
 
     def interrupt(self) -> None:
-        """End all runs with an error, those under way at their next node; from any thread."""
+        """End all runs with an error, those under way at their next node; call it from any thread."""
         self._settings.terminate = True
 
     def close(self) -> None:
-        """Free the model once the runs that are under way have ended; a second call does nothing."""
+        """Free the model once runs under way have ended; a second call does nothing."""
         self._session = self._run = None
 
 
 def _blames_inputs(message: str) -> bool:
-    """Return whether onnxruntime says that a node refused what it got, of a model that has run before.
+    """Return whether onnxruntime's message is that a node refused its inputs, for a model that ran before.
 
     It reports a lack of memory, or the end of a run by `interrupt`, in the same form.
     """
@@ -194,8 +193,8 @@ def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None)
         EngineMissingError: onnxruntime is not installed.
         BackendError: an option is wrong, onnxruntime refused the model, or its inputs and outputs are not
             those of the manifest.
-        PackageError: the package has no artifact of the name that the option `weights` gives.
-        UnavailableError: there is no descriptor for the model now.
+        PackageError: the package has no artifact with the name in the option `weights`.
+        UnavailableError: no descriptor is free for the model now.
     """
     options = read_options(OrtOptions, "ort", choice.options, threads)
     weights = b"" if options.weights is None else package.read(options.weights)
@@ -208,7 +207,7 @@ def _load(
     model: bytes | memoryview | Path, options: OrtOptions, weights: bytes | memoryview
 ) -> "onnxruntime.InferenceSession":
     try:
-        import onnxruntime  # noqa: F401  # by itself: an engine that is missing is no refusal
+        import onnxruntime  # noqa: F401  # separately: a missing engine is no refusal
     except ImportError as cause:
         raise EngineMissingError(
             f"backend 'ort' needs onnxruntime ({cause}): {install_command('device')}"
@@ -217,14 +216,14 @@ def _load(
         settings = make_settings(options)
         if isinstance(model, Path):
             return create_session(str(model), settings, options.disabled_optimizers)
-        # onnxruntime copies bytes and keeps both copies; from a file in memory it reads once. For a model of
-        # 18.6 MB that is 46 MB in place of 82 MB after loading.
+        # onnxruntime copies bytes and keeps both copies; it reads a file in memory once. For a model of 18.6
+        # MB that is 46 MB instead of 82 MB after loading.
         with ExitStack() as stack:
             path = stack.enter_context(_memory_file(model))
             if options.weights is not None:
                 path = stack.enter_context(with_weights(path, options.weights, weights, settings))
             return create_session(path, settings, options.disabled_optimizers)
-    except Exception as cause:  # its exceptions have no common base but this
+    except Exception as cause:  # its exceptions have no other common base
         check_lack(cause, "backend 'ort': the model cannot be given to onnxruntime")
         if said := _SYSTEM_ERROR.search(str(cause)):
             number = int(said[1])
@@ -234,7 +233,7 @@ def _load(
 
 @contextmanager
 def _memory_file(content: bytes | memoryview) -> Iterator[str]:
-    """Give the path of a file in memory, which ends with the block."""
+    """Yield the path of a file in memory, which ends with the block."""
     descriptor = os.memfd_create("model", os.MFD_CLOEXEC)
     with os.fdopen(descriptor, "wb") as file:
         file.writelines(parts(content))
@@ -246,23 +245,23 @@ def _memory_file(content: bytes | memoryview) -> Iterator[str]:
 def with_weights(
     path: str, name: str, weights: bytes | memoryview, settings: "onnxruntime.SessionOptions"
 ) -> Iterator[str]:
-    """Give the path of a graph that finds its external data under `name`, and no file of this machine.
+    """Yield the path of a graph that finds its external data under `name`, but no other file.
 
     Args:
-        path: where the graph lies.
+        path: path of the graph.
         name: name by which the graph refers to its external data.
         weights: the external data.
         settings: options of the session; changed in place.
 
     Raises:
-        BackendError: the name leads out of the folder of the graph.
+        BackendError: the name leads outside the folder of the graph.
     """
     if hasattr(settings, "add_external_initializers_from_files_in_memory"):
         settings.add_external_initializers_from_files_in_memory([name], [weights], [len(weights)])
         yield path
         return
-    # onnxruntime takes them in memory from 1.24.1 on. 1.23.2, the last for Python 3.10, and older ones look
-    # beside the file of the graph, also through links, which newer ones refuse.
+    # onnxruntime accepts them in memory from 1.24.1 on. 1.23.2, the last for Python 3.10, and older releases
+    # look beside the file of the graph, also through links, which newer ones refuse.
     if find_name_problem(name) is not None:
         raise BackendError(f"backend 'ort': the option weights is {name!r}, expected the path of an artifact")
     import tempfile  # the service imports nothing that it does not use
@@ -277,7 +276,7 @@ def with_weights(
 
 
 def make_settings(options: OrtOptions) -> "onnxruntime.SessionOptions":
-    """Return the settings with which a session of these options is created.
+    """Return the settings of a session with these options.
 
     Raises:
         ImportError: onnxruntime is not installed.
@@ -292,7 +291,7 @@ def make_settings(options: OrtOptions) -> "onnxruntime.SessionOptions":
     settings.enable_cpu_mem_arena = options.arena
     settings.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spinning else "0")
     if options.fold_weights:
-        # DequantizeLinear of a constant then is folded like other constants, not kept for integer kernels.
+        # Then DequantizeLinear of a constant is folded like other constants, not kept for integer kernels.
         settings.add_session_config_entry("session.disable_quant_qdq", "1")
     level = onnxruntime.GraphOptimizationLevel
     settings.graph_optimization_level = level.ORT_ENABLE_ALL if options.optimise else level.ORT_DISABLE_ALL
@@ -300,10 +299,10 @@ def make_settings(options: OrtOptions) -> "onnxruntime.SessionOptions":
 
 
 def _count_allowed() -> int:
-    """Return the number of processors that this process may use, or 0 (onnxruntime counts) where that is all.
+    """Return the number of processors that this process may use, or 0 (onnxruntime counts) for all.
 
-    onnxruntime counts the cores of the machine. Where a container may use one of several, its threads would
-    wait for each other at each kernel: small models took 1.4 to 3 times as long.
+    onnxruntime counts the cores of the machine. If a container may use one of several, its threads would wait
+    for each other at each kernel: small models took 1.4 to 3 times as long.
     """
     allowed = len(os.sched_getaffinity(0))
     return allowed if allowed < (os.cpu_count() or 1) else 0
@@ -320,7 +319,7 @@ def _make_run_settings() -> "onnxruntime.RunOptions":
 def create_session(
     path: str, settings: "onnxruntime.SessionOptions", disabled_optimizers: Sequence[str]
 ) -> "onnxruntime.InferenceSession":
-    """Return onnxruntime's own session for a model, as every session of ours runs it.
+    """Return onnxruntime's own session for a model, as all our sessions run it.
 
     Args:
         path: path of an ONNX model.
@@ -333,7 +332,7 @@ def create_session(
     import onnxruntime
 
     def create(settings: "onnxruntime.SessionOptions") -> "onnxruntime.InferenceSession":
-        # No fallback to other providers: it prints to the standard output, and there is only the CPU here.
+        # No fallback to other providers: it prints to the standard output, and only the CPU is used.
         return onnxruntime.InferenceSession(
             path,
             settings,
@@ -350,6 +349,6 @@ def _read_spec(node: "onnxruntime.NodeArg") -> TensorSpec:
     dtype = _DTYPE_OF_TYPE.get(node.type)
     if dtype is None:
         raise BackendError(f"backend 'ort': '{node.name}' is a {node.type}, which is no plain tensor")
-    # A dimension without a name may have any size too; it gets the name of its place.
+    # A dimension without a name may also have any size; it is named after its place.
     shape = (f"{node.name}_{axis}" if size is None else size for axis, size in enumerate(node.shape))
     return TensorSpec(node.name, dtype, tuple(shape))

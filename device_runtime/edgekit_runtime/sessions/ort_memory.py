@@ -1,7 +1,8 @@
 """Small and predictable memory for onnxruntime sessions, by settings that cost no latency.
 
-Two causes make the memory of a session large and hard to foresee: the C library keeps what loading frees, and
-memory patterns reserve the activations a second time. docs/explanation/memory.md has the measurements.
+Two causes make the memory of a session large and hard to predict: the C library keeps memory that loading
+frees, and memory patterns reserve the activations a second time. docs/explanation/memory.md has the
+measurements.
 """
 
 import ctypes
@@ -16,17 +17,17 @@ if TYPE_CHECKING:
 _M_TRIM_THRESHOLD: Final = -1  # mallopt's names, see malloc.h of glibc
 _M_MMAP_THRESHOLD: Final = -3
 _LOADING_THRESHOLD_BYTES: Final = 64 * 1024
-# The values that glibc itself reaches in a process which has freed large blocks; they keep runs fast.
+# The values that glibc itself reaches in a process that has freed large blocks; they keep runs fast.
 _RUNNING_THRESHOLD_BYTES: Final = 32 * 1024 * 1024
-_OTHERS_S: Final = 10.0  # for the session that is created now: longer than most take
+_OTHERS_S: Final = 10.0  # wait for a session under creation: longer than most take
 _loading = threading.Lock()
 
 
 def make_lean(settings: "onnxruntime.SessionOptions") -> None:
-    """Set what keeps the memory of one session small, in place.
+    """Change `settings` in place to keep one session's memory small.
 
     Memory patterns are off: they allocate the activations in one block after a first run allocated them one
-    by one, and the arena keeps both. Weights are allocated apart from the arena of the activations, so that
+    by one, and the arena keeps both. Weights are allocated outside the arena of the activations, so that
     loading leaves no holes in it.
     """
     settings.enable_mem_pattern = False
@@ -36,18 +37,18 @@ def make_lean(settings: "onnxruntime.SessionOptions") -> None:
 
 @contextmanager
 def lean_loading() -> Iterator[None]:
-    """Return to the system what the block frees; for the creation of a session.
+    """Give memory freed by the block back to the system; for creating a session.
 
-    Blocks from 64 KiB are mapped one by one while the body runs, and free pages are given back at its end.
-    The thresholds are those of the whole process, so one body runs at a time; one that hangs holds up another
-    for ten seconds at most. Does nothing if the C library is not glibc.
+    Blocks from 64 KiB are mapped one by one while the body runs, and free pages are returned at its end. The
+    thresholds apply to the whole process, so one body runs at a time; one that hangs delays another for at
+    most ten seconds. Without glibc this does nothing.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
         yield
         return
     if not _loading.acquire(timeout=_OTHERS_S):
-        yield  # with the thresholds of the body that hangs
+        yield  # with the thresholds of the hanging body
         return
     try:
         library.mallopt(_M_MMAP_THRESHOLD, _LOADING_THRESHOLD_BYTES)

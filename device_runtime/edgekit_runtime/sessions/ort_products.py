@@ -2,8 +2,8 @@
 
 Without VNNI, onnxruntime adds two products of uint8 and int8 in 16 bits, and the sum saturates:
 255 * 127 * 2 is 64,770, beyond 32,767. Its setting `session.x64quantprecision` stores int8 weights as uint8
-and runs slower kernels, whose sums have 32 bits. It slows processors with VNNI down too, so it is used only
-where the engine saturates. It acts from the level `ORT_ENABLE_EXTENDED` on, and only on constant weights.
+and runs slower kernels, whose sums have 32 bits. It also slows processors with VNNI, so it is used only if
+the engine saturates. It acts from the level `ORT_ENABLE_EXTENDED` on, and only on constant weights.
 
 Source: docs/adr/0018-exact-products.md; onnxruntime, `kOrtSessionOptionsAvx2PrecisionMode`.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXACT_SETTING: Final = "session.x64quantprecision"
 _X86: Final = frozenset({"x86_64", "AMD64", "i386", "i686"})
 # A model with the one node MatMulInteger(a: uint8 [1, 2], b: int8 [2, 1]) -> c: int32 [1, 1], opset 10. It is
-# written out here because a device has no onnx.
+# stored here because a device has no onnx.
 _PROBE: Final = bytes.fromhex(
     "08053a5c0a180a01610a0162120163220d4d61744d756c496e74656765721201705a130a0161120e0a0c080212080a02"
     "08010a0208025a130a0162120e0a0c080312080a0208020a02080162130a0163120e0a0c080612080a0208010a020801"
@@ -31,8 +31,8 @@ _PROBE: Final = bytes.fromhex(
 def saturates() -> bool:
     """Whether onnxruntime's sums of uint8 by int8 products saturate on this processor.
 
-    The engine itself is asked, once a process, in about a millisecond: what the system says of the processor
-    need not be what the engine uses.
+    The engine itself is tested, once per process, in about a millisecond: it need not use all features that
+    the system reports for the processor.
 
     Raises:
         ImportError: onnxruntime is not installed.
@@ -55,11 +55,11 @@ def open_exact(
     settings: "onnxruntime.SessionOptions",
     create: Callable[["onnxruntime.SessionOptions"], "onnxruntime.InferenceSession"],
 ) -> "onnxruntime.InferenceSession":
-    """Return `create(settings)`, with exact 8-bit products where this processor's saturate.
+    """Return `create(settings)`, with exact 8-bit products if this processor's saturate.
 
     Args:
         settings: changed in place.
-        create: makes a session; called a second time where the engine has no kernel for the exact form.
+        create: makes a session; called a second time if the engine has no kernel for the exact form.
 
     Raises:
         Exception: an error that `create` raised.
@@ -70,7 +70,7 @@ def open_exact(
     settings.add_session_config_entry(EXACT_SETTING, "1")
     try:
         return create(settings)
-    except Exception:  # its exceptions have no common base but this; the second try raises as well
+    except Exception:  # its exceptions have no other common base; the second try raises too
         # The engine cannot change a weight or a zero point that several nodes read, nor a QLinearConv of int8
         # by int8. At the basic level it leaves the QDQ form in float, which is exact and as slow as float.
         import onnxruntime

@@ -1,4 +1,4 @@
-"""A test that a model answers each row of a batch as it answers that row alone."""
+"""A test that a model gives each row of a batch the same answer as alone."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -10,10 +10,10 @@ from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.tensors import Array
 
-_ROUNDING: Final = 1e-3  # share of a row's largest value by which kernels for other sizes may differ
-_EPSILONS: Final = 16.0  # of a dtype: what sums of some hundred such values in another order differ by
-# To either side of the given row: beside a row of 16 times its size, the 256 steps of one 8-bit scale leave
-# it 8 or 16, and its answer is some per cent off.
+_ROUNDING: Final = 1e-3  # kernels for other sizes may differ by this share of a row's largest value
+_EPSILONS: Final = 16.0  # of a dtype: sums of some hundred values in another order differ by these
+# Larger and smaller than the given row: beside a row of 16 times its size, the 256 steps of one 8-bit scale
+# leave it 8 or 16, and its answer is off by some per cent.
 _FACTOR: Final = 16.0
 
 
@@ -23,17 +23,17 @@ def has_free_rows(model: Session | Manifest) -> bool:
 
 
 def rows_are_independent(session: Session, inputs: Mapping[str, Array]) -> bool:
-    """Return whether a session answers rows beside much larger and smaller ones as it answers each alone.
+    """Return whether a session gives rows the same answers alone and beside much larger and smaller rows.
 
-    Rows of another size are what shows a scale, a norm or an extreme that is taken over the whole batch.
-    Integers and bools stay within the values that the given rows hold, as they may be indices. Float outputs
-    may differ by 0.1 % of the largest value of their own row, since engines choose other kernels for other
-    numbers of rows; integers may not.
+    Rows of another size reveal a scale, a norm or an extreme that is computed over the whole batch. Integers
+    and bools stay within the values of the given rows, as they may be indices. Float outputs may differ by
+    0.1 % of the largest value of their own row, because engines choose other kernels for other numbers of
+    rows; integers may not.
 
     Args:
         session: session to try; it runs four times.
-        inputs: input name -> array of one row or more; the first row of each is judged, at most two others
-            run beside it.
+        inputs: input name -> array of one row or more; the first row of each is judged, with at most two
+            others beside it.
 
     Raises:
         DataError: the inputs do not fit.
@@ -41,7 +41,7 @@ def rows_are_independent(session: Session, inputs: Mapping[str, Array]) -> bool:
     if not has_free_rows(session) or any(len(array) == 0 for array in inputs.values()):
         return False
     judged, company = _vary(inputs, np.random.default_rng(0))
-    # On both sides, so that what is carried from row to row shows whichever way it goes.
+    # On both sides, to reveal an effect of a row on the next or on the one before.
     half = len(company) // 2
     rows = [*company[:half], *judged, *company[half:]]
     try:
@@ -75,7 +75,7 @@ def _vary(
             if array.dtype.kind != "f":
                 scaled[name] = array if pick is None else np.full_like(array, pick(inputs[name]))
                 continue
-            with np.errstate(over="ignore"):  # float16 ends at 65504; infinity is large, too
+            with np.errstate(over="ignore"):  # float16 ends at 65504; infinity is also large
                 scaled[name] = (array if array.any() else np.ones_like(array)) * array.dtype.type(factor)
         return scaled
 
@@ -87,12 +87,12 @@ def _vary(
 
 
 def _agree(alone: Array, together: Array, usual: Array) -> bool:
-    """Whether one row is answered alike; `usual` is what the session answers to an ordinary one."""
+    """Whether both answers to one row agree; `usual` is the session's answer to an ordinary row."""
     if alone.shape != together.shape:
         return False
     if alone.dtype.kind != "f":
         return bool(np.array_equal(alone, together))
-    # A row whose answer is next to nothing has it as a difference of values of an ordinary row's size.
+    # An answer close to 0 is a difference of values of an ordinary row's size.
     reach = _ROUNDING * _largest(alone) + _EPSILONS * float(np.finfo(alone.dtype).eps) * _largest(usual)
     return bool(np.allclose(together, alone, rtol=0.0, atol=reach, equal_nan=True))
 
@@ -102,5 +102,5 @@ def _largest(array: Array) -> float:
 
 
 def concatenate(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Return the inputs of several calls as those of one batch."""
+    """Return the inputs of several calls as one batch."""
     return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

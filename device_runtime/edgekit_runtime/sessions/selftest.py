@@ -14,7 +14,7 @@ from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.golden import GoldenOutput
 from edgekit_runtime.sessions.session import Session
 
-_EXACT_KINDS = "biu"  # bool and integers, of which float64 cannot hold all
+_EXACT_KINDS = "biu"  # bool and integers; float64 cannot hold all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class SelfTest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GoldenCase:
-    """The golden tensors of a package in memory, which outlive the package.
+    """A copy of a package's golden tensors, which outlives the package.
 
     Attributes:
         inputs: input name -> array, ready for `Session.run`.
@@ -93,7 +93,7 @@ def run_selftest(session: Session, package: OpenedPackage) -> SelfTest:
 
     Args:
         session: session of this package.
-        package: verified.
+        package: the verified package.
 
     Raises:
         DataError: the session takes other inputs than the package states.

@@ -51,13 +51,13 @@ class Session(Protocol):
 
 
 class OpenBackend(Protocol):
-    """What an entry point of the group `edgekit.backends` names: it opens the model of a package."""
+    """An entry point of the group `edgekit.backends`: it opens the model of a package."""
 
     def __call__(self, package: OpenedPackage, choice: BackendChoice, threads: int | None) -> Session:
         """Return a session for `choice.artifact` of `package`.
 
         Args:
-            package: verified; the session must not need it after this returns.
+            package: the verified package; the session must not need it after this returns.
             choice: the artifact to open and the backend's own options.
             threads: overrides the number of threads in the options, or None.
 
@@ -75,14 +75,14 @@ def open_session(
     limits: Limits = DEFAULT_LIMITS,
     threads: int | None = None,
 ) -> Session:
-    """Return a session of a variant's backend, or of its next fallback where that engine is missing.
+    """Return a session of a variant's backend, or of its next fallback if that engine is missing.
 
-    Where a tournament was held on this machine, its winner comes first; where the package was tuned here, it
-    runs with the options that were found.
+    If a tournament was held on this machine, its winner comes first; if the package was tuned here, it runs
+    with the found options.
 
     Args:
         package: path of a package, which is then verified first, or an opened package, which stays open.
-        variant: name of the variant; by default what `open_preferred` takes.
+        variant: name of the variant; by default the choice of `open_preferred`.
         trust: the verifier whose packages are accepted; by default the keys in `find_keys_folder()`.
         limits: limits of reading the package.
         threads: threads of one inference; by default as the manifest's options say.
@@ -104,9 +104,9 @@ def open_session(
 
 
 def _open_verifier() -> contextlib.AbstractContextManager[Verifier]:
-    """Return a verifier by the keys in `find_keys_folder()`, in a process of its own that ends with it.
+    """Return a verifier by the keys in `find_keys_folder()`, in a separate process that ends with it.
 
-    What it takes would stay in this process: 10 MB, a sixth of the peak of a small model.
+    Its memory would stay in this process: 10 MB, a sixth of the peak of a small model.
 
     Raises:
         SignatureError: one of the keys is no public key.
@@ -125,12 +125,12 @@ def _open_verifier() -> contextlib.AbstractContextManager[Verifier]:
 def open_preferred(package: OpenedPackage, threads: int | None = None) -> tuple[str, Session]:
     """Return the name of the variant that is best here, and a session of it.
 
-    That is the winner of the tournament on this machine, or without one the default; where no engine of it is
+    That is the winner of the tournament on this machine, or without one the default; if no engine of it is
     installed, the first of the others that has one.
 
     Args:
         package: verified.
-        threads: threads of one inference, or None for those of the options.
+        threads: threads of one inference, or None for the options' number.
 
     Raises:
         EngineMissingError: no engine of any variant is installed; the message has every reason.
@@ -153,12 +153,12 @@ def open_preferred(package: OpenedPackage, threads: int | None = None) -> tuple[
 
 
 def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | None = None) -> Session:
-    """Return a session of `choice`, or of its next fallback whose engine is there.
+    """Return a session of `choice`, or of its next fallback with an installed engine.
 
     Args:
         package: verified.
         choice: a backend with its artifact, options and fallbacks.
-        threads: threads of one inference, or None for those of the options.
+        threads: threads of one inference, or None for the options' number.
 
     Raises:
         EngineMissingError: no engine of them is installed; the message has every reason.
@@ -176,7 +176,7 @@ def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | No
             raise EngineMissingError(f"{cause}; and its fallback: {second}") from second
     if DECODE not in choice.options:
         return session
-    media = importlib.import_module("edgekit_runtime.sessions.media")  # only where files arrive, as above
+    media = importlib.import_module("edgekit_runtime.sessions.media")  # only if inputs are files, as above
     try:
         decoding: Session = media.MediaSession(session, choice.options[DECODE])
         return decoding  # noqa: TRY300  # nothing more can fail
@@ -188,24 +188,23 @@ def open_choice(package: OpenedPackage, choice: BackendChoice, threads: int | No
 def check_engines(manifest: Manifest) -> None:
     """Check that an engine is installed here for one of the backends that the manifest names.
 
-    No engine is imported, so this takes no memory; one that is installed and cannot be imported is not found
-    out here.
+    No engine is imported, so this takes no memory, and does not detect an engine that cannot be imported.
 
     Raises:
-        EngineMissingError: none is; the message has what to install for each.
+        EngineMissingError: none is installed; the message says what to install for each.
     """
     check_backends(list_backends(manifest), f"{manifest.name} {manifest.version}")
 
 
 def list_backends(manifest: Manifest) -> tuple[str, ...]:
-    """Return the backends that the variants of a manifest name; one of them is enough."""
+    """Return the backends in the variants of a manifest; one of them is enough."""
     choices = [choice.name for variant in manifest.all_variants for choice in variant.backend.chain]
     return tuple(dict.fromkeys(choices))
 
 
 def _find_backend(name: str) -> OpenBackend:
     if name in BUILT_IN:
-        # Not an entry point, so that it also works where edgekit is not installed but on the path.
+        # Not an entry point, so that it also works if edgekit is not installed but on the path.
         module = importlib.import_module(BUILT_IN[name].module)
         built_in: OpenBackend = getattr(module, BUILT_IN[name].function)
         return built_in
@@ -218,7 +217,7 @@ def _find_backend(name: str) -> OpenBackend:
 
 
 def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice) -> None:
-    """Check that a session has the inputs and outputs that the manifest states, and accepts what it states.
+    """Check that a session has the inputs and outputs of the manifest, and accepts the stated shapes.
 
     Args:
         session: session of `choice.artifact`.
@@ -226,12 +225,12 @@ def check_specs(session: Session, package: OpenedPackage, choice: BackendChoice)
         choice: the choice that was opened.
 
     Raises:
-        BackendError: it has others by name or dtype, or takes inputs of other shapes.
+        BackendError: their names or dtypes differ, or it takes inputs of other shapes.
     """
     manifest = package.manifest
     stated_inputs = manifest.inputs
     if isinstance(decoded := choice.options.get(DECODE), Mapping):
-        # Of these the manifest states the files that arrive; `MediaSession` looks at the model's own.
+        # For these the manifest states the files that arrive; `MediaSession` checks the model's own inputs.
         files = tuple(spec for spec in session.inputs if spec.name in decoded)
         stated_inputs = (*(spec for spec in stated_inputs if spec.name not in decoded), *files)
     for what, found, stated in (

@@ -1,1 +1,1 @@
-"""Statistics that stay valid however often one looks: for the canary on a device and for a fleet's gates."""
+"""Statistics that stay valid at any number of looks: for a device's canary and a fleet's gates."""

@@ -1,10 +1,10 @@
-"""Intervals that stay valid however often one looks: for a share, and for a quantile.
+"""Intervals that stay valid at any number of looks, for a share and for a quantile.
 
-An ordinary 99 % interval that is looked at after every request is left by the truth sooner or later, almost
-surely. These are confidence sequences: the chance that the truth is *ever* outside is at most `alpha`, so a
-decision may be taken at any look. All of them rest on one martingale of a share `p`, the likelihood of the
-observations averaged over all shares (with a Beta(1/2, 1/2) prior) relative to that under `p`; by Ville's
-inequality it ever reaches 1 / alpha with a chance of at most alpha.
+If an ordinary 99 % interval is computed after every request, sooner or later it almost surely misses the true
+value. These are confidence sequences: the probability that the true value is *ever* outside is at most
+`alpha`, so a decision may be taken at any look. All of them use one martingale for a share `p`: the
+likelihood of the observations averaged over all shares (with a Beta(1/2, 1/2) prior), divided by the
+likelihood under `p`. By Ville's inequality the probability that it ever reaches 1 / alpha is at most alpha.
 
 They assume that observations are independent given the past, with the same share or distribution throughout.
 
@@ -21,9 +21,9 @@ from typing import Final
 
 _PRIOR: Final = 0.5
 _LOG_PRIOR: Final = 2 * math.lgamma(_PRIOR) - math.lgamma(2 * _PRIOR)
-_BISECTIONS: Final = 24  # of 0..1: to 6e-8, on the safe side
+_BISECTIONS: Final = 24  # halvings of 0..1: to 6e-8, on the safe side
 
-# Relative width of a bucket, and the values between which buckets lie: 100 ns to 10,000 s, or as many joules.
+# Relative width of a bucket, and the range of all buckets: 100 ns to 10,000 s, or as many joules.
 _BUCKET_LOG: Final = math.log(1.02)
 _LEAST, _MOST = 1e-7, 1e4
 
@@ -32,22 +32,22 @@ def log_evidence(total: float, count: int, share: float) -> float:
     """Return the logarithm of the martingale against `share`; log(1 / alpha) or more refutes it.
 
     Args:
-        total: sum of the observations; each is in 0..1, by convexity it need not be 0 or 1.
+        total: sum of the observations; each is in 0..1, and by convexity need not be 0 or 1.
         count: number of observations.
         share: their supposed mean, in 0..1, the ends excluded.
     """
-    missed = max(count - total, 0.0)  # sums of fractions round
+    missed = max(count - total, 0.0)  # sums of fractions are rounded
     mixed = math.lgamma(total + _PRIOR) + math.lgamma(missed + _PRIOR) - math.lgamma(count + 2 * _PRIOR)
     return mixed - _LOG_PRIOR - total * math.log(share) - missed * math.log1p(-share)
 
 
 def share_interval(total: float, count: int, alpha: float) -> tuple[float, float]:
-    """Return the shares that the observations do not refute.
+    """Return the interval of shares that the observations do not refute.
 
     Args:
         total: sum of the observations, as for `log_evidence`.
         count: number of observations.
-        alpha: chance that the true mean is ever outside.
+        alpha: probability that the true mean is ever outside.
     """
     if not count:
         return 0.0, 1.0
@@ -80,7 +80,7 @@ def rank_interval(count: int, quantile: float, alpha: float) -> tuple[int, int]:
     Args:
         count: at least 1.
         quantile: 0..1, the ends excluded.
-        alpha: chance that the true number is ever outside.
+        alpha: probability that the true number is ever outside.
     """
     limit, middle = -math.log(alpha), round(quantile * count)
     low = _first(0, middle, lambda rank: log_evidence(rank, count, quantile) < limit)
@@ -100,13 +100,13 @@ def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def share_is_above(total: float, count: int, share: float, alpha: float) -> bool | None:
-    """Return whether the mean of the observations is shown to lie above `share`, or below it; None: neither.
+    """Return True if the mean is shown to be above `share`, False if below; None if neither.
 
     Args:
         total: sum of the observations, as for `log_evidence`.
         count: number of observations.
         share: share in 0..1, the ends excluded.
-        alpha: chance that it is ever shown to lie on the wrong side.
+        alpha: probability that the wrong side is ever shown.
     """
     if not count or log_evidence(total, count, share) < -math.log(alpha):
         return None
@@ -115,7 +115,7 @@ def share_is_above(total: float, count: int, share: float, alpha: float) -> bool
 
 @dataclass(slots=True)
 class LogHistogram:
-    """Positive values in buckets 2 % wide; at most 1,280 buckets, whatever is added.
+    """Positive values in buckets 2 % wide; at most 1,280 buckets.
 
     Attributes:
         count: number of values.
@@ -126,17 +126,17 @@ class LogHistogram:
     buckets: dict[int, int] = field(default_factory=dict)
 
     def add(self, value: float) -> None:
-        """Count one value; one outside 1e-7..1e4 counts as the nearest end."""
+        """Count one value; a value outside 1e-7..1e4 counts as the nearest end."""
         place = math.floor(math.log(min(max(value, _LEAST), _MOST)) / _BUCKET_LOG)
         self.buckets[place] = self.buckets.get(place, 0) + 1
         self.count += 1
 
     def quantile_interval(self, quantile: float, alpha: float) -> tuple[float, float]:
-        """Return between which values the true quantile lies; infinite if that is still open.
+        """Return the interval of the true quantile; an end that is still open is infinite.
 
         Args:
             quantile: 0..1, the ends excluded.
-            alpha: chance that it is ever outside.
+            alpha: probability that it is ever outside.
         """
         if not self.count:
             return 0.0, math.inf

@@ -1,1 +1,1 @@
-"""The edge to the operating system: files, paths, child processes, and lack of memory or descriptors."""
+"""The operating system: files, paths, child processes, and lack of memory or descriptors."""

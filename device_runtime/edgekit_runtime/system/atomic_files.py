@@ -24,14 +24,14 @@ class Disk:
         return os.fdopen(descriptor, "wb")
 
     def append(self, path: Path, begin: int) -> BinaryIO:
-        """Return the file at `path`, made where it is missing, cut to `begin` bytes and open for more."""
+        """Return the file at `path`, created if missing, cut to `begin` bytes and open for more."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         os.ftruncate(descriptor, begin)
         os.lseek(descriptor, begin, os.SEEK_SET)
         return os.fdopen(descriptor, "wb")
 
     def sync(self, file: BinaryIO) -> None:
-        """Wait until what was written to `file` is on the disk."""
+        """Wait until the data written to `file` are on the disk."""
         file.flush()
         os.fsync(file.fileno())
 
@@ -40,7 +40,7 @@ class Disk:
         source.replace(target)
 
     def remove(self, path: Path) -> None:
-        """Remove the file at `path`, where there is one."""
+        """Remove the file at `path`, if there is one."""
         path.unlink(missing_ok=True)
 
     def make_folder(self, path: Path, mode: int) -> None:
@@ -60,22 +60,22 @@ DISK: Final = Disk()
 
 
 def make_folders(path: Path, mode: int = 0o777, disk: Disk = DISK) -> None:
-    """Make the folder `path` and those above it where they are missing; their names are on the disk then.
+    """Create the folder `path` and its parents, if missing; their names are on the disk on return.
 
     Args:
-        path: of the folder.
-        mode: its permissions before the umask; those above it have the default.
-        disk: what carries the steps out.
+        path: path of the folder.
+        mode: its permissions before the umask; its parents have the default.
+        disk: carries out the steps.
 
     Raises:
-        OutputError: it cannot be made.
+        OutputError: it cannot be created.
     """
     try:
         for each in reversed([one for one in (path, *path.parents) if not one.is_dir()]):
             try:
                 disk.make_folder(each, mode if each == path else 0o777)
             except FileExistsError:
-                if not each.is_dir():  # else another process made it just now
+                if not each.is_dir():  # else another process has just created it
                     raise
             disk.sync_folder(each.parent)
     except OSError as cause:
@@ -93,7 +93,7 @@ def write_atomically(path: Path, *, mode: int = 0o666, disk: Disk = DISK) -> Ite
     Args:
         path: path of the file to write; its folder must exist.
         mode: permissions before the umask.
-        disk: what carries the steps out.
+        disk: carries out the steps.
 
     Raises:
         OutputError: the folder is missing or unwritable, the disk is full, or another OSError of writing.
@@ -108,7 +108,7 @@ def write_atomically(path: Path, *, mode: int = 0o666, disk: Disk = DISK) -> Ite
             disk.sync_folder(path.parent)
         finally:
             # Also on KeyboardInterrupt; after the rename there is nothing left to remove. A second error here
-            # would hide the first, and the folder that refuses a removal has refused the creation before.
+            # would hide the first, and a folder that refuses the removal has also refused the creation.
             with contextlib.suppress(OSError):
                 disk.remove(temporary)
     except OSError as cause:

@@ -1,8 +1,8 @@
-"""Child processes: a module of ours in a process of its own, from its start to its end.
+"""Child processes: one of our modules in a separate process, from its start to its end.
 
-This is the only place that starts them: workers of isolated models, verification of signatures, contests,
-builds of TensorRT engines, and what the toolkit runs apart because it may crash, hang or take all memory. One
-function runs another program, for what is measured on another machine.
+Only this module starts them: workers of isolated models, verification of signatures, contests, builds of
+TensorRT engines, and work of the toolkit that may crash, hang or take all memory. One function runs another
+program, for measurements on another machine.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Output: TypeAlias = Literal["drop", "keep", "log"]
-"""What becomes of a child's standard output; with `log`, its standard error goes to ours too."""
+"""Handling of a child's standard output; with `log`, its standard error goes to ours too."""
 
-_PARENT: Final = "EDGEKIT_PARENT"  # process id, in the environment of a child
-_ROOT: Final = Path("/")  # only the system's owner can put modules there
+_PARENT: Final = "EDGEKIT_PARENT"  # variable of a child with its parent's process id
+_ROOT: Final = Path("/")  # only root can put modules there
 _TRACER_S: Final = 1.0
 _PR_SET_PDEATHSIG: Final = 1
 _KILL_LIMIT_S: Final = 1.0  # a killed process may still hang in the kernel
-_POLL_S: Final = 0.05  # where the kernel has no descriptors of processes
+_POLL_S: Final = 0.05  # for kernels without descriptors of processes
 _NICENESS: Final = 5  # above ours: a third of the weight, so that it is slowed but not starved
 _MAX_TAIL_BYTES: Final = 1 << 16
 _MAX_LINE: Final = 2000  # characters
@@ -41,7 +41,7 @@ _PART_BYTES: Final = 1 << 16
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment, with what it imports from as the import path of a child."""
+    """Return this process's environment, with its import path as the import path of a child."""
     path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path}
 
@@ -50,7 +50,7 @@ def describe_end(exit_code: int) -> str:
     """Return `with exit code 3` or `by SIGSEGV`, to follow the word 'ended'.
 
     Args:
-        exit_code: negative for a signal, as `subprocess` has it.
+        exit_code: exit code, negative for a signal, as in `subprocess`.
     """
     return f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with exit code {exit_code}"
 
@@ -60,8 +60,8 @@ class ProgramResult:
     """How a program ended.
 
     Attributes:
-        exit_code: negative for a signal; None if it was killed at its time limit.
-        output: what it wrote to its standard output.
+        exit_code: exit code, negative for a signal; None if it was killed at its time limit.
+        output: its standard output.
         last_line: the last line of its standard error, or an empty text.
     """
 
@@ -79,7 +79,7 @@ def run_program(
         argv: its path or name, and its arguments.
         sent: its standard input, in parts.
         limit_s: it is killed after this time.
-        max_output_bytes: of its standard output only the end is returned.
+        max_output_bytes: limit of the returned output; only the end of a longer one is returned.
 
     Raises:
         OSError: it cannot be started.
@@ -107,7 +107,7 @@ class ChildProcess:
     Its standard input is empty; its standard error is kept for `last_line`.
 
     Attributes:
-        pid: its process id.
+        pid: process id.
     """
 
     def __init__(
@@ -123,17 +123,17 @@ class ChildProcess:
         """Start the process.
 
         Args:
-            module: name of a module of ours.
+            module: name of one of our modules.
             arguments: arguments of the command line.
-            folder: folder to run in. Python looks there first for modules, so nobody else may write into it.
-            output: what becomes of its standard output.
-            variables: variables of the environment, beside those of this process.
+            folder: working folder. Python looks there first for modules, so nobody else may write into it.
+            output: handling of its standard output.
+            variables: variables of the environment, in addition to this process's.
             channel: the child's end of a socket pair, whose descriptor it gets before `arguments`, see
                 `open_channel`; stays the caller's.
             own_session: whether signals of the terminal (Ctrl-C) do not reach it.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the process cannot be started.
         """
         passed = () if channel is None else (channel.fileno(),)
         with contextlib.ExitStack() as files:
@@ -166,11 +166,11 @@ class ChildProcess:
         if self._pidfd is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(limit_s)
-        elif self._process.poll() is None:  # `select` takes no descriptor over 1023
+        elif self._process.poll() is None:  # `select` does not accept descriptors over 1023
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
             if poll.poll(limit_s * 1000):
-                # A tracer such as strace takes note of the end first, and until then there is no exit code.
+                # A tracer such as strace sees the end first, and until then there is no exit code.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(_TRACER_S)
         return self._process.poll()
@@ -208,8 +208,8 @@ class ChildProcess:
     def lower_priority(self) -> None:
         """Give the child a lower priority than this process; the child must have its own session.
 
-        Where the kernel shares the processors among sessions (autogroup), niceness counts only within one, so
-        this sets both. What the system refuses stays as it is.
+        If the kernel divides the processors among sessions (autogroup), niceness counts only within a
+        session, so this sets both. Values that the system refuses do not change.
 
         Source: sched(7), "The autogroup feature".
         """
@@ -220,7 +220,7 @@ class ChildProcess:
 
     @property
     def output(self) -> bytes:
-        """What it wrote to its standard output, if that is kept."""
+        """Its standard output, if that is kept."""
         return b"" if self._output is None else _read_tail(self._output, None)
 
     @property
@@ -229,7 +229,7 @@ class ChildProcess:
         return "" if self._errors is None else _find_last_line(self._errors)
 
     def explain_end(self) -> str:
-        """Return how it ended and its last line, such as `by SIGSEGV: out of memory`, to follow 'ended'."""
+        """Return its end and last line, such as `by SIGSEGV: out of memory`, to follow 'ended'."""
         code = self._process.poll()
         how = "for an unknown reason" if code is None else describe_end(code)
         return f"{how}: {self.last_line or 'it printed no message'}"
@@ -242,7 +242,7 @@ class JsonChild(ChildProcess):
         """Start the process, see `ChildProcess`.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the process cannot be started.
         """
         near, far = socket.socketpair()
         with far, contextlib.ExitStack() as undo:
@@ -256,7 +256,7 @@ class JsonChild(ChildProcess):
 
         Raises:
             TimeoutError: the child did not read for `limit_s`.
-            OSError: it has ended.
+            OSError: the child has ended.
         """
         self._near.settimeout(limit_s)
         self._near.sendall(f"{json.dumps(document)}\n".encode("ascii"))
@@ -265,14 +265,14 @@ class JsonChild(ChildProcess):
         """Return the next document.
 
         Args:
-            limit_s: how long to wait for all of it; after a time-out, another call goes on waiting.
-            most_bytes: its size at most, or None.
+            limit_s: how long to wait for all of it; after a time-out, another call continues to wait.
+            most_bytes: largest size, or None.
 
         Raises:
             TimeoutError: it did not come within `limit_s`.
             EOFError: the child has ended.
             OSError: it has ended before it read everything.
-            ValueError: what it sent is not JSON, or too long.
+            ValueError: the document is not JSON, or too long.
         """
         end_s, seen = time.monotonic() + limit_s, 0
         while (size := self._received.find(b"\n", seen)) < 0:
@@ -318,7 +318,7 @@ def end_with_parent() -> None:
 
 
 def _open_unnamed() -> IO[bytes]:
-    """Return a file without a name: in memory, or in a temporary folder where the system cannot do that."""
+    """Return a file without a name: in memory, or in a temporary folder if that is not possible."""
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create("edgekit-child"), "w+b")
     import tempfile  # which an idle service should not import
@@ -327,7 +327,7 @@ def _open_unnamed() -> IO[bytes]:
 
 
 def _read_tail(file: IO[bytes], most_bytes: int | None) -> bytes:
-    """Return the end of a file, at most `most_bytes` of it, without moving the offset the child writes at."""
+    """Return at most `most_bytes` of a file's end, without moving the offset at which the child writes."""
     size_bytes = os.fstat(file.fileno()).st_size
     begin = 0 if most_bytes is None else max(0, size_bytes - most_bytes)
     return os.pread(file.fileno(), size_bytes - begin, begin)

@@ -1,4 +1,4 @@
-"""The engines of this device, by whether they are installed: none is imported, which would take memory."""
+"""Finds the engines that are installed on this device, without an import, which would take memory."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ class EngineMissingError(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """A backend of ours, imported when it is used: each needs an engine, and a device has one or two of them.
+    """One of our backends, imported when used: each needs an engine, and a device has one or two engines.
 
     Attributes:
-        module, function: what opens a package.
-        engines: packages of which it needs one.
+        module, function: module and function that open a package.
+        engines: Python packages of engines, of which it needs one.
         advice: how to install one.
     """
 
@@ -57,10 +57,10 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = {
 def check_backends(backends: Sequence[str], where: str) -> None:
     """Check that an engine is installed here for one of `backends`.
 
-    One that is installed and cannot be imported is not found out here.
+    This does not detect an installed engine that cannot be imported.
 
     Raises:
-        EngineMissingError: none is; the message has what to install for each.
+        EngineMissingError: no engine is installed; the message says what to install for each.
     """
     lacks = [_find_lack(backend) for backend in backends]
     if all(lacks):
@@ -68,15 +68,15 @@ def check_backends(backends: Sequence[str], where: str) -> None:
 
 
 def list_engines() -> tuple[str, ...]:
-    """Return the built-in backends of which an engine is installed here."""
+    """Return the built-in backends with an installed engine."""
     return tuple(sorted(backend for backend in BUILT_IN if not _find_lack(backend)))
 
 
 def find_entry_point(name: str) -> "EntryPoint":
-    """Return where another distribution offers a backend.
+    """Return the entry point of another distribution's backend.
 
     Raises:
-        EngineMissingError: none does.
+        EngineMissingError: no distribution offers it.
     """
     from importlib.metadata import entry_points  # takes 10 ms and a megabyte, which few need
 
@@ -90,7 +90,7 @@ def find_entry_point(name: str) -> "EntryPoint":
 
 
 def _find_lack(backend: str) -> str:
-    """Return what has to be installed for a backend, or nothing."""
+    """Return what to install for a backend, or an empty text."""
     built_in = BUILT_IN.get(backend)
     if built_in is None:
         try:

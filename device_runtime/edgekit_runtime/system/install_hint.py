@@ -7,10 +7,10 @@ _ROOT = Path(__file__).parents[3]
 
 
 def python_here() -> str:
-    """Return what to call the Python that runs this: `.venv/bin/python` in a checkout that `./edgekit` runs.
+    """Return a name of the running Python: `.venv/bin/python` in a checkout that `./edgekit` runs.
 
     Another virtual environment is named by its path below the working folder (`env/bin/python`), if any.
-    It names no folder of this machine, since messages end up in reports.
+    The name contains no folder of this machine, because messages end up in reports.
     """
     prefix = Path(sys.prefix)
     if prefix.resolve() == (_ROOT / ".venv").resolve():
@@ -23,7 +23,7 @@ def python_here() -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return how to install an extra of `edgekit` into the Python that runs this."""
-    if (_ROOT / "requirements" / "host.txt").is_file():  # a checkout, of which no index has the version
+    """Return the command that installs an extra of `edgekit` into the running Python."""
+    if (_ROOT / "requirements" / "host.txt").is_file():  # a checkout, whose version no index has
         return f"{python_here()} -m pip install -e '.[{extra}]' (in the checkout)"
     return f"{python_here()} -m pip install 'edgekit[{extra}]'"

@@ -8,11 +8,11 @@ def connect_local(path: str, timeout_s: float) -> socket.socket:
     """Return a connection to the Unix socket at `path`; sending and receiving have the same time limit.
 
     Raises:
-        OSError: nobody listens there, or too many wait.
+        OSError: nobody listens there, or too many connections wait.
     """
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # A socket that does not block cannot wait in the queue of a busy listener.
+        # A non-blocking socket cannot wait in the queue of a busy listener.
         limit_time(connected, timeout_s)
         connected.connect(path)
     except BaseException:
@@ -22,7 +22,7 @@ def connect_local(path: str, timeout_s: float) -> socket.socket:
 
 
 def limit_time(connected: socket.socket, timeout_s: float) -> None:
-    """Set the time-out in the kernel: with Python's own, each call would poll first."""
+    """Set the time-out in the kernel: with Python's, each call would poll first."""
     value = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6) or 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)

@@ -6,14 +6,14 @@ from typing import Final
 
 MAX_THREADS: Final = 256
 """Most threads of one inference. A higher number is refused, not lowered: a package means the same on each
-machine. So many threads help no device, and a few thousand fill the table of threads of all its programs."""
+machine. More threads help no device, and a few thousand fill the table of threads of all its programs."""
 
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Return the free memory: of the machine, or of this process's limit if that is less."""
+    """Return the free memory of the machine, or of this process's limit if that is less."""
     free_bytes = 1 << 62
     try:
         for line in meminfo.read_text().splitlines():

@@ -1,18 +1,18 @@
-"""Reading a mapped file without keeping its pages, since each one that was read is memory of this process."""
+"""Reads a mapped file without keeping its pages, which count as memory of this process."""
 
 import mmap
 from collections.abc import Iterator
 from typing import Final
 
-_PART_BYTES: Final = 1 << 20  # stays in the cache for what is done with it
+_PART_BYTES: Final = 1 << 20  # small enough to stay in the cache while it is used
 
 
 def parts(content: bytes | memoryview) -> Iterator[memoryview]:
     """Yield all of `content`, a part at a time.
 
     Args:
-        content: where it is a view of a mapped file, the pages of that file are given back after each part;
-            reading them again maps them again.
+        content: the content; if it is a view of a mapped file, the file's pages are released after each part.
+            Reading them again maps them again.
     """
     view = memoryview(content)
     mapping = view.obj if isinstance(view.obj, mmap.mmap) else None

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Final
 
 SYSTEM_FOLDER: Final = Path("/run/edgekit")
-"""Where the service of the system listens."""
+"""The socket of the system's service."""
 
 SYSTEM_CACHE: Final = Path("/var/cache/edgekit")
-"""The caches of the service of the system, as its unit says."""
+"""The caches of the system's service, as in its unit."""
 
 _SOCKET_NAME: Final = "edgekit.sock"
 
@@ -48,9 +48,9 @@ def find_device_target() -> str | None:
 
 
 def find_socket() -> Path:
-    """Return where the service puts its Unix socket by default.
+    """Return the default path of the service's Unix socket.
 
-    That is in `$RUNTIME_DIRECTORY` (systemd's), `$XDG_RUNTIME_DIR/edgekit` or `/run/edgekit`.
+    It is in `$RUNTIME_DIRECTORY` (systemd's), `$XDG_RUNTIME_DIR/edgekit` or `/run/edgekit`.
     """
     if folders := os.environ.get("RUNTIME_DIRECTORY"):
         return Path(folders.split(":")[0]) / _SOCKET_NAME
@@ -58,7 +58,7 @@ def find_socket() -> Path:
 
 
 def find_running_service() -> Path | None:
-    """Return the Unix socket of the service of this user, else of the system; None if neither is there."""
+    """Return the Unix socket of this user's service, else of the system's; None if neither exists."""
     sockets = (folder / _SOCKET_NAME for folder in _list_socket_folders())
     return next((path for path in sockets if os.access(path, os.W_OK)), None)
 

@@ -1,7 +1,7 @@
-"""Says which processor this is, and whether it runs at its usual speed now, so that timings compare.
+"""Names this processor, and tells whether it runs at its usual speed now, so that timings compare.
 
-Where other machines share a core, or where its clock changes with load and heat, the same work takes up to
-twice as long for seconds at a time.
+If other machines share a core, or if its clock changes with load and heat, the same work takes up to twice as
+long for seconds at a time.
 """
 
 import contextlib
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final
 
 MOST_WAITING: Final = 3
-"""Times the planned time that a measurement may take in all, while the speed is another one."""
+"""Multiple of the planned time that a measurement may take, if the speed is not the usual one."""
 
-_STEPS: Final = 5_000  # of the fixed work: 0.1 to 0.25 ms
-_TIMES: Final = 3  # that it is done: the first time the caches are in use by others, more so after a reply
+_STEPS: Final = 5_000  # steps of the fixed work: 0.1 to 0.25 ms
+_TIMES: Final = 3  # repetitions: at first the caches hold other data, above all after a reply
 _PAUSE_S: Final = 0.02
-_MOST_WORK_S: Final = 0.5e-3  # whole slices of a quota that is spread evenly: they take 0.05 ms and more
-_TOLERANCE: Final = 0.25  # a core that is shared does this work half as fast; caches cost up to a fifth
+_MOST_WORK_S: Final = 0.5e-3  # several slices of an evenly spread quota: a slice is 0.05 ms or more
+_TOLERANCE: Final = 0.25  # a shared core is half as fast at this work; caches cost up to a fifth
 
 
 class SpeedGate:
@@ -27,15 +27,15 @@ class SpeedGate:
 
     Attributes:
         usual_s: processor time of that work at the usual speed.
-        now_s: the same as it was last looked at.
+        now_s: processor time of that work at the last check.
     """
 
     def __init__(self, usual_s: float | None = None, seconds: float = 1.2) -> None:
-        """Measure which speed is the most frequent one, unless it is known.
+        """Measure the most frequent speed, unless it is known.
 
         Args:
-            usual_s: of an earlier gate on the same processor.
-            seconds: how long to measure.
+            usual_s: `usual_s` of an earlier gate on the same processor.
+            seconds: duration of the measurement.
         """
         self.now_s = math.inf
         if usual_s is not None:
@@ -48,7 +48,7 @@ class SpeedGate:
         self.usual_s = max(times, key=lambda one: sum(_is_near(other, one) for other in times))
 
     def check(self) -> bool:
-        """Return whether the speed is the usual one, and was that at the last call."""
+        """Return whether the speed is the usual one, and was so at the last call."""
         before_s, self.now_s = self.now_s, time_fixed_work()
         return _is_near(before_s, self.usual_s) and _is_near(self.now_s, self.usual_s)
 
@@ -69,14 +69,14 @@ def time_fixed_work() -> float:
 
 
 def begin_anywhere(draws: random.Random, share: float) -> None:
-    """Begin what follows at any moment of a slice, where a process gets a share of a processor in slices.
+    """Work for a random time, to begin anywhere in a slice of a processor, if its share comes in slices.
 
-    A process that slept wakes as its slice begins. Work of less than a slice would then never wait, and seem
+    A process that slept wakes as its slice begins. Work shorter than a slice would then never wait, and seem
     as fast as without the quota.
 
     Args:
-        draws: of the moments.
-        share: of a processor; nothing happens at 1.
+        draws: source of the random times.
+        share: share of a processor; at 1 nothing happens.
     """
     if share >= 1:
         return
@@ -86,7 +86,7 @@ def begin_anywhere(draws: random.Random, share: float) -> None:
 
 
 def find_cpu() -> str:
-    """Return the processor by the name that the kernel or the device tree has for it."""
+    """Return the processor's name in the kernel or the device tree."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""Errors of a machine that is out of descriptors or memory now; they say nothing of what was to be read.
+"""Errors of a machine that lacks descriptors or memory now; they say nothing about the data to read.
 
 A full disk does not count: reading needs no space, and a write that fails raises `OutputError`.
 """
@@ -17,7 +17,7 @@ _RETRY_AFTER_S: Final = 1.0
 def is_lack(cause: BaseException) -> bool:
     """Return whether `cause` says that the machine lacks descriptors or memory.
 
-    Where this process has a limit of its own, what does not fit into that will not fit at the next start.
+    If this process has its own limit, data that does not fit will not fit at the next start either.
     """
     number = cause.errno if isinstance(cause, OSError) else None
     if isinstance(cause, MemoryError) or number == errno.ENOMEM:
@@ -30,10 +30,10 @@ def check_lack(cause: BaseException, doing: str) -> None:
 
     Args:
         cause: an error of the system, or a `MemoryError`.
-        doing: what failed, for the message.
+        doing: the failed action, for the message.
 
     Raises:
-        UnavailableError: it is one, of descriptors or memory.
+        UnavailableError: the machine lacks descriptors or memory.
     """
     if not is_lack(cause):
         return
@@ -44,13 +44,13 @@ def check_lack(cause: BaseException, doing: str) -> None:
 
 
 def check_descriptors(doing: str) -> None:
-    """Raise if this process cannot open a file, which explains a failure that has no reason of its own.
+    """Raise if this process cannot open a file, which explains a failure without a stated reason.
 
     Args:
-        doing: what failed, for the message.
+        doing: the failed action, for the message.
 
     Raises:
-        UnavailableError: it cannot.
+        UnavailableError: the process cannot open a file.
     """
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

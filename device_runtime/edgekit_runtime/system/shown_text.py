@@ -1,10 +1,10 @@
-"""Foreign text as it can be shown on a terminal or a page."""
+"""Foreign text in a form for a terminal or a page."""
 
 import unicodedata
 
 
 def clean(text: str) -> str:
-    """Return the text without characters that act instead of being shown.
+    """Return the text without characters that act instead of being displayed.
 
     Control characters would reach a terminal as commands, bidirectional overrides would reorder what the
     reader sees, and lone surrogates (undecodable file names) cannot be written as UTF-8.

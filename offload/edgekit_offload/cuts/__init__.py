@@ -1,1 +1,1 @@
-"""Exact cuts: a graph of kernels, what it costs to place them, and the cheapest placement with its proof."""
+"""Exact cuts: a graph of kernels, the costs of placing them, and the cheapest placement with its proof."""

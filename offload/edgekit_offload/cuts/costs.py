@@ -1,4 +1,4 @@
-"""What it costs to place kernels on tiers: numbers of one unit, seconds or joules, that are added up."""
+"""Costs of placing kernels on tiers, all in one unit, seconds or joules, so that they can be added up."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -16,15 +16,15 @@ _AT_ONCE: Final = 4096  # placements whose costs are added up together, which bo
 class Costs:
     """Costs of a graph on two tiers (device, server) or more, one link between each two.
 
-    A tensor is sent over a link at most once, however many kernels read it behind the link. Kernels flow
-    forward only: what a kernel reads was made on its tier or on one nearer to the device.
+    A tensor is sent over a link at most once, however many kernels read it behind the link. Data flows
+    forward only: a kernel reads tensors made on its own tier or on one nearer to the device.
 
     Attributes:
-        compute: float64 [kernels, tiers], 0 or more; infinity where a kernel cannot run.
-        upload: float64 [tensors, links], 0 or more: encoding, sending and decoding a tensor; infinity where a
-            tensor must not cross.
-        download: float64 [tensors, links]: the way back to the device of an output made behind the link.
-        setup: float64 [links]: paid once where anything runs behind the link, such as a round trip.
+        compute: float64 [kernels, tiers], 0 or more; infinity if a kernel cannot run.
+        upload: float64 [tensors, links], 0 or more: cost of encoding, sending and decoding a tensor; infinity
+            if a tensor must not cross.
+        download: float64 [tensors, links]: cost of sending an output made behind the link back to the device.
+        setup: float64 [links]: cost paid once if anything runs behind the link, such as a round trip.
     """
 
     compute: NDArray[np.float64]
@@ -53,7 +53,7 @@ class Costs:
         return int(self.compute.shape[1])
 
     def of(self, graph: KernelGraph, placements: NDArray[np.int8]) -> NDArray[np.float64]:
-        """Return what each of several placements costs: infinity where it is forbidden or flows backward.
+        """Return the cost of each placement; infinity if it is forbidden or data flows backward.
 
         Args:
             graph: the graph whose costs these are.

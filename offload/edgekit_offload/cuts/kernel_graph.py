@@ -18,9 +18,9 @@ class Kernel:
     """One step of the engine.
 
     Attributes:
-        name: unique in its graph.
-        reads: tensors that it needs; weights are not among them.
-        writes: tensors that it makes.
+        name: name, unique in the graph.
+        reads: tensors that the kernel needs, without weights.
+        writes: tensors that the kernel makes.
     """
 
     name: str
@@ -33,7 +33,7 @@ class KernelGraph:
     """Kernels in an order in which they can run.
 
     Attributes:
-        kernels: each reads what the inputs give or what earlier kernels wrote.
+        kernels: the kernels; each reads only inputs and tensors that earlier kernels wrote.
         inputs: tensors that the application gives; they are on the device.
         outputs: tensors that the application wants on the device.
 
@@ -64,12 +64,12 @@ class KernelGraph:
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
-        """Inputs and written tensors, in the order in which they come to be."""
+        """Inputs and written tensors, in the order of their creation."""
         return (*self.inputs, *(tensor for kernel in self.kernels for tensor in kernel.writes))
 
     @cached_property
     def producer(self) -> dict[str, int]:
-        """The number of the kernel that writes a tensor; inputs are missing."""
+        """The number of the kernel that writes a tensor; inputs have no entry."""
         return {tensor: number for number, kernel in enumerate(self.kernels) for tensor in kernel.writes}
 
     @cached_property
@@ -91,21 +91,21 @@ class KernelGraph:
 
     @cached_property
     def edges(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Numbers of kernels that need each other: the earlier ones, the later ones."""
+        """Numbers of earlier kernels, and of the later kernels that read their tensors, pair by pair."""
         pairs = [(one, number) for number, before in enumerate(self.predecessors) for one in before]
         earlier, later = np.array(pairs, np.intp).reshape(-1, 2).T
         return earlier, later
 
     @cached_property
     def made(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Numbers of the tensors that kernels write, and those of the kernels."""
+        """Numbers of the tensors that kernels write, and of the kernels that write them."""
         pairs = [(row, self.producer[one]) for row, one in enumerate(self.tensors) if one in self.producer]
         tensors, kernels = np.array(pairs, np.intp).reshape(-1, 2).T
         return tensors, kernels
 
     @cached_property
     def read(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        """Numbers of the tensors that kernels read, their readers in a row, and where those of each start."""
+        """Numbers of read tensors, the readers of all in a row, and where the readers of each begin."""
         rows = [row for row, tensor in enumerate(self.tensors) if self.consumers[tensor]]
         readers = [self.consumers[self.tensors[row]] for row in rows]
         starts = np.cumsum([0, *map(len, readers)])[:-1]

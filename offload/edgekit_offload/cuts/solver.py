@@ -1,13 +1,13 @@
 """The cheapest placement of a graph on device and server, proved to be the cheapest.
 
-Placing kernels on tiers that data flows through in one direction is a minimum cut (a project-selection
-problem), also with more than two tiers, with one cost a tensor however many kernels read it, and with a
-set-up cost a link. It is solved as the linear program whose matrix is totally unimodular, so that the
-optimum is a placement. A limit on memory, on another cost, or the slowest stage of a pipeline instead of the
-sum make it a mixed-integer program of the same variables. HiGHS solves both.
+If data flows through tiers in one direction, placing kernels on them is a minimum cut (a project-selection
+problem). That holds also with more than two tiers, with one cost a tensor however many kernels read it, and
+with a set-up cost a link. It is solved as a linear program. Its matrix is totally unimodular, so the optimum
+is a placement. A limit on memory or on another cost, or the slowest stage of a pipeline instead of the sum,
+makes it a mixed-integer program of the same variables. HiGHS solves both.
 
-Not the construction of DADS (Hu et al., INFOCOM 2019, algorithm 1): without edges from consumers back to
-producers its minimum cut may place a kernel on the device that reads what the server made, at no cost.
+This is not the construction of DADS (Hu et al., INFOCOM 2019, algorithm 1): it has no edges from consumers
+back to producers, so its minimum cut may let the device read tensors of the server at no cost.
 
 Source: J.-C. Picard, "Maximal closure of a graph and applications to combinatorial problems", 1976.
 """
@@ -27,13 +27,13 @@ from edgekit_offload.cuts.kernel_graph import KernelGraph
 from edgekit_runtime.errors import CutError
 
 MAX_ENUMERATED: Final = 100_000  # placements that are tried one by one to confirm a plan
-_GAP: Final = 1e-9  # of the optimum: what rounding may leave between a plan and its bound
-_LARGEST: Final = 1e4  # to which costs are scaled
+_GAP: Final = 1e-9  # share of the optimum: the gap between a plan and its bound that rounding may leave
+_LARGEST: Final = 1e4  # costs are scaled to this maximum
 _OPTIONS: Final = {
     "output_flag": False,
     "presolve": "off",  # costs more than it saves, and each solution starts from the last one
     "threads": 1,
-    "time_limit": 10.0,  # seconds of a mixed-integer program; what it has then carries its gap
+    "time_limit": 10.0,  # seconds of a mixed-integer program; its best solution by then carries its gap
     "mip_rel_gap": 0.0,
     "mip_feasibility_tolerance": _GAP,
     "primal_feasibility_tolerance": _GAP,
@@ -43,12 +43,12 @@ _OPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A sum over what is placed that may not exceed a bound.
+    """A sum over the placed kernels and tensors that may not exceed a bound.
 
     Attributes:
-        costs: what is added up, such as the bytes of weights on the device or seconds of latency.
+        costs: the addends, such as the bytes of weights on the device or seconds of latency.
         at_most: the bound, in the unit of `costs`.
-        name: for messages, such as "memory of the device".
+        name: name for messages, such as "memory of the device".
     """
 
     costs: Costs
@@ -58,11 +58,11 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where each kernel runs, what that costs, and how sure it is that nothing is cheaper.
+    """The tier of each kernel, the cost, and the proof that nothing is cheaper.
 
     Attributes:
         tiers: the tier of each kernel; 0 is the device.
-        cost: in the unit of the costs.
+        cost: cost of the placement, in the unit of the costs.
         bound: no placement costs less than this.
         proof: "enumerated" (all placements were tried), or "dual" (a solution of the dual program that was
             checked here), or "solver" (the bound of the branch-and-bound search).
@@ -75,7 +75,7 @@ class Placement:
 
     @property
     def gap(self) -> float:
-        """By which share of its cost the placement may be dearer than the best one."""
+        """Upper bound of the excess over the best placement's cost, as a share of this placement's cost."""
         return 0.0 if self.cost <= self.bound else (self.cost - self.bound) / self.cost
 
 
@@ -124,7 +124,7 @@ class _Program:
     at_most: NDArray[np.float64]
 
     def model(self) -> highspy.HighsLp:
-        """Return it for the solver."""
+        """Return the program in the solver's form."""
         rows, model = self.rows, highspy.HighsLp()
         model.num_col_, model.num_row_ = len(self.weights), len(self.at_most)
         model.col_cost_, model.col_lower_, model.col_upper_ = self.weights, self.lower, self.upper
@@ -135,11 +135,11 @@ class _Program:
         return model
 
     def dual_bound(self, duals: NDArray[np.float64]) -> float:
-        """Return what no solution can cost less than, by the weak duality of linear programs.
+        """Return a lower bound of the cost of any solution, by the weak duality of linear programs.
 
-        It holds for any `duals`, also wrong ones: so the bound does not rest on the solver.
+        It holds for any `duals`, even wrong ones, so the bound does not depend on the solver.
         """
-        duals = np.minimum(duals, 0.0)  # of rows that are at most a number
+        duals = np.minimum(duals, 0.0)  # the dual values of `<=` rows are not positive
         terms = duals[self.rows.rows] * self.rows.values
         reduced = self.weights - np.bincount(self.rows.columns, terms, len(self.weights))
         least = np.minimum(reduced * self.lower, reduced * self.upper)
@@ -147,7 +147,7 @@ class _Program:
 
 
 class Cuts:
-    """Placements of one graph on a row of tiers, for whatever they cost.
+    """Finds placements of one graph on a row of tiers, under any costs.
 
     The constraints depend on the graph alone and are built once. When only costs change, as along a range of
     bandwidths, the next solution starts from the last one.
@@ -175,7 +175,7 @@ class Cuts:
         """Return the placement that costs least.
 
         Args:
-            costs: what is minimised, such as seconds or joules.
+            costs: the costs to minimise, such as seconds or joules.
             limits: sums that must stay below a bound. Without them the result is exact in polynomial time.
 
         Raises:
@@ -188,10 +188,10 @@ class Cuts:
         return self._placement([costs], values, bound + constant, "dual")
 
     def fastest_pipeline(self, stages: Sequence[Costs], limits: Sequence[Limit] = ()) -> Placement:
-        """Return the placement whose slowest stage takes least: requests overlap, so it decides the rate.
+        """Return the placement whose slowest stage is fastest: requests overlap, so it decides the rate.
 
         Args:
-            stages: what each stage costs, such as the device, the link and the server, in seconds a request.
+            stages: costs of each stage, such as the device, the link and the server, in seconds a request.
             limits: sums that must stay below a bound.
 
         Raises:
@@ -200,10 +200,10 @@ class Cuts:
         return self._search(stages, limits, None, 0.0)
 
     def confirm(self, found: Placement, stages: Sequence[Costs], limits: Sequence[Limit] = ()) -> Placement:
-        """Try all placements where there are at most `MAX_ENUMERATED`, and return the best with that proof.
+        """Try all placements if there are at most `MAX_ENUMERATED`, and return the best with that proof.
 
         Args:
-            found: what `cheapest` (one stage) or `fastest_pipeline` returned.
+            found: the result of `cheapest` (one stage) or `fastest_pipeline`.
             stages: the costs of the one stage, or of all.
             limits: the same as for `found`.
         """
@@ -221,30 +221,30 @@ class Cuts:
 
     @cached_property
     def placements(self) -> NDArray[np.int8] | None:
-        """All placements, int8 [placements, kernels]; None where there are more than `MAX_ENUMERATED`."""
+        """All placements, int8 [placements, kernels]; None if there are more than `MAX_ENUMERATED`."""
         every = list(islice(self.graph.placements(self._links + 1), MAX_ENUMERATED + 1))
         if len(every) > MAX_ENUMERATED:
             return None
         return np.array(every, np.int8).reshape(len(every), -1)
 
     def _constraints(self) -> _Rows:
-        """Return what makes values of the variables a placement."""
+        """Return the constraints that values of the variables keep if they are a placement."""
         graph, before = self.graph, self._before
         rows = _Rows()
         last = set(range(len(before))) - {kernel for kernels in graph.predecessors for kernel in kernels}
         for number, link in product(range(len(before)), range(1, self._links)):
-            # A kernel is on the tier between two links where this is 1; a bound of 0 forbids that.
+            # A kernel is on the tier between two links if this is 1; a bound of 0 forbids that.
             rows.add([(before[number, link], 1.0), (before[number, link - 1], -1.0)], 1.0)
         for link in range(self._links):
             for number, earlier in enumerate(graph.predecessors):
-                if link:  # what runs before a link runs before the next one
+                if link:  # a kernel before a link is also before the next one
                     rows.add([(before[number, link - 1], 1.0), (before[number, link], -1.0)])
                 for kernel in earlier:  # data flows forward only
                     rows.add([(before[number, link], 1.0), (before[kernel, link], -1.0)])
-                if number in last:  # a link is used where a kernel runs behind it; then a last one does too
+                if number in last:  # a link is used if a kernel runs behind it; then a last kernel does too
                     rows.add([(before[number, link], -1.0), (self._used[link], -1.0)], -1.0)
             for row, tensor in enumerate(graph.tensors):
-                for consumer in graph.consumers[tensor]:  # sent where it is made before and read behind
+                for consumer in graph.consumers[tensor]:  # sent if made before and read behind the link
                     terms = [(before[consumer, link], -1.0), (self._sent[row, link], -1.0)]
                     if tensor in graph.producer:
                         rows.add([(before[graph.producer[tensor], link], 1.0), *terms])
@@ -253,7 +253,7 @@ class Cuts:
         return rows
 
     def _weights(self, costs: Costs) -> tuple[NDArray[np.float64], float]:
-        """Return `costs` as weights of the variables and a constant; `_model` forbids what is infinite."""
+        """Return `costs` as weights of the variables and a constant; `_program` forbids infinite costs."""
         weights = np.zeros(self._columns)
         compute = np.where(np.isfinite(costs.compute), costs.compute, 0.0)
         weights[self._before] = compute[:, :-1] - compute[:, 1:]
@@ -267,10 +267,10 @@ class Cuts:
         return weights, constant
 
     def _program(self, stages: Sequence[Costs], weights: NDArray[np.float64]) -> _Program:
-        """Return the program that minimises `weights`; what is infinite in `stages` cannot be chosen."""
+        """Return the program that minimises `weights`; infinite costs in `stages` cannot be chosen."""
         lower, upper = np.zeros(self._columns), np.ones(self._columns)
         at_most = self._rows.at_most.copy()
-        between = len(self._before) * (self._links - 1)  # the rows that can forbid a tier between two links
+        between = len(self._before) * (self._links - 1)  # rows that can forbid a tier between two links
         for costs in stages:
             upper[self._sent[np.isinf(costs.upload)]] = 0.0
             upper[self._before[np.isinf(costs.compute[:, 0]), 0]] = 0.0
@@ -279,13 +279,13 @@ class Cuts:
         return _Program(self._rows, weights, lower, upper, at_most)
 
     def _solve_linear(self, costs: Costs, weights: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-        """Return the variables of the best placement and a bound that is computed here from its dual."""
+        """Return the variables of the best placement, and a bound computed here from the dual solution."""
         scale = _LARGEST / max(float(np.abs(weights).max()), 1e-300)  # the solver's tolerances are absolute
         program = self._program([costs], weights * scale)
         if self._solver is None:
             self._solver = _make_solver()
             self._solver.passModel(program.model())
-        else:  # from the solution of the last costs
+        else:  # starts from the solution of the last costs
             columns = np.arange(self._columns, dtype=np.int32)
             rows = np.arange(len(program.at_most), dtype=np.int32)
             self._solver.changeColsCost(self._columns, columns, program.weights)
@@ -302,7 +302,7 @@ class Cuts:
         weights: NDArray[np.float64] | None,
         constant: float,
     ) -> Placement:
-        """Solve the integer program: the sum of `weights`, or where that is None the slowest of `stages`."""
+        """Solve the integer program: the sum of `weights`, or if that is None, the slowest of `stages`."""
         minimised = np.zeros(self._columns) if weights is None else weights
         parts = [self._weights(costs) for costs in stages]
         largest = max(float(np.abs(part).max()) + abs(offset) for part, offset in parts)

@@ -1,1 +1,1 @@
-"""The demo: a slow device, a server and a changing link on one machine, and what offloading does there."""
+"""The demo: offloading between a slow device and a server over a changing link, all on one machine."""

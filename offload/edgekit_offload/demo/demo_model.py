@@ -1,8 +1,8 @@
 """The model of the demo and its images, made from a seed: nothing is downloaded, and nothing was trained.
 
-A convolutional network of 4 billion operations whose middle is narrow, as networks are that are meant to be
-split: 3.2 kB in 8 bits after a quarter of the work, where an image takes 40 kB as a JPEG. Its weights are
-random, so its classes mean nothing: an answer is right if its class is that of the whole model.
+The model is a convolutional network of 4 billion operations. Its middle is narrow, as in networks that are
+meant to be split: 3.2 kB in 8 bits after a quarter of the work; an image takes 40 kB as a JPEG. Its weights
+are random, so its classes mean nothing: an answer is right if the whole model gives the same class.
 """
 
 import io
@@ -26,7 +26,7 @@ _LAYERS: Final = (
 )
 _KERNEL: Final = 3
 _OPSET: Final = 17
-_NOISE: Final = 6  # of 255, each way
+_NOISE: Final = 6  # added or subtracted, at most, of 255
 _OCTAVES: Final = (4, 8, 16, 32, 64, 128)
 
 
@@ -34,8 +34,8 @@ def make_model(images: NDArray[np.uint8], seed: int = 0) -> bytes:
     """Return the ONNX model: uint8 [1, 320, 320, 3] to float32 [1, 10].
 
     Args:
-        images: over which the mean of each score becomes 0, so that several classes occur.
-        seed: of the weights.
+        images: images over which the mean of each score becomes 0, so that several classes occur.
+        seed: seed of the weights.
     """
     unshifted = _build(np.zeros(CLASSES, np.float32), seed)
     return _build(-run_model(unshifted, images).mean(axis=0), seed)
@@ -102,7 +102,7 @@ def _build(bias: NDArray[np.float32], seed: int) -> bytes:
 
 
 def make_images(count: int, seed: int = 1) -> NDArray[np.uint8]:
-    """Return images as compressible as photographs: noise whose strength falls with its fineness.
+    """Return images as compressible as photographs: noise that is weaker the finer it is.
 
     Returns:
         uint8 [count, 320, 320, 3].
@@ -129,12 +129,12 @@ def _enlarge(coarse: NDArray[np.float64], cells: int) -> NDArray[np.float64]:
 
 
 def pick_images(model: bytes, images: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
-    """Return images whose class a little noise does not change, of as many classes as there are.
+    """Return images whose class a little noise does not change, of all classes that occur.
 
-    Coding that changes a score a little then changes no class, and an answer to another image is seen.
+    A coding that changes scores a little then changes no class, and an answer to a wrong image is noticed.
 
     Args:
-        model: what `make_model` returned.
+        model: the result of `make_model`.
         images: uint8 [n, 320, 320, 3].
         count: how many to return.
     """
@@ -144,7 +144,7 @@ def pick_images(model: bytes, images: NDArray[np.uint8], count: int) -> NDArray[
     classes = scores.argmax(axis=1)
     others = np.where(np.arange(CLASSES) == classes[:, None], -np.inf, disturbed).max(axis=1)
     best_first = np.argsort(others - np.take_along_axis(disturbed, classes[:, None], axis=1)[:, 0])
-    # The rank of each image among those of its class: first the best of every class, then the second ones.
+    # The rank of each image within its class: first the best of every class, then the second ones.
     rank = [int((classes[best_first[:at]] == classes[one]).sum()) for at, one in enumerate(best_first)]
     steady = [
         index

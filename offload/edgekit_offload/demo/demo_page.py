@@ -1,4 +1,4 @@
-"""The page of a demo, while it runs and as it is saved: a chart, a table, and why each switch happened."""
+"""The page of a demo, live and saved: a chart, a table, and the reason of each switch."""
 
 import math
 from importlib import resources
@@ -10,7 +10,7 @@ from edgekit_offload.report.markup import Markup, el, join, render_document, sec
 from edgekit_offload.report.plan_page import page_style
 
 _REFRESH_MS: Final = 500
-# Asks the server that the page came from for the next state, until the demo is over.
+# Asks the page's server for the next state, until the demo is over.
 _SCRIPT: Final = f"""
 const main = document.querySelector('main');
 async function refresh() {{
@@ -31,7 +31,7 @@ def render_live_page(recording: Recording) -> str:
 
 
 def render_saved_page(recording: Recording) -> str:
-    """Return the page to keep: it has no script and asks for nothing."""
+    """Return the page to keep: it has no script and sends no request."""
     return render_document("edgekit offload demo", _style(), render_state(recording))
 
 
@@ -41,7 +41,7 @@ def _style() -> str:
 
 
 def render_state(recording: Recording) -> Markup:
-    """Return what stands in `main`."""
+    """Return the content of the element `main`."""
     return join(
         _heading(recording),
         _verdict(recording),
@@ -67,7 +67,7 @@ def summarize(recording: Recording) -> list[str]:
 
 
 def _against(recording: Recording, way: str) -> str:
-    """Return how always running `way` compares over all phases, by medians."""
+    """Return how `way` in every request compares over all phases, by medians."""
     known = [
         (median_of(recording.within(phase, way)), median_of(recording.within(phase, EDGEKIT)))
         for phase in recording.begun

@@ -1,7 +1,7 @@
-"""The application of the demo, on the device: `device_worker CONFIG` asks for answers until it is ended.
+"""The demo's application on the device: `device_worker CONFIG` sends requests until it is ended.
 
-It writes a line of JSON for each request. Every second request is edgekit's own choice; in between, the other
-ways take turns, each on a connection of its own.
+It writes a line of JSON for each request. edgekit chooses the plan of every second request; in between,
+the other ways take turns, each on a connection of its own.
 """
 
 import json
@@ -41,16 +41,17 @@ Ask: TypeAlias = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What the worker needs.
+    """Configuration of the worker.
 
     Attributes:
         package: path of the package with cut table and submodels.
         home: configuration folder of the device.
         server: `http://host:port` or `https://host:port`, as the device reaches it.
-        token_file: holds the token of the server; empty for none.
+        token_file: path of the file with the server's token; empty for none.
         ca_file: PEM file of the authority behind the server's certificate; empty for none.
         ways: names of the plans that are forced in turn.
-        requests: path of a .npz: input name -> one request a row, and `classes`, the right answers.
+        requests: path of a .npz: input name -> array with one request a row, and `classes`, the right
+            answers.
         output: name of the tensor whose greatest value is the answer.
     """
 
@@ -69,16 +70,16 @@ class WorkerConfig:
 
 
 class ForcedWay:
-    """A plan that is run whatever the conditions are: without a choice, a fallback or hedging.
+    """A plan that runs under all conditions: without a choice, a fallback or hedging.
 
     It uses the same connections and codings as edgekit's own session, so that only the choice differs.
     """
 
     def __init__(self, package: OpenedPackage, plan: OffloadPlan, config: WorkerConfig) -> None:
-        """Open what the plan runs on the device, and a connection for it.
+        """Open the plan's models on the device, and a connection for it.
 
         Raises:
-            EdgekitError: the package does not hold what the plan names.
+            EdgekitError: the package lacks a model that the plan names.
         """
         self._plan = plan
         self._head: Session | None = None
@@ -110,13 +111,13 @@ class ForcedWay:
 
 
 class Worker:
-    """Asks and writes what came of it."""
+    """Sends requests and writes their outcomes."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        """Open the package, and everything that a way needs.
+        """Open the package, and all models and connections that the ways need.
 
         Raises:
-            EdgekitError: the package is not what the configuration says.
+            EdgekitError: the package does not match the configuration.
         """
         self._config = config
         # As `edgekit-device offload server URL` does on a device.
@@ -129,7 +130,7 @@ class Worker:
             raise ConfigError(f"{config.package}: holds no plan that uses a server")
         self._session = opened
         backend = self._package.manifest.backend
-        # Of the same package, so that both run in the same way.
+        # From the same package, so that both run in the same way.
         self._local = open_choice(self._package, backend.fallback or backend, None)
         table = read_cut_table(self._package)
         plans = {} if table is None else {plan.name: plan for plan in table.plans}
@@ -147,7 +148,7 @@ class Worker:
             self._inputs = {name: stored[name] for name in stored.files if name != "classes"}
 
     def run(self) -> None:
-        """Warm up, then ask until the process is ended."""
+        """Warm up, then send requests until the process is ended."""
         self._warm_up()
         number = 0
         print(json.dumps({"ready": True}), flush=True)
@@ -163,7 +164,7 @@ class Worker:
         """Run each way once, and wait until the server answers.
 
         Raises:
-            TransportError: it did not in time.
+            TransportError: it did not answer in time.
         """
         deadline = time.monotonic() + _START_LIMIT_S
         row = self._row(0)
@@ -186,7 +187,7 @@ class Worker:
         return {name: values[at : at + 1] for name, values in self._inputs.items()}
 
     def _ask(self, way: str, number: int) -> None:
-        """Send one request, and write what came of it."""
+        """Send one request, and write its outcome."""
         row = self._row(number)
         before, remote = self._session.decision(), self._session.counts.remote
         begin_s = time.monotonic()
@@ -226,7 +227,7 @@ class Worker:
 
 
 def main() -> None:
-    """Read the configuration and ask until the end."""
+    """Read the configuration and send requests until the process is ended."""
     end_with_parent()
     text = Path(sys.argv[1]).read_text(encoding="utf-8")
     Worker(from_plain(WorkerConfig, json.loads(text), sys.argv[1], ConfigError)).run()

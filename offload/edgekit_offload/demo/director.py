@@ -1,6 +1,6 @@
-"""The course of the demo: start server and device, change the link, load and kill the server, and record.
+"""The course of the demo: start server and device, change the link, load and kill the server, record.
 
-It packages nothing and shows nothing: it takes a finished package and gives each new state to its caller.
+It packages nothing and shows nothing: it takes a finished package and passes each new state to its caller.
 """
 
 import json
@@ -29,31 +29,31 @@ PHASES: Final = (
     Phase("loaded server", "load", 20.0, RTT_MS, 0.2),
     Phase("killed server", "kill", 20.0, RTT_MS, 0.15),
 )
-DEVICE_SHARE: Final = 0.2  # of a processor, with root
+DEVICE_SHARE: Final = 0.2  # share of a processor that the device gets, with root
 _POLL_S: Final = 0.25
 _START_LIMIT_S: Final = 90.0
 _WORKER: Final = "edgekit_offload.demo.device_worker"
 LOOPBACK: Final = "127.0.0.1"
-_DEFAULT_PORT: Final = 8000  # in a namespace of its own every port is free
+_DEFAULT_PORT: Final = 8000  # in the server's own namespace every port is free
 _LOAD: Final = "edgekit_offload.demo.load_worker"
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSetup:
-    """What a demo needs.
+    """Everything that a demo needs.
 
     Attributes:
-        folder: of its own, for files that the processes exchange.
+        folder: the demo's own folder, for files that the processes exchange.
         package: path of the signed package with cut table and submodels.
         home: configuration folder of the device, with the key that signed the package.
         serve: host and port -> command that serves the package's tails there.
-        scheme: `http` or `https`, as `serve` serves.
-        token_file: holds the token of the server; empty for none.
+        scheme: scheme that `serve` serves, `http` or `https`.
+        token_file: path of the file with the server's token; empty for none.
         ca_file: PEM file of the authority behind the server's certificate; empty for none.
         ways: names of the plans that are measured beside edgekit, `local` first.
         requests: path of the requests, see `WorkerConfig`.
         output: name of the tensor whose greatest value is the answer.
-        model: what runs, in words.
+        model: description of the model.
     """
 
     folder: Path
@@ -76,13 +76,13 @@ def run_demo(
     kind: LinkKind | None,
     on_change: Callable[[Recording], None],
 ) -> Recording:
-    """Run the demo and return what happened.
+    """Run the demo and return its recording.
 
     Args:
-        setup: what to run.
-        seconds: how long the phases take together.
-        kind: how the link is emulated; None for the best that this user may have.
-        on_change: gets each new state, a few a second.
+        setup: everything that the demo needs.
+        seconds: duration of all phases together.
+        kind: kind of the link's emulation; None for the best kind that this user may use.
+        on_change: called with each new state, a few times a second.
 
     Raises:
         ConfigError: the machines cannot be emulated here.
@@ -116,7 +116,7 @@ def _python(module: str, *arguments: str) -> list[str]:
 
 
 def _configure(setup: DemoSetup, host: str, port: int) -> Path:
-    """Write what the device's process needs; return the path."""
+    """Write the configuration of the device's process; return its path."""
     config = WorkerConfig(
         str(setup.package),
         str(setup.home),
@@ -133,7 +133,7 @@ def _configure(setup: DemoSetup, host: str, port: int) -> Path:
 
 
 def _describe_machine(share: float | None) -> str:
-    """Return what plays the device and the server, in words."""
+    """Return a description of the machines that play the device and the server."""
     cores = os.cpu_count() or 1
     slow = (
         "at full speed (a quota needs root)" if share is None else f"with {100 * share:.0f} % of one of them"
@@ -142,7 +142,7 @@ def _describe_machine(share: float | None) -> str:
 
 
 class _Course:
-    """A demo that runs."""
+    """A running demo."""
 
     def __init__(
         self,
@@ -159,10 +159,10 @@ class _Course:
         self._begin_s = 0.0
 
     def wait_ready(self) -> None:
-        """Wait until the device has had an answer of each way.
+        """Wait until the device has an answer of each way.
 
         Raises:
-            TransportError: it ended, or had none in time.
+            TransportError: the device's process ended, or an answer did not come in time.
         """
         deadline = time.monotonic() + _START_LIMIT_S
         while b'"ready"' not in self._device.output:
@@ -173,7 +173,7 @@ class _Course:
         self._begin_s = time.monotonic()
 
     def begin(self, phase: Phase, near_address: str) -> None:
-        """Change the world to that of a phase."""
+        """Set link, load and server as the phase says."""
         self._bed.set_link(up_mbit_s=phase.mbit_s, down_mbit_s=phase.mbit_s, rtt_ms=phase.rtt_ms)
         if phase.event == "load":
             self._bed.spawn("server", _python(_LOAD, str(self._config), near_address))
@@ -209,7 +209,7 @@ class _Course:
             raise TransportError(f"the demo's device ended {self._device.explain_end()}")
 
     def _update(self) -> None:
-        """Read what the device has written since the last time."""
+        """Read the device's new output."""
         written = self._device.output[self._read_bytes :]
         whole = written[: written.rfind(b"\n") + 1]
         self._read_bytes += len(whole)

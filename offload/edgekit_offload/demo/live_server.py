@@ -19,7 +19,7 @@ class LiveServer:
     """Serves the page of a demo while a `with` block runs.
 
     Attributes:
-        url: of the page.
+        url: address of the page.
     """
 
     def __init__(self, newest: Callable[[], Recording]) -> None:
@@ -33,7 +33,7 @@ class LiveServer:
             def do_GET(self) -> None:  # the base class's name
                 answers = {"/": render_live_page, "/state": render_state}
                 render = answers.get(self.path)
-                # A page of another site that names this port must not read the state under its own name.
+                # Another site whose name points to this address and port must not read the state.
                 if render is None or self.headers.get("Host") != f"{_HOST}:{self.server.server_port}":  # type: ignore[attr-defined]
                     self.send_error(404)
                     return

@@ -1,7 +1,7 @@
 """Other devices of the demo: `load_worker CONFIG ADDRESS` keeps the server busy until it is ended.
 
-It runs on the server's side, so the load takes nothing of the device's link. Every thread asks for the tail
-that costs the server most, again and again.
+It runs on the server's side, so the load uses none of the device's bandwidth. Every thread repeatedly asks
+for the tail that costs the server most.
 """
 
 import contextlib
@@ -60,14 +60,14 @@ def find_costliest(config: WorkerConfig) -> tuple[str, dict[str, Array]]:
 def _ask_forever(config: WorkerConfig, address: str, name: str, inputs: Mapping[str, Array]) -> None:
     client = Client(address, token=config.read_token(), ca_file=config.ca_file or None)
     while True:
-        with contextlib.suppress(EdgekitError):  # refused or ended: this is load, not a measurement
+        with contextlib.suppress(EdgekitError):  # errors do not matter: this is load, no measurement
             client.infer(name, inputs)
             continue
         time.sleep(_RETRY_S)
 
 
 def main() -> None:
-    """Ask with several connections until the end."""
+    """Send requests over several connections until the process is ended."""
     end_with_parent()
     plain = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     config = from_plain(WorkerConfig, plain, sys.argv[1], ConfigError)

@@ -1,4 +1,4 @@
-"""What happened in a demo: phases, requests, and what follows from them. Pure: numbers and words only."""
+"""The course of a demo: phases, requests, and figures computed from them. Without input or output."""
 
 import math
 import statistics
@@ -13,14 +13,14 @@ EDGEKIT: Final = "edgekit"
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of the demo with one state of the world.
+    """A part of the demo with one state of link and server.
 
     Attributes:
-        title: for readers, such as `2 Mbit/s`.
-        event: what begins it.
+        title: title for readers, such as `2 Mbit/s`.
+        event: what happens at its begin.
         mbit_s: bandwidth that the link is set to, each way.
         rtt_ms: round trip that the link is set to.
-        share: of the time of the demo.
+        share: share of the demo's duration.
     """
 
     title: str
@@ -32,15 +32,15 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request on the device, as it was measured there.
+    """One request, as measured on the device.
 
     Attributes:
-        at_s: when it began, from the start of the first phase.
+        at_s: begin of the request, in seconds from the start of the first phase.
         way: `edgekit`, or the way that was forced.
-        plan: the plan that gave the answer; empty where there was none.
-        latency_s: until the answer; infinity where there was none.
-        is_right: whether the answer is that of the whole model, within the tolerance of its plan.
-        reason: why this plan was chosen, in words; of edgekit only.
+        plan: the plan that gave the answer; empty if there was no answer.
+        latency_s: time until the answer; infinity if there was none.
+        is_right: whether the answer equals the whole model's, within the tolerance of its plan.
+        reason: why edgekit chose this plan, in words; only for `edgekit`.
     """
 
     at_s: float
@@ -53,7 +53,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A phase with the time at which it began, and, once it is over, its end."""
+    """A phase with the times of its begin and, once it is over, its end."""
 
     phase: Phase
     begin_s: float
@@ -72,15 +72,15 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A demo so far.
+    """The demo so far.
 
     Attributes:
-        model: what was run, in words.
-        machine: where, in words.
+        model: description of the model.
+        machine: description of the machine.
         label: how the machines and the link are emulated.
         ways: names of the ways that were forced, `local` first.
         begun: phases, in order; the last one may still go on.
-        requests: in the order of their begin.
+        requests: requests, in the order of their begin.
         is_over: whether the demo has ended.
     """
 
@@ -99,11 +99,11 @@ class Recording:
 
     @property
     def wrong(self) -> int:
-        """Answers of edgekit that were wrong, and requests of it that got none."""
+        """The number of edgekit's requests with a wrong answer or none."""
         return sum(not one.is_right for one in self.own)
 
     def within(self, phase: Begun, way: str) -> list[float]:
-        """Return the latencies of a way in a phase, in seconds; infinity where there was no answer."""
+        """Return the latencies of a way in a phase, in seconds; infinity if there was no answer."""
         return [
             one.latency_s
             for one in self.requests
@@ -111,7 +111,7 @@ class Recording:
         ]
 
     def oracle(self, phase: Begun) -> tuple[str, float] | None:
-        """Return the way with the least median in a phase, and that median; None where none answers."""
+        """Return the way with the least median latency in a phase, and that median; None if none answers."""
         found = [(median_of(self.within(phase, way)), way) for way in self.ways]
         known = [(value, way) for value, way in found if value is not None and math.isfinite(value)]
         if not known:
@@ -120,7 +120,7 @@ class Recording:
         return way, value
 
     def switches(self) -> Iterator[Switch]:
-        """Yield each change of the plan that answers."""
+        """Yield each change of the plan that gives the answers."""
         runs = [(plan, next(group)) for plan, group in groupby(self.own, key=lambda one: one.plan)]
         for (before, _), (after, first) in pairwise(runs):
             yield Switch(first.at_s, before or "no answer", after or "no answer", first.reason)
@@ -137,18 +137,18 @@ class Recording:
 
 
 def median_of(latencies: Sequence[float]) -> float | None:
-    """Return the median of latencies, or None where there are none."""
+    """Return the median of latencies, or None if there are none."""
     return statistics.median(latencies) if latencies else None
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """Return the value below which `share` of all lie, or None where there are none."""
+    """Return the value below which `share` of all lie, or None if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
 def to_json(recording: Recording) -> dict[str, Any]:
-    """Return a recording as values of JSON, in which a latency without an answer is null."""
+    """Return a recording as values of JSON; the latency of a request without an answer is null."""
     plain = asdict(recording)
     for one in plain["requests"]:
         if math.isinf(one["latency_s"]):

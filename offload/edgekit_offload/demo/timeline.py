@@ -15,12 +15,12 @@ _LINK_TOP, _LINK_BOTTOM = 34.0, 88.0
 _RIBBON_TOP, _RIBBON_BOTTOM = 104.0, 128.0
 _TOP, _BOTTOM = 148.0, 390.0
 _COLORS: Final = 8
-_WORST: Final = 2.0  # seconds; slower answers stand at the upper edge
-_CHARACTER: Final = 7.0  # width
+_WORST: Final = 2.0  # seconds; slower answers are drawn at the upper edge
+_CHARACTER: Final = 7.0  # width of a character
 
 
 def plan_colors(recording: Recording) -> dict[str, int]:
-    """Return plan -> number of its colour, the same for its line and its part of the ribbon."""
+    """Return plan -> number of its colour, for both its line and its part of the ribbon."""
     return {way: number % _COLORS + 1 for number, way in enumerate(recording.ways)}
 
 
@@ -72,7 +72,7 @@ def timeline(recording: Recording) -> Markup:
 
 
 def _phases(recording: Recording, frame: _TimeFrame) -> Markup:
-    """Return the bandwidth as steps, with what begins each phase above it."""
+    """Return the bandwidth as steps, with the event of each phase above it."""
     highest = max([one.phase.mbit_s for one in recording.begun], default=1.0)
     parts, points = [], []
     for one in recording.begun:
@@ -100,7 +100,7 @@ def _phases(recording: Recording, frame: _TimeFrame) -> Markup:
 
 
 def _ribbon(recording: Recording, frame: _TimeFrame, colors: dict[str, int]) -> Markup:
-    """Return which plan answered, from request to request."""
+    """Return the ribbon that shows which plan gave each answer."""
     own = recording.own
     parts = [
         el("text", "plan", x=_LEFT - 6, y=_RIBBON_TOP + 16, class_="tick", text_anchor="end"),

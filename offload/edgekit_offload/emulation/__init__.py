@@ -1,1 +1,1 @@
-"""A slow device, a server and a link between them on one machine; whatever is measured here is `emulated`."""
+"""A slow device, a server and a link between them on one machine; every measurement here is `emulated`."""

@@ -1,10 +1,10 @@
 """A CPU quota that makes processes of this machine as slow as a small device.
 
-They are bound to one processor, by a cgroup of version 1 or 2, and a process of higher priority takes that
-processor away for the rest of each half of a millisecond (`steal_time`). So even short work is slowed, and
-steadily. The kernel's own bandwidth control cannot do that: it counts at clock ticks of 4 ms and begins with
-a full quota, so that 1 ms of work took 0.9 to 27 ms, and 5 ms of work after a pause 5 to 40 ms. Neither slows
-caches or memory: what is measured with it is labelled `emulated`.
+A cgroup of version 1 or 2 binds them to one processor. A process of higher priority takes that processor away
+for the rest of each half of a millisecond (`steal_time`). So even short work is slowed, and steadily. The
+kernel's own bandwidth control cannot do that: it counts at clock ticks of 4 ms and begins with a full quota,
+so that 1 ms of work took 0.9 to 27 ms, and 5 ms of work after a pause 5 to 40 ms. Neither slows caches or
+memory, so results measured with it are labelled `emulated`.
 
 Source: "CFS Bandwidth Control", "CPUSETS" and "Control Group v2", documentation of the Linux kernel.
 """
@@ -29,7 +29,7 @@ _PREFIX: Final = "edgekit-quota"
 LEAST_SHARE: Final = 0.1  # the kernel leaves 5 % of each second to processes of normal priority
 MOST_SHARE: Final = 0.95
 _START_LIMIT_S: Final = 10.0
-_TURN_LIMIT_S: Final = 300.0  # for another quota to end
+_TURN_LIMIT_S: Final = 300.0  # how long to wait for another quota to end
 _LEAVE_LIMIT_S: Final = 2.0
 _POLL_S: Final = 0.01
 _START_TIME: Final = 19  # field of /proc/PID/stat behind the name, proc(5)
@@ -43,22 +43,23 @@ class CpuQuota:
     another processor, or waits.
 
     Attributes:
-        share: of one processor.
+        share: share of one processor.
         cpu: number of that processor.
-        procs_file: a process that writes its id here gets under the quota, with the children it starts later.
-        label: what a result that was measured with it says.
+        procs_file: a process that writes its id here comes under the quota, as do the children it starts
+            later.
+        label: text for results that were measured with it.
     """
 
     def __init__(self, share: float, mounts: Path = Path("/proc/self/mounts")) -> None:
-        """Make the cgroup, and remove those that processes left behind when they crashed.
+        """Make the cgroup, and remove the cgroups that crashed processes left behind.
 
         Args:
-            share: of one processor, 0.1 to 0.95.
+            share: share of one processor, 0.1 to 0.95.
             mounts: table of mounted file systems.
 
         Raises:
             ConfigError: the share is out of range, this process may not make a cgroup or raise a priority, or
-                every processor has a quota for too long.
+                no processor became free of a quota in time.
         """
         if not LEAST_SHARE <= share <= MOST_SHARE:
             raise ConfigError(
@@ -92,7 +93,7 @@ class CpuQuota:
         self.close()
 
     def add(self, pid: int) -> None:
-        """Put a process with all its threads under the quota, with the children it starts later.
+        """Put a process under the quota, with all its threads and the children it starts later.
 
         Raises:
             ConfigError: there is no such process.
@@ -106,7 +107,7 @@ class CpuQuota:
         """Give the processes another share from now on.
 
         Raises:
-            ConfigError: the priority of this process may not be raised.
+            ConfigError: this process may not raise its priority.
         """
         with contextlib.ExitStack() as undo:
             thief = undo.enter_context(
@@ -127,15 +128,15 @@ class CpuQuota:
             (parent / "cgroup.subtree_control").write_text("+cpuset")
         self._folder.mkdir()
         (self._folder / "cpuset.cpus").write_text(str(self.cpu))
-        if version == 1:  # where a group without memory takes no process
+        if version == 1:  # version 1 accepts no process in a group without memory nodes
             (self._folder / "cpuset.mems").write_text((parent / "cpuset.mems").read_text())
 
 
 def _take_processor(undo: contextlib.ExitStack) -> int:
-    """Return a processor without a quota, the last ones first; it is free again when this process ends.
+    """Return a processor without a quota, highest number first; it is free again when this process ends.
 
     Raises:
-        ConfigError: all have one for too long.
+        ConfigError: no processor became free in time.
     """
     cpus = sorted(os.sched_getaffinity(0), reverse=True)
     deadline = time.monotonic() + _TURN_LIMIT_S
@@ -143,7 +144,7 @@ def _take_processor(undo: contextlib.ExitStack) -> int:
         for cpu in cpus:
             mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
-                mark.bind(f"\0{_PREFIX}-{cpu}")  # its name goes with the process, unlike that of a file
+                mark.bind(f"\0{_PREFIX}-{cpu}")  # its name vanishes with the process, unlike a file's
             except OSError:
                 mark.close()
             else:
@@ -160,7 +161,7 @@ def _wait_until_steals(thief: ChildProcess) -> None:
     """Wait until a process has the priority to take a processor away.
 
     Raises:
-        ConfigError: it may not have that.
+        ConfigError: it may not have that priority.
     """
     deadline = time.monotonic() + _START_LIMIT_S
     while time.monotonic() < deadline:
@@ -176,7 +177,7 @@ def _find_cpuset(mounts: Path) -> tuple[Path, int]:
     """Return the folder of the root cgroup that binds to processors, and its version.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such folder.
     """
     for line in mounts.read_text().splitlines():
         _, point, kind, options, *_ = line.split()
@@ -206,7 +207,7 @@ def _remove_leftovers(parent: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Kill the processes of a group and remove it; what cannot be removed is left to the next `CpuQuota`."""
+    """Kill the processes of a group and remove it; if that fails, the next `CpuQuota` removes it."""
     deadline = time.monotonic() + _LEAVE_LIMIT_S
     while folder.is_dir() and time.monotonic() < deadline:
         with contextlib.suppress(OSError):

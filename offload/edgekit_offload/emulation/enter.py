@@ -1,7 +1,7 @@
 """Run a command in a network namespace, in a cgroup, or off a processor: `enter NAMESPACE PROCS CPU COMMAND`.
 
-Each of the three may be `-`. The command takes this process over, so it has its process id. It is killed when
-its parent ends.
+Each of the first three may be `-`. The command replaces this process and keeps its process id. It is killed
+when its parent ends.
 """
 
 import ctypes
@@ -20,9 +20,9 @@ def enter_network(descriptor: int) -> None:
     """Move the calling thread into the network namespace behind an open descriptor.
 
     Raises:
-        OSError: it is no namespace, or this process may not enter it.
+        OSError: the descriptor is no namespace, or this process may not enter it.
     """
-    libc = ctypes.CDLL(None, use_errno=True)  # `os.setns` is there from Python 3.12 on
+    libc = ctypes.CDLL(None, use_errno=True)  # `os.setns` exists from Python 3.12 on
     if libc.setns(descriptor, CLONE_NEWNET) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"cannot enter the network namespace: {os.strerror(code)}")

@@ -1,9 +1,9 @@
 """The process that holds two network namespaces and is the link between them; `Testbed` starts it.
 
-Each namespace has a TUN interface. On its way out a packet passes `tbf`, which holds the sender back as the
+Each namespace has a TUN interface. On its way out a packet passes `tbf`, which slows the sender as the
 queue of a modem does. This process reads the packet, keeps it for its time on the wire and for half a round
-trip, and writes it to the other interface: whole, in order, unchanged. `tbf` alone would let the first packet
-pass in no time; the clock here counts every one. The kernel's own TCP runs on both sides.
+trip, and writes it to the other interface: whole, in order, unchanged. `tbf` alone would pass the first
+packet without delay; the clock here counts every packet. The kernel's own TCP runs on both sides.
 
 The namespaces have no names. The kernel removes them, their interfaces and queues once this process and those
 inside have ended, so there is nothing to clean up after a crash.
@@ -31,22 +31,22 @@ DEVICE_HOST: Final = "10.77.0.1"
 SERVER_HOST: Final = "10.77.0.2"
 _INTERFACE: Final = "edgekit0"
 _MTU_BYTES: Final = 1500
-_TCP_PAYLOAD_BYTES: Final = 1448  # of a packet, with time stamps; the rest is IP and TCP
+_TCP_PAYLOAD_BYTES: Final = 1448  # payload of a packet with time stamps; the rest is headers of IP and TCP
 _TUNSETIFF: Final = 0x4004_54CA
 _IFF_TUN_NO_PI: Final = 0x1001
-_QUEUE_BYTES: Final = 1 << 20  # TCP holds its own share far below; a full queue would drop packets
-# `tbf` lets it pass in no time, and the clock below counts it. It is never made smaller: a packet of several
-# segments that is larger than a new burst would stand at the head of the queue for ever.
+_QUEUE_BYTES: Final = 1 << 20  # TCP keeps far less in the queue; a full queue would drop packets
+# `tbf` passes a burst without delay; the clock below counts it. The burst never becomes smaller: a packet of
+# several segments that is larger than a new burst would block the head of the queue for ever.
 _BURST_BYTES: Final = 16_000
-_MOST_PACKETS: Final = 64  # read from one side before the other has its turn
+_MOST_PACKETS: Final = 64  # packets read from one side before the other side's turn
 
 
 class OneWay:
     """Packets on their way from one interface to the other.
 
     Attributes:
-        bytes_per_s: of the wire, with headers.
-        delay_s: from the last bit sent to the last bit received.
+        bytes_per_s: speed of the wire, headers included.
+        delay_s: time from the last bit sent to the last bit received.
         is_blocked: whether every packet is lost.
     """
 
@@ -68,11 +68,11 @@ class OneWay:
             self._wire_free_at = max(time.monotonic(), self._wire_free_at) + len(packet) / self.bytes_per_s
             due = self._wire_free_at + self.delay_s
             if self._packets:
-                due = max(due, self._packets[-1][0])  # a shorter delay does not let it overtake
+                due = max(due, self._packets[-1][0])  # a shorter delay does not let a packet overtake
             self._packets.append((due, packet))
 
     def deliver(self) -> float | None:
-        """Write the packets that are due; return when the next one is, or None."""
+        """Write the packets that are due; return when the next one is due, or None."""
         while self._packets:
             due, packet = self._packets[0]
             if due > time.monotonic():
@@ -83,7 +83,7 @@ class OneWay:
         return None
 
     def drop_all(self) -> None:
-        """Lose what is on its way."""
+        """Drop the packets that are on their way."""
         self._packets.clear()
 
 
@@ -97,7 +97,7 @@ class NamespaceLink:
 
     @property
     def paths(self) -> dict[str, str]:
-        """Where other processes find the namespaces."""
+        """Paths of the namespaces for other processes."""
         pid = os.getpid()
         return {"device": f"/proc/{pid}/fd/{self._device}", "server": f"/proc/{pid}/fd/{self._server}"}
 
@@ -154,11 +154,11 @@ def _make_namespace(host: str, peer: str) -> tuple[int, int]:
     namespace = os.open("/proc/self/ns/net", os.O_RDONLY)
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", _INTERFACE.encode(), _IFF_TUN_NO_PI))
-    Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")  # its own packets would use the link
+    Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")  # IPv6's own packets would use the link
     settings = Path("/proc/sys/net/ipv4")
-    with contextlib.suppress(OSError):  # what most devices use; a host may have another one
+    with contextlib.suppress(OSError):  # the choice of most devices; a host may have another one
         (settings / "tcp_congestion_control").write_text("cubic")
-    # A new connection knows nothing of the last one: else a measurement depends on the links before it.
+    # A new connection remembers nothing of the last one: else a measurement depends on earlier links.
     (settings / "tcp_no_metrics_save").write_text("1")
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "address", "add", host, "peer", peer, "dev", _INTERFACE)
@@ -170,7 +170,7 @@ def _run(*command: str) -> None:
     """Run `ip` or `tc` in the namespace of this thread.
 
     Raises:
-        OSError: it is not installed, or it failed.
+        OSError: the program is not installed, or it failed.
     """
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
@@ -178,7 +178,7 @@ def _run(*command: str) -> None:
 
 
 def main() -> None:
-    """Make the link, say where the namespaces are, and carry packets."""
+    """Make the link, print the paths of the namespaces, and carry packets."""
     channel = open_channel()
     with contextlib.suppress(OSError):  # a relay that waits for a processor adds to the delay
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))

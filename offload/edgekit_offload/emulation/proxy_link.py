@@ -1,7 +1,7 @@
-"""The process of a TCP proxy that is slow as a link; `Testbed` starts it where there is no root.
+"""The process of a TCP proxy that is as slow as a link; `Testbed` starts it without root.
 
-All connections through it share the bandwidth of each direction. It delays bytes, not packets: no loss, no
-start window of TCP, and a handshake costs no round trip. A block holds the bytes back until it ends.
+All connections through it share the bandwidth of each direction. It delays bytes, not packets: it shows no
+loss and no start window of TCP, and a handshake costs no round trip. A block delays the bytes until it ends.
 """
 
 import asyncio
@@ -15,19 +15,19 @@ from edgekit_runtime.system.child_process import open_channel
 
 HOST: Final = "127.0.0.1"
 _MOST_CHUNK_BYTES: Final = 16_384
-_CHUNK_S: Final = 0.005  # of the link's time
+_CHUNK_S: Final = 0.005  # time that a chunk takes on the link
 _LEAST_CHUNK_BYTES: Final = 256
 _MOST_LATE_S: Final = 0.05
-_MOST_CHUNKS: Final = 32  # on the way, beside what a round trip holds
+_MOST_CHUNKS: Final = 32  # chunks that wait for delivery
 
 
 class SharedWire:
     """One direction of the link.
 
     Attributes:
-        bytes_per_s: of payload.
+        bytes_per_s: bandwidth of payload.
         delay_s: half a round trip.
-        is_open: clear while the link is blocked.
+        is_open: event that is not set while the link is blocked.
     """
 
     def __init__(self) -> None:
@@ -37,16 +37,16 @@ class SharedWire:
 
     @property
     def chunk_bytes(self) -> int:
-        """How many bytes pass at once."""
+        """The number of bytes that pass at once."""
         return min(_MOST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, int(self.bytes_per_s * _CHUNK_S)))
 
     async def send(self, size_bytes: int, *, were_ready: bool) -> float:
         """Wait until the wire has taken these bytes; return when they arrive.
 
         Args:
-            size_bytes: how many.
-            were_ready: whether they stood in line before the wire was free, so that the time by which this
-                process woke up late is not lost.
+            size_bytes: the number of bytes.
+            were_ready: whether they waited before the wire was free; then a late wake-up of this process
+                costs no bandwidth.
         """
         now = time.monotonic()
         is_late = were_ready and now - self._free_at < _MOST_LATE_S
@@ -92,7 +92,7 @@ class ProxyLink:
             wire.is_open.set()
 
     async def _connect(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection; if either side breaks off, so does the other."""
+        """Carry one connection; if one side breaks off, break off the other."""
         try:
             server_reader, server_writer = await asyncio.open_connection(HOST, port)
         except OSError:

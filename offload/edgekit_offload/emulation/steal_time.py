@@ -1,6 +1,6 @@
 """Take one processor away from others for a share of each half of a millisecond: `steal_time CPU SHARE`.
 
-`CpuQuota` starts it. It computes nothing, at a priority above all normal processes.
+`CpuQuota` starts it. It computes nothing, and has a priority above all normal processes.
 """
 
 import os
@@ -10,9 +10,9 @@ from typing import Final
 
 from edgekit_runtime.system.child_process import end_with_parent
 
-# Work finds its processor taken for up to a period wherever it waits for something, so periods are short.
-# What remains of each must be long beside a switch: with 0.25 ms models ran 1.4 to 2 times slower than the
-# share says, with 0.5 ms 0.9 to 1.1 times.
+# Work that has waited for something may find the processor taken for up to a period, so periods are short.
+# The rest of a period must be long compared with a context switch: with 0.25 ms models ran 1.4 to 2 times
+# slower than the share says, with 0.5 ms 0.9 to 1.1 times.
 _LEAST_PERIOD_S: Final = 0.0005
 _LEAST_SLICE_S: Final = 0.00005
 
@@ -34,7 +34,7 @@ def main() -> None:
         if left_s > 0:
             time.sleep(left_s)
         else:
-            period_end = clock()  # it was held up, and does not catch up
+            period_end = clock()  # this process was delayed, and does not catch up
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A device, a server and a link between them on this machine, to measure and to show how offloading behaves.
+"""A device, a server and a link between them, emulated on this machine, to measure and show offloading.
 
 With root, both sides are network namespaces and the kernel's TCP runs between them (`namespace_link`).
 Without it, both are on loopback and a proxy stands in front of the server (`proxy_link`).
@@ -32,27 +32,27 @@ _ROOT: Final = Path("/")
 class Testbed:
     """An emulated device and server; at the end of a `with` block all their processes are killed.
 
-    The thread that makes it must outlive it, because the kernel ends the processes with that thread.
+    The thread that makes it must outlive it, because the kernel kills the processes with that thread.
 
     Attributes:
         kind: how the link is emulated.
-        label: what a result that was measured here says.
+        label: text for results that were measured here.
         server_host: the address that a server binds to.
-        quota: of the device's processes, or None where nothing slows them.
+        quota: quota of the device's processes, or None if nothing slows them.
     """
 
-    __test__ = False  # pytest takes the name for that of a test
+    __test__ = False  # pytest would collect it as a test by its name
 
     def __init__(self, *, device_share: float | None = None, kind: LinkKind | None = None) -> None:
         """Make both sides, with a link of 20 Mbit/s each way and a round trip of 20 ms.
 
         Args:
-            device_share: share of one processor that the device's processes get; None for no limit. It needs
-                root.
-            kind: how the link is emulated; None for namespaces where this process is root, else the proxy.
+            device_share: share of one processor that the device's processes get; None for no limit. A share
+                needs root.
+            kind: how the link is emulated; None for namespaces if this process is root, else the proxy.
 
         Raises:
-            ConfigError: this machine cannot emulate that, or not for this user.
+            ConfigError: this machine cannot emulate that, or this user may not.
         """
         self.kind: LinkKind = kind or ("namespaces" if os.geteuid() == 0 else "proxy")
         self._namespaces = {"device": NOTHING, "server": NOTHING}
@@ -85,7 +85,7 @@ class Testbed:
         """Change the link and end a block; open connections stay.
 
         Args:
-            up_mbit_s: what TCP carries to the server, without headers, as a speed test shows.
+            up_mbit_s: bandwidth of TCP to the server, without headers, as a speed test shows.
             down_mbit_s: the same from the server.
             rtt_ms: round trip of a small message.
 
@@ -105,7 +105,7 @@ class Testbed:
         self._order(is_blocked=False)
 
     def block(self) -> None:
-        """Make the link a black hole, until `set_link`: nothing arrives, and nobody is told."""
+        """Make the link a black hole, until `set_link`: nothing arrives, and neither side gets an error."""
         self._order(is_blocked=True)
 
     def reach(self, port: int) -> tuple[str, int]:
@@ -121,7 +121,7 @@ class Testbed:
         """Start a command on one side; `close` kills it, as does the end of this process.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the command cannot be started.
         """
         procs_file, avoided_cpu = NOTHING, NOTHING
         if self.quota is not None and side == "device":
@@ -145,7 +145,7 @@ class Testbed:
         """Return the answer of the link's process.
 
         Raises:
-            ConfigError: it cannot do that, or has ended.
+            ConfigError: the process cannot do that, or has ended.
         """
         try:
             answer: dict[str, Any] = self._link.receive(_ANSWER_LIMIT_S)

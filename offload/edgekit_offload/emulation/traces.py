@@ -1,9 +1,9 @@
-"""Bandwidth over time, made up by Markov chains with stated statistics and a seed.
+"""Synthetic bandwidth over time: Markov chains with stated statistics and a seed.
 
-No recorded trace is part of this: none that may be passed on comes as a package. So these stand for a kind of
-link, not for a place: each state draws its bandwidth from a log-normal distribution around its median, once a
-second. Chains of this form are how measured mobile links are modelled for video streaming; the figures of the
-states here are chosen, not fitted. Label results on them `synthetic trace`.
+There are no recorded traces here: no package has traces that may be redistributed. So these stand for a kind
+of link, not for a place: each state draws its bandwidth from a log-normal distribution around its median,
+once a second. Video streaming research models measured mobile links by such chains; the figures of the states
+here are chosen, not fitted. Label results on them `synthetic trace`.
 
 Source: Yin, Jindal, Sekar, Sinopoli, "A control-theoretic approach for dynamic adaptive video streaming over
 HTTP", SIGCOMM 2015, section 7.1.
@@ -27,10 +27,10 @@ class TraceState:
     """One state of a link.
 
     Attributes:
-        median_mbit_s: upload; 0 is a link that is down.
+        median_mbit_s: median bandwidth of the upload; 0 is a link that is down.
         spread: standard deviation of the natural logarithm of the bandwidth.
         rtt_ms: round trip of a small message.
-        stay_s: how long the state lasts on average, in seconds, at least 1.
+        stay_s: mean duration of the state, at least 1 s.
     """
 
     median_mbit_s: float
@@ -44,8 +44,8 @@ class TraceStep:
     """The link during one second.
 
     Attributes:
-        at_s: when it begins.
-        up_mbit_s, down_mbit_s: 0 where the link is down.
+        at_s: begin of the second.
+        up_mbit_s, down_mbit_s: bandwidths; 0 while the link is down.
         rtt_ms: round trip of a small message.
     """
 
@@ -57,10 +57,10 @@ class TraceStep:
 
 @dataclass(frozen=True, slots=True)
 class TraceKind:
-    """A Markov chain of a link: it leaves a state for each of its neighbours with the same probability.
+    """A Markov chain of a link: from a state, it moves to each neighbour with the same probability.
 
     Attributes:
-        states: neighbours are next to each other.
+        states: the states; neighbours are next to each other.
     """
 
     states: tuple[TraceState, ...]
@@ -85,8 +85,8 @@ def make_trace(kind: str, seconds: int, *, seed: int) -> tuple[TraceStep, ...]:
 
     Args:
         kind: one of `TRACE_KINDS`.
-        seconds: length.
-        seed: of the random numbers.
+        seconds: length of the trace.
+        seed: seed of the random numbers.
 
     Raises:
         ConfigError: there is no such kind.
@@ -106,9 +106,9 @@ def make_trace(kind: str, seconds: int, *, seed: int) -> tuple[TraceStep, ...]:
 
 
 def time_share(kind: str) -> tuple[float, ...]:
-    """Return which share of a long trace each state has.
+    """Return the share of a long trace that each state has.
 
-    The chain only moves between neighbours, so it is in balance where each pair exchanges as much both ways.
+    The chain only moves between neighbours, so in balance each pair exchanges as much both ways.
     """
     states = TRACE_KINDS[kind].states
     last = len(states) - 1

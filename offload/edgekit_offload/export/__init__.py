@@ -1,1 +1,1 @@
-"""The server's half of a package for other servers: Triton, Kubernetes, KServe, replicas behind HAProxy."""
+"""Exports the server's part of a package to Triton, Kubernetes, KServe, and replicas behind HAProxy."""

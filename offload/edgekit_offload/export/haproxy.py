@@ -1,8 +1,8 @@
 """A configuration of HAProxy in front of replicas of `edgekit offload serve`.
 
-A request whose replica dies is sent to another one: an inference changes nothing, so it may run twice. That
-needs the whole request in HAProxy's buffer, so the buffer is made large enough for the tails. A replica that
-dies in the middle of its answer cannot be hidden: the device sees a short answer, and refuses it.
+If a replica dies, HAProxy sends its request to another one: an inference changes nothing, so it may run
+twice. That needs the whole request in HAProxy's buffer, so the buffer is large enough for the tails. HAProxy
+cannot hide a replica that dies in the middle of its answer: the device sees a short answer, and refuses it.
 
 Source: HAProxy 2.6 configuration manual, sections "retry-on", "option redispatch" and "http-check".
 """
@@ -19,13 +19,13 @@ from edgekit_runtime.system.atomic_files import write_atomically
 _LEAST_BUFFER_BYTES: Final = 64 << 10
 _LARGEST_BUFFER_BYTES: Final = (
     16 << 20
-)  # each connection that sends takes this; larger requests are not repeated
+)  # each sending connection takes this much; larger requests are not repeated
 _HEAD_BYTES: Final = 16 << 10
-_ROWS: Final = 4  # of a request that still fits
-_HOST: Final = re.compile(r"[A-Za-z0-9_.:-]+")  # nothing that ends a word of the configuration
+_ROWS: Final = 4  # rows of the largest request that fits
+_HOST: Final = re.compile(r"[A-Za-z0-9_.:-]+")  # no character that ends a word of the configuration
 
-# Without a name HAProxy takes any certificate of the authority. It reads names only: an IP address of the
-# certificate counts where it is the common name.
+# Without a name HAProxy accepts any certificate of the authority. It reads names only: an IP address in the
+# certificate counts only as the common name.
 _TLS: Final = " ssl verify required ca-file ca.pem verifyhost {host}"
 
 _TEMPLATE: Final = """\
@@ -73,15 +73,15 @@ def write_haproxy(
 
     Args:
         tails: the models, for the size of their requests.
-        folder: where to write; it is made.
+        folder: folder for the file; it is created.
         replicas: `HOST:PORT` or `https://HOST:PORT` of each replica. With https, HAProxy reads the
-            replicas' authority from `ca.pem`, its own certificate from `haproxy.pem`, and for its checks the
-            token from the variable EDGEKIT_TOKEN.
+            replicas' authority from `ca.pem`, its own certificate from `haproxy.pem`, and the token for its
+            checks from the variable EDGEKIT_TOKEN.
         insecure: whether a replica may be another machine over plain HTTP.
 
     Raises:
-        CutError: there is no replica, or one is no address.
-        ConfigError: one is plain HTTP on another machine, which is not allowed.
+        CutError: there is no replica, or a replica is no address.
+        ConfigError: a replica is plain HTTP on another machine, which is not allowed.
         OutputError: the file cannot be written.
     """
     addresses = [_parse(replica, insecure=insecure) for replica in replicas]

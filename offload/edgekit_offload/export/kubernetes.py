@@ -1,6 +1,6 @@
 """Manifests for Kubernetes (replicas of our service) and for KServe (Triton with the exported repository).
 
-Plain JSON, which is YAML too. The device's cut table knows the models by the same names in both.
+They are plain JSON, which is also YAML. In both, the models have the names that the device's cut table uses.
 
 Source: Kubernetes API reference, apps/v1, v1, autoscaling/v2 and policy/v1; KServe API v1beta1 and v1alpha1.
 """
@@ -26,13 +26,13 @@ _READY: Final = (  # over the Unix socket, which needs no token
 )
 _LISTEN: Final = {
     "unix_socket": _SOCKET,
-    "host": "0.0.0.0",  # noqa: S104  # of the pod
+    "host": "0.0.0.0",  # noqa: S104  # all addresses of the pod
     "port": _PORT,
     "tls_certificate": "/etc/edgekit/tls/tls.crt",
     "tls_key": "/etc/edgekit/tls/tls.key",
     "token_file": "/etc/edgekit/token/token",
 }
-_DEVICES: Final = 1024  # of a replica: 256 MiB at most, a quarter of its limit
+_DEVICES: Final = 1024  # devices of a replica; they take at most 256 MiB, a quarter of its limit
 _CONTAINERFILE: Final = """\
 # `edgekit` is the image of deploy/Containerfile.
 FROM edgekit
@@ -48,10 +48,10 @@ def write_manifests(
     """Write `kubernetes.json`, `kserve.json`, a `Containerfile`, and the repository that KServe serves.
 
     Args:
-        package: what the replicas serve; it is copied beside the `Containerfile`.
+        package: the package that the replicas serve; it is copied beside the `Containerfile`.
         tails: the models, for the repository.
-        folder: where to write; it is made.
-        backend: what runs the tails in Triton.
+        folder: folder for the files; it is created.
+        backend: Triton's backend that runs the tails.
 
     Raises:
         CutError: the backend cannot run a tail.
@@ -118,7 +118,7 @@ def kubernetes_objects(name: str, package: Manifest, tails: Sequence[Tail]) -> l
 
 
 def _container(name: str, version: str, option: str) -> dict[str, Any]:
-    """Return the container of a replica; `option` says what it serves of the package."""
+    """Return the container of a replica; `option` selects the models that it serves."""
     probe = {"exec": {"command": ["python", "-c", _READY]}, "timeoutSeconds": 5, "periodSeconds": 10}
     mounts = {"config": "/etc/edgekit/config", "tls": "/etc/edgekit/tls", "token": "/etc/edgekit/token"}
     return {
@@ -203,7 +203,7 @@ def kserve_objects(name: str) -> list[dict[str, Any]]:
 
 
 def _locked() -> dict[str, Any]:
-    """Return the rights of a container that needs none."""
+    """Return the security context of a container that needs no rights."""
     return {
         "runAsNonRoot": True,
         "runAsUser": _USER,

@@ -6,19 +6,19 @@ from typing import Any, Final
 
 from edgekit_runtime.remote.latency_model import MAX_WAITING
 
-MAX_BATCH: Final = MAX_WAITING // 2  # a device answers by itself sooner than after two full batches
+MAX_BATCH: Final = MAX_WAITING // 2  # a device computes the answer itself before two full batches are done
 
 
 def service_config(
     tails: Sequence[str], listen: Mapping[str, Any], *, devices: int, threads: int | None = None
 ) -> str:
-    """Return the TOML of a service that batches the requests of devices and states its times and load.
+    """Return the TOML of a service that batches requests of devices and reports its times and load.
 
     Args:
-        tails: the names that the models are served under.
+        tails: the names under which the models are served.
         listen: the table `listen`.
-        devices: connections with TLS at one time.
-        threads: of one inference; None as packaged.
+        devices: number of connections with TLS at one time.
+        threads: threads of one inference; None for the packaged number.
     """
     model: dict[str, Any] = {"scheduling": {"max_batch": MAX_BATCH, "max_waiting": MAX_WAITING}}
     if threads is not None:
@@ -28,7 +28,7 @@ def service_config(
 
 
 def _write_toml(tables: Mapping[str, Any], prefix: str = "") -> str:
-    """Return tables of strings, numbers and further tables as TOML; strings of JSON are strings of TOML."""
+    """Return tables of strings, numbers and tables as TOML; a string of JSON is also a string of TOML."""
     plain = [f"{name} = {json.dumps(value)}" for name, value in tables.items() if not isinstance(value, dict)]
     lines = [f"[{prefix[:-1]}]", *plain] if prefix and plain else plain
     for name, value in tables.items():

@@ -1,7 +1,7 @@
 """The models that a package's plans need on a server, as files that any server can open.
 
-In the package, tails share the weights of the whole model. Here each tail gets its own weights, as other
-servers open one folder a model.
+In the package, tails share the weights of the whole model. Here each tail gets its own weights, because other
+servers open one folder per model.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from edgekit_runtime.sessions.row_independence import rows_are_independent
 from edgekit_runtime.sessions.selftest import read_golden_inputs
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
-_LARGEST_MODEL_BYTES: Final = 1_900_000_000  # protobuf ends at 2 GiB; larger weights lie in a file beside it
+_LARGEST_MODEL_BYTES: Final = 1_900_000_000  # protobuf's limit is 2 GiB; a file beside it has larger weights
 _WEIGHTS_FILE: Final = "weights.bin"
 
 
@@ -29,11 +29,11 @@ class Tail:
     """A model that a server serves.
 
     Attributes:
-        name: the name that it is served under.
-        inputs, outputs: its tensors; of a tensor in `decode`, a request has the bytes of a file instead.
+        name: the name under which it is served.
+        inputs, outputs: its tensors; for an input in `decode`, a request has the bytes of a file instead.
         decode: input -> `jpeg`, `webp` or `opus`.
         model: the graph with its weights.
-        is_batched: whether a server may join requests: it answers each row of a batch as that row alone.
+        is_batched: whether a server may join requests: each row of a batch gets the same answer as alone.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Tail:
         """Write the model to `path`; weights above protobuf's limit go to a file beside it.
 
         Raises:
-            OutputError: it cannot be written.
+            OutputError: a file cannot be written.
         """
         is_large = self.model.ByteSize() > _LARGEST_MODEL_BYTES
         try:
@@ -68,10 +68,10 @@ class Tail:
 
 
 def find_tails(package: OpenedPackage) -> tuple[Tail, ...]:
-    """Return the models that the plans of a package need on a server; without a cut table the whole model.
+    """Return the models that the plans of a package need on a server; without a cut table, the whole model.
 
     Raises:
-        CutError: a plan needs a model that the package does not have, or one that is not ONNX.
+        CutError: a plan needs a model that is not in the package, or that is not ONNX.
         BackendError: a tail does not run here.
     """
     whole = package.manifest
@@ -109,7 +109,7 @@ def _open_tail(package: OpenedPackage, manifest: Manifest) -> Tail:
 def _can_batch(package: OpenedPackage) -> bool:
     """Return whether the rows of a model's golden inputs do not change each other's answers.
 
-    A tensor needs a dimension beside the batch, as Triton has no shape for a row without any.
+    A tensor needs a dimension beside the batch, because Triton has no shape for a row without dimensions.
     """
     specs = (*package.manifest.inputs, *package.manifest.outputs)
     if any(len(spec.shape) < 2 for spec in specs) or len({spec.shape[0] for spec in specs}) != 1:
@@ -119,7 +119,7 @@ def _can_batch(package: OpenedPackage) -> bool:
 
 
 def _embed(model: onnx.ModelProto, path: str, weights: memoryview) -> None:
-    """Put the bytes of weights that lie in an artifact of the package into the graph."""
+    """Put weights that are stored in an artifact of the package into the graph."""
     for tensor in model.graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue

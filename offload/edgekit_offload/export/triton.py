@@ -16,7 +16,7 @@ from edgekit_runtime.tensors import TensorSpec
 
 TritonBackend: TypeAlias = Literal["onnxruntime", "python"]
 MAX_BATCH: Final = 16
-_QUEUE_DELAY_US: Final = 500  # how long a request waits for others: below the round trip of any network
+_QUEUE_DELAY_US: Final = 500  # time that a request waits for others: less than a network's round trip
 # Triton's Python backend is built against numpy 1: with numpy 2 it answers 200 with an empty tensor.
 _REQUIREMENTS: Final = "numpy>=1.24,<2\nonnxruntime>=1.17\n"
 _MEDIA_REQUIREMENTS: Final = "pillow>=10\nsoundfile>=0.13\n"
@@ -27,9 +27,9 @@ def write_repository(tails: tuple[Tail, ...], folder: Path, backend: TritonBacke
 
     Args:
         tails: the models.
-        folder: the repository; it is made.
-        backend: what runs the tails: `python` needs the packages of `requirements.txt` beside Triton, and is
-            the only one that can decode photographs and sound.
+        folder: the repository; it is created.
+        backend: Triton's backend that runs the tails: `python` needs the packages of `requirements.txt`
+            beside Triton; only it can decode photographs and sound.
 
     Raises:
         CutError: a tail takes photographs or sound, which the backend cannot decode.
@@ -58,8 +58,8 @@ def write_repository(tails: tuple[Tail, ...], folder: Path, backend: TritonBacke
 def configuration(tail: Tail, backend: TritonBackend) -> str:
     """Return the text of a tail's `config.pbtxt`.
 
-    Where Triton may join requests, its `dims` are without the batch. Elsewhere `max_batch_size` is 0 and they
-    are complete: -1 is a dimension of any size.
+    If Triton may join requests, `dims` are without the batch. Otherwise `max_batch_size` is 0 and `dims` are
+    complete: -1 is a dimension of any size.
     """
     lines = [
         f"name: {_quoted(tail.name)}",

@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime
 import triton_python_backend_utils as pb_utils
 
-_MAX_BYTES = 64 << 20  # of a decoded file where the model takes any size
+_MAX_BYTES = 64 << 20  # limit of a decoded file if the model takes any size
 
 
 class TritonPythonModel:
@@ -47,22 +47,22 @@ class TritonPythonModel:
         return [next(answers) if isinstance(feed, dict) else _refuse(feed) for feed in feeds]
 
     def _read(self, request: Any) -> dict[str, Any] | str:
-        """Return the arrays of a request, or what is wrong with it."""
+        """Return the arrays of a request, or its fault."""
         arrays = {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self._inputs}
         try:
             for name, codec in self._decode.items():
                 spec = self._specs[name]
                 arrays[name] = _decode(codec.split(":")[0], arrays[name].tobytes(), spec.shape, spec.type)
-        except Exception as error:  # of libraries that read what strangers send
+        except Exception as error:  # libraries raise any error for hostile files
             return f"{name}: {error}"
         return arrays
 
     def _run_together(self, feeds: list[dict[str, Any]]) -> list[Any] | None:
-        """Return the answers of one run; None if the requests differ in shape, or the run failed."""
+        """Return the answers of one run; None if the requests differ in shape, or if the run failed."""
         try:
             whole = {name: np.concatenate([feed[name] for feed in feeds]) for name in self._inputs}
             arrays = self._session.run(self._outputs, whole)
-        except Exception:  # one of them is wrong: each alone says which
+        except Exception:  # a request is wrong: single runs show which
             return None
         rows = [len(feed[self._inputs[0]]) for feed in feeds]
         if any(len(array) != sum(rows) for array in arrays):
@@ -74,7 +74,7 @@ class TritonPythonModel:
     def _run(self, feed: dict[str, Any]) -> Any:
         try:
             return self._answer(self._session.run(self._outputs, feed))
-        except Exception as error:  # onnxruntime has no common class of its errors
+        except Exception as error:  # onnxruntime's errors have no common class
             return _refuse(str(error))
 
     def _answer(self, arrays: list[Any]) -> Any:
@@ -87,12 +87,12 @@ def _decode(codec: str, data: bytes, shape: list[Any], kind: str) -> Any:
 
     Args:
         codec: `jpeg`, `webp` or `opus`.
-        data: a file, which may state any size: it is compared before the memory is taken.
-        shape: of the model's input; without the 1 in front where the model has none.
+        data: a file; the size that it states is checked before the memory is taken.
+        shape: shape of the model's input; without the leading 1 if the model has none.
         kind: element type of the model's input as onnxruntime names it.
 
     Raises:
-        ValueError: the file holds more than the model takes.
+        ValueError: the file is larger than the model's input.
     """
     rank = 1 if codec == "opus" else 3
     sizes = shape[-rank:]
@@ -109,7 +109,7 @@ def _decode(codec: str, data: bytes, shape: list[Any], kind: str) -> Any:
         from PIL import Image
 
         channels = 1 if sizes[-1] == 1 else 3
-        if codec == "webp":  # its reader takes the memory for what the file states at once
+        if codec == "webp":  # its reader takes the memory for the stated size at once
             _check_size(math.prod(_read_webp_size(data)) * channels, most)
         image = Image.open(io.BytesIO(data), formats=[codec.upper()])
         _check_size(image.width * image.height * channels, most)

@@ -1,1 +1,1 @@
-"""Extracts the two halves of a cut as models of their own, with the coding of what is sent inside both."""
+"""Extracts the two halves of a cut as models; both contain their part of the coding of sent tensors."""

@@ -1,7 +1,7 @@
 """Finds the codes behind values that were integers before a preprocessing: pixels, samples of a sensor.
 
-A preprocessing such as `(pixel - mean) / std` leaves at most 256 values in each channel. Where samples show
-that, codes of 8 bits carry them without a loss.
+A preprocessing such as `(pixel - mean) / std` leaves at most 256 values in each channel. If samples show
+that, 8-bit codes carry the values without a loss.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from edgekit_offload.partition.coding import Lattice
 
 SOUND: Final = Lattice(np.array([2.0**-15]), np.array([0.0]), -32768, 32767, is_grid=False, is_exact=False)
-"""16-bit samples of sound in -1..1, to which others are rounded."""
-_TOLERANCE: Final = 0.02  # of a step: what the roundings of a preprocessing in float32 leave
-_MAX_DIVISOR: Final = 8  # codes that samples show may all be multiples of a few steps apart
+"""16-bit samples of sound in -1..1; other values are rounded to these."""
+_TOLERANCE: Final = 0.02  # share of a step: error of a preprocessing's roundings in float32
+_MAX_DIVISOR: Final = 8  # all codes in the samples may be multiples of a few steps apart
 _BYTE: Final = 255
 _INT16: Final = 32767
 _MAX_CHANNELS: Final = 4
@@ -25,8 +25,8 @@ _IMAGE_RANK: Final = 4
 def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
     """Return the 8-bit codes behind values, or None if there are more than 256 of them.
 
-    A code that no sample shows gets the value on the line through the others, which may differ from that of
-    the preprocessing in the last bit.
+    A code that occurs in no sample gets the value on the line through the others, which may differ from the
+    preprocessing's value in the last bit.
 
     Args:
         samples: float32 [samples, ...]; the channels of images are axis 1 or the last one.
@@ -47,8 +47,8 @@ def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
 def find_series(samples: NDArray[np.float32]) -> Lattice:
     """Return 16-bit codes for a series; `is_exact` says whether they restore all samples to the last bit.
 
-    Values that lie on no grid are rounded to a 30,000th of their range. Codes reach beyond the samples: 4.6 %
-    of the range on each side, or more where a grid has few steps.
+    Values that lie on no grid are rounded to a 30,000th of their range. Codes reach beyond the samples: by
+    4.6 % of the range on each side, or by more if a grid has few steps.
 
     Args:
         samples: float32 [samples, ...].
@@ -83,7 +83,7 @@ def find_time_axis(samples: NDArray[np.float32]) -> int:
 
 
 def _channel_axes(shape: tuple[int, ...]) -> Sequence[int]:
-    """Axis 0 stands for one grid for all values; then those axes that may be channels."""
+    """Axis 0, which stands for one grid for all values; then the axes that may be channels."""
     if len(shape) != _IMAGE_RANK:
         return (0,)
     return (0, *(axis for axis in (1, 3) if shape[axis] <= _MAX_CHANNELS))
@@ -97,7 +97,7 @@ def _find_grid(values: NDArray[np.float32], most: int) -> tuple[float, float, in
     least = float(np.diff(wide).min())
     for divisor in range(1, _MAX_DIVISOR + 1):
         step = least / divisor
-        # The step is refined from near values to far ones: its error counts once for each step.
+        # The step is refined from near values to far ones: its error adds up with each step.
         for reach in (8, 64, 512, 4096, most + 1):
             codes = (wide - wide[0]) / step
             near = codes <= reach
@@ -114,9 +114,9 @@ def _find_grid(values: NDArray[np.float32], most: int) -> tuple[float, float, in
 
 
 def _align(low: float, step: float, count: int) -> float:
-    """The value of code 0, where samples do not show all 256 codes.
+    """The value of code 0, if samples do not show all 256 codes.
 
-    Preprocessings of pixels give 0 or nearly opposite values at both ends, so these are tried first.
+    Preprocessings of pixels map code 0 to 0, or both ends to nearly opposite values; these are tried first.
     """
     slack = _BYTE - count
     from_zero = low / step
@@ -127,7 +127,7 @@ def _align(low: float, step: float, count: int) -> float:
 
 
 def _fill(values: NDArray[np.float32], step: float, offset: float) -> NDArray[np.float32]:
-    """The value of each of 256 codes: as the samples have it, or on the line."""
+    """The value of each of 256 codes: from the samples, or on the line."""
     table = (np.arange(_BYTE + 1) * step + offset).astype(np.float32)
     table[np.rint((values.astype(np.float64) - offset) / step).astype(np.int64)] = values
     return table

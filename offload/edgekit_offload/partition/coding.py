@@ -1,7 +1,7 @@
-"""How a tensor is sent: the nodes at the end of a head that code it, and those of the tail that undo it.
+"""How a tensor is sent: nodes at the end of a head encode it, nodes of the tail decode it.
 
-Codes keep axis 0, the batch, so that a server can put requests of several devices together. Only operators
-are used that onnxruntime 1.20 has on the CPU, in forms that are the same in all opsets where possible.
+Codes keep axis 0, the batch, so that a server can batch requests of several devices. The nodes use only
+operators that onnxruntime 1.20 has on the CPU, in forms that are the same in all opsets where possible.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,39 +21,40 @@ CodingKind: TypeAlias = Literal["raw", "int8", "int4", "uint8", "delta", "pixels
 
 _LEVELS: Final[Mapping[str, int]] = {"int8": 255, "int4": 15}
 _WIDE_LEVELS: Final = 65535
-# Neighbours with a range of their own. One range for a sample, or for each channel, changed up to 3 % of
+# Number of neighbours that share a range. One range for a sample, or for each channel, changed up to 3 % of
 # answers (benchmarks/offload_codec.py): a few large values make the step too wide for others. With 8 bits,
 # groups of 32 changed 6 answers of 2,000 behind the first layer of ResNet8; groups of 16 change 2, for 9 %
-# more bytes after zstd. With 4 bits their ends would be a third of all bytes. Ends in 255ths of the sample's
-# span changed 5 answers of 128 where one channel spans 130 and most span 9; in 65535ths they change 1.
+# more bytes after zstd. With 4 bits the ends of such ranges would be a third of all bytes. Ends in 255ths of
+# the sample's span changed 5 answers of 128 where one channel spans 130 and most span 9; in 65535ths they
+# change 1.
 _GROUPS: Final[Mapping[str, int]] = {"int8": 16, "int4": 32}
-# Of a group, in 65535ths of the sample's span: where another processor computes values that differ by a
-# 4000th of the span, codes move by 16 and no further. Codes of 8 bits over 256 such steps are 16 bits of the
-# sample's span, so nothing is lost.
+# Least width of a group's range, in 65535ths of the sample's span: if another processor computes values that
+# differ by a 4000th of the span, codes move by 16 and no further. Codes of 8 bits over 256 such steps are 16
+# bits of the sample's span, so nothing is lost.
 _LEAST_WIDTH: Final = 256
 # Logits and pooled features: near ties are frequent, no average over positions hides the rounding, and twice
 # the bytes are still within three packets.
 _SMALL_VALUES: Final = 2048
 _LEAST_STEP: Final = 1e-30  # a constant tensor has no range to divide by
-_REDUCE_BY_INPUT: Final = 18  # opset from which on the axes of a reduction are an input
+_REDUCE_BY_INPUT: Final = 18  # from this opset on the axes of a reduction are an input
 _SLICE_BY_INPUT: Final = 10
 _CUMSUM: Final = 11
-_IR: Final = 8  # of opset 17 and below
+_IR: Final = 8  # IR version of opset 17 and below
 _IMAGE_CHANNELS: Final = (1, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class Lattice:
-    """Values that stand for integer codes: `step[c] * code + offset[c]` in channel c, nearly.
+    """The values of integer codes: nearly `step[c] * code + offset[c]` in channel c.
 
     Attributes:
         step, offset: float64 [channels or 1].
         lowest, highest: range of the codes.
         axis: axis of the channels.
         table: float32 [channels or 1, codes]: the value of each code to the last bit, from `lowest` on; None
-            where there are more than 256, then the line above is rounded to float32.
+            for more than 256 codes; then the line above is rounded to float32.
         time_axis: axis along which neighbours differ least.
-        is_grid: whether the samples lay on these steps; otherwise they were rounded.
+        is_grid: whether the samples were on these steps; otherwise they were rounded.
         is_exact: whether coding restored every sample to the last bit.
     """
 
@@ -69,7 +70,7 @@ class Lattice:
 
     @property
     def codes(self) -> InputCodes:
-        """What a device checks of values before it codes them."""
+        """The codes against which a device checks values before it codes them."""
         lowest, highest = (self.offset + self.step * code for code in (self.lowest, self.highest))
         return InputCodes(
             tuple(lowest.tolist()),
@@ -81,29 +82,29 @@ class Lattice:
 
 
 INTEGERS: Final = Lattice(np.array([1.0]), np.array([0.0]), 0, 0)
-"""An integer tensor is its own codes, of any value: differences wrap around, and their sum does so too."""
+"""For integer tensors: values are codes, any value is allowed; differences and their sums wrap around."""
 INTEGER_TYPES: Final = ("int8", "uint8", "int16", "uint16", "int32", "int64")
 
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How float32 tensors are sent, and integer ones as `delta` and `samples`; others are sent as they are.
+    """How float32 tensors are sent, and integer tensors with `delta` and `samples`; others are sent raw.
 
     Attributes:
-        kind: `raw`; `int8` and `int4`: codes with a range for every 16 or 32 neighbours, taken when they are
-            sent; with `int8`, tensors of up to 2048 values get 16-bit codes and one range; `uint8`: codes of
-            8-bit data behind a preprocessing; `pixels`: the same as [N, H, W, C] for image codecs;
-            `delta`: differences along time, int16, or those of an integer tensor in its own dtype; `samples`:
+        kind: `raw`; `int8` and `int4`: codes with a range for every 16 or 32 neighbours, measured when they
+            are sent; with `int8`, tensors of up to 2048 values get 16-bit codes and one range; `uint8`: codes
+            of 8-bit data behind a preprocessing; `pixels`: the same as [N, H, W, C] for image codecs;
+            `delta`: differences along time, int16, or for an integer tensor in its own dtype; `samples`:
             int16 [N, T] for audio codecs.
-        lattices: tensor -> what its codes stand for; for the last four kinds. Tensors without one are sent as
-            they are. Those of integer tensors are `INTEGERS`, with their time axis.
+        lattices: tensor -> the values of its codes, for the last four kinds. Tensors without a lattice are
+            sent raw. Integer tensors have `INTEGERS`, with their time axis.
     """
 
     kind: CodingKind = "raw"
     lattices: Mapping[str, Lattice] = field(default_factory=dict)
 
     def codes_of(self, specs: Sequence[TensorSpec]) -> dict[str, InputCodes]:
-        """Return the tensors of which the head can code some values only, and which."""
+        """Return tensor -> the values that the head can code, for tensors for which it cannot code all."""
         floats = [one.name for one in specs if one.dtype == "float32" and one.name in self.lattices]
         return {name: self.lattices[name].codes for name in floats}
 
@@ -112,7 +113,7 @@ RAW: Final = Coding()
 
 
 class Nodes:
-    """Nodes and constants that are added to a graph, with names that start with the tensor's."""
+    """Nodes and constants that are added to a graph; their names start with the tensor's name."""
 
     def __init__(self, prefix: str, opset: int) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -141,13 +142,13 @@ class Nodes:
         return self.add(op, [tensor, self.constant(axes, np.int64)], keepdims=1)
 
     def slice(self, tensor: str, start: int, end: int) -> str:
-        """Add a part along axis 1."""
+        """Add a slice along axis 1."""
         if self.opset < _SLICE_BY_INPUT:
             return self.add("Slice", [tensor], axes=[1], starts=[start], ends=[end])
         return self.add("Slice", [tensor, *(self.constant([one], np.int64) for one in (start, end, 1))])
 
     def reshape(self, tensor: str, shape: Sequence[int], output: str | None = None) -> str:
-        """Add a new shape; axis 0 stays as it is."""
+        """Add a reshape; axis 0 stays as it is."""
         return self.add("Reshape", [tensor, self.constant([0, *shape], np.int64)], output)
 
     def cast(self, tensor: str, to: int, output: str | None = None) -> str:
@@ -155,7 +156,7 @@ class Nodes:
         return self.add("Cast", [tensor], output, to=to)
 
     def round(self, tensor: str) -> str:
-        """Add rounding to the nearest integer; `Round` came with opset 11."""
+        """Add rounding to the nearest integer; `Round` exists from opset 11 on."""
         return self.add("Floor", [self.add("Add", [tensor, self.constant(0.5)])])
 
 
@@ -164,7 +165,7 @@ class CodedTensor:
     """A tensor as it is sent.
 
     Attributes:
-        sent: what crosses the link.
+        sent: tensors that cross the link.
         encode: nodes for the head; they read the tensor and write `sent`.
         decode: nodes for the tail; they read `sent` and write `restored`.
         restored: name of the tensor in the tail.
@@ -177,7 +178,7 @@ class CodedTensor:
 
 
 def build_model(parts: Sequence[Nodes], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bytes:
-    """Return a model of coding alone."""
+    """Return a model that only encodes or decodes."""
     graph = helper.make_graph(
         [node for part in parts for node in part.nodes],
         "coding",
@@ -202,7 +203,7 @@ def code_tensor(spec: TensorSpec, coding: Coding, opset: int) -> CodedTensor | N
     Args:
         spec: the tensor.
         coding: the coding of the cut.
-        opset: of the default domain in the model.
+        opset: opset of the default domain in the model.
 
     Raises:
         CutError: the coding needs a newer opset, or was not calibrated for this tensor.
@@ -304,9 +305,9 @@ def _by_groups(spec: TensorSpec, kind: str, sizes: Sequence[int], opset: int) ->
 
 
 def _range_of(nodes: Nodes, tensor: str, axes: Sequence[int], levels: int) -> tuple[str, str]:
-    """Smallest value along axes, and the step to the largest one in so many levels.
+    """Smallest value along axes, and the step that reaches the largest one in `levels` steps.
 
-    Both are NaN where a value is not finite, so that the device notices it in the few bytes of the range.
+    Both are NaN if a value is not finite, so that the device notices it in the few bytes of the range.
     """
     low = nodes.reduce("ReduceMin", tensor, axes)
     # onnxruntime's ReduceMin and ReduceMax skip NaN. A mean does not, so NaN and infinity reach the range.
@@ -320,7 +321,7 @@ def _range_of(nodes: Nodes, tensor: str, axes: Sequence[int], levels: int) -> tu
 def _group_range(
     nodes: Nodes, ends: tuple[str, str], sample: tuple[str, str], levels: int
 ) -> tuple[str, str]:
-    """Smallest value and step of each group, out of its ends in steps of the sample."""
+    """Smallest value and step of each group, from its ends in steps of the sample."""
     (first, last), (low, step) = ends, sample
     start = nodes.add("Add", [nodes.add("Mul", [first, step]), low])
     width = nodes.add("Max", [nodes.add("Sub", [last, first]), nodes.constant(_LEAST_WIDTH)])
@@ -334,7 +335,7 @@ def _scale(nodes: Nodes, tensor: str, low: str, step: str) -> str:
 
 
 def _pack(nodes: Nodes, codes: str, count: int) -> str:
-    """Two codes of 4 bits in one float: the first is the high one; `count` is even."""
+    """Two codes of 4 bits in one float: the first is in the high bits; `count` is even."""
     pairs = nodes.reshape(codes, [count // 2, 2])
     # A product with [16, 1] is exact: all values are integers below 256.
     return nodes.add("MatMul", [pairs, nodes.constant([[16], [1]])])
@@ -347,10 +348,10 @@ def _unpack(nodes: Nodes, packed: str, count: int) -> str:
 
 
 def _by_lattice(spec: TensorSpec, coding: Coding, lattice: Lattice, opset: int) -> CodedTensor:
-    """Codes of data that were integers before a preprocessing, or are.
+    """Codes of data that are integers, or were integers before a preprocessing.
 
-    Values beyond their range are clipped, so the device sends no such input this way (`Lattice.codes`). A
-    tensor without a batch axis is sent as one row.
+    Values beyond the codes' range are clipped, so the device sends no such input this way (`Lattice.codes`).
+    A tensor without a batch axis is sent as one row.
     """
     is_row, is_integer = len(spec.shape) == 1, spec.dtype != "float32"
     shape = (1, *spec.shape) if is_row else spec.shape
@@ -412,7 +413,7 @@ class _Layout:
 
 
 def _layout_of(sizes: list[int], coding: Coding) -> _Layout:
-    """The layout that a codec takes: [N, H, W, C] of photographs, [N, T] of sound."""
+    """The layout that a codec takes: [N, H, W, C] for photographs, [N, T] for sound."""
     if coding.kind == "samples":
         return _Layout([int(np.prod(sizes))])
     if (
@@ -426,7 +427,7 @@ def _layout_of(sizes: list[int], coding: Coding) -> _Layout:
 
 
 def _differences(nodes: Nodes, codes: str, axis: int, sizes: Sequence[int]) -> str:
-    """Each code without the one before it along an axis; the first stays."""
+    """Each code minus the one before it along an axis; the first stays."""
     length = sizes[axis - 1]
     if length < 2:
         return codes
@@ -437,7 +438,7 @@ def _differences(nodes: Nodes, codes: str, axis: int, sizes: Sequence[int]) -> s
 
 
 def _values(nodes: Nodes, codes: str, lattice: Lattice, per_axis: Sequence[int], output: str) -> str:
-    """What codes stand for: out of the table, or by the line."""
+    """The values of codes: from the table, or on the line."""
     if lattice.table is None:
         scaled = nodes.add(
             "Mul", [nodes.cast(codes, TensorProto.FLOAT), nodes.constant(np.reshape(lattice.step, per_axis))]

@@ -1,6 +1,6 @@
-"""A whole model, read for cutting: which node reads and writes what, and the dtype and shape of each tensor.
+"""A whole model, read for cutting: the tensors that each node reads and writes, with dtypes and shapes.
 
-It refuses what cannot be cut: control flow, sizes that depend on data, weights in other files.
+It refuses models that cannot be cut: with control flow, sizes that depend on data, or weights in other files.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ from edgekit_runtime.errors import CutError
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 WHOLE_ONLY: Final = "it can only run whole: on the device, or on the server"
-MAX_MODEL_BYTES: Final = (1 << 31) - 1  # of a protobuf message; larger models keep weights in other files
-BATCH: Final = -1  # in a shape: as many as the request has
+MAX_MODEL_BYTES: Final = (1 << 31) - 1  # limit of protobuf; larger models keep weights in other files
+BATCH: Final = -1  # in a shape: the number of rows of the request
 _SHAPE_OPS: Final = frozenset({"Shape", "Size"})
 _LOG_FATAL_ONLY: Final = 4
 _RANDOM: Final = frozenset(
@@ -38,9 +38,9 @@ class SourceModel:
         inputs: names of the inputs that an application gives.
         outputs: names of the graph's outputs.
         writer: tensor -> index of the node that writes it.
-        shapes: output of a Shape or Size node -> what it gives; its batch, if it has one, is `BATCH`. Each
-            side makes it from a batch of its own, so that a cut does not send a tensor for its shape alone.
-        constant_nodes: nodes that read weights and shapes alone. Each side that needs one has it, so they are
+        shapes: output of a Shape or Size node -> its value; a batch in it is `BATCH`. Each side computes it
+            from its own batch, so that a cut sends no tensor only for its shape.
+        constant_nodes: nodes that read only weights and shapes. Each side that needs one has it, so they are
             never cut.
     """
 
@@ -50,7 +50,7 @@ class SourceModel:
         """Read a model.
 
         Raises:
-            CutError: it is no ONNX model, or can only run whole.
+            CutError: the content is no ONNX model, or the model can only run whole.
         """
         self.content = content
         self.proto = parse_model(content)
@@ -67,7 +67,7 @@ class SourceModel:
         self.constant_nodes = self._find_constant_nodes()
 
     def _find_writers(self) -> dict[str, int]:
-        """Check that each tensor has one writer, and that the order of the nodes is one to run them in."""
+        """Check that each tensor has one writer, and that the nodes can run in their order."""
         writer: dict[str, int] = {}
         known = {"", *self.inputs, *self.weights}
         if len(known) != 1 + len(self.inputs) + len(self.weights):
@@ -87,7 +87,7 @@ class SourceModel:
         return writer
 
     def _find_shapes(self) -> Mapping[str, NDArray[np.int64]]:
-        """Return the shapes that a model asks for, where they depend on nothing but the batch."""
+        """Return the shapes that a model computes, if they depend only on the batch."""
         nodes = [
             node
             for node in self.proto.graph.node
@@ -113,14 +113,14 @@ class SourceModel:
         return frozenset(found)
 
     def is_constant(self, tensor: str) -> bool:
-        """Return whether a tensor depends on weights and shapes alone."""
+        """Return whether a tensor depends only on weights and shapes."""
         return tensor in self.weights or self.writer.get(tensor) in self.constant_nodes
 
     def spec(self, tensor: str) -> TensorSpec:
-        """Return dtype and shape of an input or of what a node writes; a free size can only be axis 0.
+        """Return dtype and shape of an input or of a node's output; only axis 0 can be free.
 
         Raises:
-            CutError: the tensor is no plain one, or its shape depends on more than the batch.
+            CutError: the tensor is not a plain one, or its shape depends on more than the batch.
         """
         one, two = (values.get(tensor) for values in self.samples)
         if one is None or two is None or one.dtype.name not in DTYPES:
@@ -138,12 +138,12 @@ class SourceModel:
 
     @cached_property
     def samples(self) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:
-        """Every tensor of one run with a batch of 1, and of one with a batch of 2 where the batch is free.
+        """Every tensor of a run with a batch of 1, and of a run with a batch of 2 if the batch is free.
 
-        onnxruntime is asked since shape inference does not know all of its own operators.
+        onnxruntime runs the model because shape inference does not know all of its own operators.
 
         Raises:
-            CutError: an input has other free sizes than a batch, or onnxruntime does not run the model.
+            CutError: an input has a free size that is not the batch, or onnxruntime does not run the model.
         """
         one = self.run_all(1)
         return one, self.run_all(2) if self._is_batch_free else one
@@ -168,7 +168,7 @@ class SourceModel:
         return free
 
     def run_all(self, batch: int) -> dict[str, NDArray[Any]]:
-        """Return every tensor of a run on generated inputs, the inputs included.
+        """Return every tensor of a run on generated inputs, including the inputs.
 
         Raises:
             CutError: onnxruntime does not run the model.
@@ -199,7 +199,7 @@ class SourceModel:
                 traced.SerializeToString(), settings, providers=["CPUExecutionProvider"], enable_fallback=0
             )
             values = session.run(names, feeds)
-        except Exception as cause:  # its exceptions have no common base but this
+        except Exception as cause:  # its exceptions have no other common base
             raise CutError(f"model: onnxruntime does not run it with a batch of {batch}: {cause}") from cause
         return {**feeds, **{name: np.asarray(one) for name, one in zip(names, values, strict=True)}}
 
@@ -208,7 +208,7 @@ def parse_model(content: bytes) -> onnx.ModelProto:
     """Return a model that can be extracted, at least whole.
 
     Raises:
-        CutError: it is no ONNX model, too large, empty, or has weights in other files.
+        CutError: it is no ONNX model, is too large or empty, or has weights in other files.
     """
     if len(content) > MAX_MODEL_BYTES:
         raise CutError(f"model: {len(content)} bytes, the most for a cut is {MAX_MODEL_BYTES}; {WHOLE_ONLY}")

@@ -1,8 +1,8 @@
 """Cuts a model in two: the head for the device, the tail for the server.
 
-The head's outputs are the tail's inputs by name, dtype and shape, and beside them those outputs of the model
-that the device makes itself. Large weights stay in the whole model's file; submodels name their places in it.
-It does not decide where to cut (`planning`).
+The head's outputs are the tail's inputs by name, dtype and shape, and also the outputs of the model that the
+device computes itself. Large weights stay in the whole model's file; submodels name their places in it. This
+module does not decide where to cut (`planning`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,8 +28,8 @@ from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.cut_table import InputCodes
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 
-WEIGHTS_PATH: Final = "model.onnx"  # what the toolkit calls the model in a package
-_SMALL_BYTES: Final = 1024  # weights up to this stay in the submodel; a reference takes about 100 bytes
+WEIGHTS_PATH: Final = "model.onnx"  # the toolkit's name of the model in a package
+_SMALL_BYTES: Final = 1024  # weights up to this size stay in the submodel; a reference takes 100 bytes
 _DEFAULT_DOMAINS: Final = ("", "ai.onnx")
 
 
@@ -40,7 +40,7 @@ class Part:
     Attributes:
         content: an ONNX model, whose large weights are external data in the whole model's file.
         inputs, outputs: its tensors.
-        reads_weights: whether it names the whole model's file.
+        reads_weights: whether it refers to the whole model's file.
     """
 
     content: bytes
@@ -54,11 +54,11 @@ class SplitModels:
     """A model in two halves.
 
     Attributes:
-        head: what the device runs; None if the inputs are sent as they are.
-        tail: what the server runs.
-        sent: what crosses the link: the tail's inputs.
+        head: model for the device; None if the inputs are sent as they are.
+        tail: model for the server.
+        sent: tensors that cross the link: the tail's inputs.
         coded: names of the model's tensors that cross, before coding.
-        codes: those of them of which the head can code some values only -> these.
+        codes: tensor -> the values that the head can code, for tensors for which it cannot code all.
     """
 
     head: Part | None
@@ -77,26 +77,27 @@ def split_model(
 ) -> SplitModels:
     """Return head and tail of a model.
 
-    With the coding `raw`, head and tail together compute what the whole model computes, to the last bit where
-    the engine runs the same kernels: a fusion across the cut may change the last bits.
+    With the coding `raw`, head and tail together compute the outputs of the whole model, to the last bit if
+    the
+    engine runs the same kernels: a fusion across the cut may change the last bits.
 
     Args:
-        model: content of the model's file, or the same read before, which saves time for several cuts.
+        model: content of the model's file, or a model already read, which saves time for several cuts.
         device_nodes: indices of the nodes that run on the device, in the order of the file. Nodes that read
-            weights alone may be in it or not: each side gets those that it needs.
+            only weights may be among them or not: each side gets the ones that it needs.
         coding: how tensors are sent.
         weights_path: path of the whole model's file in the package.
 
     Raises:
-        CutError: the model can only run whole, a node of the device needs one of the server, nothing is left
-            for the server, or it would get nothing.
+        CutError: the model can only run whole, a node of the device needs a node of the server, no node is
+            left for the server, or the server would get no tensor.
     """
     whole = model if isinstance(model, SourceModel) else SourceModel(model)
     device, server = _sides(whole, device_nodes)
     crossing = _crossing(whole, device, server)
     nodes = whole.proto.graph.node
     made = {name for index in server for name in nodes[index].output}
-    # A constant, or an input that is an output as well, is an output of the side that stands alone.
+    # A constant, or an input that is also an output, is an output of the side that runs alone.
     tail_outputs = [name for name in whole.outputs if name in made or (not device and coding.kind == "raw")]
     head_outputs = [name for name in whole.outputs if name not in tail_outputs]
     opset = next(one.version for one in whole.proto.opset_import if one.domain in _DEFAULT_DOMAINS)
@@ -131,7 +132,7 @@ def whole_upload(
     A model that cannot be cut is its own tail: one with control flow, or with sizes that depend on data.
 
     Raises:
-        CutError: it is no model, a tensor has no rank, or the coding cannot be used.
+        CutError: the content is no model, a tensor has no rank, or the coding cannot be used.
     """
     try:
         return split_model(model, (), coding, weights_path=weights_path)
@@ -141,7 +142,7 @@ def whole_upload(
 
 
 def _upload_as_it_is(content: bytes, coding: Coding, weights_path: str) -> SplitModels:
-    """Return the upload of a model of which nothing is known but its inputs and outputs."""
+    """Return the upload of a model of which only inputs and outputs are known."""
     proto = parse_model(content)
     weights = {one.name for one in proto.graph.initializer}
     weights |= {one.values.name for one in proto.graph.sparse_initializer}
@@ -179,7 +180,7 @@ def _read_spec(value: onnx.ValueInfoProto) -> TensorSpec:
     """Return an input or output as the file describes it; a free size keeps its name.
 
     Raises:
-        CutError: it is no tensor, or has no rank.
+        CutError: the value is no tensor, or has no rank.
     """
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
@@ -200,7 +201,7 @@ def _sides(whole: SourceModel, device_nodes: Collection[int]) -> tuple[list[int]
     if wrong := [index for index in device_nodes if not 0 <= index < count]:
         raise CutError(f"cut: node {wrong[0]} is not in the model, which has {count}")
     on_device = set(device_nodes) - whole.constant_nodes
-    # What no output needs runs nowhere: a server would get tensors for it, and give nothing.
+    # Nodes that no output needs run nowhere: a server would get tensors for them, and return nothing.
     moving = [index for index in _needed(whole) if index not in whole.constant_nodes]
     device = [index for index in moving if index in on_device]
     server = [index for index in moving if index not in on_device]
@@ -218,7 +219,7 @@ def _sides(whole: SourceModel, device_nodes: Collection[int]) -> tuple[list[int]
 
 
 def _widening(whole: SourceModel, device: Sequence[int], server: Sequence[int]) -> set[int]:
-    """DequantizeLinear nodes of the device that the server runs too: it gets the 8 bits that they read."""
+    """DequantizeLinear nodes of the device that the server also runs: it gets the 8-bit tensors they read."""
     read = {name for index in server for name in whole.proto.graph.node[index].input}
     found = set()
     for index in device:
@@ -244,7 +245,7 @@ def _needed(whole: SourceModel) -> list[int]:
 
 
 def _crossing(whole: SourceModel, device: Sequence[int], server: Sequence[int]) -> list[str]:
-    """Tensors that the server reads and does not make: inputs, and what the device makes."""
+    """Tensors that the server reads and does not make: inputs, and tensors that the device makes."""
     made = {name for index in server for name in whole.proto.graph.node[index].output}
     read = {name for index in server for name in whole.proto.graph.node[index].input if name}
     crossing = [name for name in whole.inputs if name in read]
@@ -272,7 +273,7 @@ class _WeightsFile:
         self._cursor = 0
 
     def refer(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
-        """Return a weight as external data in the file, or as it is where it is small or not there."""
+        """Return a weight as external data in the file, or unchanged if it is small or not in the file."""
         place = self._find(tensor)
         if place is None:
             return tensor
@@ -285,8 +286,8 @@ class _WeightsFile:
     def _find(self, tensor: onnx.TensorProto) -> tuple[int, int] | None:
         """Offset and length of a weight's bytes in the file; None if it is small or not there.
 
-        Equal bytes are enough, so a search cannot err. Weights lie in the order of the graph, so it goes on
-        where the last one ended.
+        Any equal bytes will do, so a search cannot be wrong. Weights lie in the order of the graph, so the
+        search continues where the last one ended.
         """
         if tensor.name not in self._places:
             self._places[tensor.name] = None
@@ -322,11 +323,11 @@ class _Builder:
         """Return a part.
 
         Args:
-            indices: its nodes, without constant ones.
-            outputs: what it gives.
-            inputs: what it takes; None takes those inputs of the model that it reads.
-            before: nodes that are added, which decode.
-            after: nodes that are added, which code.
+            indices: nodes of the part, without constant ones.
+            outputs: outputs of the part.
+            inputs: inputs of the part; None for the inputs of the model that it reads.
+            before: added nodes that decode.
+            after: added nodes that encode.
             renamed: names that its own nodes read under another name.
         """
         whole, graph = self._whole, self._whole.proto.graph
@@ -365,7 +366,7 @@ class _Builder:
         return Part(content, tuple(inputs), tuple(outputs), reads_weights)
 
     def _constants(self, read: set[str]) -> list[int]:
-        """The constant nodes behind what is read."""
+        """The constant nodes that make the tensors that are read."""
         found: set[int] = set()
         waiting = list(read)
         while waiting:
@@ -407,14 +408,14 @@ class _Builder:
 
 
 def _find_batch(specs: Iterable[TensorSpec]) -> str | None:
-    """Return a tensor whose first axis is the batch, if one has it."""
+    """Return a tensor whose first axis is the batch, if there is one."""
     return next((spec.name for spec in specs if spec.shape[:1] == ("N",)), None)
 
 
 def _make_shapes(
     graph: onnx.GraphProto, shapes: Mapping[str, NDArray[np.int64]], inputs: Iterable[TensorSpec]
 ) -> None:
-    """Add shapes to a part: constants, behind the batch of one of its inputs where they have one.
+    """Add shapes to a part as constants; a batch in them is read from one of the part's inputs.
 
     Raises:
         CutError: no input has the batch.
@@ -438,7 +439,7 @@ def _make_shapes(
 
 
 def _without_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Everything of a model but its graph, which holds the weights."""
+    """A model without its graph, which holds the weights."""
     result = onnx.ModelProto()
     for descriptor, value in proto.ListFields():
         if descriptor.name == "graph":

@@ -1,1 +1,1 @@
-"""Plans: which ways to run a model between device and server are best somewhere, from measured costs."""
+"""Plans: the ways to run a model on device and server that are best somewhere, from measured costs."""

@@ -1,8 +1,8 @@
 """The threshold of a confidence cascade: when a small model answers by itself, and when it asks the server.
 
 The threshold is chosen on one half of the samples. The other half, which the choice has not seen, confirms
-that the cascade agrees with the large model as often as asked. Where that or the time does not work out, the
-cascade is refused with the reason.
+that the cascade agrees with the large model as often as required. If it does not, or if the cascade pays
+under no conditions, the cascade is refused with the reason.
 """
 
 import math
@@ -26,22 +26,20 @@ from edgekit_runtime.tensors import TensorSpec
 NAME: Final = "cascade"
 _PREFIX: Final = "small/"
 
-_BISECTIONS: Final = 60  # of a probability: below the precision of a float
-_SPARE_DEVIATIONS: Final = (
-    2  # fewer errors in the half that chooses, so that the other half confirms as a rule
-)
+_BISECTIONS: Final = 60  # steps to find a probability: finer than the precision of a float
+_SPARE_DEVIATIONS: Final = 2  # fewer errors in the choosing half, so that the other half usually confirms
 
 
 @dataclass(frozen=True, slots=True)
 class Cascade:
-    """A cascade that agrees with the large model as often as asked.
+    """A cascade that agrees with the large model as often as required.
 
     Attributes:
         escalation: the threshold, and the share of the confirming samples that go to the server.
         agreement: share of the confirming samples with the answer of the large model.
-        least_agreement: with `confidence`, the true agreement is at least this.
-        confidence: that the bound holds, such as 0.95.
-        samples: how many samples confirmed it.
+        least_agreement: lower bound of the true agreement, with `confidence`.
+        confidence: probability that the bound holds, such as 0.95.
+        samples: number of samples that confirmed it.
     """
 
     escalation: Escalation
@@ -60,7 +58,7 @@ class Cascade:
 
 @dataclass(frozen=True, slots=True)
 class CascadeRefusal:
-    """Why a cascade is no plan, in one sentence."""
+    """One sentence on why a cascade is no plan."""
 
     reason: str
 
@@ -78,14 +76,14 @@ def choose_threshold(
 
     Args:
         small: scores [samples, classes] of the model on the device; size-1 axes between the two are ignored.
-        large: the same of the model on the server, for the same samples and classes.
+        large: scores of the model on the server, for the same samples and classes.
         output: name of the output of the small model that holds the scores.
         least_agreement: share of requests that must get the large model's answer, above 0 and below 1.
-        confidence: that the true agreement is not below that, although it is measured on samples.
-        seed: of the halves.
+        confidence: probability that the true agreement is not below that, although it is measured on samples.
+        seed: seed of the split into halves.
 
     Raises:
-        CutError: the scores do not belong together, hold NaN, or an asked share is not between 0 and 1.
+        CutError: the scores do not belong together or hold NaN, or a given share is not between 0 and 1.
     """
     if not (0 < least_agreement < 1 and 0 < confidence < 1):
         raise CutError(
@@ -133,7 +131,7 @@ def choose_threshold(
 
 
 def _compare(small: ArrayLike, large: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return for each sample how sure the small model is, and whether the large one says something else."""
+    """Return for each sample how sure the small model is, and whether the large one disagrees."""
     scores, reference = _scores(small, "small"), _scores(large, "large")
     if scores.shape != reference.shape:
         raise CutError(
@@ -145,7 +143,7 @@ def _compare(small: ArrayLike, large: ArrayLike) -> tuple[NDArray[np.float64], N
 
 
 def _threshold(margins: NDArray[np.float64], is_wrong: NDArray[np.bool_], allowed: int) -> float | None:
-    """Return the smallest margin from which on at most `allowed` answers are wrong; None if there is none."""
+    """Return the least margin from which on at most `allowed` answers are wrong; None if there is none."""
     order = np.argsort(-margins, kind="stable")
     errors, sorted_margins = np.cumsum(is_wrong[order]), margins[order]
     is_last = np.append(sorted_margins[1:] != sorted_margins[:-1], True)  # equal margins are taken together
@@ -154,7 +152,7 @@ def _threshold(margins: NDArray[np.float64], is_wrong: NDArray[np.bool_], allowe
 
 
 def _allowed(count: int, largest_rate: float, confidence: float) -> int:
-    """Return how many errors among `count` samples still confirm a rate; -1 if not even none do."""
+    """Return how many errors among `count` samples still confirm a rate; -1 if not even zero errors do."""
     low, high = -1, count
     while high - low > 1:
         middle = (low + high) // 2
@@ -211,12 +209,12 @@ def _scores(array: ArrayLike, which: str) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class CascadeInputs:
-    """What a cascade is made of.
+    """The inputs of a cascade.
 
     Attributes:
-        small: the ONNX model for the device, with the inputs and the one output of the large one.
+        small: the ONNX model for the device, with the inputs and the one output of the large model.
         agreement: share of the requests that must get the answer of the large model.
-        feeds: samples, one request each, to find and to confirm the threshold.
+        feeds: samples, one request each, to choose and to confirm the threshold.
     """
 
     small: bytes
@@ -229,13 +227,13 @@ def plan_cascade(
 ) -> tuple[OffloadPlan, Cascade] | CascadeRefusal:
     """Return the cascade that escalates by an upload, or why there is none.
 
-    Each request runs the small model, and the coding that stands in one graph with it; only those that go on
-    pay for a file (JPEG), for compression and for the request.
+    Each request runs the small model, and the coding in the same graph; only escalated requests pay for a
+    file (JPEG), for compression and for the request.
 
     Args:
         large: the model of the server.
-        inputs: the small model, and what is asked of it.
-        upload: how a request goes on.
+        inputs: the small model, and the required agreement.
+        upload: the plan that an escalated request follows.
         slowdown: time of the device as a multiple of this machine's.
     """
     try:
@@ -272,7 +270,7 @@ def _confirm(large: bytes, inputs: CascadeInputs) -> Cascade | CascadeRefusal:
         small, scores = (
             np.concatenate([session.run(None, dict(one))[0] for one in inputs.feeds]) for session in sessions
         )
-    except Exception as cause:  # onnxruntime's errors have no common base of theirs
+    except Exception as cause:  # onnxruntime's errors have no common base class of their own
         reason = str(cause).strip().splitlines()[0]
         raise CutError(
             f"A sample does not run in both models, which need the same inputs: {reason}"
@@ -289,7 +287,7 @@ def refuse_cascade(
         plan: the cascade.
         others: the plans that are offered beside it.
         conditions: links and loads.
-        score: what the objective minimises.
+        score: score that the objective minimises.
     """
     if plan.escalation is None:
         raise CutError(f"plan '{plan.name}' is no cascade")
@@ -313,7 +311,7 @@ def cascade_split(small: bytes, output: str, upload: SplitModels) -> SplitModels
     """Return the submodels of a cascade: the small model beside the head of an upload, and its tail.
 
     Raises:
-        CutError: the small model and the coding cannot stand in one graph.
+        CutError: the small model and the coding cannot be in one graph.
     """
     model = onnx.load_from_string(small)
     inputs_of_small, made = [one.name for one in model.graph.input], model.graph.output[0].name

@@ -1,7 +1,7 @@
-"""What tensors take on the link in each coding, and what it does to answers: measured on samples.
+"""Sizes of tensors on the link in each coding, and its effect on answers, measured on samples.
 
-Tensors are coded by the nodes that submodels get (`edgekit_offload.partition.coding`), all of a model in one
-graph. Times are of this machine, scaled, until the cuts are measured as they are.
+The nodes that submodels get (`edgekit_offload.partition.coding`) code all tensors of a model in one graph.
+Times are this machine's, scaled, until the cuts themselves are measured.
 """
 
 import statistics
@@ -23,8 +23,8 @@ from edgekit_runtime.remote.measurement.job_runner import PAUSE_S
 from edgekit_runtime.tensors import Array, TensorSpec
 
 FAMILIES: Final = ("raw", "int8", "int4")
-COMPRESSION_PAYS: Final = 0.95  # of the size without it; above, it is left out
-_OPSET: Final = 17  # codings are the same in all
+COMPRESSION_PAYS: Final = 0.95  # share of the uncompressed size; above, compression is left out
+_OPSET: Final = 17  # codings are the same in all opsets
 _ZSTD_LEVEL: Final = 1
 _WARMUP: Final = 2
 _ROUNDS: Final = 5
@@ -35,14 +35,14 @@ _LEAST_CLASSES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class AnswerChange:
-    """What a coding does to the answers of a model.
+    """The effect of a coding on the answers of a model.
 
     Attributes:
-        changed: share of the answers that are another class.
-        loss: share of the answers that it is expected to make wrong, by the probabilities that the model
-            itself gives to its best class and to the one that took its place. So near ties cost little, as
-            they do in accuracy, and much less than one answer can be seen. It is right for a model whose
-            probabilities are (calibration); estimated.
+        changed: share of the answers whose class changed.
+        loss: share of the answers that the coding is expected to make wrong, from the probabilities that the
+            model itself gives to its best class and to the class that replaced it. So near ties cost little,
+            as they do in accuracy, and losses much below one answer are visible. It is right if the model's
+            probabilities are right (calibration); estimated.
     """
 
     changed: float
@@ -50,15 +50,15 @@ class AnswerChange:
 
 
 def compare_answers(answers: Feeds, expected: Feeds, classes: Collection[str]) -> AnswerChange | None:
-    """Return what became of the answers; None where an output changed that is not known to hold classes.
+    """Return the change of the answers; None if an output changed that is not known to hold classes.
 
-    Of several outputs it is the one that changes most: some may come from the device, some from the server.
+    Of several outputs, the one that changes most counts: some may come from the device, some from the server.
 
     Args:
         answers: outputs of the model with a coding.
-        expected: its outputs without.
+        expected: outputs of the model without it.
         classes: outputs that hold scores of classes in their last axis. The shape does not show it: boxes, a
-            forecast and an embedding have it, too.
+            forecast and an embedding have the same shape.
     """
     found = []
     for name, right in expected.items():
@@ -90,7 +90,7 @@ def _compare_scores(answers: Array, expected: Array) -> AnswerChange:
 
 
 def _probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return scores as probabilities; those that are none yet are logits."""
+    """Return scores as probabilities; scores that are no probabilities are logits."""
     if _are_probabilities(scores):
         return scores
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -109,14 +109,14 @@ def measure_codings(
     device_slowdown: float,
     server_slowdown: float,
 ) -> dict[str, CodedTensors]:
-    """Return what every tensor of a graph takes in each family of codings, the mean of the samples.
+    """Return size and times of every tensor of a graph in each family of codings, as means over the samples.
 
     Args:
         model: the ONNX model.
-        graph: its kernels; tensors have the names of the model.
+        graph: its kernels; tensors have their names in the model.
         feeds: samples, one request each.
         device_slowdown: time of the device as a multiple of this machine's.
-        server_slowdown: the same of the server.
+        server_slowdown: the same for the server.
 
     Raises:
         CutError: the model does not run on a sample.
@@ -148,7 +148,7 @@ def measure_codings(
 
 
 class TensorCodec:
-    """Codes tensors by the nodes of heads, and restores them by those of tails.
+    """Codes tensors by the nodes of heads, and restores them by the nodes of tails.
 
     Attributes:
         coded: names of the tensors that the coding changes; others stay as they are.
@@ -179,7 +179,7 @@ class TensorCodec:
         )
 
     def encode(self, arrays: Feeds) -> dict[str, tuple[Array, ...]]:
-        """Return what is sent of each tensor."""
+        """Return the arrays that are sent for each tensor."""
         made: dict[str, Array] = {}
         if self._encoder is not None:
             names = [one.name for one in self._encoder.get_outputs()]
@@ -208,7 +208,7 @@ class TensorCodec:
 
 
 def compressed_bytes(array: Array) -> int:
-    """Return the size of a tensor on the link: with zstd where that pays and is installed, else without."""
+    """Return the size of a tensor on the link: with zstd if that pays and is installed, else without."""
     try:
         import zstandard
     except ImportError:
@@ -218,7 +218,7 @@ def compressed_bytes(array: Array) -> int:
 
 
 def run_seconds(model: bytes, feeds: Feeds) -> float:
-    """Return the median time of a run of a model on this machine."""
+    """Return the median time of a model's run on this machine."""
     session = open_model(model)
     return median_s(lambda: session.run(None, dict(feeds)))
 
@@ -247,7 +247,7 @@ def open_model(
     """
     try:
         return onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
-    except Exception as cause:  # its exceptions have no common base but this
+    except Exception as cause:  # its exceptions have no other common base
         raise CutError(f"onnxruntime refused the model: {cause}") from cause
 
 

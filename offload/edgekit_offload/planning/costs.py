@@ -1,8 +1,8 @@
-"""Costs of a graph of kernels for an objective under the conditions of the moment, as the solver takes them.
+"""Costs of a graph of kernels for an objective under given conditions, in the solver's form.
 
-Three mistakes are ruled out here: the input is no exception, it is sent like any other tensor that the
-server needs; a round trip is paid once for each request that uses the link; outputs made on the server come
-back. TCP's slow start is not linear, so `latency_model` adds it when ways are compared.
+Three rules avoid mistakes: the input is sent like any other tensor that the server needs; a round trip is
+paid once for each request that uses the link; outputs made on the server come back. TCP's slow start is not
+linear, so `latency_model` adds it when ways are compared.
 """
 
 from collections.abc import Mapping
@@ -27,21 +27,21 @@ from edgekit_runtime.remote.offload_server import make_tail_request
 from edgekit_runtime.tensors import Array
 
 BITS: Final = 8
-# A tail's name and a server's, and a token, as long as they usually are; what a request takes is counted on
-# one with these, as the device makes it. It goes over TLS.
+# A tail's name, a server's name and a token of usual length. The bytes of a request are counted on one with
+# these, as the device makes it. It goes over TLS.
 _TAIL: Final = "image_classifier.cut12-int8.tail.0123456789abcdef"
 _FIELDS: Final = f"Host: cloud.example.com\r\n{token_line('0123456789abcdef' * 3)}"
-_REPLY_HEAD_BYTES: Final = len(  # as our service writes it
+_REPLY_HEAD_BYTES: Final = len(  # as our service writes the head
     b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nInference-Header-Content-Length: 200\r\n"
     b"Endpoint-Load-Metrics: TEXT application_utilization=0.123\r\n"
     b"Server-Timing: queue;dur=0.123, compute;dur=12.345\r\nContent-Length: 1234\r\n\r\n"
 )
 _MOST_JSON_BYTES: Final = 1 << 20
-INPUT: Final = "input"  # of `keep_on_device`: all inputs of the model
+INPUT: Final = "input"  # in `keep_on_device`: all inputs of the model
 
 
 def request_bytes(tensors: Mapping[str, Array], compression: Compression = "identity") -> float:
-    """Return what a request with these tensors takes of the link.
+    """Return the bytes on the link of a request with these tensors.
 
     Raises:
         DataError: the protocol has no such dtype.
@@ -51,7 +51,7 @@ def request_bytes(tensors: Mapping[str, Array], compression: Compression = "iden
 
 
 def reply_bytes(outputs: Mapping[str, Array]) -> float:
-    """Return what a reply with these outputs takes of the link."""
+    """Return the bytes on the link of a reply with these outputs."""
     names = {"model_name": _TAIL, "model_version": "1"}
     request = InferRequest((), tuple(RequestedOutput(name, True) for name in outputs), id="0")
     text, binary_bytes = finish(encode_response(names, request, list(outputs.values()), _MOST_JSON_BYTES))
@@ -62,20 +62,20 @@ def _described_bytes(count: int) -> float:
     return request_bytes({f"tensor_{number}": np.zeros((1, 0), np.float32) for number in range(count)})
 
 
-# In sums over kernels: what a message takes without tensors, and what describes a tensor.
+# For sums over kernels: bytes of a message without tensors, and bytes that describe a tensor.
 TENSOR_BYTES: Final = _described_bytes(2) - _described_bytes(1)
 MESSAGE_BYTES: Final = _described_bytes(0)
 
 
 @dataclass(frozen=True, slots=True)
 class CodedTensors:
-    """What it takes to send tensors in one coding, in the order of `KernelGraph.tensors`.
+    """Sizes and times of tensors sent in one coding, in the order of `KernelGraph.tensors`.
 
     Attributes:
-        names: coding of each tensor; those that it does not suit are `raw`.
-        sent_bytes: float64 [tensors], after coding and compression.
-        encode_s: float64 [tensors], on the device.
-        decode_s: float64 [tensors], on the server.
+        names: coding of each tensor; `raw` for tensors that it does not suit.
+        sent_bytes: float64 [tensors], size after coding and compression.
+        encode_s: float64 [tensors], time to encode on the device.
+        decode_s: float64 [tensors], time to decode on the server.
     """
 
     names: tuple[str, ...]
@@ -86,15 +86,15 @@ class CodedTensors:
 
 @dataclass(frozen=True, slots=True)
 class GraphCosts:
-    """A graph of kernels with what was measured of it, for one request.
+    """A graph of kernels with its measurements, for one request.
 
     Attributes:
         graph: the kernels.
-        seconds: float64 [kernels, machines], from the device on.
-        raw_bytes: float64 [tensors], in the order of `graph.tensors`.
-        weight_bytes: float64 [weights].
-        weight_readers: bool [kernels, weights], which kernels need which.
-        codings: family of codings -> what each tensor takes in it; `raw` is always there.
+        seconds: float64 [kernels, machines], times; the first machine is the device.
+        raw_bytes: float64 [tensors], sizes in the order of `graph.tensors`.
+        weight_bytes: float64 [weights], sizes.
+        weight_readers: bool [kernels, weights], whether a kernel needs a weight.
+        codings: family of codings -> size and times of each tensor in it; `raw` is always there.
     """
 
     graph: KernelGraph
@@ -106,14 +106,14 @@ class GraphCosts:
 
     @property
     def first_weight_bytes(self) -> NDArray[np.float64]:
-        """float64 [kernels]: the weights of each kernel that no earlier one needs."""
+        """float64 [kernels]: bytes of the weights of each kernel that no earlier kernel needs."""
         readers = self.weight_readers
         is_first = np.cumsum(readers, axis=0) == 1
         first: NDArray[np.float64] = (readers & is_first) @ self.weight_bytes
         return first
 
     def sent(self, tiers: tuple[int, ...], link: int = 0) -> tuple[int, ...]:
-        """Return the numbers of the tensors that cross a link where kernels run on `tiers`."""
+        """Return the numbers of the tensors that cross a link if kernels run on `tiers`."""
         graph = self.graph
         crossing = []
         for row, tensor in enumerate(graph.tensors):
@@ -132,7 +132,7 @@ class GraphCosts:
         )
 
     def plan_costs(self, tiers: tuple[int, ...], coding: str) -> PlanCosts:
-        """Return what a request costs with a placement on two tiers, as sums over kernels."""
+        """Return the costs of a request with a placement on two tiers, as sums over kernels."""
         coded, placed = self.codings[coding], np.array(tiers)
         sent, returned = list(self.sent(tiers)), list(self.returned(tiers))
         return PlanCosts(
@@ -147,11 +147,11 @@ class GraphCosts:
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """Power of a device above idle, in watts; energies made from it are modelled.
+    """Power of a device above idle, in watts; energies computed from it are modelled.
 
     Attributes:
-        compute_w: while it computes.
-        radio_w: while it sends, waits for a reply or receives.
+        compute_w: power while it computes.
+        radio_w: power while it sends, waits for a reply or receives.
     """
 
     compute_w: float
@@ -160,10 +160,10 @@ class PowerModel:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """What fits on the device.
+    """Limits of the device's memory.
 
     Attributes:
-        weights_bytes: limit of the weights alone; None without one.
+        weights_bytes: limit of the weights alone; None without a limit.
         memory_bytes: limit of weights and live activations.
     """
 
@@ -171,7 +171,7 @@ class DeviceLimits:
     memory_bytes: float | None = None
 
     def of(self, costs: GraphCosts) -> tuple[Limit, ...]:
-        """Return them for the solver, for as many tiers as there are costs."""
+        """Return the limits for the solver, for as many tiers as there are costs."""
         limits = () if self.memory_bytes is None else memory_limits(costs, self.memory_bytes)
         if self.weights_bytes is not None:
             limits += (weight_limit(costs, self.weights_bytes),)
@@ -200,10 +200,10 @@ def latency_costs(
     """Return seconds of latency of one request on two tiers.
 
     Args:
-        costs: what was measured.
+        costs: the measured costs.
         coding: the family of codings in which tensors are sent.
         conditions: link and load.
-        kept: bool [tensors], those that must not leave the device.
+        kept: bool [tensors], whether a tensor must not leave the device.
 
     Raises:
         CutError: the link is down.
@@ -230,7 +230,7 @@ def energy_costs(
     power: PowerModel,
     kept: NDArray[np.bool_] | None = None,
 ) -> Costs:
-    """Return joules of the device for one request: its kernels, and its radio until the reply is there."""
+    """Return joules of the device for one request: its kernels, and its radio until the reply has come."""
     link, coded = _usable(conditions), costs.codings[coding]
     compute = costs.seconds[:, :2] * np.array(
         [power.compute_w * conditions.device_slowdown, power.radio_w * conditions.server_slowdown]
@@ -249,7 +249,7 @@ def energy_costs(
 
 
 def server_costs(costs: GraphCosts, coding: str, kept: NDArray[np.bool_] | None = None) -> Costs:
-    """Return seconds of the server for one request: what limits how many devices it carries."""
+    """Return seconds of the server for one request, which limit the number of devices it carries."""
     compute = costs.seconds[:, :2].copy()
     compute[:, 0] = 0.0
     none = np.zeros((len(costs.raw_bytes), 1))
@@ -300,10 +300,10 @@ def tier_costs(
 
 
 def kept_tensors(graph: KernelGraph, keep_on_device: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Return bool [tensors]: those that must not leave the device.
+    """Return bool [tensors]: whether a tensor must not leave the device.
 
     Raises:
-        CutError: the graph has no such tensor, or none that could be sent.
+        CutError: the graph has no such tensor, or no tensor that could be sent.
     """
     kept = np.zeros(len(graph.tensors), np.bool_)
     for name in keep_on_device:
@@ -323,10 +323,11 @@ def kept_tensors(graph: KernelGraph, keep_on_device: tuple[str, ...]) -> NDArray
 def memory_limits(costs: GraphCosts, at_most_bytes: float) -> tuple[Limit, ...]:
     """Return limits that keep weights and live activations on the device below a number of bytes.
 
-    One limit for each kernel: if it runs on the device, all weights there and what is live while it runs
-    must fit. Kernels that come after one with as much live memory need no limit of their own, because that
-    one is on the device too. Kernels are taken to run in the order of the graph. Weights that several kernels
-    need count for the first of them, so `device_bytes` may say more where that one runs elsewhere.
+    There is one limit for each kernel: if it runs on the device, all weights there and the tensors that are
+    live while it runs must fit. Kernels that depend on one with as much live memory need no limit of their
+    own, because that one is on the device too. Kernels are assumed to run in the order of the graph. Weights
+    that several kernels need count for the first of them, so `device_bytes` may be larger if that one runs
+    elsewhere.
     """
     graph, live, weights = costs.graph, _live_bytes(costs), costs.first_weight_bytes
     before: list[float] = []  # the largest live memory of all kernels that must run before
@@ -354,7 +355,7 @@ def device_weights(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
 
 
 def device_bytes(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
-    """Return weights and the most live activations of the kernels on the device."""
+    """Return the bytes of weights and of the most live activations of the kernels on the device."""
     here = np.array(tiers) == 0
     if not here.any():
         return float(costs.raw_bytes[: len(costs.graph.inputs)].sum())
@@ -393,7 +394,7 @@ def _usable(conditions: Conditions) -> LinkState:
 def _stay(
     costs: GraphCosts, compute: NDArray[np.float64], kept: NDArray[np.bool_] | None
 ) -> NDArray[np.float64]:
-    """Return costs of kernels, float64 [kernels, tiers], in which those that make a kept tensor stay here."""
+    """Return costs, float64 [kernels, tiers], that keep the makers of kept tensors on the device."""
     if kept is None:
         return compute
     tensors, kernels = costs.graph.made

@@ -1,8 +1,8 @@
-"""The few cuts that are worth extracting: cheapest somewhere on the grid, small enough, and within a leakage.
+"""The few cuts worth extracting: cheapest somewhere on the grid, small enough, and within a limit on leakage.
 
-How much a tensor leaks is measured, not modelled, so no solver can minimise below a limit of it. Cuts that
-exceed it are refused one by one: what they send is pinned to the device, as `--keep-on-device` does, and the
-next sweep finds the best cuts behind it.
+The leakage of a tensor is measured, not modelled, so no solver can minimise under a limit on it. Cuts that
+exceed the limit are refused one by one: the tensors that they send are pinned to the device, as with
+`--keep-on-device`, and the next sweep finds the best cuts behind them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,16 +29,14 @@ from edgekit_runtime.remote.cut_table import OffloadPlan, PlanCosts
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
 
 MAX_CUTS: Final = 8
-MAX_ROUNDS: Final = 12  # of sweeps, each behind the tensors that the last one sent and that leak too much
-_CUTS_OF_4_BITS: Final = (
-    2  # few: mostly they lose too much, and would leave no room for what takes their place
-)
-MAX_FIRST_CUTS: Final = 2  # of placements on three tiers
-_LOADS: Final = ((1.0, 1.0), (1.0, 4.0), (4.0, 1.0))  # device, server: at which cuts are sought
-_SLOW_START: Final = (0.25, 0.5)  # of the lowest bandwidth: TCP's start makes a link seem slower
+MAX_ROUNDS: Final = 12  # sweeps; each seeks cuts behind tensors of the last one that leak too much
+_CUTS_OF_4_BITS: Final = 2  # few: mostly they lose too much, and would leave no room for better cuts
+MAX_FIRST_CUTS: Final = 2  # first cuts of placements on three tiers
+_LOADS: Final = ((1.0, 1.0), (1.0, 4.0), (4.0, 1.0))  # slowdowns of device, server in the search
+_SLOW_START: Final = (0.25, 0.5)  # shares of the lowest bandwidth: TCP's slow start makes a link seem slower
 
 Progress = Callable[[str, int | None, int | None], None]
-_Key = tuple[str, tuple[int, ...]]  # coding and tiers: what makes a cut
+_Key = tuple[str, tuple[int, ...]]  # coding and tiers, which identify a cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +44,10 @@ class CutCandidate:
     """A placement on its way to a plan.
 
     Attributes:
-        plan: with modelled costs.
+        plan: plan with modelled costs.
         found: placement, coding and certificate.
         device_nodes: nodes of the model that run on the device.
-        sent: what crosses the link.
+        sent: tensors that cross the link.
         goes_on: whether the best placement on three tiers cuts its tail once more.
     """
 
@@ -61,16 +59,16 @@ class CutCandidate:
 
     @property
     def key(self) -> _Key:
-        """What makes it this cut and no other."""
+        """Coding and tiers, which identify the cut."""
         return self.found.coding, self.found.tiers
 
 
 class LeakageMeter:
-    """Measures what sent tensors leak, each set of them once.
+    """Measures the leakage of sent tensors, once for each set of tensors.
 
     Args:
-        measure: the attack; None where there is no figure.
-        most_db: the limit; None without one.
+        measure: the attack; it returns None if there is no figure.
+        most_db: the limit; None without a limit.
     """
 
     def __init__(
@@ -80,23 +78,23 @@ class LeakageMeter:
         self._known: dict[tuple[tuple[str, str], ...], float | None] = {}
 
     def measure(self, sent: Sequence[SentTensor]) -> float | None:
-        """Return the leakage of what is sent in dB."""
+        """Return the leakage of the sent tensors in dB."""
         key = tuple((one.name, one.coding) for one in sent)
         if key not in self._known:
             self._known[key] = self._measure(sent)
         return self._known[key]
 
     def is_over(self, sent: Sequence[SentTensor]) -> bool:
-        """Return whether it is above the limit, or unknown where there is one."""
+        """Return whether the leakage is above the limit, or unknown although there is a limit."""
         if self.most_db is None:
             return False
         leakage_db = self.measure(sent)
         return leakage_db is None or leakage_db > self.most_db
 
     def find_culprits(self, sent: Sequence[SentTensor]) -> tuple[str, ...]:
-        """Return which of the tensors of a refused cut must not be sent.
+        """Return the tensors of a refused cut that must not be sent.
 
-        These are the ones that leak too much alone; where it takes several together, the one that leaks most.
+        These are the tensors that leak too much alone; if only several together do, the one that leaks most.
         """
         if len(sent) < 2:
             return tuple(one.name for one in sent)
@@ -112,18 +110,18 @@ class LeakageMeter:
 
 @dataclass(frozen=True, slots=True)
 class CutSearch:
-    """What is sought.
+    """The task of a search for cuts.
 
     Attributes:
-        graph: of kernels.
-        costs: of these, for all tiers.
+        graph: graph of kernels.
+        costs: costs of the kernels, for all tiers.
         goal: objective with the limits on two tiers.
-        limits: of the device.
-        grid: links.
-        kept: bool [tensors], those that must not leave the device.
-        score: what the objective minimises.
-        edge_link: behind the machine at the edge, for three tiers.
-        leakage: of what is sent; None where it has no limit.
+        limits: limits of the device's memory.
+        grid: links and loads.
+        kept: bool [tensors], whether a tensor must not leave the device.
+        score: score that the objective minimises.
+        edge_link: link from the machine at the edge to the server, for three tiers.
+        leakage: measures the leakage of sent tensors; None without a limit on it.
     """
 
     graph: PlanningGraph
@@ -139,15 +137,15 @@ class CutSearch:
 
 @dataclass(slots=True)
 class CutSearchResult:
-    """What the search found.
+    """The result of the search.
 
     Attributes:
-        cuts: those that are worth extracting.
+        cuts: cuts that are worth extracting.
         tiers: the fastest placement on three tiers at each link.
-        refusals: of other cuts.
-        attacked: how many cuts were held against the limit on leakage.
-        over_db: the leakage of those that exceed it, as far as it is known.
-        is_ended: whether no cut is left that might keep it; otherwise the rounds ran out.
+        refusals: refusals of other cuts.
+        attacked: number of cuts that were checked against the limit on leakage.
+        over_db: leakages of the cuts that exceed the limit, if known.
+        is_ended: whether no cut is left that might keep the limit; otherwise the rounds ran out.
     """
 
     cuts: list[CutCandidate] = field(default_factory=list)
@@ -159,12 +157,12 @@ class CutSearchResult:
 
 
 def search_cuts(search: CutSearch, base: Sequence[OffloadPlan], progress: Progress) -> CutSearchResult:
-    """Return the few cuts that lower the best score most, and the best one of each coding to be shown.
+    """Return the few cuts that lower the best score most, and the best one of each coding for the report.
 
     Args:
-        search: what is sought.
+        search: the task.
         base: the ways without a cut, with which cuts compete.
-        progress: called with what is done, and how far it is.
+        progress: called with the name of the step, the settings done and all of them (None if unknown).
     """
     result, names = CutSearchResult(), _Names()
     pins = dict.fromkeys(search.costs.codings, search.kept)
@@ -233,7 +231,7 @@ def _pin(
     refused: Sequence[CutCandidate],
     leakage: LeakageMeter,
 ) -> dict[str, NDArray[np.bool_]]:
-    """Return for each coding the tensors that must not be sent in it, those of refused cuts too."""
+    """Return for each coding the tensors that must not be sent in it, including those of refused cuts."""
     places = {tensor: row for row, tensor in enumerate(search.costs.graph.tensors)}
     grown = {coding: kept.copy() for coding, kept in pins.items()}
     for one in refused:
@@ -295,7 +293,7 @@ def _choose(
     unloaded = len(search.grid.links())
     reference = np.minimum(best, scores.min(axis=0))[:unloaded]
     ratio = scores[:, :unloaded] / np.where((reference > 0) & np.isfinite(reference), reference, 1.0)
-    for coding in codings:  # what the best cut of each coding costs is always shown
+    for coding in codings:  # the report always shows the best cut of each coding
         own = [number for number, one in enumerate(candidates) if one.found.coding == coding]
         if own:
             chosen.append(min(own, key=lambda number: float(ratio[number].min())))
@@ -305,7 +303,7 @@ def _choose(
 def _judge_size(
     search: CutSearch, cuts: Sequence[CutCandidate], known: set[_Key], result: CutSearchResult
 ) -> list[CutCandidate]:
-    """Return the cuts that are not known yet and whose head fits on the device with all its weights."""
+    """Return the cuts that are not known yet and whose head, with all its weights, fits on the device."""
     kept = []
     for one in cuts:
         tiers = one.found.tiers
@@ -323,7 +321,8 @@ def _judge_size(
 def _first_cuts(search: CutSearch, tiers: Sequence[TierPlan], names: _Names) -> list[CutCandidate]:
     """Return the cuts behind the device of placements on three tiers, most frequent first.
 
-    What is behind them takes the time of the edge machine alone, or of edge, link and server if that is less.
+    The part behind them takes the time of the edge machine alone, or of edge, link and server if that is
+    less.
     """
     costs = search.costs
     two = replace(costs, seconds=costs.seconds[:, :2])
@@ -391,7 +390,7 @@ def _place_on_tiers(
         for coding in costs.codings:
             try:
                 placed.append(place_on_tiers(costs, coding, (link, edge_link), pins[coding], limits))
-            except CutError as cause:  # noqa: PERF203  # one of few
+            except CutError as cause:  # noqa: PERF203  # few iterations
                 return (), Refusal("tiers", f"No placement on three tiers: {cause}.")
         found.append(min(placed, key=lambda one: one.total_ms))
     return tuple(found), None

@@ -1,7 +1,7 @@
-"""Which ways are best somewhere: their scores over bandwidth, round trip, server load and device load. Pure.
+"""The ways that are best somewhere, by scores over bandwidth, round trip, server load and device load.
 
-Ways within 1 % of the best count as equal, and the simplest of them wins: local before a whole-model upload
-before a cut before a cascade.
+It is pure: no input or output. Ways within 1 % of the best count as equal, and the simplest of them wins:
+local, then a whole-model upload, then a cut, then a cascade.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from edgekit_runtime.remote.latency_model import Conditions, LinkState
 
 SERVER_SLOWDOWNS: Final = (1.0, 2.0, 4.0, 8.0)
 DEVICE_SLOWDOWNS: Final = (1.0, 2.0, 4.0)
-EQUAL: Final = 0.01  # share of the best score within which a way is as good
+EQUAL: Final = 0.01  # a way within this share of the best score is as good
 SIMPLICITY: Final[dict[Kind, int]] = {"local": 0, "upload": 1, "cut": 2, "cascade": 3}
 _BITS_PER_MBIT: Final = 1e6
 
@@ -30,7 +30,7 @@ class Grid:
     """Settings of the link, and loads.
 
     Attributes:
-        bandwidths_mbit_s, rtts_ms: of the link; the bandwidth is the same both ways.
+        bandwidths_mbit_s, rtts_ms: bandwidths and round trips of the link; the bandwidth is equal both ways.
     """
 
     bandwidths_mbit_s: tuple[float, ...]
@@ -54,16 +54,17 @@ class Grid:
 def score_all(
     plans: Sequence[OffloadPlan], conditions: Sequence[Conditions], score: Score
 ) -> NDArray[np.float64]:
-    """Return float64 [plans, conditions]; infinity where a plan cannot run or breaks a limit."""
+    """Return scores, float64 [plans, conditions]; infinity if a plan cannot run or breaks a limit."""
     return np.array([[score(plan, one) for one in conditions] for plan in plans])
 
 
 def find_winners(scores: NDArray[np.float64], ranks: Sequence[int]) -> NDArray[np.intp]:
-    """Return the number of the plan that wins under each condition; -1 where none can run.
+    """Return the number of the plan that wins under each condition; -1 if no plan can run.
 
     Args:
         scores: float64 [plans, conditions].
-        ranks: how simple each plan is; the smaller wins among equals, then the earlier.
+        ranks: rank of each plan, smaller for simpler plans; among equals the smaller rank wins, then the
+            earlier plan.
     """
     best = scores.min(axis=0)
     equal = scores <= best * (1 + EQUAL)
@@ -73,7 +74,7 @@ def find_winners(scores: NDArray[np.float64], ranks: Sequence[int]) -> NDArray[n
 
 
 def win_ranges(winners: NDArray[np.intp], number: int, grid: Grid) -> tuple[WinRange, ...]:
-    """Return the bandwidths at which plan `number` wins on unloaded machines, joined where they adjoin."""
+    """Return the bandwidths at which plan `number` wins on unloaded machines, adjoining ones joined."""
     columns = len(grid.bandwidths_mbit_s)
     ranges = []
     for row, rtt in enumerate(grid.rtts_ms):
@@ -90,7 +91,7 @@ def choose_few(scores: NDArray[np.float64], base: NDArray[np.float64], at_most: 
     Args:
         scores: float64 [candidates, conditions].
         base: float64 [conditions], the best score without any candidate.
-        at_most: how many.
+        at_most: the largest number of candidates.
     """
     chosen: list[int] = []
     best = np.where(np.isfinite(base), base, np.nan)

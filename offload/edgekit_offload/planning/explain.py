@@ -1,4 +1,4 @@
-"""Sentences that say what a plan found: each way in one, and where offloading pays and where not."""
+"""Sentences on the result of a plan: one for each way, and some on where offloading pays."""
 
 import math
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from typing import Final
 from edgekit_offload.planning.result import Certificate, PlannedMachine, Way, WinRange
 from edgekit_runtime.remote.cut_table import LOCAL
 
-_WORTH: Final = 1.02  # below, a gain is not worth a sentence
-LIMIT_BROKEN: Final = 1e6  # a gain that no real scores have
-_NAMED: Final = 3  # tensors that a sentence names
+_WORTH: Final = 1.02  # a smaller gain is not worth a sentence
+LIMIT_BROKEN: Final = 1e6  # larger than the gain of any real scores
+_NAMED: Final = 3  # number of tensors that a sentence names
 _PROOFS: Final = {
     "enumerated": "all {} placements tried",
     "dual": "a checked solution of the dual program",
@@ -21,9 +21,9 @@ def explain_way(way: Way, kernels: int, *, is_reserve: bool = False) -> str:
     """Return one sentence that says what a way does, what it sends, and where it wins.
 
     Args:
-        way: with everything but that sentence.
-        kernels: of the model.
-        is_reserve: whether it is in the table only for inputs that other ways cannot carry.
+        way: way without that sentence.
+        kernels: number of the model's kernels.
+        is_reserve: whether it is in the table only for inputs that other ways cannot send.
     """
     costs = way.plan.costs
     if way.kind == "local":
@@ -55,10 +55,10 @@ def explain_plan(
     """Return sentences that say where offloading pays, where a cut does, and where neither does.
 
     Args:
-        ways: all, with their scores.
-        bandwidths: of the grid, Mbit/s.
-        rtts: of the grid, ms.
-        unit: of the scores.
+        ways: all ways, with their scores.
+        bandwidths: bandwidths of the grid, Mbit/s.
+        rtts: round trips of the grid, ms.
+        unit: unit of the scores.
     """
     sentences = []
     too_lossy = [way for way in ways if way.is_over_loss]
@@ -107,13 +107,13 @@ def explain_plan(
 def explain_leakage(
     limit_db: float, attacked: int, refused: int, least_db: float | None, *, is_ended: bool
 ) -> str:
-    """Return what the search for cuts within a limit on leakage found.
+    """Return the result of the search for cuts within a limit on leakage.
 
     Args:
         limit_db: the limit.
-        attacked: how many cuts were measured.
-        refused: how many of them exceed it.
-        least_db: the least leakage of those; None if it is unknown.
+        attacked: number of measured cuts.
+        refused: number of cuts that exceed the limit.
+        least_db: the least leakage of the refused cuts; None if it is unknown.
         is_ended: whether the search looked as deep as it can.
     """
     if not attacked:
@@ -137,7 +137,7 @@ def describe_ranges(wins: Sequence[WinRange]) -> str:
 
 
 def describe_certificate(certificate: Certificate) -> str:
-    """Return what is proved of a cut, how, and for which link and loads."""
+    """Return the proof of a cut, with the link and loads for which it holds."""
     how = _PROOFS.get(certificate.proof, certificate.proof).format(f"{certificate.placements:,}")
     rivals = "split" if certificate.splits_only else "placement"
     if certificate.gap <= 0:
@@ -157,11 +157,11 @@ def describe_certificate(certificate: Certificate) -> str:
 
 
 def describe_answers(way: Way, samples: int) -> str:
-    """Return the share of the answers that a way changes, and that which is expected to be wrong by it.
+    """Return the share of answers that a way changes, and the share it is expected to make wrong.
 
     Args:
-        way: what is described.
-        samples: of how many that is.
+        way: the way to describe.
+        samples: number of samples of which the shares are.
     """
     share, parts = way.plan.answers_changed, []
     if share is not None:
@@ -172,7 +172,7 @@ def describe_answers(way: Way, samples: int) -> str:
 
 
 def describe_leakage(way: Way) -> str:
-    """Return what a way that sends something reveals of the input."""
+    """Return how much of the input a way that sends something reveals."""
     if way.sends_input:
         return "the input itself"
     leakage_db = way.plan.leakage_db
@@ -180,7 +180,7 @@ def describe_leakage(way: Way) -> str:
 
 
 def describe_limits(machine: PlannedMachine) -> str:
-    """Return the limits of a machine, such as `8 MB of weights`; empty where there are none."""
+    """Return the limits of a machine, such as `8 MB of weights`; empty if there are none."""
     limits = ((machine.weights_bytes, "weights"), (machine.memory_bytes, "weights and activations"))
     return ", ".join(f"{size(limit)} of {what}" for limit, what in limits if limit is not None)
 
@@ -194,12 +194,12 @@ def size(count: float) -> str:
 
 
 def _is_rival(way: Way, other: Way) -> bool:
-    """Whether a way is what one would do without `way`: a cut competes with whole-model ways."""
+    """Whether `other` is an alternative to `way`: a cut competes with whole-model ways."""
     return other.kind in ("local", "upload") if way.kind in ("cut", "cascade") else other.kind == "local"
 
 
 def _why_no_cut(cuts: Sequence[Way], ways: Sequence[Way], bandwidths: Sequence[float]) -> str:
-    """Return why splitting does not pay: the cut that comes nearest, and what beats it there."""
+    """Return why splitting does not pay: the cut that comes nearest, and the way that beats it there."""
     ratio, name, rival, column = min(
         (way.score[row][column] / max(best.score[row][column], 1e-12), way.name, best.name, column)
         for way in cuts
@@ -216,7 +216,7 @@ def _why_no_cut(cuts: Sequence[Way], ways: Sequence[Way], bandwidths: Sequence[f
 
 
 def _what_loss_gains(way: Way, ways: Sequence[Way], bandwidths: Sequence[float]) -> str:
-    """Return what a way that loses too much accuracy would gain over those that do not; empty if nothing."""
+    """Return the gain of a way that loses too much accuracy over ways that do not; empty if none."""
     gain, rival, column = max(
         (best.score[row][column] / max(way.score[row][column], 1e-12), best.name, column)
         for row in range(len(way.score))

@@ -1,8 +1,8 @@
-"""How much of a model's input can be read out of what a cut sends: a lower bound, found by attacking it.
+"""How much of a model's input an attacker can recover from the tensors that a cut sends: a lower bound.
 
-The attacker is linear and knows some inputs with what was sent for them. He either fits ridge regression from
-everything that is sent to the input, or takes for each value of the input the one sent value that varies most
-like it. Stronger attackers exist, so the true leakage is at least what is measured here. A low figure is no
+The attacker is linear and knows some inputs with the tensors sent for them. He either fits ridge regression
+from everything that is sent to the input, or uses for each value of the input the one sent value that varies
+most like it. Stronger attackers exist, so the true leakage is at least the measured one. A low figure is no
 proof of secrecy.
 
 Source: Hoerl, Kennard, "Ridge regression", Technometrics 12, 1970; solved in its dual form.
@@ -18,18 +18,16 @@ from numpy.typing import ArrayLike, NDArray
 from edgekit_runtime.errors import CutError
 
 MAX_SAMPLES: Final = 2000
-MAX_VALUES: Final = 2048  # of an input that are rebuilt: a sample of them, whose mean error is that of all
-MAX_FEATURES: Final = (
-    16_384  # of what is sent; more are added up in random groups, which weakens the attacker
-)
-MAX_DB: Final = 100.0  # what counts as rebuilt exactly
+MAX_VALUES: Final = 2048  # rebuilt values of an input: a random sample with the mean error of all
+MAX_FEATURES: Final = 16_384  # sent values; more are added up in random groups, which weakens the attacker
+MAX_DB: Final = 100.0  # counts as rebuilt exactly
 LEAST_SAMPLES: Final = 20
-_MATCH_SAMPLES: Final = 256  # to find the sent value that is most like a wanted one; its fit takes all
-_STRENGTHS: Final = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the ridge, as shares of the mean variance
+_MATCH_SAMPLES: Final = 256  # used to find the sent value most like a wanted one; the fit uses all
+_STRENGTHS: Final = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the ridge, in shares of the mean variance
 _HELD_OUT_SHARE: Final = 0.2
-_CHOICE_SHARE: Final = 0.1  # of the samples, to choose the attack; the figure comes from others
+_CHOICE_SHARE: Final = 0.1  # share of the samples that choose the attack; the figure comes from others
 
-_MEAN, _COPY = "mean", "copy"  # attacks beside the ridge: the mean input; the sent value that is most alike
+_MEAN, _COPY = "mean", "copy"  # attacks beside the ridge: the mean input; the most similar sent value
 
 _Floats: TypeAlias = NDArray[np.float32]
 _Rows: TypeAlias = NDArray[np.generic]  # [samples, values] of any real type
@@ -38,14 +36,14 @@ _Order: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Leakage:
-    """What the attacker recovered of inputs that he did not know.
+    """How well the attacker recovered inputs that he did not know.
 
     Attributes:
         lower_bound_db: PSNR of the rebuilt inputs, at most `MAX_DB`. An attacker may do better than this.
-        mean_db: PSNR of the mean input, which needs nothing of what is sent. If the two are equal, the
-            attacker found nothing.
-        known_samples: how many inputs he knew. More of them raise the bound.
-        held_out_samples: how many inputs the figures come from.
+        mean_db: PSNR of the mean input, which needs no sent tensor. If the two are equal, the attacker
+            found nothing.
+        known_samples: number of inputs that he knew. More of them raise the bound.
+        held_out_samples: number of inputs from which the figures come.
     """
 
     lower_bound_db: float
@@ -57,17 +55,18 @@ class Leakage:
 def measure_leakage(
     inputs: ArrayLike, sent: Sequence[ArrayLike], *, seed: int = 0, most_values: int = MAX_VALUES
 ) -> Leakage:
-    """Return how well a linear attacker rebuilds the input from what a cut sends.
+    """Return how well a linear attacker rebuilds the input from the tensors that a cut sends.
 
     Time and memory are bounded by `MAX_SAMPLES`, `MAX_VALUES` and `MAX_FEATURES`: at most about 10 s of one
     core, and 500 MB beside the arguments. PSNR refers to the range of the inputs, largest minus smallest.
 
     Args:
         inputs: [samples, ...] real numbers, such as images or windows of a sensor. The samples must be
-            distinct: windows that overlap would stand on both sides of the test.
+            distinct: windows that overlap would be on both sides of the test.
         sent: tensors [samples, ...] as the server decodes them, so that the loss of the coding counts.
-        seed: of the order of the samples, and of what is sampled and grouped.
-        most_values: of an input that are rebuilt; fewer take less time, and the mean error is less sure.
+        seed: seed of the order of the samples, and of sampling and grouping values.
+        most_values: number of values of an input that are rebuilt; fewer take less time and make the mean
+            error less certain.
 
     Raises:
         CutError: there are too few samples, their numbers differ, no input varies, or a value is not finite.
@@ -92,13 +91,13 @@ def measure_leakage(
 
 
 def _attack(wanted: _Floats, sent: Sequence[_Rows], order: _Order, rng: np.random.Generator) -> Leakage:
-    """Choose the attack that is best on known samples, and return what it recovers of the others.
+    """Choose the attack that is best on known samples, and return how well it recovers the others.
 
     Args:
         wanted: float32 [samples, values], scaled so that their range is 1, in random order.
         sent: for each tensor [all samples, features].
-        order: which sample of `sent` belongs to each sample of `wanted`.
-        rng: groups the features where there are too many.
+        order: for each sample of `wanted`, the number of its sample in `sent`.
+        rng: groups the features if there are too many.
     """
     count = len(wanted)
     known = count - int(count * _HELD_OUT_SHARE)
@@ -106,7 +105,7 @@ def _attack(wanted: _Floats, sent: Sequence[_Rows], order: _Order, rng: np.rando
     alike, gram = _similar(wanted, sent, order, fitted), _gram(sent, order, known, rng)
 
     def error(attack: float | str, fit: int, end: int) -> float:
-        """The mean squared error of the samples `fit` to `end` by an attacker who knows the first `fit`."""
+        """The mean squared error on the samples `fit` to `end` of an attacker who knows the first `fit`."""
         mean = wanted[:fit].mean(axis=0)
         if attack == _MEAN:
             rebuilt = np.zeros((end - fit, wanted.shape[1]))
@@ -145,10 +144,10 @@ def _similar(wanted: _Floats, sent: Sequence[_Rows], order: _Order, fitted: int)
 
 
 def _gram(sent: Sequence[_Rows], order: _Order, known: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return the inner products of the samples in what is sent: float64 [samples, samples].
+    """Return the inner products of the samples of the sent tensors: float64 [samples, samples].
 
-    Tensors count alike, whatever their units. Where a tensor has more than `MAX_FEATURES` values, they are
-    added up in that many random groups with random signs, which keeps inner products in expectation.
+    Tensors count equally in any unit. If a tensor has more than `MAX_FEATURES` values, they are added up in
+    that many random groups with random signs, which keeps inner products in expectation.
 
     Source: Weinberger et al., "Feature hashing for large scale multitask learning", ICML 2009.
     """
@@ -179,7 +178,7 @@ def _standardised(rows: _Floats) -> _Floats:
     """Return the columns with mean 0 and length 1; a column that does not vary becomes 0."""
     centred = rows - rows.mean(axis=0)
     lengths = np.sqrt((centred**2).sum(axis=0))
-    floor = np.abs(rows).max(axis=0) * np.float32(1e-5)  # what rounding leaves of a constant
+    floor = np.abs(rows).max(axis=0) * np.float32(1e-5)  # deviations of a constant column by rounding
     return np.asarray(centred / np.where(lengths > floor, lengths, np.inf), np.float32)
 
 

@@ -1,7 +1,7 @@
-"""The planner: from the profiles of two machines to every way to run a model, and the few worth carrying.
+"""The planner: finds every way to run a model on two machines, and the few that the package should carry.
 
 It reads profiles and samples, sweeps links and loads with the exact solver, and compares all ways by the
-latency model that the device uses too. The caller re-measures cuts: see `PlanInputs.realise`.
+latency model that the device uses too. The caller measures the cuts again: see `PlanInputs.realise`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -59,13 +59,13 @@ from edgekit_runtime.remote.latency_model import (
     slowest_stage_s,
 )
 
-MAX_LOSS: Final = 1e-3  # of accuracy, expected of a coding; by default
-MAX_SAMPLES: Final = 16  # on which the sizes of all tensors are measured
-MAX_DEVICES: Final = 100_000  # of a server: more are not counted
+MAX_LOSS: Final = 1e-3  # expected loss of accuracy by a coding that is allowed by default
+MAX_SAMPLES: Final = 16  # samples on which the sizes of all tensors are measured
+MAX_DEVICES: Final = 100_000  # devices of a server; more are not counted
 _UNITS: Final[dict[Objective, str]] = {
     "latency": "ms", "energy": "mJ", "throughput": "ms a request", "capacity": "server ms kept a request",
 }  # fmt: skip
-_LARGE_SPREAD: Final = 0.1  # of a profile, from which on it is warned of
+_LARGE_SPREAD: Final = 0.1  # a profile with a larger spread gets a warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ class Realised:
     """A way that was extracted, and run as it is.
 
     Attributes:
-        plan: with measured costs, or modelled ones where nothing measured it.
+        plan: plan with measured costs, or with modelled ones if it was not measured.
         label: how its times were found.
-        change: of the answers to the samples; None if unknown: no known classes, or nothing ran.
+        change: change of the answers to the samples; None if unknown: no known classes, or nothing ran.
     """
 
     plan: OffloadPlan
@@ -84,44 +84,45 @@ class Realised:
 
 
 class Realise(Protocol):
-    """Extracts ways as real submodels and measures them, interleaved; refuses those that do not work."""
+    """Extracts ways as real submodels and measures them, interleaved; refuses ways that do not work."""
 
     def __call__(
         self, uploads: Sequence[UploadWay], cuts: Sequence[CutCandidate]
     ) -> Mapping[str, Realised | Refusal]:
-        """Return for the name of each way what came of it."""
+        """Return the name of each way -> its result."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """What is planned.
+    """The inputs of a plan.
 
     Attributes:
         name: display name of the model.
         content: the ONNX model.
-        device, server: profiles of the model.
+        device, server: profiles of the model on both machines.
         grid: bandwidths and round trips.
         feeds: samples, one request each.
-        objective: what is minimised.
-        power: of the device, for energy; the table carries it for devices that prefer energy.
-        latency_limit_s: of 99 % of requests, for capacity; of a request as predicted, for energy.
-        requests_per_s: of one device; for capacity.
+        objective: the objective to minimise.
+        power: power of the device, for energy; the table carries it for devices that prefer energy.
+        latency_limit_s: for capacity, the limit of 99 % of requests; for energy, that of the predicted
+            latency.
+        requests_per_s: rate of one device, for capacity.
         memory_bytes: limit of weights and activations on the device.
         weights_bytes: limit of the weights alone.
-        keep_on_device: tensors, or `input`.
-        edge: profile of the machine between device and server, for three tiers: what the device sends goes
-            there.
-        edge_link: from there on to the server.
-        realise: extracts and measures; None plans from sums over kernels alone.
-        leakage_db: of the tensors that are sent, by name; None measures none.
-        most_leakage_db: limit on it.
-        cascade: a small model for the device, and the agreement that is asked of it.
-        max_loss: share of the answers that a coding may be expected to make wrong. What it costs is unknown
-            where outputs are not known to be classes, or nothing ran; then it may be all, and 1 admits it.
-        is_server_modelled: whether the profile of the server is that of another machine, scaled.
-        sample_rate_hz: of sound; None if it is not known.
-        notes: what the user should know of profiles and samples before trusting the result.
+        keep_on_device: names of tensors that stay on the device, or `input`.
+        edge: profile of the machine between device and server, for three tiers: the device sends to this
+            machine.
+        edge_link: link from that machine to the server.
+        realise: extracts and measures ways; None plans only from sums over kernels.
+        leakage_db: measures the leakage of sent tensors; None measures none.
+        most_leakage_db: limit on the leakage.
+        cascade: a small model for the device, and the required agreement.
+        max_loss: share of the answers that a coding may be expected to make wrong. The loss is unknown if
+            outputs are not known to be classes, or nothing ran; then it may be all, and only 1 admits it.
+        is_server_modelled: whether the server's profile is another machine's, scaled.
+        sample_rate_hz: sample rate of sound; None if it is not known.
+        notes: warnings about profiles and samples for the user.
     """
 
     name: str
@@ -150,7 +151,7 @@ class PlanInputs:
 
     @property
     def limits(self) -> DeviceLimits:
-        """What fits on the device."""
+        """Limits of the device's memory."""
         return DeviceLimits(self.weights_bytes, self.memory_bytes)
 
     @property
@@ -161,7 +162,7 @@ class PlanInputs:
 
 @dataclass(slots=True)
 class _Draft:
-    """What is known of a way before the ways are compared."""
+    """A way before the ways are compared."""
 
     kind: Kind
     plan: OffloadPlan
@@ -171,17 +172,17 @@ class _Draft:
     kernels_on_device: int = 0
     device_bytes: float | None = None
     expected_loss: float | None = None
-    note: str = ""  # a sentence beside the explanation
+    note: str = ""  # a sentence in addition to the explanation
 
     @property
     def may_round(self) -> bool:
-        """Whether what it sends may differ from what the model computes or takes."""
+        """Whether the sent tensors may differ from those that the model computes or takes."""
         exact = {"raw", "uint8", "delta"}
         return any(one.coding not in exact or one.rounding for one in self.sent)
 
 
 def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: None) -> PlanningResult:
-    """Return every way to run a model between two machines, and where each is the best.
+    """Return every way to run a model on two machines, and where each is the best.
 
     Raises:
         CutError: a profile is of another model, the link is down, or nothing keeps the limits.
@@ -258,7 +259,7 @@ def _whole_model(inputs: PlanInputs, here_s: float) -> WholeModel:
 
 
 def _join(inputs: PlanInputs, refusals: list[Refusal]) -> PlanningGraph | None:
-    """Return the graph of kernels, or None where the model cannot be cut."""
+    """Return the graph of kernels, or None if the model cannot be cut."""
     profiles = [inputs.device, *([inputs.edge] if inputs.edge else []), inputs.server]
     try:
         return join_profiles(inputs.content, profiles)
@@ -283,7 +284,7 @@ def _graph_costs(inputs: PlanInputs, graph: PlanningGraph, whole: WholeModel) ->
 
 
 def _local(inputs: PlanInputs, costs: GraphCosts | None, refusals: list[Refusal]) -> _Draft | None:
-    """Return the way that runs all on the device, where its memory is large enough."""
+    """Return the way that runs all on the device, if its memory is large enough."""
     needed = None if costs is None else device_bytes(costs, (0,) * len(costs.seconds))
     file_bytes = float(len(inputs.content))
     weights_bytes = file_bytes if costs is None else device_weights(costs, (0,) * len(costs.seconds))
@@ -297,7 +298,7 @@ def _local(inputs: PlanInputs, costs: GraphCosts | None, refusals: list[Refusal]
 def _uploads(
     inputs: PlanInputs, whole: WholeModel, costs: GraphCosts | None, refusals: list[Refusal]
 ) -> tuple[UploadWay, ...]:
-    """Return the ways to upload the input, unless something must stay: the server makes every tensor."""
+    """Return the ways to upload the input; none if a tensor must stay here or leakage is limited."""
     unknown = set(inputs.keep_on_device) - {INPUT, *inputs.feeds[0]}
     if costs is None and unknown:
         raise CutError(f"--keep-on-device {min(unknown)}: the model cannot be split")
@@ -319,7 +320,7 @@ def _uploads(
 def _cut_search(
     inputs: PlanInputs, graph: PlanningGraph, costs: GraphCosts, leakage: LeakageMeter | None
 ) -> CutSearch:
-    """Return what cuts are sought; a limit on leakage keeps the inputs on the device from the start."""
+    """Return the search for cuts; a limit on leakage keeps the inputs on the device from the start."""
     has_limit = inputs.most_leakage_db is not None
     kept = kept_tensors(costs.graph, inputs.keep_on_device)
     kept[: len(costs.graph.inputs)] |= has_limit
@@ -333,10 +334,11 @@ def _cut_search(
 
 
 def _add_request(plan: OffloadPlan, device: ModelProfile, server: ModelProfile) -> OffloadPlan:
-    """Return a plan with what its request takes on both machines beside kernels and coding.
+    """Return a plan with the time of its request on both machines beside kernels and coding.
 
-    All plans that send something have that in common, so it changes no cut, only whether to send. What a
-    server takes to receive a request and to answer is taken to be what the same machine takes to send one.
+    All plans that send something have this time in common, so it changes no cut, only whether to send. It is
+    assumed that a server takes as long to receive a request and to answer as the same machine takes to send
+    one.
     """
     if plan.tail is None:
         local_s = device.request.local_s
@@ -363,7 +365,7 @@ def _cascade(
     slowdown: float,
     refusals: list[Refusal],
 ) -> list[_Draft]:
-    """Return the cascade on top of the best upload, where it pays somewhere."""
+    """Return the cascade on top of the best upload, if it pays somewhere."""
     conditions = inputs.grid.conditions()
     small_bytes = float(len(cascade.small))
     if too_large := inputs.limits.describe_excess(small_bytes, small_bytes):
@@ -394,7 +396,7 @@ def _cut_draft(one: CutCandidate, costs: GraphCosts) -> _Draft:
         one.plan,
         "modelled",
         one.sent,
-        None if one.goes_on else one.found.certificate,  # that one is of three tiers
+        None if one.goes_on else one.found.certificate,  # that proof is for three tiers
         sum(1 for tier in one.found.tiers if tier == 0),
         device_bytes(costs, one.found.tiers),
     )
@@ -403,7 +405,7 @@ def _cut_draft(one: CutCandidate, costs: GraphCosts) -> _Draft:
 def _apply(
     drafts: list[_Draft], realised: Mapping[str, Realised | Refusal], refusals: list[Refusal]
 ) -> list[_Draft]:
-    """Put measured costs in the place of modelled ones, and drop what does not work."""
+    """Replace modelled costs by measured ones, and drop ways that do not work."""
     kept = []
     for draft in drafts:
         came = realised.get(draft.plan.name)
@@ -418,7 +420,7 @@ def _apply(
 
 
 def _is_over_loss(inputs: PlanInputs, draft: _Draft) -> bool:
-    """Whether it may make more answers wrong than allowed; what is not known may be all."""
+    """Whether a way may make more answers wrong than allowed; an unknown loss may be all answers."""
     unknown = 1.0 if draft.may_round else 0.0
     return (unknown if draft.expected_loss is None else draft.expected_loss) > inputs.max_loss
 
@@ -435,7 +437,7 @@ def _add_leakage(inputs: PlanInputs, drafts: Sequence[_Draft], leakage: LeakageM
 
 
 def _score(inputs: PlanInputs) -> Score:
-    """Return what the objective minimises, in the unit of `_UNITS`; infinity over the limit on latency."""
+    """Return the score of the objective, in the unit of `_UNITS`; infinity above the limit on latency."""
     radio_w = 0.0 if inputs.power is None else inputs.power.radio_w
     limit_s = np.inf if inputs.latency_limit_s is None else inputs.latency_limit_s
 
@@ -530,9 +532,10 @@ def _explain_search(inputs: PlanInputs, found: CutSearchResult) -> tuple[str, ..
 def _find_reserve(
     drafts: Sequence[_Draft], in_table: set[int], scores: NDArray[np.float64]
 ) -> frozenset[int]:
-    """Return the way for inputs that no way of the table carries; empty where one does.
+    """Return the way for inputs that no way of the table can send; empty if one can.
 
-    Codes of uploads hold for values like those of the samples. The device itself takes the others, if it can.
+    Codes of uploads work for values like those of the samples. The device itself computes the others, if it
+    can.
     """
     carries_all = {"raw", "int8", "int4"}
     fit = [
@@ -548,7 +551,7 @@ def _find_reserve(
 
 
 def _rows(values: NDArray[np.float64], grid: Grid) -> tuple[tuple[float, ...], ...]:
-    """Return values [RTTs * bandwidths] as rows; infinity becomes `NEVER`, for which JSON has a word."""
+    """Return values [RTTs * bandwidths] as rows; infinity becomes `NEVER`, because JSON has no infinity."""
     finite = np.where(np.isfinite(values), values, NEVER)
     return tuple(tuple(float(one) for one in row) for row in finite.reshape(len(grid.rtts_ms), -1))
 
@@ -556,7 +559,7 @@ def _rows(values: NDArray[np.float64], grid: Grid) -> tuple[tuple[float, ...], .
 def _capacity(inputs: PlanInputs, draft: _Draft) -> int | None:
     """Return how many devices a server carries at the middle of the bandwidths."""
     if inputs.objective != "capacity" or inputs.latency_limit_s is None or draft.kind == "local":
-        return None  # a device that runs all itself loads no server
+        return None  # a device that computes all itself does not load the server
     links = inputs.grid.links()
     middle = Conditions(links[len(inputs.grid.bandwidths_mbit_s) // 2])
     kept_s = reserved_server_s(draft.plan, middle, inputs.latency_limit_s) * inputs.requests_per_s
@@ -581,4 +584,4 @@ def _warn(inputs: PlanInputs, drafts: Sequence[_Draft]) -> list[str]:
         warnings.append("Energy is modelled from the power of the device, not measured.")
     if any(draft.label == "modelled" for draft in drafts if draft.kind == "cut"):
         warnings.append("Times of cuts are sums over kernels (modelled): the cuts were not run as they are.")
-    return list(dict.fromkeys(warnings))  # of the same machine twice
+    return list(dict.fromkeys(warnings))  # one machine may appear twice

@@ -1,7 +1,7 @@
-"""Ways as they are: extracted as real submodels, run on the samples, and timed on both machines in turn.
+"""Measures real ways: extracts their submodels, runs them on the samples, and times them on both machines.
 
 Sizes and changes of the answers come from real tensors and files, times from whole runs of head and tail.
-Compression and media codecs are timed with them. It chooses nothing.
+Compression and media codecs are timed with them. This module chooses nothing.
 """
 
 import contextlib
@@ -45,24 +45,24 @@ from edgekit_runtime.remote.cut_table import LOCAL, Compression, OffloadPlan, Pl
 from edgekit_runtime.remote.measurement.job import TransferCoding
 from edgekit_runtime.tensors import Array
 
-_ZSTD: Final = " zstd"  # behind the name of a plan: its compression alone
+_ZSTD: Final = " zstd"  # suffix of a plan's name: only its compression
 _DIRECTIONS: Final[tuple[Literal["encode", "decode"], ...]] = ("encode", "decode")
-_RUNS_S: Final = 0.5  # of the model for one attack, where time is limited
+_RUNS_S: Final = 0.5  # time of the model's runs for one attack, if time is limited
 _LEAST_ATTACKED: Final = 40  # samples
-_ATTACK_BYTES: Final = 1e9  # of inputs and what is sent for them: with larger tensors, fewer samples
-_FEW_VALUES: Final = 256  # of an input that an attack rebuilds, where time is limited
+_ATTACK_BYTES: Final = 1e9  # bytes of inputs and sent tensors; with larger tensors, fewer samples
+_FEW_VALUES: Final = 256  # values of an input that an attack rebuilds, if time is limited
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What the samples gave for a way.
+    """Results of a way on the samples.
 
     Attributes:
-        tensors: of the first sample, as the tail takes them.
-        upload_bytes, download_bytes: what request and reply take of the link, the mean of the samples.
-        plain_bytes: the upload without compression.
-        compression: of the request.
-        change: of the answers; None if unknown, see `compare_answers`.
+        tensors: tensors of the first sample, as the tail takes them.
+        upload_bytes, download_bytes: bytes of request and reply on the link, means over the samples.
+        plain_bytes: bytes of the upload without compression.
+        compression: compression of the request.
+        change: change of the answers; None if unknown, see `compare_answers`.
     """
 
     tensors: Feeds
@@ -82,7 +82,7 @@ class _Extracted:
     sent: _Sent
 
     def compress(self, does: Literal["encode", "decode"]) -> RunnableGraph:
-        """Return compression alone, of what is sent."""
+        """Return only the compression of the sent tensors."""
         inputs = dict(self.sent.tensors)
         return RunnableGraph(b"", inputs=inputs, coding=TransferCoding(tuple(inputs), does, {}, "zstd"))
 
@@ -95,11 +95,12 @@ class MeasuredCuts:
         content: the ONNX model.
         feeds: samples, one request each.
         device, server: machines to measure on.
-        seconds: how long each machine measures.
-        options: of the sessions that run model and parts, `OrtOptions` that differ from their defaults.
-        classes: outputs that are known to hold scores of classes; those that are probabilities are found.
-        splits: name of the plan -> its submodels, once it was called.
-        usual_s: the speed of the device's processor at which it was measured, once it was called.
+        seconds: time that each machine measures.
+        options: options of the sessions that run model and parts: `OrtOptions` that differ from their
+            defaults.
+        classes: outputs that are known to hold scores of classes; probabilities are found without that.
+        splits: name of the plan -> its submodels, after the call.
+        usual_s: speed of the device's processor at the measurement, after the call.
     """
 
     content: bytes
@@ -115,7 +116,7 @@ class MeasuredCuts:
     def __call__(
         self, uploads: Sequence[UploadWay], cuts: Sequence[CutCandidate]
     ) -> Mapping[str, Realised | Refusal]:
-        """Return what came of each way, and the whole model timed beside them."""
+        """Return the result of each way, and of the whole model timed beside them."""
         results: dict[str, Realised | Refusal] = {}
         extracted = self._extract(uploads, cuts, results)
         self.splits |= {one.plan.name: one.split for one in extracted}
@@ -154,9 +155,9 @@ class MeasuredCuts:
         cuts: Sequence[CutCandidate],
         results: dict[str, Realised | Refusal],
     ) -> list[_Extracted]:
-        """Return the ways that answer the samples; those that do not are refused among the results."""
+        """Return the ways that answer the samples; add refusals of the others to the results."""
         source: bytes | SourceModel = self.content
-        with contextlib.suppress(CutError):  # then it runs whole, and there are no cuts
+        with contextlib.suppress(CutError):  # then the model runs whole, and there are no cuts
             source = SourceModel(self.content)
         parts: list[tuple[OffloadPlan, Callable[[], SplitModels]]] = []
         parts += [(one.plan, partial(whole_upload, source, one.coding)) for one in uploads]
@@ -211,7 +212,7 @@ class MeasuredCuts:
         )
 
     def _head(self, way: _Extracted) -> RunnableGraph | None:
-        """Return what the device does for a way, or None if it sends its inputs as they are."""
+        """Return the device's part of a way, or None if it sends its inputs as they are."""
         names = tuple(spec.name for spec in way.split.sent)
         coding = TransferCoding(names, "encode", way.plan.media, way.sent.compression)
         if way.split.head is not None:
@@ -244,11 +245,11 @@ class _Media:
     """The tensors of one request, some of them as media files.
 
     Attributes:
-        files: what is sent.
-        decoded: what the server has of it.
+        files: the files that are sent.
+        decoded: the tensors that the server decodes from them.
 
     Raises:
-        DataError: no such file can be made of a tensor.
+        DataError: a tensor cannot become such a file.
         BackendError: the library is not installed.
     """
 
@@ -275,7 +276,7 @@ class _Media:
 def _time(
     machine: Machine, whole: RunnableGraph, parts: Mapping[str, RunnableGraph], seconds: float
 ) -> tuple[dict[str, float], float | None]:
-    """Return the times of parts in seconds, the whole model's under `LOCAL`, and the speed of that time."""
+    """Return the times of parts in seconds, the whole model's under `LOCAL`, and the processor's speed."""
     timings = time_models(machine, [whole, *parts.values()], seconds=seconds)
     return dict(zip((LOCAL, *parts), (one.seconds for one in timings), strict=True)), timings[0].usual_s
 
@@ -283,15 +284,15 @@ def _time(
 def leakage_of(
     content: bytes, feeds: Sequence[Feeds], *, limit_s: float = math.inf
 ) -> Callable[[Sequence[SentTensor]], float | None]:
-    """Return what measures how well an attacker rebuilds an input from sent tensors, in dB.
+    """Return a function that measures how well an attacker rebuilds an input from sent tensors, in dB.
 
-    Of several inputs it is the one that leaks most.
+    Of several inputs, the one that leaks most counts.
 
     Args:
         content: the ONNX model.
         feeds: samples, one request each; the attacker knows most of them.
-        limit_s: of all calls together; once it is over, they return None. With a limit the attacker also
-            knows fewer samples where the model is slow, so the lower bound is lower.
+        limit_s: time of all calls together; after it, calls return None. With a limit the attacker also
+            knows fewer samples if the model is slow, so the lower bound is lower.
     """
     spent_s = 0.0
     used, most_values = feeds, MAX_VALUES
@@ -306,7 +307,7 @@ def leakage_of(
         began_s = time.monotonic()
         proto = onnx.load_from_string(content)
         names = [one.name for one in sent]
-        del proto.graph.output[:]  # the attacker needs nothing behind what is sent
+        del proto.graph.output[:]  # the attacker needs nothing behind the sent tensors
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
         session = open_model(proto.SerializeToString())
         held_bytes = sum(one.raw_bytes for one in sent) + sum(one.nbytes for one in feeds[0].values())

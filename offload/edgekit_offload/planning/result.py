@@ -1,7 +1,7 @@
-"""The result of planning: every way to run the model, what it costs, and where it is the best one.
+"""The result of planning: every way to run the model, its costs, and where it is the best one.
 
 Report, demo, export, benchmarks and the terminal read this record; `to_plain` and `from_plain` of
-`edgekit_runtime.dataclass_json` make JSON of it and read it. It decides and measures nothing.
+`edgekit_runtime.dataclass_json` convert it to JSON and back. It decides and measures nothing.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from edgekit_runtime.remote.cut_table import CutTable, Objective, OffloadPlan
 Label: TypeAlias = Literal["measured", "emulated", "modelled"]
 Kind: TypeAlias = Literal["local", "upload", "cut", "cascade"]
 NEVER: Final = 1e15
-"""A score that stands for infinity in JSON: a limit does not hold."""
+"""A score that stands for infinity in JSON: a limit is exceeded."""
 _Figure: TypeAlias = Annotated[float, Range(0, 1e15)]
 
 
@@ -22,10 +22,10 @@ class PlannedMachine:
     """A machine that the plan is for.
 
     Attributes:
-        name: what it is, such as `Cortex-A76, 4 cores` or a URL.
+        name: name of the machine, such as `Cortex-A76, 4 cores` or a URL.
         label: how its times were found.
-        memory_bytes: the limit of weights and activations that was given; None where there was none.
-        weights_bytes: the limit of weights alone.
+        memory_bytes: the given limit of weights and activations; None if there was none.
+        weights_bytes: the given limit of the weights alone.
     """
 
     name: str
@@ -36,19 +36,19 @@ class PlannedMachine:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """How sure it is that no placement costs less, at one setting of the link.
+    """The proof that no placement costs less, at one setting of the link.
 
     Attributes:
         proof: `enumerated` (every placement was tried), `dual` (a checked bound) or `solver`
             (the bound of a search).
-        cost, bound: of the model of costs, in `unit`; no placement costs less than `bound`.
-        gap: by which share of its cost the cut may be dearer than the best one.
-        placements: how many were tried one by one; 0 where the proof is a bound.
-        bandwidth_mbit_s, rtt_ms: the link at which this holds.
-        device_slowdown, server_slowdown: the loads at which this holds; 1 is an idle machine.
-        unit: of cost and bound.
-        splits_only: whether it is the cheapest only of the placements with a kernel on each side.
-        has_pins: whether it is the cheapest only of those that send nothing refused for its leakage.
+        cost, bound: cost and lower bound in the cost model, in `unit`; no placement costs less than `bound`.
+        gap: upper bound of the excess over the best placement's cost, as a share of the cut's cost.
+        placements: number of placements tried one by one; 0 if the proof is a bound.
+        bandwidth_mbit_s, rtt_ms: link for which the proof holds.
+        device_slowdown, server_slowdown: loads for which the proof holds; 1 is an idle machine.
+        unit: unit of cost and bound.
+        splits_only: whether the cut is the cheapest only among placements with a kernel on each side.
+        has_pins: whether it is the cheapest only among those that send no tensor refused for its leakage.
     """
 
     proof: str
@@ -70,11 +70,11 @@ class SentTensor:
     """A tensor that crosses the link.
 
     Attributes:
-        name: in the model's graph.
+        name: name in the model's graph.
         coding: `raw`, `int8`, `int4`, `uint8`, `delta`, or a media codec such as `jpeg:90`.
-        raw_bytes, sent_bytes: of one request, before and after coding and compression.
-        rounding: what a coding of 16 bits does to values that are not exact, in words, or the sample rate of
-            sound; else empty.
+        raw_bytes, sent_bytes: bytes of one request, before and after coding and compression.
+        rounding: description of how a 16-bit coding rounds values that it cannot restore exactly, or the
+            sample rate of sound; else empty.
     """
 
     name: str
@@ -89,8 +89,8 @@ class WinRange:
     """Bandwidths over which a way is the best one, on unloaded machines.
 
     Attributes:
-        rtt_ms: the round trip for which this holds.
-        from_mbit_s, to_mbit_s: both inclusive, points of the grid.
+        rtt_ms: round trip for which this holds.
+        from_mbit_s, to_mbit_s: first and last bandwidth, points of the grid.
     """
 
     rtt_ms: float
@@ -104,24 +104,27 @@ class Way:
 
     Attributes:
         kind: local, upload (whole model on the server), cut or cascade.
-        plan: its name and costs, as they stand in the cut table if it gets there.
+        plan: its name and costs, as the cut table has them if it contains the way.
         label: how its times were found; `modelled` are sums over kernels.
-        sent: what crosses the link.
-        latency_ms: [RTTs][bandwidths] of one request on unloaded machines.
-        score: [RTTs][bandwidths] of what the objective minimises: ms, mJ, ms a request of the pipeline, or
-            server ms kept a request; `NEVER` where the latency limit does not hold.
-        wins: where it is the best one; empty where it never is.
-        in_table: whether it is in the cut table; it may be best under load alone.
-        kernels_on_device: of how many the head consists; for a cut.
+        sent: tensors that cross the link.
+        latency_ms: [RTTs][bandwidths], latency of one request on unloaded machines.
+        score: [RTTs][bandwidths], score that the objective minimises: ms, mJ, ms a request of the pipeline,
+            or server ms kept a request; `NEVER` if the latency limit does not hold.
+        wins: where it is the best one; empty if it never is.
+        in_table: whether it is in the cut table; it may be best only under load.
+        kernels_on_device: number of kernels of the head; for a cut.
         device_bytes: weights and activations on the device, modelled; None if unknown.
-        devices_per_server: how many devices a server carries at the latency limit, modelled; capacity only.
-        certificate: of a cut; None for one that three tiers led to: `PlanningResult.tiers` has its proof.
+        devices_per_server: number of devices that a server carries at the latency limit, modelled; only for
+            the objective capacity.
+        certificate: proof of a cut; None for a cut from a plan on three tiers: `PlanningResult.tiers` has its
+            proof.
         explanation: one sentence.
         expected_loss: share of the answers that its coding is expected to make wrong, by the probabilities
             that the model gives to its answers (estimated); None if unknown.
-        is_over_loss: whether that is more than `PlanningResult.max_loss`, or unknown of a coding that is not
-            exact; then it is shown, and not offered.
-        sends_input: whether it sends an input itself, be it in a coding, so that no leakage is measured.
+        is_over_loss: whether that is more than `PlanningResult.max_loss`, or unknown for a coding that is not
+            exact; then the way is shown, but not offered.
+        sends_input: whether it sends an input itself, with or without a coding, so that no leakage is
+            measured.
     """
 
     kind: Kind
@@ -152,7 +155,7 @@ class Refusal:
     """A way that was considered and is not offered.
 
     Attributes:
-        name: of the way, such as `jpeg:90`, `cascade`, `cuts`.
+        name: name of the way, such as `jpeg:90`, `cascade`, `cuts`.
         reason: one sentence.
     """
 
@@ -165,12 +168,12 @@ class TierPlan:
     """A placement on device, edge and cloud at one setting of both links.
 
     Attributes:
-        bandwidths_mbit_s, rtts_ms: of the two links, from the device on.
-        kernels: how many run on each tier.
+        bandwidths_mbit_s, rtts_ms: bandwidths and round trips of both links, the device's first.
+        kernels: number of kernels on each tier.
         sent: the tensors that cross each link.
-        compute_ms: on each tier.
-        total_ms: with both links.
-        certificate: of the placement.
+        compute_ms: computing time on each tier.
+        total_ms: latency including both links.
+        certificate: proof of the placement.
         coding: family of codings in which tensors are sent.
         tiers: the tier of each kernel.
     """
@@ -188,21 +191,21 @@ class TierPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanningResult:
-    """What `edgekit offload plan` found.
+    """The result of `edgekit offload plan`.
 
     Attributes:
-        model: its file name; `model_sha256` is of its bytes.
-        objective: what was minimised; `unit` says of what `Way.score` is.
+        model: file name of the model; `model_sha256` is the digest of its bytes.
+        objective: objective that was minimised; `unit` is the unit of `Way.score`.
         device, server: machines that the costs belong to.
         bandwidths_mbit_s, rtts_ms: the grid.
         ways: local first, then whole-model ways, then cuts.
-        table: the plans that are best somewhere, also under load; what the package carries.
-        refusals: what was considered and is not offered.
-        warnings: what the user should know before trusting this.
-        sentences: where offloading pays and where not.
-        kernels: of the graph; 0 where the model cannot be cut.
-        samples: how many samples sizes and accuracy were measured on.
-        tiers: placements on three tiers, where asked for.
+        table: the plans that are best somewhere, also under load; the package carries them.
+        refusals: ways that were considered and are not offered.
+        warnings: warnings about the result for the user.
+        sentences: sentences on where offloading pays and where not.
+        kernels: number of kernels of the graph; 0 if the model cannot be cut.
+        samples: number of samples for sizes and accuracy.
+        tiers: placements on three tiers, if asked for.
         max_loss: share of the answers that a coding may be expected to make wrong.
     """
 
@@ -225,7 +228,7 @@ class PlanningResult:
     max_loss: Annotated[float, Range(0, 1)] = 1.0
 
     def best(self, bandwidth_mbit_s: float, rtt_ms: float) -> Way:
-        """Return the way that wins at the point of the grid nearest to a setting."""
+        """Return the way that wins at the grid point nearest to a setting."""
         column = min(
             range(len(self.bandwidths_mbit_s)),
             key=lambda n: abs(self.bandwidths_mbit_s[n] - bandwidth_mbit_s),

@@ -1,7 +1,8 @@
 """The distinct cuts that are cheapest somewhere on a grid of links and loads, each with its certificate.
 
-Each setting is one exact solution that starts from the last one. Cuts with something on both sides are also
-sought where all on one side would be cheaper, so that the plan can show what the best cut costs there.
+Each setting needs one exact solution, which starts from the last one. Cuts with kernels on both sides are
+also sought if all kernels on one side would be cheaper, so that the plan can show the cost of the best cut
+there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,21 +28,21 @@ from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.cut_table import Objective
 from edgekit_runtime.remote.latency_model import Conditions, LinkState
 
-_SETTINGS_OF_SPLITS: Final = 3  # bandwidths; each is a mixed-integer program
-# Service times of waiting that a plan for capacity leaves within the limit. The server may then be busy for
-# 0.01, 0.87, 0.75, 0.56, 0.32, 0.2, 0.13, 0.05 and 0.02 of the time.
+_SETTINGS_OF_SPLITS: Final = 3  # number of bandwidths; each needs a mixed-integer program
+# Waiting times, in service times, for which a capacity plan leaves room within the limit. The server may then
+# be busy for 0.01, 0.87, 0.75, 0.56, 0.32, 0.2, 0.13, 0.05 and 0.02 of the time.
 _SLACKS: Final = (0.0, 16.0, 8.0, 4.0, 2.0, 1.4, 1.0, 0.8, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is minimised, and what must hold.
+    """An objective, and the limits that must hold.
 
     Attributes:
         objective: see `Objective`.
-        power: of the device, for energy.
-        limits: such as the memory of the device.
-        latency_limit_s: for capacity and energy.
+        power: power of the device, for energy.
+        limits: limits such as the memory of the device.
+        latency_limit_s: limit on latency, for capacity and energy.
     """
 
     objective: Objective = "latency"
@@ -57,7 +58,7 @@ class FoundCut:
     Attributes:
         coding: family of codings in which its tensors are sent.
         tiers: the tier of each kernel; 0 is the device.
-        certificate: at the setting at which it was found first.
+        certificate: proof for the setting at which it was found first.
     """
 
     coding: str
@@ -66,7 +67,7 @@ class FoundCut:
 
     @property
     def is_split(self) -> bool:
-        """Whether something runs on both sides."""
+        """Whether kernels run on both sides."""
         return len(set(self.tiers)) > 1
 
 
@@ -88,11 +89,11 @@ def find_cuts(
     """Return the cuts that are cheapest under some of the conditions; all on the device is not among them.
 
     Args:
-        costs: the graph with what was measured of it.
+        costs: the graph with its measured costs.
         conditions: links and loads; all must be usable.
-        goal: what is minimised.
-        kept: bool [tensors], those that must not leave the device.
-        progress: called with the settings solved and all of them.
+        goal: objective and limits.
+        kept: bool [tensors], whether a tensor must not leave the device.
+        progress: called with the number of solved settings and the number of all.
 
     Raises:
         CutError: no placement keeps limits and pins, not even all on the device.
@@ -130,8 +131,8 @@ def place_on_tiers(
 ) -> TierPlan:
     """Return the fastest placement on a row of tiers (device, edge, cloud), proved.
 
-    The mid part and what is behind it make one package for the edge machine, whose own cut table leads to the
-    next tier: so two packages carry the plan out.
+    The middle part and the part behind it make one package for the edge machine. The cut table of that
+    package leads to the next tier, so two packages implement the plan.
     """
     tiers = len(links) + 1
     table = tier_costs(costs, coding, links, kept)
@@ -174,8 +175,9 @@ def _setting(
 ) -> _Setting:
     """Return the stages and limits of an objective.
 
-    How many devices a server carries is no sum over kernels. It is least server time for a given utilisation,
-    and that needs a wait of so many service times (`slack`) within the limit, which is one.
+    The number of devices that a server carries is no sum over kernels. For a given utilisation it is greatest
+    with the least server time. That needs room for a wait of `slack` service times within the latency limit,
+    and this limit is a sum over kernels.
     """
     latency, limits = latency_costs(costs, coding, condition, kept), goal.limits
     if goal.latency_limit_s is not None and goal.objective in ("capacity", "energy"):
@@ -204,7 +206,7 @@ def _solutions(
     goal: Goal,
     kept: NDArray[np.bool_] | None,
 ) -> Iterator[tuple[Placement, _Setting]]:
-    """Yield the best placement at one link and load; for capacity one for each time to wait on the server."""
+    """Yield the best placement at one link and load; for capacity, one for each wait on the server."""
     least = np.inf
     for slack in _SLACKS if goal.objective == "capacity" else (0.0,):
         setting = _setting(costs, coding, condition, goal, kept, slack=slack)
@@ -213,12 +215,12 @@ def _solutions(
         except CutError:
             if len(setting.limits) == len(goal.limits):
                 raise
-            if not slack:  # the link is too slow for the limit on latency; others may do
+            if not slack:  # this link is too slow for the limit on latency
                 return
             continue
         yield placement, setting
         if slack and placement.cost <= least * (1 + 1e-9):
-            return  # less time to wait saves nothing
+            return  # a shorter wait saves nothing
         least = min(least, placement.cost)
 
 
@@ -243,10 +245,10 @@ def _with_both_sides(
 
 
 def _find_split(cuts: Cuts, setting: _Setting, goal: Goal) -> Placement | None:
-    """Return the best cut with something on both sides, or None where there is none."""
+    """Return the best cut with kernels on both sides, or None if there is none."""
     try:
         placement = _solve(cuts, setting, goal)
-    except CutError:  # one kernel, pins, or a limit
+    except CutError:  # because of one kernel, pins, or a limit
         return None
     return cuts.confirm(placement, setting.stages, setting.limits)
 

@@ -1,8 +1,8 @@
 """The ways that run the whole model in one place, and what each sends: raw, uint8, media codecs, deltas.
 
-They are the rivals that a cut must beat. The fair one for photographs is a JPEG, for speech Opus, for a
-series of a sensor its differences. Of several inputs, each that suits a codec is sent in it, the others raw.
-Sizes are measured on samples. What the codes stand for is found in the samples too (`partition.calibrate`).
+A cut must beat these ways. A fair rival is a JPEG for photographs, Opus for speech, and differences for a
+sensor's series. Of several inputs, each one that suits a codec is sent in it, the others raw. Sizes are
+measured on samples. The values of codes are found in the samples too (`partition.calibrate`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ RAW_WAY: Final = "raw"
 JPEG: Final = "jpeg:90"
 WEBP: Final = "webp:80"
 OPUS: Final = "opus:24"
-_LEAST_PIXELS: Final = 8  # of a side
+_LEAST_PIXELS: Final = 8  # pixels of a side
 _CHANNELS: Final = (1, 3)
 _LEAST_AUDIO_SAMPLES: Final = 4000
 _LEAST_SERIES: Final = 8
@@ -48,12 +48,12 @@ _MISSING: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class WholeModel:
-    """What whole-model ways have in common.
+    """Facts that whole-model ways have in common.
 
     Attributes:
         device_s, server_s: time of the whole model on each side.
-        output_bytes: of one request, all outputs.
-        outputs: how many.
+        output_bytes: bytes of all outputs of one request.
+        outputs: number of outputs.
         device_slowdown, server_slowdown: time of that machine as a multiple of this one's, for coding.
     """
 
@@ -70,9 +70,9 @@ class UploadWay:
     """A way that uploads the input.
 
     Attributes:
-        plan: with modelled costs.
-        sent: what it sends.
-        coding: of the head.
+        plan: plan with modelled costs.
+        sent: tensors that it sends.
+        coding: coding of the head.
     """
 
     plan: OffloadPlan
@@ -85,11 +85,11 @@ class _CodedInput:
     """One input in codes.
 
     Attributes:
-        name: of the input; `sent` is the name of its codes.
-        coding: what a head does for it.
-        codes: of each sample.
+        name: name of the input; `sent` is the name of its codes.
+        coding: coding in the head.
+        codes: codes of each sample.
         rounding: see `SentTensor`.
-        media: codec of a file, with its rate; empty where codes are sent as they are.
+        media: codec of a file, with its rate; empty if codes are sent as they are.
     """
 
     name: str
@@ -108,7 +108,7 @@ def find_uploads(
     Args:
         feeds: samples, one request each.
         whole: times of the whole model.
-        sample_rate_hz: of sound; None if it is not known.
+        sample_rate_hz: sample rate of sound; None if it is not known.
     """
     inputs = _Inputs(feeds, whole)
     lattices = {
@@ -147,7 +147,7 @@ def find_uploads(
 
 
 class _Inputs:
-    """The samples, and what every way to send them has in common."""
+    """The samples, and the facts that all ways to send them have in common."""
 
     def __init__(self, feeds: Sequence[Feeds], whole: WholeModel) -> None:
         self._raw = {name: float(np.mean([one[name].nbytes for one in feeds])) for name in feeds[0]}
@@ -164,7 +164,7 @@ class _Inputs:
         """Return the way that sends some inputs in codes, and the others raw.
 
         Raises:
-            DataError: no such file can be made of it.
+            DataError: an input cannot become such a file.
             BackendError: the library is not installed.
             CutError: there are several samples in a request.
         """
@@ -206,7 +206,7 @@ class _Inputs:
 
 
 def _join_codings(coded: Sequence[_CodedInput]) -> Coding:
-    """Return the coding of all inputs; those that are pixels already have none."""
+    """Return the coding of all inputs; inputs that are pixels already have none."""
     codings = [one.coding for one in coded if one.coding.kind != "raw"]
     lattices = {name: lattice for one in codings for name, lattice in one.lattices.items()}
     return Coding(codings[0].kind, lattices) if codings else RAW
@@ -227,10 +227,10 @@ def _measure_media(codec: str, arrays: Sequence[Array]) -> tuple[float, float, f
 
 
 def _find_pixels(name: str, feeds: Sequence[Feeds], lattice: Lattice | None) -> _CodedInput | str:
-    """Return an input as pixels uint8 [N, H, W, C], or why it does not consist of these.
+    """Return an input as pixels uint8 [N, H, W, C], or why it is no image.
 
-    Floats are pixels where the values of each channel lie on a lattice of at most 256 steps, as they do after
-    scaling and normalising.
+    Floats are pixels if the values of each channel lie on a lattice of at most 256 steps, as after scaling
+    and normalising.
     """
     first = feeds[0][name]
     is_channels_last = first.shape[-1:] in ((1,), (3,))
@@ -250,7 +250,7 @@ def _find_pixels(name: str, feeds: Sequence[Feeds], lattice: Lattice | None) -> 
 
 
 def _find_series(name: str, feeds: Sequence[Feeds]) -> _CodedInput | str:
-    """Return an input that is a series as differences, or why it has none."""
+    """Return an input as differences of a series, or why it is no series."""
     first = feeds[0][name]
     is_integer = first.dtype.name in INTEGER_TYPES
     if not is_integer and first.dtype != np.float32:
@@ -276,7 +276,7 @@ def _find_series(name: str, feeds: Sequence[Feeds]) -> _CodedInput | str:
 
 
 def _find_sound(name: str, feeds: Sequence[Feeds], sample_rate_hz: float | None) -> _CodedInput | str:
-    """Return an input as 16-bit samples of sound, or why it is none."""
+    """Return an input as 16-bit samples of sound, or why it is no sound."""
     first = feeds[0][name]
     if first.size != max(first.shape, default=0) or first.size < _LEAST_AUDIO_SAMPLES:
         least = f"at least {_LEAST_AUDIO_SAMPLES} samples of one channel"
@@ -302,13 +302,13 @@ def _find_sound(name: str, feeds: Sequence[Feeds], sample_rate_hz: float | None)
 
 
 def _subtract(codes: Sequence[Array], axis: int) -> list[Array]:
-    """Return each code without the one before it along an axis; the first stays."""
+    """Return each code minus the one before it along an axis; the first stays."""
     wide = [one.astype(np.int64) for one in codes]
     return [np.diff(one, axis=axis, prepend=one.take([0], axis) * 0) for one in wide]
 
 
 def _describe_rounding(lattice: Lattice) -> str:
-    """Return what codes do to the samples, in words; empty where nothing."""
+    """Return a description of how codes change the samples; empty if they do not."""
     if lattice.is_exact:
         return ""
     if lattice.is_grid:
@@ -317,7 +317,7 @@ def _describe_rounding(lattice: Lattice) -> str:
 
 
 def _rows(feeds: Sequence[Feeds], name: str) -> NDArray[np.float32]:
-    """Return an input of all samples, [samples, ...]; each is a row where it has no batch axis."""
+    """Return an input of all samples, [samples, ...]; a sample without a batch axis is a row."""
     found = [one[name] if one[name].ndim > 1 else one[name][np.newaxis] for one in feeds]
     return np.concatenate(found).astype(np.float32, copy=False)
 

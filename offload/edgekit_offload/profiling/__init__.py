@@ -1,1 +1,1 @@
-"""Measured costs of a model: `machine` measures, `model_profile` keeps, `planning_graph` joins machines."""
+"""Measured costs of a model: `machine` measures them, `model_profile` stores, `planning_graph` joins."""

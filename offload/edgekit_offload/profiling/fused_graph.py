@@ -1,8 +1,9 @@
-"""The kernels that onnxruntime made of a model, in the names of the model's own tensors.
+"""The kernels that onnxruntime made of a model, with the names of the model's own tensors.
 
 onnxruntime writes the graph that it runs, and times its nodes. Most outputs of fused nodes keep their names.
-Those in another layout (NCHWc, or behind a Transpose that was moved) have new ones, but hold the same values:
-a cut there is a cut at the model's tensor, since the layout is changed back at the end of a submodel.
+Outputs in another layout (NCHWc, or behind a Transpose that was moved) have new names, but hold the same
+values. A cut there is a cut at the model's tensor, because the layout is changed back at the end of a
+submodel.
 """
 
 import re
@@ -23,16 +24,16 @@ from edgekit_runtime.tensors import Array
 
 _NCHWC_DOMAIN: Final = "com.microsoft.nchwc"
 # onnxruntime names a node of the blocked layout after the output of the node that it replaces, with a number
-# where that name was taken.
+# if that name was taken.
 _NCHWC_NAME: Final = re.compile(r"(?P<output>.+)_nchwc(_token_\d+)?")
 _DATA_DEPENDENT_OPS: Final = frozenset({"NonZero", "NonMaxSuppression", "Unique", "Compress"})
 _NUMBER: Final = re.compile(r"_token_\d+$")
-# They run on 8 bits as they do on floats, so the nodes around them that widen and narrow are dropped.
+# These run on 8 bits as on floats, so the widening and narrowing nodes around them are dropped.
 _MOVING_OPS: Final = frozenset(
     {"Concat", "Flatten", "Gather", "MaxPool", "Pad", "Reshape", "Resize", "Slice", "Squeeze", "Transpose"}
 )
 _MOST_ACTIVATIONS: Final = 1
-# These change how a tensor lies in memory, not what it holds.
+# These change the memory layout of a tensor, not its values.
 _LAYOUT_OPS: Final = frozenset({"ReorderInput", "ReorderOutput", "Transpose", "Cast", "Identity"})
 
 
@@ -44,17 +45,17 @@ def read_kernels(
     overhead_s: float,
     scale: float,
 ) -> tuple[tuple[KernelTime, ...], dict[str, int]]:
-    """Return the kernels of a profile, and the size in bytes of the tensors that they write.
+    """Return the kernels of a profile, and the sizes in bytes of the tensors that they write.
 
     Args:
         model: the model as it was given to onnxruntime.
-        optimised: what onnxruntime made of it.
+        optimised: the graph that onnxruntime made of it.
         nodes: times of the nodes of `optimised`.
-        overhead_s: what profiling added to each node.
-        scale: factor for what is left of all times.
+        overhead_s: time that profiling added to each node.
+        scale: factor for the rest of all times.
 
     Raises:
-        CutError: the times are not of this graph.
+        CutError: the times belong to another graph.
     """
     own = tensors_of(model)
     names = _find_own_names(model, optimised, own)
@@ -66,7 +67,7 @@ def read_kernels(
         outputs = [tensor for tensor in node.output if tensor]
         if len(outputs) == len(timing.output_bytes):
             pairs = zip(outputs, timing.output_bytes, strict=True)
-            # Another layout may be padded, so its size says nothing of the model's tensor.
+            # Another layout may be padded, so its size says nothing about the model's tensor.
             sizes |= {tensor: size for tensor, size in pairs if tensor not in names}
         reads = [tensor for tensor in node.input if tensor and tensor not in weights]
         kernels.append(
@@ -84,7 +85,7 @@ def read_kernels(
 
 
 def tensors_of(model: onnx.ModelProto) -> frozenset[str]:
-    """Return the tensors that the nodes of a model write, and its inputs; weights are not among them."""
+    """Return the tensors that the nodes of a model write, and its inputs, without weights."""
     weights = {one.name for one in model.graph.initializer}
     inputs = {one.name for one in model.graph.input} - weights
     return frozenset(inputs | {tensor for node in model.graph.node for tensor in node.output if tensor})
@@ -118,13 +119,13 @@ def measure_sizes(
     weights: Mapping[str, bytes | memoryview],
     inputs: Mapping[str, Array],
 ) -> dict[str, int]:
-    """Return the size in bytes of tensors, by a run on this machine.
+    """Return the sizes in bytes of tensors, from a run on this machine.
 
     Args:
         model: changed in place: it gets the tensors as outputs.
         tensors: names of the model.
         weights: location of external data -> content.
-        inputs: name -> values; where they are empty, values are made up, and free dimensions are 1.
+        inputs: name -> values; empty values are replaced by generated ones, with free dimensions of 1.
 
     Raises:
         CutError: onnxruntime refused the model.
@@ -142,13 +143,13 @@ def measure_sizes(
         )
         feeds = inputs or make_inputs(session)
         values = session.run(list(tensors), feeds)
-    except Exception as cause:  # its exceptions have no common base but this
+    except Exception as cause:  # its exceptions have no other common base
         raise CutError(f"the sizes of the model's tensors cannot be measured: {cause}") from cause
     return {name: value.nbytes for name, value in zip(tensors, values, strict=True)}
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the size of a weight, also of one in external data."""
+    """Return the size of a weight, including weights in external data."""
     return _count_bytes(tensor.data_type, tensor.dims)
 
 
@@ -156,7 +157,7 @@ def _count_bytes(kind: int, shape: Iterable[int]) -> int:
     count = int(np.prod(list(shape), dtype=object))
     try:
         return count * onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize
-    except (KeyError, ValueError):  # strings and packed types
+    except (KeyError, ValueError):  # for strings and packed types
         return count
 
 
@@ -179,7 +180,7 @@ def _match(optimised: onnx.ModelProto, nodes: Sequence[NodeTiming]) -> list[Node
 def _find_own_names(
     model: onnx.ModelProto, optimised: onnx.ModelProto, own: frozenset[str]
 ) -> dict[str, str]:
-    """Return the model's name of each tensor of the optimised graph that holds the same in another layout."""
+    """Return the model's name of each optimised tensor that holds the same values in another layout."""
     origins = _Origins(model, own)
     weights = {one.name for one in optimised.graph.initializer}
     names: dict[str, str] = {}
@@ -197,7 +198,7 @@ def _find_own_names(
                 found = origins.find(node, place)
             if found is not None:
                 names[tensor] = found
-    # A tensor with a new name that is only changed in layout to one of the model's.
+    # A tensor with a new name that only a change of layout separates from a tensor of the model.
     for node in reversed(optimised.graph.node):
         if origins.is_layout(node) and node.input[0] not in weights and own_name(node.input[0]) is None:
             target = own_name(node.output[0])
@@ -223,7 +224,7 @@ class _Origins:
         return node.op_type in _LAYOUT_OPS and self._find(node) is None
 
     def find(self, node: onnx.NodeProto, place: int) -> str | None:
-        """Return the model's tensor that an output of a node of the optimised graph holds, if one can say."""
+        """Return the model's tensor with the values of an output of an optimised node, if known."""
         if node.domain == _NCHWC_DOMAIN:
             named = _NCHWC_NAME.fullmatch(node.name)
             if named is not None and named["output"] in self._own:
@@ -241,7 +242,7 @@ class _Origins:
         return self._by_name.get(node.name) or self._by_name.get(_NUMBER.sub("", node.name))
 
     def _find_quantized(self, tensor: str) -> str | None:
-        """Return the 8-bit form of a tensor: behind its QuantizeLinear, with an activation before that."""
+        """Return the 8-bit form of a tensor, behind its QuantizeLinear or behind an activation and that."""
         for _ in range(_MOST_ACTIVATIONS + 1):
             readers = self._readers[tensor]
             if len(readers) != 1 or not readers[0].output:

@@ -1,7 +1,7 @@
 """Machines that measure for the planner: this one, this one slowed down, or another over ssh.
 
-The same program does the work on all of them, `edgekit-device offload measure`; only the words in front of
-it differ. Nothing stays running there.
+The same program measures on all of them, `edgekit-device offload measure`; only the command prefix differs.
+It does not stay running there.
 """
 
 import json
@@ -34,12 +34,12 @@ from edgekit_runtime.system.child_process import ProgramResult, describe_end, ru
 from edgekit_runtime.tensors import Array
 
 _MEASURE: Final = ("offload", "measure")
-_LOADING_LIMIT_S: Final = 300.0  # for sending, loading and warming up; a job states its own time beside it
+_LOADING_LIMIT_S: Final = 300.0  # for sending, loading and warming up; the job's own time is added
 _SSH_FAILED: Final = 255
-_NOT_FOUND: Final = 127  # of a shell
+_NOT_FOUND: Final = 127  # exit code of a shell
 _MAX_RESULT_BYTES: Final = 256 << 20
 _QUOTA: Final = re.compile(r"local@([0-9]{1,4})%")
-# Puts itself into the group of the quota before anything is computed, and then becomes the program.
+# It enters the group of the quota before anything is computed, and then becomes the program.
 _ENTER: Final = ("sh", "-c", 'echo $$ > "$0" && exec "$@"')
 _HOST: Final = re.compile(r"ssh:([A-Za-z0-9_][A-Za-z0-9_.@:-]*)")  # never an option of ssh
 
@@ -54,9 +54,9 @@ class RunnableGraph:
         content: the ONNX model; empty for a head that only codes its inputs.
         options: how onnxruntime runs it, `OrtOptions` that differ from their defaults.
         weights: location of external data -> content.
-        inputs: name -> values to run it on; where they are empty, values are made up, and free dimensions
-            are 1.
-        coding: what is timed with it; None for the graph alone.
+        inputs: name -> values to run it on; empty values are replaced by generated ones, with free dimensions
+            of 1.
+        coding: coding that is timed with it; None for the graph alone.
     """
 
     content: bytes
@@ -71,11 +71,12 @@ class Machine:
     """A machine that can measure.
 
     Attributes:
-        text: as the user names it.
-        argv: what starts `edgekit-device` there.
-        label: what its results are.
+        text: name of the machine, as the user writes it.
+        argv: command that starts `edgekit-device` there.
+        label: label of its results.
         share: processor time that it gets, in cores; None for all.
-        usual_s: the speed of its processor at which times count (`MachineFacts`); None for the most frequent.
+        usual_s: speed of its processor at which times count (`MachineFacts`); None for the most frequent
+            speed.
         execute: runs a program to its end, see `run_program`.
     """
 
@@ -109,14 +110,14 @@ class Machine:
         raise CutError(f"machine {text!r}: expected 'local', 'local@20%' or 'ssh:HOST'")
 
     def at_speed_of(self, profile: ModelProfile) -> "Machine":
-        """Return this machine, whose times then count at the processor's speed of an earlier profile."""
+        """Return this machine, with times that count at the processor's speed of an earlier profile."""
         return replace(self, usual_s=profile.machine.usual_s)
 
     def run(self, job: Job, blobs: Iterable[bytes | memoryview]) -> Measured:
-        """Return what the machine measured.
+        """Return the measurements of the machine.
 
         Raises:
-            CutError: it cannot be reached or slowed down, or the job failed there.
+            CutError: the machine cannot be reached or slowed down, or the job failed there.
         """
         sent = [
             json.dumps(to_plain(replace(job, quota=self.share, usual_s=self.usual_s))).encode() + b"\n",
@@ -132,7 +133,7 @@ class Machine:
             raise CutError(f"machine {self.text}: {cause}") from cause
 
     def _run(self, argv: Sequence[str], sent: Iterable[bytes | memoryview], seconds: float) -> Measured:
-        limit_s = _LOADING_LIMIT_S + 4 * seconds  # three times, where the processor changes its speed
+        limit_s = _LOADING_LIMIT_S + 4 * seconds  # the job takes three times if the processor's speed changes
         try:
             ended = self.execute((*argv, *_MEASURE), sent, limit_s, _MAX_RESULT_BYTES)
         except OSError as cause:
@@ -182,14 +183,14 @@ def profile_kernels(
         machine: where to measure.
         graph: the model.
         name: display name of the model.
-        seconds: how long to measure.
+        seconds: duration of the measurement.
 
     Raises:
         CutError: the machine does not work, or refused the model.
     """
     try:
         model = onnx.load_from_string(graph.content)
-    except Exception as cause:  # protobuf's errors have no common base of theirs
+    except Exception as cause:  # protobuf's errors have no common base of their own
         raise CutError(f"model '{name}' is no ONNX model: {cause}") from cause
     measured = machine.run(*_make_job("profile", [graph], seconds))
     whole = measured.timings[0]
@@ -227,10 +228,11 @@ def profile_kernels(
 
 
 def find_overhead(seconds: Sequence[float], whole_s: float) -> tuple[float, float]:
-    """Return what profiling added to each kernel, and a factor for the rest, so that kernels sum up to a run.
+    """Return the time that profiling added to each kernel, and a factor that makes the rest sum to a run.
 
-    A clock read around each kernel adds the same to each, so the short ones seem longer than they are. None
-    can have been shorter than that: what is left of the difference has other reasons, and is spread evenly.
+    Reading a clock around each kernel adds the same time to each, so short kernels seem longer than they are.
+    That time is at most the shortest kernel's; the rest of the difference has other reasons, and the factor
+    spreads it over all kernels.
     """
     total_s = sum(seconds)
     if not total_s:
@@ -243,7 +245,7 @@ def find_overhead(seconds: Sequence[float], whole_s: float) -> tuple[float, floa
 def time_models(
     machine: Machine, graphs: Sequence[RunnableGraph], *, seconds: float = 10.0
 ) -> tuple[Timing, ...]:
-    """Return the time of one run of each graph; five in a row, in turn, in random order.
+    """Return the time of one run of each graph; each runs five times in a row, in turns of random order.
 
     Raises:
         CutError: the machine does not work, or refused a graph or its inputs.
@@ -252,7 +254,7 @@ def time_models(
 
 
 def time_batches(machine: Machine, graphs: Sequence[RunnableGraph], *, seconds: float = 10.0) -> Measured:
-    """Return the mean time of one run of each graph where runs follow one another, and the machine's state.
+    """Return the mean time of one of each graph's consecutive runs, and the machine's state.
 
     Args:
         machine: where to measure.
@@ -266,7 +268,7 @@ def time_batches(machine: Machine, graphs: Sequence[RunnableGraph], *, seconds: 
 
 
 def _make_job(kind: JobKind, graphs: Sequence[RunnableGraph], seconds: float) -> tuple[Job, list[memoryview]]:
-    """Return a job and its blobs; what several graphs share is sent once."""
+    """Return a job and its blobs; content that several graphs share is sent once."""
     blobs: list[memoryview] = []
     places: dict[int, int] = {}  # id of an object that `graphs` keep alive -> number of its blob
 

@@ -1,6 +1,6 @@
 """The profile of a model on a machine: times of its fused kernels, sizes of its tensors.
 
-It is a file of JSON. It says nothing of other machines, nor of links: `planning_graph` joins the profiles of
+It is a file of JSON. It says nothing about other machines or links: `planning_graph` joins the profiles of
 two machines, and the planner adds the link.
 """
 
@@ -18,7 +18,7 @@ from edgekit_runtime.remote.measurement.request_cost import RequestCost
 from edgekit_runtime.system.atomic_files import write_atomically
 
 WHOLE_MODEL_ONLY: Final = "whole-model ways only"
-"""What every message says where a model cannot be split, so that the planner and the user recognise it."""
+"""Text of every message about a model that cannot be split; the planner and the user recognise it."""
 
 Label: TypeAlias = Literal["measured", "emulated"]
 _Seconds: TypeAlias = Annotated[float, Range(0, 86400)]
@@ -30,12 +30,12 @@ class KernelTime:
     """One kernel that the engine runs, after fusion.
 
     Attributes:
-        name, op: of the node of the optimised graph.
-        reads, writes: its tensors without weights, by the names of the model wherever it has such a tensor;
+        name, op: name and operator of the node in the optimised graph.
+        reads, writes: its tensors without weights, by their names in the model if it has such a tensor;
             other tensors exist only in the optimised graph.
         seconds: its time in a run; those of all kernels sum up to the whole run.
-        spread: distance of the quartiles of its runs, as a share of their median.
-        weights_bytes: size of the weights that it reads, in the form in which the engine holds them.
+        spread: distance between the quartiles of its runs, as a share of their median.
+        weights_bytes: size of the weights that it reads, in the engine's form.
     """
 
     name: str
@@ -49,26 +49,26 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """What a model takes on one machine.
+    """Times and sizes of a model on one machine.
 
     Attributes:
         model: display name of the model.
         model_sha256: digest of the file that was run.
-        measured_on: the machine as it was asked for, such as `local@20%` or `ssh:kitchen`.
-        machine: what that machine is, and its state during the measurement.
+        measured_on: the machine as the user named it, such as `local@20%` or `ssh:kitchen`.
+        machine: facts about that machine, and its state during the measurement.
         label: `emulated` if the machine was slowed down to stand for another.
-        whole_s, whole_spread: time of a run of the whole model without profiling, and the distance of the
-            quartiles as a share of the median.
+        whole_s, whole_spread: time of a run of the whole model without profiling, and the distance between
+            the quartiles as a share of the median.
         scale: factor by which the times of the kernels were multiplied, after `overhead_s` was subtracted, so
-            that they sum up to `whole_s`; far below 1 says that profiling disturbed the run, above 1 that the
-            run takes time beside its kernels. 0 without kernels.
+            that they sum up to `whole_s`; far below 1 means that profiling disturbed the run, above 1 that
+            the run takes time beside its kernels. 0 without kernels.
         inputs, outputs: names of the model's tensors.
-        tensors: name -> size in bytes, of inputs and of what kernels write, at the shapes of the run.
-        kernels: in the order in which they ran; empty where only whole runs could be measured.
+        tensors: name -> size in bytes, of inputs and of tensors that kernels write, at the run's shapes.
+        kernels: kernels, in the order in which they ran; empty if only whole runs could be measured.
         obstacle: why there are no kernels, or why the model cannot be split; empty if it can.
-        overhead_s: what profiling added to each kernel: the sum of all kernels less the whole run, by their
-            number, and at most the time of the shortest kernel.
-        request: what a request takes on this machine beside the model, where it asks another one.
+        overhead_s: time that profiling added to each kernel: the sum of all kernels less the whole run, by
+            their number, and at most the time of the shortest kernel.
+        request: costs of a request to another machine on this machine, beside the model.
     """
 
     model: str
@@ -96,7 +96,7 @@ class ModelProfile:
 
 
 def digest_model(content: bytes) -> str:
-    """Return the digest by which a profile knows its model.
+    """Return the digest by which a profile identifies its model.
 
     External data are not part of it: the graph names them, and hashing gigabytes would take longer than the
     measurement.
@@ -118,7 +118,7 @@ def read_profile(path: Path) -> ModelProfile:
     """Return the profile in a file.
 
     Raises:
-        CutError: there is no such file, or it is no profile.
+        CutError: the file is missing or is no profile.
     """
     try:
         plain = json.loads(path.read_bytes())

@@ -1,8 +1,8 @@
 """One graph of kernels for the planner, with the costs of every machine.
 
-Machines fuse differently: a processor without a blocked layout, another release. A cut is possible only at a
-tensor of the model that exists on all of them. So the model's own graph is contracted over all other tensors,
-and nodes that then need each other become one kernel. Costs of links are not here.
+Machines fuse differently, for example processors without a blocked layout, or other releases. A cut is
+possible only at a tensor of the model that exists on all of them. So the model's own graph is contracted over
+all other tensors, and nodes that then need each other become one kernel. Costs of links are not here.
 """
 
 import heapq
@@ -21,7 +21,7 @@ from edgekit_offload.profiling.model_profile import WHOLE_MODEL_ONLY, ModelProfi
 from edgekit_runtime.errors import CutError
 
 _SHAPE_OPS: Final = frozenset({"Shape", "Size"})
-_VIEW_OPS: Final = frozenset({"Identity", "DequantizeLinear"})  # another form of what they read first
+_VIEW_OPS: Final = frozenset({"Identity", "DequantizeLinear"})  # another form of their first input
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class PlanningGraph:
         graph: kernels and tensors; the tensors have the names of the model.
         seconds: float64 [kernels, machines], time of each kernel.
         tensor_bytes: size of every tensor of the graph.
-        weight_bytes: int64 [weights], of the model's weights and constants.
-        weight_readers: bool [kernels, weights], which kernels need which.
+        weight_bytes: int64 [weights], sizes of the model's weights and constants.
+        weight_readers: bool [kernels, weights], whether a kernel needs a weight.
         nodes: for each kernel the numbers of its nodes in the model. A node is in one kernel; but constants,
-            and nodes that only widen what they read (DequantizeLinear), are in each kernel that needs them.
+            and nodes that only widen their input (DequantizeLinear), are in each kernel that needs them.
     """
 
     graph: KernelGraph
@@ -51,7 +51,7 @@ def join_profiles(content: bytes, profiles: Sequence[ModelProfile]) -> PlanningG
 
     Args:
         content: the ONNX model, as it was profiled.
-        profiles: one for each machine, the device first.
+        profiles: profiles of all machines, the device first.
 
     Raises:
         CutError: a profile is of another model, or the model cannot be split.
@@ -89,7 +89,7 @@ def join_profiles(content: bytes, profiles: Sequence[ModelProfile]) -> PlanningG
 
 
 def _check(profile: ModelProfile, digest: str) -> None:
-    """Check that a profile is of this model, and has kernels."""
+    """Check that a profile belongs to this model and has kernels."""
     if profile.model_sha256 != digest:
         raise CutError(
             f"the profile of {profile.measured_on} is of the model '{profile.model}' with sha256"
@@ -103,17 +103,17 @@ def _check(profile: ModelProfile, digest: str) -> None:
 
 @dataclass(frozen=True)
 class _Dataflow:
-    """What the nodes of a model need of each other.
+    """The dependencies between the nodes of a model.
 
-    Constants and views are repeated in every kernel that needs them, so they are no nodes here: who reads a
-    view needs what the view reads.
+    Constants and views are repeated in every kernel that needs them, so they are no nodes here: the reader of
+    a view needs the tensors that the view reads.
 
     Attributes:
-        reads: node -> the tensors that it needs, of other nodes or of the inputs.
+        reads: node -> the tensors that it needs, made by other nodes or inputs.
         repeated: node -> the constants and views that it needs.
         maker: tensor -> node that writes it.
         common: tensors that all machines have.
-        inputs, outputs: of the model.
+        inputs, outputs: tensors of the model.
     """
 
     reads: Mapping[int, tuple[str, ...]]
@@ -141,7 +141,7 @@ class _Dataflow:
         inputs = tuple(one.name for one in model.graph.input if one.name not in weights)
         outputs = tuple(one.name for one in model.graph.output)
         maker = {tensor: number for number, node in enumerate(nodes) for tensor in node.output if tensor}
-        # Of each repeated node what its readers need instead of it: tensors, and repeated nodes.
+        # For each repeated node, what its readers need instead: tensors, and repeated nodes.
         needs: dict[int, tuple[dict[str, None], set[int]]] = {}
         constants: set[int] = set()
         reads, repeated = {}, {}
@@ -154,7 +154,7 @@ class _Dataflow:
                     others |= needs[maker[tensor]][1]
                 elif tensor in maker or tensor in inputs:
                     tensors[tensor] = None
-            # Shapes depend on the batch at most, see `find_obstacle`, and each side makes them itself.
+            # Shapes depend at most on the batch, see `find_obstacle`, and each side makes them itself.
             is_constant = not tensors or node.op_type in _SHAPE_OPS
             is_view = node.op_type in _VIEW_OPS and len(tensors) == 1 and not set(node.output) & set(common)
             if (is_constant or is_view) and not set(node.output) & set(outputs):
@@ -165,7 +165,7 @@ class _Dataflow:
         return cls(reads, repeated, {t: n for t, n in maker.items() if n in reads}, common, inputs, outputs)
 
     def group(self) -> list[list[int]]:
-        """Return the nodes in groups between which all tensors are common, in an order in which they run."""
+        """Return groups of nodes with only common tensors between them, in an order in which they can run."""
         parents = {number: number for number in self.reads}
         for number, tensors in self.reads.items():
             for tensor in tensors:
@@ -231,8 +231,8 @@ class _Dataflow:
 def _assign_times(profile: ModelProfile, homes: Mapping[str, int], count: int) -> npt.NDArray[np.float64]:
     """Return the time of each joined kernel on a machine: float64 [kernels].
 
-    A kernel of the machine belongs where the tensor that it writes is made. If the model has no such tensor,
-    it prepares what another kernel reads, and belongs to that one.
+    A kernel of the machine belongs to the joined kernel that makes its tensor. If the model has no such
+    tensor, the kernel prepares a tensor that another kernel reads, and belongs to that one.
     """
     seconds = np.zeros(count)
     wanted: dict[str, int] = {}  # tensor -> the joined kernel of its reader
@@ -249,10 +249,10 @@ def _assign_times(profile: ModelProfile, homes: Mapping[str, int], count: int) -
 def _find_weights(
     model: onnx.ModelProto, nodes: Sequence[Iterable[int]]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the sizes of weights and constants, int64 [weights], and who needs them.
+    """Return the sizes of weights and constants, and which kernels need them.
 
     Returns:
-        Sizes, and bool [kernels, weights].
+        int64 [weights], and bool [kernels, weights].
     """
     sizes = {one.name: tensor_bytes(one) for one in model.graph.initializer}
     for node in model.graph.node:
@@ -321,7 +321,7 @@ def _find_components(before_of: Mapping[int, Collection[int]]) -> list[list[int]
 
 
 def _sort(before_of: Mapping[int, Collection[int]]) -> list[int]:
-    """Return a graph without cycles in an order in which it runs, small numbers first where possible."""
+    """Return the nodes of an acyclic graph in an order in which they can run, small numbers first."""
     after: dict[int, list[int]] = defaultdict(list)
     missing = {number: len(before) for number, before in before_of.items()}
     for number, before in before_of.items():

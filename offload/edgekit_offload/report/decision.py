@@ -1,4 +1,4 @@
-"""What a plan comes to: its curves, who wins where, and one or two sentences that say so."""
+"""The decision of a plan: its curves, the winners, and one or two sentences about them."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from edgekit_offload.planning.result import NEVER, PlanningResult, Way
 from edgekit_offload.report.latency_chart import Curve, Reach
 from edgekit_offload.report.markup import three_digits
 
-_WORTH: Final = 1.05  # times better than the best whole-model way, from where a split is worth a sentence
+_WORTH: Final = 1.05  # least gain of a split over the best whole-model way that is worth a sentence
 
 
 def curves_of(result: PlanningResult, row: int) -> list[Curve]:
@@ -29,9 +29,9 @@ def _seconds(latency_ms: float) -> float:
 
 
 def reaches_of(result: PlanningResult, row: int) -> tuple[Reach, ...]:
-    """Return who wins from where to where at one round trip of the grid, in the order of bandwidth.
+    """Return the ranges of bandwidth with their winners at one round trip of the grid, in rising order.
 
-    Neighbouring ranges meet half-way between the points of the grid.
+    Neighbouring ranges meet half-way between the points of the grid, on a logarithmic scale.
     """
     grid, rtt_ms = result.bandwidths_mbit_s, result.rtts_ms[row]
     found = []
@@ -47,7 +47,7 @@ def reaches_of(result: PlanningResult, row: int) -> tuple[Reach, ...]:
 
 
 def decide(result: PlanningResult) -> list[str]:
-    """Return the decision at the first round trip: who wins where, and what splitting gains."""
+    """Return the decision at the first round trip: the winners, and the gain of splitting."""
     if not result.ways or not result.rtts_ms or not result.bandwidths_mbit_s:
         return ["Nothing was measured, so there is nothing to decide."]
     reaches, grid = reaches_of(result, 0), result.bandwidths_mbit_s
@@ -60,7 +60,7 @@ def decide(result: PlanningResult) -> list[str]:
 
 
 def _where(reach: Reach, grid: Sequence[float]) -> str:
-    """Return where a way wins; the ends of the grid are not its ends."""
+    """Return where a way wins; a range that reaches the end of the grid is open there."""
     low, high = three_digits(_round(reach.low_mbit_s)), three_digits(_round(reach.high_mbit_s))
     if reach.low_mbit_s <= grid[0]:
         return "at every bandwidth" if reach.high_mbit_s >= grid[-1] else f"below {high} Mbit/s"
@@ -68,7 +68,7 @@ def _where(reach: Reach, grid: Sequence[float]) -> str:
 
 
 def _round(value: float) -> float:
-    """Two digits: the grid is no finer."""
+    """Return two significant digits: the grid is no finer."""
     return float(f"{value:.2g}")
 
 
@@ -81,7 +81,7 @@ def _action(way: Way) -> str:
 
 
 def _gain(result: PlanningResult) -> str:
-    """Return what splitting gains over the best whole-model way, where it gains most, by the objective."""
+    """Return the largest gain of splitting over the best whole-model way, by the objective."""
     offered = [way for way in result.ways if not way.is_over_loss]
     whole = [way for way in offered if way.kind in ("local", "upload")]
     split = [way for way in offered if way.kind in ("cut", "cascade")]

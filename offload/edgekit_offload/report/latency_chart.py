@@ -1,6 +1,6 @@
 """The chart of a plan: latency against bandwidth, a line for each way, and the best as a ribbon below.
 
-Numbers in, SVG out. Hovering or focusing a place of the chart shows the values there, without a script.
+It makes SVG from numbers. Hovering over or focusing a place of the chart shows its values, without a script.
 """
 
 import math
@@ -13,7 +13,7 @@ from edgekit_offload.report.markup import Markup, el, show_ms, three_digits
 _WIDTH, _HEIGHT = 640.0, 420.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 628.0, 14.0, 330.0
 _RIBBON_TOP, _RIBBON_BOTTOM = 356.0, 378.0
-_HIGHEST: Final = 12.0  # times the slowest best way: what is slower still leaves the frame
+_HIGHEST: Final = 12.0  # multiple of the slowest best way; slower values leave the frame
 _LINE_HEIGHT: Final = 16.0
 _MAX_LISTED: Final = 16
 _COLORS: Final = 8
@@ -26,8 +26,8 @@ class Curve:
 
     Attributes:
         tag: one or two characters that stand for it in the chart.
-        name: what it is.
-        seconds: latency at each bandwidth of the chart; infinity where it cannot run.
+        name: name of the way.
+        seconds: latency at each bandwidth of the chart; infinity if it cannot run.
     """
 
     tag: str
@@ -41,7 +41,7 @@ class Reach:
 
     Attributes:
         curve: index of the way.
-        low_mbit_s, high_mbit_s: where it begins and ends to be the best.
+        low_mbit_s, high_mbit_s: least and greatest bandwidth at which it is the best.
     """
 
     curve: int
@@ -58,7 +58,7 @@ def colors_of(reaches: Sequence[Reach]) -> dict[int, int]:
 
 
 class _Frame:
-    """Where a bandwidth and a latency are drawn."""
+    """The positions at which bandwidths and latencies are drawn."""
 
     def __init__(self, mbit_s: Sequence[float], curves: Sequence[Curve]) -> None:
         best = [min(curve.seconds[at] for curve in curves) for at in range(len(mbit_s))]
@@ -129,7 +129,7 @@ def _line(frame: _Frame, mbit_s: Sequence[float], curve: Curve, color: int | Non
 def _tag(
     frame: _Frame, mbit_s: Sequence[float], curve: Curve, color: int | None, share: float
 ) -> Markup | None:
-    """Return the tag of a line, in the frame and near `share` of its width, so that tags stand apart."""
+    """Return the tag of a line, in the frame and near `share` of its width, so that tags do not overlap."""
     wanted = share * (len(mbit_s) - 1)
     inside = [at for at, value in enumerate(curve.seconds) if frame.y_low <= value <= frame.y_high]
     if not inside:
@@ -146,7 +146,7 @@ def _tag(
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return round numbers between `low` and `high`, few enough to be written beside each other."""
+    """Return round numbers between `low` and `high`, few enough to fit beside each other."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = _STEPS if high / low < 300 else (1,)
     return [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
@@ -194,7 +194,7 @@ def _ribbon(
 
 
 def _bands(frame: _Frame, mbit_s: Sequence[float], curves: Sequence[Curve], colors: dict[int, int]) -> Markup:
-    """Return upright bands that cover the chart; the one that is pointed at shows its values."""
+    """Return vertical bands that cover the chart; the band under the pointer shows its values."""
     step = max(1, len(mbit_s) // 20)
     places = list(range(0, len(mbit_s), step))
     width = (_RIGHT - _LEFT) / max(len(places), 1)

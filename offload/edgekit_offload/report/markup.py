@@ -1,4 +1,4 @@
-"""HTML and SVG elements that escape whatever is not markup already, and figures as readers want them.
+"""HTML and SVG elements that escape all text that is not markup, and figures in a form for readers.
 
 Not a template engine: one function builds one element.
 """
@@ -16,7 +16,7 @@ _KILO = 1000.0
 
 
 class Markup(str):
-    """Text that is HTML already; only `el` and `join` make it from foreign text."""
+    """Text that is HTML already; only `el` and `join` make it from other text."""
 
     __slots__ = ()
 
@@ -71,7 +71,7 @@ def table(
     Args:
         head: column headings.
         rows: finished `tr` elements.
-        numeric: indices of the columns whose headings stand right, above numbers.
+        numeric: indices of the columns of numbers, whose headings are right-aligned.
         caption: caption for screen readers.
     """
     cells = [
@@ -83,13 +83,13 @@ def table(
 
 
 def render_document(title: str, style: str, *body: str | None, script: str = "") -> str:
-    """Return a page that holds everything it needs, and is allowed nothing else.
+    """Return a page that contains everything it needs, and may load nothing else.
 
     Args:
-        title: of the page.
-        style: the style sheet, ours.
-        body: what stands in `main`.
-        script: ours; it may ask the server that the page came from.
+        title: title of the page.
+        style: our style sheet.
+        body: content of the element `main`.
+        script: our script; it may send requests to the page's server.
     """
     allowed = f"style-src 'sha256-{_digest(style)}'"
     if script:
@@ -98,12 +98,12 @@ def render_document(title: str, style: str, *body: str | None, script: str = "")
     head = el(
         "head",
         el("meta", charset="utf-8"),
-        # Even a fault in the escaping could load or run nothing.
+        # Even with a fault in the escaping the page can load or run nothing.
         el("meta", http_equiv="Content-Security-Policy", content=policy),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
         el("meta", name="referrer", content="no-referrer"),
-        # An empty icon of our own keeps browsers from asking the server for one.
+        # With an empty icon, browsers do not ask the server for one.
         el("link", rel="icon", href="data:,"),
         el("title", title),
         el("style", Markup(style)),
@@ -118,7 +118,7 @@ def _digest(text: str) -> str:
 
 
 def show_ms(seconds: float) -> str:
-    """Return a latency, such as `1.24 ms` or `2.1 s`; `none` where there is none."""
+    """Return a latency, such as `1.24 ms` or `2.1 s`; `none` if there is none."""
     if not math.isfinite(seconds):
         return "none"
     return f"{three_digits(seconds)} s" if seconds >= 1 else f"{three_digits(_KILO * seconds)} ms"
@@ -136,7 +136,7 @@ def show_bytes(size_bytes: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Return a number with three digits where it has a fraction, without an exponent."""
+    """Return a number without an exponent, with three digits if it has a fraction."""
     if value == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))

@@ -1,7 +1,7 @@
 """A plan as one HTML page: the decision, the chart, the table, each cut, and how everything was measured.
 
-The page has no script and asks for nothing: round trips are chosen by radio buttons, values are shown by
-hover and focus, in style alone.
+The page has no script and sends no requests. Radio buttons choose the round trip; hover and focus show
+values, by style alone.
 """
 
 import math
@@ -52,7 +52,7 @@ _KINDS: Final = {
 
 
 def page_style() -> str:
-    """Return the style sheet that pages of offload share."""
+    """Return the style sheet that the pages of offload share."""
     return resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
 
 
@@ -74,7 +74,7 @@ def render_plan_page(result: PlanningResult) -> str:
 
 
 def badge(label: Label) -> Markup:
-    """Return the visible origin of figures."""
+    """Return a visible label for the origin of figures."""
     return el("span", el("b", label), class_=f"badge {label}", title=f"{label}: {_MEANING[label]}")
 
 
@@ -209,7 +209,7 @@ def _way_row(result: PlanningResult, number: int, way: Way) -> Markup:
 
 
 def _where_best(result: PlanningResult, way: Way) -> str:
-    """Return where a way is the best one, at the first round trip where it is."""
+    """Return where a way is the best one, at the first round trip at which it ever is."""
     for rtt_ms in result.rtts_ms:
         found = [win for win in way.wins if win.rtt_ms == rtt_ms]
         if found:

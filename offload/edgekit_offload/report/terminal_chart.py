@@ -1,4 +1,4 @@
-"""The chart of a plan for a terminal: latency against bandwidth, and a ribbon of what is best."""
+"""The chart of a plan for a terminal: latency against bandwidth, and a ribbon of the best ways."""
 
 import math
 from typing import Final
@@ -12,7 +12,7 @@ from edgekit_runtime.system.shown_text import clean
 _LEAST_WIDTH: Final = 40
 _HEIGHT: Final = 14
 _MARGIN: Final = 9  # columns left of the axis
-_HIGHEST: Final = 12.0  # times the slowest best way
+_HIGHEST: Final = 12.0  # multiple of the slowest best way
 _LETTERS: Final = "123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -21,13 +21,14 @@ def render_terminal(
 ) -> str:
     """Return the chart at the round trip of the grid that is nearest to `rtt_ms`, as lines without colour.
 
-    A digit or letter stands for each way; where lines cross, that of the faster one at the left is shown.
+    A digit or letter stands for each way; where lines cross, the chart shows the way that is faster at the
+    left.
 
     Args:
-        result: what was planned.
+        result: result of planning.
         rtt_ms: round trip.
-        width: of the terminal, in columns.
-        ascii_only: whether it shows no characters beyond ASCII.
+        width: width of the terminal, in columns.
+        ascii_only: whether the terminal shows only ASCII.
     """
     if not result.ways or not result.rtts_ms or not result.bandwidths_mbit_s:
         return "no way was measured"
@@ -70,7 +71,7 @@ def _one_line(name: str, ascii_only: bool) -> str:
 
 
 def _interpolate(grid: tuple[float, ...], curve: Curve, mbit_s: float) -> float:
-    """Return the latency between two points of the grid, straight in the logarithms of both."""
+    """Return the latency between two points of the grid, interpolated linearly in the logarithms of both."""
     after = next((n for n, one in enumerate(grid) if one >= mbit_s), len(grid) - 1)
     low, high = curve.seconds[max(after - 1, 0)], curve.seconds[after]
     span = math.log(grid[after] / grid[max(after - 1, 0)])
@@ -106,7 +107,7 @@ def _draw(values: list[list[float]], upright: str) -> list[str]:
 
 
 def _axis(at: list[float]) -> str:
-    """Return the line of bandwidths below the axis; those without room are left out."""
+    """Return the line of bandwidths below the axis, without those for which there is no room."""
     cells = [" "] * (_MARGIN + len(at) + 12)
     free = 0
     for tick in log_ticks(at[0], at[-1] * 1.0001):

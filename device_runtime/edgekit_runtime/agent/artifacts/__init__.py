@@ -1,1 +1,1 @@
-"""Files of the fleet: what it offers, and how they come here."""
+"""Files that the fleet offers, and their download."""

@@ -1,9 +1,9 @@
-"""Makes a package of the installed one and a delta, with bounded memory, size and time.
+"""Makes a package from the installed one and a delta, with bounded memory, size and time.
 
-A delta comes from anybody: its maker cannot write outside the one file, nor more of it than was
-wanted, and the result counts only with the digest that the manager signed. Two formats, told apart by their
-first bytes: a zstd frame whose dictionary is the installed package (`zstd --patch-from`), and runs over the
-tensors of both.
+A delta is not trusted: its maker cannot write outside the one file, nor more bytes than wanted, and the
+result counts only with the digest that the manager signed. There are two formats, told apart by their first
+bytes: a zstd frame whose dictionary is the installed package (`zstd --patch-from`), and runs over the tensors
+of both.
 
 Source: docs/reference/fleet-deltas.md; RFC 8878 (zstd).
 """
@@ -31,8 +31,8 @@ MAGIC: Final = b"EKDELTA2"
 HEAD: Final = struct.Struct("<8sQQIII")
 """Magic, bytes of base and result, number of runs, packed bytes of the runs and of the literals."""
 RUN: Final = struct.Struct("<BIIII")
-"""Kind, offset in the base less the end of the run before, length in bytes, number of channels, elements of
-one step along the channels (bits of a float32: the factor of a `PRODUCT`, the step of `STEPS_16`)."""
+"""Kind, offset in the base less the end of the previous run, length in bytes, number of channels, elements
+of one step along the channels (bits of a float32: the factor of a `PRODUCT`, the step of `STEPS_16`)."""
 LITERAL, BYTES, WORDS_16, WORDS_32, SCALED_INT8, SCALED_UINT8, PRODUCT, STEPS_16 = 0, 1, 2, 4, 5, 6, 7, 8
 WIDTHS: Final = {
     LITERAL: 1,
@@ -59,7 +59,7 @@ RUNS_SUFFIX: Final = ".ekdelta"
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _WINDOW_BYTES: Final = 64 << 20
 _PACKED_BYTES: Final = 16 << 10
-_BYTES_PER_S: Final = 100_000.0  # of a slow device; a delta that takes longer is made to take long
+_BYTES_PER_S: Final = 100_000.0  # of a slow device; a delta that takes longer is built to take long
 _LEAST_S: Final = 60.0
 
 
@@ -112,21 +112,22 @@ def apply_delta(
     stop: threading.Event,
     disk: Disk = DISK,
 ) -> None:
-    """Make `path` the package that `delta` makes of the package at `base`; nothing is at `path` otherwise.
+    """Write to `path` the package made from `delta` and `base`; after an error nothing is at `path`.
 
     Args:
         delta: verified against its digest or not: nothing in it is trusted.
         base: the installed package.
-        path: where the result is written.
+        path: path of the result.
         size_bytes: size of the wanted package file.
         sha256: digest of the wanted package file.
         stop: set to stop.
         disk: carries changes out.
 
     Raises:
-        PackageError: it is damaged, for another base, makes another size, takes too long, or was stopped.
+        PackageError: the delta is damaged, for another base, makes another size, takes too long, or was
+            stopped.
         DigestError: it makes another file.
-        OutputError: the disk takes no more.
+        OutputError: the disk is full or fails.
     """
     give_up_s = time.monotonic() + _LEAST_S + size_bytes / _BYTES_PER_S
     digest, left_bytes = hashlib.sha256(), size_bytes
@@ -217,7 +218,7 @@ def _decode_runs(file: BinaryIO, head: bytes, base: mmap.mmap, size_bytes: int) 
 
 
 class _Unpacker:
-    """Reads one of the packed streams of a delta, as much as is asked for."""
+    """Reads a requested number of bytes from one of the packed streams of a delta."""
 
     def __init__(self, file: BinaryIO, begin: int, end: int) -> None:
         self._file, self._position, self._end = file, begin, end
@@ -244,7 +245,7 @@ class _Unpacker:
 def predict(
     old: NDArray[np.uint8], multipliers: NDArray[np.int32], step: int, start: int, *, is_signed: bool
 ) -> NDArray[np.uint8]:
-    """Return what the elements of a tensor become if only its scales have changed; the same on all machines.
+    """Return a tensor's elements if only its scales have changed; the result is equal on all machines.
 
     Args:
         old: uint8 [n], bytes of the base; signed, or with the zero point 128.
@@ -261,7 +262,7 @@ def predict(
 
 
 def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
-    """Return float32 words times a factor, in double precision and rounded once: scales of a layer's bias.
+    """Return float32 words times a factor, in double precision, rounded once: scales of a layer's bias.
 
     Args:
         factors: float32 words that were made before.
@@ -274,11 +275,11 @@ def multiply(factors: bytes, bits: int) -> NDArray[np.uint8]:
 
 
 def add_steps(old: NDArray[np.uint8], steps: NDArray[np.int16], bits: int) -> NDArray[np.uint8]:
-    """Return float16 words plus so many steps each, in double precision and rounded once.
+    """Return float16 words plus a number of steps each, in double precision, rounded once.
 
     Args:
         old: uint8 [2 n], words of the base.
-        steps: int16 [n]; where it is 0 the word stays, whatever it is.
+        steps: int16 [n]; at 0 the word stays the same, even NaN.
         bits: the float32 step as its 32 bits.
     """
     step = np.array([bits], "<u4").view("<f4").astype(np.float64)
@@ -295,10 +296,10 @@ def add_residual(
 
     Args:
         old: uint8 [n], as predicted.
-        residual: uint8 [n]: difference folded so that small ones of both signs are small; of words first all
-            low bytes, then all next ones.
-        kind: of the run.
-        step: of the run.
+        residual: uint8 [n]: differences, folded so that small ones of both signs are small; for words, first
+            all low bytes, then all next ones.
+        kind: kind of the run.
+        step: step of the run.
     """
     if WIDTHS[kind] == 1:
         return np.asarray(old + unfold(residual))

@@ -1,7 +1,7 @@
-"""Downloads over HTTPS that go on where they were cut, keep a cap, and end when they get nowhere.
+"""Downloads over HTTPS that resume after interruptions, keep a cap, and end if nothing comes.
 
-A file grows under its own name plus
-`.part`; what is there after a cut or a restart is not fetched again.
+A file grows under its own name plus `.part`; bytes that are there after an interruption or a restart are not
+fetched again.
 
 Source: RFC 9110, sections 14 and 15.3.7 (ranges).
 """
@@ -25,9 +25,9 @@ from edgekit_runtime.system.atomic_files import DISK, Disk, hash_file
 
 _CHUNK_BYTES: Final = 16 << 10
 _SYNC_BYTES: Final = 1 << 20
-_BURST_S: Final = 0.5  # of the cap, after a pause
+_BURST_S: Final = 0.5  # seconds of the cap that may come at once after a pause
 _LEAST_WINDOW_BYTES: Final = 8 << 10
-_KERNEL_WINDOW_BYTES: Final = 64 << 10  # what Linux begins with
+_KERNEL_WINDOW_BYTES: Final = 64 << 10  # Linux's first value
 _RECONNECT_S: Final = 1.0
 _OK, _PARTIAL, _OUT_OF_RANGE = 200, 206, 416
 
@@ -45,15 +45,15 @@ class HttpStatusError(TransportError):
 
 
 class SlowError(TransportError):
-    """So little came that the server, or somebody between, may do it on purpose."""
+    """So few bytes came that the server, or somebody between, may do it on purpose."""
 
 
 class DownloadLimitError(EdgekitError):
-    """The limit of bytes is reached; what is there stays."""
+    """The limit of bytes is reached; received bytes stay."""
 
 
 class DownloadStoppedError(EdgekitError):
-    """The download was stopped from outside; what is there stays."""
+    """The download was stopped from outside; received bytes stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class DownloadLimits:
 
 
 class _RateCap:
-    """Holds a download to its cap, and ends one that is too slow."""
+    """Keeps a download below its cap, and ends it if it is too slow."""
 
     def __init__(self, limits: DownloadLimits) -> None:
         self._limits = limits
@@ -121,23 +121,23 @@ class Downloader:
         stop: threading.Event,
         most_bytes: int | None = None,
     ) -> None:
-        """Make `path` the file at `url`, over as many connections as needed; go on with what is there.
+        """Download `url` to `path`, over as many connections as needed; resume a partial file.
 
         Args:
             url: address of the file.
-            path: where the file is written; an incomplete one lies beside it.
+            path: path of the file; an incomplete one is beside it.
             size_bytes: expected size of the file; not one byte more is read.
             sha256: expected digest of the file; a file with another one is removed.
             count: called with the number of bytes received, discarded bytes included.
             stop: set to stop.
-            most_bytes: that may come, or None.
+            most_bytes: limit of the bytes that may come, or None.
 
         Raises:
-            TransportError: there is no connection, or it brings nothing any more.
+            TransportError: there is no connection, or it brings no more bytes.
             DigestError: another file came.
             DownloadLimitError: `most_bytes` came.
             DownloadStoppedError: stopped.
-            OutputError: the disk takes no more.
+            OutputError: the disk is full or fails.
         """
         part = path.with_name(f"{path.name}.part")
         rate_cap, came_bytes = _RateCap(self.limits), 0
@@ -176,7 +176,7 @@ class Downloader:
         headers = {"Range": f"bytes={begin}-{size_bytes - 1}"} if begin else {}
         with self._open(url, headers) as response:
             if response.status == _OK and begin:
-                begin = 0  # the server has no ranges
+                begin = 0  # the server does not support ranges
             elif response.status == _PARTIAL:
                 stated = response.headers.get("Content-Range", "")
                 if not stated.startswith(f"bytes {begin}-"):
@@ -216,7 +216,7 @@ class Downloader:
                     file.flush()
 
     def read(self, url: str, timeout_s: float, count: Callable[[int], None]) -> Iterator[bytes]:
-        """Yield the content of a small file; the caller bounds its size, `count` gets the bytes that came.
+        """Yield the content of a small file; the caller bounds its size, `count` gets the bytes received.
 
         Raises:
             TransportError: there is no connection, an error of HTTP, or it takes longer than `timeout_s`.
@@ -255,7 +255,7 @@ class Downloader:
 
 
 def _connect(place: tuple[str, int], limits: DownloadLimits) -> socket.socket:
-    """Return a connection; under a small cap the kernel, too, takes no more than a second of it in advance.
+    """Return a connection; under a small cap the kernel buffers at most a second of it in advance.
 
     Raises:
         OSError: no address can be reached.
@@ -279,10 +279,10 @@ def _connect(place: tuple[str, int], limits: DownloadLimits) -> socket.socket:
 
 @contextlib.contextmanager
 def _deadline(connection: socket.socket, limit_s: float, url: str) -> Iterator[None]:
-    """End a connection whose handshake or head is not there in time, however slowly they drip.
+    """End a connection whose handshake or head is not complete in time, even if bytes drip in.
 
     Raises:
-        SlowError: it was ended.
+        SlowError: the connection was ended.
     """
     is_over = threading.Event()
 
@@ -313,7 +313,7 @@ def _size(path: Path) -> int:
 
 
 def _write(write: Callable[[bytes], object], data: bytes, path: Path) -> None:
-    """Write, and tell errors of the disk from those of the network."""
+    """Write, and distinguish errors of the disk from those of the network."""
     try:
         write(data)
     except OSError as cause:

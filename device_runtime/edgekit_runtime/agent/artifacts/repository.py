@@ -1,7 +1,7 @@
 """Packages that the fleet offers to this device's class: the client of the fleet's TUF repository.
 
-python-tuf verifies; this bounds each download in size and time, keeps a lying clock from making old metadata
-valid again, and says in one word which attack a refusal looks like. Packages themselves come by `download`.
+python-tuf verifies. This module bounds each download in size and time, keeps a wrong clock from making old
+metadata valid again, and names the attack that a refusal looks like. `download` fetches the packages.
 
 Source: The Update Framework Specification 1.0, section 5.
 """
@@ -20,7 +20,7 @@ from edgekit_runtime.errors import OutputError, SignatureError, TransportError
 if TYPE_CHECKING:
     from tuf.ngclient.fetcher import FetcherInterface
 
-_FILE_TIMEOUT_S: Final = 60.0  # of one file of metadata
+_FILE_TIMEOUT_S: Final = 60.0  # for one file of metadata
 
 
 class RepositoryAttackError(SignatureError):
@@ -65,10 +65,10 @@ class RepositoryClient:
         """Use the repository at `url`.
 
         Args:
-            folder: where verified metadata is kept, so that no older one is accepted later.
+            folder: folder for verified metadata, so that no older one is accepted later.
             url: address of the repository.
             root: the root metadata that is trusted first.
-            downloader: fetches.
+            downloader: fetches the files.
             clock: seconds since 1970.
         """
         self._folder, self._url, self._root = folder, url.rstrip("/"), root.encode()
@@ -82,13 +82,13 @@ class RepositoryClient:
         Args:
             path: `CLASS/NAME`.
             target: device class of this device, the only class whose files it takes.
-            known_time_s: it is not earlier than this, whatever the clock shows.
-            count: called with the number of bytes that came.
+            known_time_s: lower bound of the time, whatever the clock shows.
+            count: called with the number of bytes received.
 
         Raises:
             RepositoryAttackError: the metadata is refused.
-            TransportError: it cannot be fetched.
-            OutputError: it cannot be kept.
+            TransportError: the metadata cannot be fetched.
+            OutputError: the metadata cannot be stored.
         """
         from tuf.api.exceptions import DownloadError, DownloadLengthMismatchError, RepositoryError
         from tuf.ngclient.updater import Updater

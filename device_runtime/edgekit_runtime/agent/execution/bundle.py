@@ -1,11 +1,11 @@
-"""A bundle: all that the fleet wants of some devices in one file, for devices without a network.
+"""A bundle: all that the fleet wants on some devices in one file, for devices without a network.
 
     desired/DEVICE.json     the signed document of each device
-    metadata/*              of the TUF repository
+    metadata/*              metadata of the TUF repository
     targets/CLASS/*         the packages
 
-It takes the place of broker and web server, and of nothing else: the agent checks, decides, installs and
-reports as it does over a network. What it would have published goes into a file of results.
+It replaces broker and web server, and nothing else: the agent checks, decides, installs and reports as over a
+network. Messages that it would have published go into a file of results.
 
 Source: docs/guide/fleet-bundle.md.
 """
@@ -42,13 +42,13 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 class Bundle:
-    """An open bundle. Its structure is checked; of its contents nothing is trusted yet."""
+    """An open bundle. Its structure is checked; its contents are not trusted yet."""
 
     def __init__(self, path: Path) -> None:
         """Open it.
 
         Raises:
-            PackageError: it is none, or not whole.
+            PackageError: the file is no bundle, or incomplete.
         """
         self.path = path
         try:
@@ -61,7 +61,7 @@ class Bundle:
         }
 
     def read(self, name: str) -> memoryview | None:
-        """Return a member, or None where there is no such one."""
+        """Return a member of the archive, or None if it is missing."""
         member = self._members.get(name)
         return None if member is None else self._view[member.payload_offset : member.end_offset]
 
@@ -87,7 +87,7 @@ class BundleDownloader(Downloader):
     """Takes files from a bundle in place of the web server."""
 
     def __init__(self, bundle: Bundle, member: Membership) -> None:
-        """Serve what the repository of `member` would."""
+        """Serve files as the repository of `member` would."""
         super().__init__(member.make_context(), DownloadLimits())
         self._bundle, self._root = bundle, f"{urlsplit(member.enrolment.artifacts).path.rstrip('/')}/"
 
@@ -123,16 +123,16 @@ class BundleDownloader(Downloader):
 
 
 class BundleLink:
-    """Takes the place of the broker: hands the document over, and keeps what the agent states.
+    """Replaces the broker: hands over the document, and keeps the agent's messages.
 
     Attributes:
-        received, will, reconnect_s: the same arguments as of `MqttLink`.
+        received, will, reconnect_s: the same attributes as in `MqttLink`.
         report: the last report, after the agent has taken the document; None before.
-        events: messages that say what happened.
+        events: descriptions of events.
     """
 
     def __init__(self, member: Membership, payload: bytes, version: int, stop: threading.Event) -> None:
-        """Wait for reports on document `version`; sets `stop` when nothing is under way any more."""
+        """Wait for reports on document `version`; set `stop` when nothing is under way any more."""
         self.received: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self.will, self.reconnect_s = b"", 0.0
         self.report: Reported | None = None
@@ -145,7 +145,7 @@ class BundleLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether reports are taken."""
+        """Whether reports are accepted."""
         return True
 
     def start(self) -> None:
@@ -162,7 +162,7 @@ class BundleLink:
             event = unseal(payload, "event", Event, self._keys, "event")
             self.events.append(event)
             self._messages[f"event/{event.sequence}"] = kind, payload
-            if event.kind == "attack":  # the same bundle will not become better
+            if event.kind == "attack":  # another try with the same bundle would not help
                 self._stop.set()
         elif kind == "reported":
             report = unseal(payload, "reported", Reported, self._keys, "report")
@@ -173,7 +173,7 @@ class BundleLink:
                     self._stop.set()
 
     def pack_results(self) -> bytes:
-        """Return the content of the file of results; each message in it is signed by the device."""
+        """Return the content of the file of results; the device has signed each message in it."""
         messages = [
             {"topic": topic(self._device, kind), "payload": base64.b64encode(payload).decode()}
             for kind, payload in self._messages.values()
@@ -186,8 +186,8 @@ class Applied:
     """Result of applying a bundle.
 
     Attributes:
-        report: the last one, or None if the agent did not come to one in time.
-        events: messages that say what happened, one per line.
+        report: the last report, or None if the agent made none in time.
+        events: descriptions of events, one per line.
     """
 
     report: Reported | None
@@ -207,7 +207,7 @@ def apply_bundle(
     """Apply a bundle to this device, and write a file of results. The agent must not run.
 
     Args:
-        path: where the bundle lies.
+        path: path of the bundle.
         results: path of the file of results, for `edgekit fleet collect`.
         member: this device in its fleet.
         folder: the agent's folder.
@@ -217,7 +217,7 @@ def apply_bundle(
 
     Raises:
         PackageError: the bundle is malformed or cut off.
-        SignatureError: it is of another fleet, not for this device, or older than what the device holds.
+        SignatureError: it is from another fleet, not for this device, or older than the device's document.
         OutputError: the results cannot be written.
     """
     bundle = Bundle(path)

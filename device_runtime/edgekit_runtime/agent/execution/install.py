@@ -1,7 +1,7 @@
 """The agent's operations on the models of this device: install, load, unload, remove, inspect.
 
-Each function can be called again after it was interrupted anywhere: the slots switch in one step, and the
-service opens what they name.
+Each function can be called again after an interruption at any point: the slots switch in one step, and the
+service opens the version that they name.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Installer:
     """The models of this device.
 
     Attributes:
-        slots: where packages are installed.
+        slots: the slots for packages.
         socket_path: socket of the service, or None for the one that runs, if any.
     """
 
@@ -38,11 +38,11 @@ class Installer:
     def install(self, path: Path, wanted: DesiredModel) -> None:
         """Make the package at `path` the active version of its model.
 
-        Without a service, nobody else tests it before it is used: a process of its own does.
+        Without a service, nobody else would test it before its use, so a separate process tests it.
 
         Raises:
-            PackageError: it is damaged, or by a key that is not trusted.
-            SlotError: it is refused, is another one than `wanted`, or cannot be written.
+            PackageError: it is damaged, or signed by a key that is not trusted.
+            SlotError: it is refused, is not the package `wanted`, or cannot be written.
             BackendError: no engine runs it here, or its self-test failed.
         """
         from edgekit_runtime.sessions.session import check_engines  # with numpy, which an idle agent lacks
@@ -66,10 +66,10 @@ class Installer:
         self.slots.install(path, allowed, check=check, trial="" if trial == "swap" else trial)
 
     def load(self, wanted: DesiredModel) -> None:
-        """Let the service load what is active.
+        """Let the service load the active version.
 
         Raises:
-            SlotError: it refused, or did not answer.
+            SlotError: the service refused, or did not answer.
         """
         socket_path = self.find_service()
         if socket_path is None:
@@ -79,10 +79,10 @@ class Installer:
         load_installed(socket_path, wanted.model, _choose_trial(wanted))
 
     def unload(self, model: str) -> None:
-        """Let the service stop serving a model; no effect where it does not.
+        """Let the service stop serving a model, if it serves it.
 
         Raises:
-            SlotError: it refused, or did not answer.
+            SlotError: the service refused, or did not answer.
         """
         socket_path = self.find_service()
         index = None if socket_path is None else read_index(socket_path)
@@ -114,7 +114,7 @@ class Installer:
             return {}
 
     def view(self, model: str) -> ModelView:
-        """Return what the slots state of a model.
+        """Return the state of a model in the slots.
 
         Raises:
             SlotError: there is no such model.
@@ -150,7 +150,7 @@ _HEALTHS: Final[dict[str, Literal["unproven", "healthy", "rejected"]]] = {
 
 
 def _choose_trial(wanted: DesiredModel) -> Literal["swap", "shadow", "canary"]:
-    """Return how the service switches; a trial needs both versions in memory, and one to compare with."""
+    """Return how the service switches; a trial needs both versions in memory, and an old version."""
     return wanted.trial if wanted.trial != "none" and wanted.order == "new-first" else "swap"
 
 

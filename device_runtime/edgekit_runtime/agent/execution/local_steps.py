@@ -1,7 +1,7 @@
-"""Downloads and installations, carried out in this process; `step_child` does the same in one of its own.
+"""Downloads and installations in this process; `step_child` does the same in a separate one.
 
-A step ends by itself: downloads when nothing comes or when they are stopped, installations by limits of their
-own. What went wrong is turned into the next state of the execution here, and nowhere else.
+A step ends by itself: downloads if nothing comes or if they are stopped, installations by their own limits.
+Only this module turns an error into the next state of the execution.
 """
 
 import contextlib
@@ -38,23 +38,23 @@ from edgekit_runtime.slots.access import RecordError
 from edgekit_runtime.system.engines import EngineMissingError, check_backends
 from edgekit_runtime.system.machine import available_bytes, machine_bytes
 
-_MAX_WRITE_FAILURES: Final = 3  # of a full disk, before the execution fails
+_MAX_WRITE_FAILURES: Final = 3  # by a full disk, before the execution fails
 _MEMORY_AGAIN_S: Final = 300.0
 _UNCHANGED: Final = StepResult()
 
 
 class _Meter:
-    """Counts what a step receives: metadata, delta and package together have one budget.
+    """Counts the bytes that a step receives: metadata, delta and package share one budget.
 
     Attributes:
-        left_bytes: that may come, or None without a limit.
+        left_bytes: bytes that may still come, or None without a limit.
     """
 
     def __init__(self, count: Callable[[int], None], most_bytes: int | None) -> None:
         self._count, self.left_bytes = count, most_bytes
 
     def __call__(self, came_bytes: int) -> None:
-        """Count bytes that came."""
+        """Count received bytes."""
         self._count(came_bytes)
         if self.left_bytes is not None:
             self.left_bytes = max(0, self.left_bytes - came_bytes)
@@ -151,7 +151,7 @@ class LocalSteps:
         )
 
     def _make_from_delta(self, job: _Job, path: Path) -> bool:
-        """Make the package of an installed one and a delta; returns False where the whole file is needed."""
+        """Make the package from an installed one and a delta; return False if the whole file is needed."""
         wanted, part = job.wanted, path.with_name(f"{path.name}.part")
         if part.exists():
             return False
@@ -170,13 +170,13 @@ class LocalSteps:
         except HttpStatusError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
-            return False  # it is not everywhere where the package is: a bundle holds no deltas
+            return False  # it may be missing where the package is there: a bundle has no deltas
         except (PackageError, SlotError) as error:
             if job.stop.is_set():
                 raise DownloadStoppedError("the delta was stopped") from error
             job.note("delta", f"{wanted.model} {wanted.version}: {error}; fetches the whole file")
             with contextlib.suppress(OSError):
-                self._disk.append(part, 0).close()  # so that this delta is not tried again
+                self._disk.append(part, 0).close()  # then this delta is not tried again
             return False
         return True
 
@@ -218,7 +218,7 @@ class LocalSteps:
         return StepResult(outcome="installed")
 
     def _remove_others(self, wanted: DesiredModel) -> None:
-        """Remove what other executions left: one at a time downloads, and space is scarce."""
+        """Remove files of other executions: only one downloads at a time, and space is scarce."""
         whole = (wanted.sha256, *(f"{delta.sha256}.delta" for delta in wanted.deltas))
         kept = {*whole, *(f"{name}.part" for name in whole)}
         with contextlib.suppress(OSError):
@@ -244,7 +244,7 @@ def _find_mismatch(wanted: DesiredModel, offer: Offer | None, target: str) -> st
 
 
 def _check_needs(wanted: DesiredModel, offer: Offer) -> StepResult | None:
-    """Return what becomes of an execution whose package this device cannot run, as its metadata states."""
+    """Return the result of an execution whose package this device cannot run, by its metadata."""
     what = f"{wanted.model} {wanted.version}"
     engines = offer.custom.get("engines")
     if isinstance(engines, list) and engines:
@@ -259,7 +259,7 @@ def _check_needs(wanted: DesiredModel, offer: Offer) -> StepResult | None:
         reason = f"{what} needs {needed_bytes} bytes of memory, here are {machine_bytes()}"
         return StepResult(outcome="refused", code="memory", reason=reason)
     free_bytes = available_bytes()
-    if needed_bytes > free_bytes and wanted.order == "new-first":  # beside what is there
+    if needed_bytes > free_bytes and wanted.order == "new-first":  # beside the old version
         reason = f"{what} needs {needed_bytes} bytes of memory beside the old version, {free_bytes} are free"
         return StepResult(outcome="retry", code="memory", reason=reason, wait_s=_MEMORY_AGAIN_S)
     return None

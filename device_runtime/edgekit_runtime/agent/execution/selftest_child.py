@@ -1,4 +1,4 @@
-"""The self-test of a package in a process of its own, so that an engine that crashes ends nothing else."""
+"""The self-test of a package in a separate process, so that an engine that crashes ends nothing else."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from edgekit_runtime.trust.trust_store import TrustStore
 
 
 def main(path: Path) -> str:
-    """Return what is wrong with the package at `path`, or an empty text."""
+    """Return the fault of the package at `path`, or an empty text."""
     try:
         with read_package(path, TrustStore.from_folder(find_keys_folder())) as package:
             session = open_session(package)

@@ -1,7 +1,8 @@
-"""Downloads and installations in a process of their own, which ends when that is done.
+"""Downloads and installations in a separate process, which ends after the step.
 
-What verifies metadata, applies deltas and reads packages (python-tuf, securesystemslib, numpy) takes 20 MB
-and more, and an agent needs it for some seconds a month. The process exchanges lines of JSON with the agent:
+The libraries that verify metadata, apply deltas and read packages (python-tuf, securesystemslib, numpy) take
+20 MB and more, and an agent needs them for some seconds a month. The process exchanges lines of JSON with the
+agent:
 
     agent -> process    the order; later perhaps `"stop"`
     process -> agent    `StepNews`: twice a second, after 64 KiB, and at the end
@@ -27,23 +28,23 @@ from edgekit_runtime.system.child_process import JsonChild, open_channel
 
 _MODULE: Final = "edgekit_runtime.agent.execution.step_child"
 _PERIOD_S: Final = 0.5
-_PIECE_BYTES: Final = 64 << 10  # are reported at once: a process that is killed takes no more with it
-_SILENCE_S: Final = 60.0  # then the process hangs, or its disk does
+_PIECE_BYTES: Final = 64 << 10  # reported at once: a process that is killed loses at most the report of these
+_SILENCE_S: Final = 60.0  # after this, the process or its disk hangs
 _SEND_S: Final = 10.0
 MAX_FAILURES: Final = 3
-_END_S: Final = 1.0  # for the exit code of a process that closed its channel
-_STOP_S: Final = 3.0  # for a process that was told to stop, before it is killed
+_END_S: Final = 1.0  # wait for the exit code of a process that closed its channel
+_STOP_S: Final = 3.0  # wait for a process that was told to stop, before it is killed
 _MAX_NEWS_BYTES: Final = 1 << 16
 _MAX_TEXT: Final = 1000  # characters of an event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlaces:
-    """Paths and limits that a step process is given.
+    """Paths and limits for a step process.
 
     Attributes:
         config: folder of the configuration, with the device's membership.
-        state: folder of the slots; that of the agent is below it.
+        state: folder of the slots; the agent's folder is below it.
         keys: folder of the keys whose packages are trusted.
         socket_path: socket of the service, or None for the one that runs, if any.
         bytes_per_s: cap of the bandwidth, or None.
@@ -61,7 +62,7 @@ class StepNews:
     """Progress or result that a step process reports.
 
     Attributes:
-        received_bytes: that came since the last time.
+        received_bytes: bytes that came since the last report.
         notes: kinds and texts of events since then.
         result: the step's result, at its end.
     """
@@ -75,7 +76,7 @@ class ChildSteps:
     """A `StepCarrier` that starts a process for each step."""
 
     def __init__(self, places: StepPlaces) -> None:
-        """Use what is at `places`."""
+        """Use the paths and limits in `places`."""
         self._places = places
 
     def carry_out(
@@ -111,20 +112,20 @@ def _follow(
     note: Callable[[NoteKind, str], None],
     count: Callable[[int], None],
 ) -> StepResult:
-    """Return the result of the process, and pass on what it reports before.
+    """Return the result of the process, and pass on its reports.
 
-    A process that goes on after it was told to stop is left without a result: its end is its caller's.
+    A process that continues after it was told to stop is left without a result; the caller ends it.
 
     Raises:
-        TimeoutError: it is silent for too long.
+        TimeoutError: the process is silent for too long.
         OSError, EOFError: it has ended.
-        ValueError, ConfigError, RecursionError: it sent something else than news.
+        ValueError, ConfigError, RecursionError: it sent something other than `StepNews`.
     """
     heard_s, give_up_s = time.monotonic(), math.inf
     while time.monotonic() < give_up_s:
         if stop.is_set() and give_up_s == math.inf:
             give_up_s = time.monotonic() + _STOP_S
-            with contextlib.suppress(OSError):  # it may have ended, and what it sent before counts
+            with contextlib.suppress(OSError):  # it may have ended; earlier messages count
                 child.send("stop", _PERIOD_S)
         try:
             sent = child.receive(_PERIOD_S, _MAX_NEWS_BYTES)
@@ -143,7 +144,7 @@ def _follow(
 
 
 class _Reporter:
-    """Sends what has come since the last time."""
+    """Sends the news since the last report."""
 
     def __init__(self, lines: TextIO) -> None:
         self._lines, self._lock = lines, threading.Lock()

@@ -1,4 +1,4 @@
-"""Input and result of a step: all that passes to and from the process that carries it out."""
+"""Input and result of a step: all data to and from the process that carries it out."""
 
 import random
 import threading
@@ -18,12 +18,12 @@ NoteKind: TypeAlias = Literal["attack", "delta", "disk-full", "slow-retrieval"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOrder:
-    """A step, and what bounds it.
+    """A step, and its limits.
 
     Attributes:
         step: the step that `reconcile` returned.
         most_bytes: limit of the bytes that a download may receive, or None.
-        known_time_s: it is not earlier, whatever the clock shows.
+        known_time_s: lower bound of the time, whatever the clock shows.
     """
 
     step: Step
@@ -39,8 +39,8 @@ class StepResult:
         outcome: `unchanged` leaves the execution as it is, `installed` leads it to its trial, `retry` tries
             the step again, the others end it.
         code, reason: the same fields as in `Execution`.
-        wait_s: before the step is tried again; None for a random time that grows with the failures.
-        max_failures: with the same code in a row, after which it fails; None for any number.
+        wait_s: wait before the step is tried again; None for a random time that grows with the failures.
+        max_failures: number of failures with the same code in a row after which it fails; None for no limit.
     """
 
     outcome: Literal["unchanged", "installed", "retry", "refused", "failed"] = "unchanged"
@@ -74,11 +74,11 @@ class StepCarrier(Protocol):
         note: Callable[[NoteKind, str], None],
         count: Callable[[int], None],
     ) -> StepResult:
-        """Carry out a `download` or `install`, and return what came of it.
+        """Carry out a `download` or `install`, and return the result.
 
         Args:
             order: see `StepOrder`.
-            stop: set to stop a step; a step in a process of its own stops only while it downloads.
-            note: called with kind and text of an event, which is to be reported at once.
-            count: called with the number of bytes that came.
+            stop: set to stop a step; a step in a separate process stops only while it downloads.
+            note: called with kind and text of an event, which must be reported at once.
+            count: called with the number of received bytes.
         """

@@ -1,4 +1,4 @@
-"""Steps carried out on a thread, one at a time, and what came of each."""
+"""Carries out steps on a thread, one at a time, and keeps their results."""
 
 import contextlib
 import logging
@@ -21,10 +21,10 @@ _logger = logging.getLogger(__name__)
 
 
 class StepRunner:
-    """Carries out steps. All functions are for the agent's thread."""
+    """Carries out steps. Only the agent's thread calls these methods."""
 
     def __init__(self, folder: Path, installer: Installer, carrier: StepCarrier) -> None:
-        """Prepare; the folder of downloads is made.
+        """Prepare, and create the folder of downloads.
 
         Args:
             folder: the agent's folder.
@@ -52,7 +52,7 @@ class StepRunner:
         return self._thread is not None
 
     def begin(self, order: StepOrder) -> None:
-        """Begin a step; nothing else is being carried out."""
+        """Begin a step; no other step may be running."""
         step = order.step
         self._step, self._stop = step, threading.Event()
         if step.action == "download":
@@ -62,7 +62,7 @@ class StepRunner:
             name = "" if step.wanted is None else step.wanted.execution
             try:
                 result = self._carry_out(order)
-            except Exception as error:  # the execution must end, and the agent must not
+            except Exception as error:  # the execution must end, but not the agent
                 _logger.exception("step %s of %s", step.action, step.model)
                 reason = f"{type(error).__name__}: {error}"
                 result = StepResult(outcome="failed", code="internal", reason=reason)
@@ -72,7 +72,7 @@ class StepRunner:
         self._thread.start()
 
     def collect(self) -> list[tuple[str, StepResult]]:
-        """Return what has ended since the last call: name of the execution, and what becomes of it."""
+        """Return the steps that ended since the last call: name of the execution, and result."""
         ended = []
         while not self._finished.empty():
             ended.append(self._finished.get())
@@ -80,27 +80,27 @@ class StepRunner:
         return ended
 
     def take_events(self) -> list[tuple[str, str]]:
-        """Return kind and text of what is to be reported at once."""
+        """Return kind and text of the events to report at once."""
         taken = []
         while not self._events.empty():
             taken.append(self._events.get())
         return taken
 
     def take_counts(self) -> tuple[str, int, int]:
-        """Return the execution that downloads, the bytes that came since the last call, and those there."""
+        """Return the execution that downloads, the bytes since the last call, and all bytes there."""
         with self._lock:
             came_bytes, self._came_bytes = self._came_bytes, 0
-        wanted = self._counted  # also after its step: what came last is counted, too
+        wanted = self._counted  # also after its step, to count the last bytes
         if wanted is None:
             return "", came_bytes, 0
         return wanted.execution, came_bytes, self._read_size(wanted)
 
     def retain(self, downloading: set[str], under_way: set[str]) -> None:
-        """Stop what nothing needs any more.
+        """Stop a step that is no longer needed.
 
         Args:
             downloading: executions that may download now.
-            under_way: executions that have not ended: what ended by its timeout must not block the next.
+            under_way: executions that have not ended; one that ended by its timeout must not block the next.
         """
         step = self._step
         if step is None or step.wanted is None:
@@ -109,7 +109,7 @@ class StepRunner:
             self._stop.set()
 
     def list_downloaded(self) -> frozenset[str]:
-        """Return the sha256 of the files that are there whole."""
+        """Return the sha256 of the complete files."""
         try:
             names = [path.name for path in self._downloads.iterdir()]
         except OSError:
@@ -117,7 +117,7 @@ class StepRunner:
         return frozenset(name for name in names if not name.endswith(".part"))
 
     def close(self) -> None:
-        """Stop the step and wait for its end; a process of its own is killed before the wait is over."""
+        """Stop the step and wait for its end; a separate process is killed before the wait is over."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)

@@ -1,8 +1,8 @@
 """Limits of temperature and battery as watts: each limit becomes a power budget, and the least one counts.
 
 Temperature: proportional and integral control, as in the kernel's power allocator, with the integral
-kept where the budget begins to bind (no wind-up). So a device that warms fast is held back before it is
-at its limit: the budget starts to fall once it would get there within `_INTEGRAL_S`. Battery: the energy
+held where the budget begins to bind (no wind-up). So a device that warms fast is limited before it reaches
+its limit: the budget starts to fall once it would get there within `_INTEGRAL_S`. Battery: the energy
 above the floor over the time left, computed again at every tick, so that errors do not add up.
 
 Source: Documentation/driver-api/thermal/power_allocator.rst of the kernel; K. J. Astrom and R. M.
@@ -16,15 +16,15 @@ from typing import Final
 from edgekit_runtime.power.governor.settings import BatteryLimit
 from edgekit_runtime.power.sensors.readings import Battery
 
-_BAND_C: Final = 10.0  # so many degrees are worth the whole range of watts
+_BAND_C: Final = 10.0  # degrees that correspond to the whole range of watts
 _INTEGRAL_S: Final = 60.0
 _FILTER_S: Final = 4.0  # zones step by 0.5 to 1 degree
-_BLIND_S: Final = 30.0  # without a temperature; then caution
+_BLIND_S: Final = 30.0  # time without a temperature before caution
 _CAUTION: Final = 0.9
 _COUNTED_S: Final = 60.0
 _LEAST_TIME_LEFT_S: Final = 1.0
-_AFTERWARDS_S: Final = 60.0  # after the end: what is left above the floor is used up gently
-_GAUGE_S: Final = 60.0  # in which the gauge corrects what was counted from power
+_AFTERWARDS_S: Final = 60.0  # after the end, the energy left above the floor is used up over this time
+_GAUGE_S: Final = 60.0  # time in which the gauge corrects the charge counted from power
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Heat:
 
         Args:
             limit_c: temperature limit to hold.
-            temperature_c: read now, or None.
+            temperature_c: present temperature, or None.
             range_w: least and greatest power that the settings can make.
             now_s: the time.
-            dt_s: since the last step.
+            dt_s: time since the last step.
         """
         if temperature_c is None:
             return self._go_blind(range_w, now_s)
@@ -95,10 +95,10 @@ class Charge:
 
         Args:
             limit: limit to keep.
-            battery: read now, or None.
+            battery: present state of the battery, or None.
             used_w: power since the last step.
             now_s: the time.
-            dt_s: since the last step.
+            dt_s: time since the last step.
         """
         if battery is None:
             counted_j = None if self._above_j is None else self._above_j - used_w * dt_s
@@ -109,7 +109,7 @@ class Charge:
             return Charge(None if battery.charge > limit.floor else 0.0)
         gauge_j = (battery.charge - limit.floor) * battery.capacity_j
         counted_j = gauge_j if self._above_j is None else self._above_j - used_w * dt_s
-        # Near the end one step of the gauge would swing the budget, so then it is only counted.
+        # Near the end one step of the gauge would swing the budget, so then only power is counted.
         gain = 0.0 if 0 < limit.until_s - now_s < _COUNTED_S else min(1.0, dt_s / _GAUGE_S)
         above_j = counted_j + gain * (gauge_j - counted_j)
         return Charge(0.0 if battery.charge < limit.floor else _spread(above_j, limit, now_s), above_j)

@@ -1,13 +1,13 @@
 """The choice of settings: pure, so that it can be checked for every state.
 
-In this order: deadlines are kept; then the budget of watts; with what both leave, the models together lose
-as little accuracy as possible (`plan`), then power is as low as possible. Where one plan is under the budget
-and the next better one over it, the two take turns such that what was drawn stays as near to the budget as
-it can. How far a turn may swing is bounded, and so is what the mean of any window can be over the budget.
-Requests are refused only if no plan is under the budget.
+Priorities, in this order: keep deadlines; keep the budget of watts; lose as little accuracy as possible over
+all models (`plan`); draw as little power as possible. If one plan is under the budget and the next better one
+over it, the two take turns, so that the energy drawn stays as near to the budget as possible. The swing of a
+turn is bounded, and so is the excess of any window's mean over the budget. Requests are refused only if no
+plan is under the budget.
 
 Source: C. Imes et al., POET, RTAS 2015 (turns of two neighbouring settings hold a goal between them);
-H. Hoffmann, JouleGuard, SOSP 2015 (energy as the goal, accuracy as what is traded); R. Schreier and G. C.
+H. Hoffmann, JouleGuard, SOSP 2015 (energy as the goal, traded for accuracy); R. Schreier and G. C.
 Temes, Understanding Delta-Sigma Data Converters, 2005, chapter 2 (turns whose error never adds up); Intel
 SDM vol. 3, "Package RAPL Domain" (a power limit is a mean over a window).
 """
@@ -23,13 +23,13 @@ from edgekit_runtime.power.governor.plan import Option, Plan, choose_turns, make
 from edgekit_runtime.power.governor.settings import Decision, DeviceLimits, Load, ModelSetting, Profile
 
 TICK_S: Final = 1.0  # from one decision to the next
-DWELL_S: Final = 2.0  # a turn; a plan far over the budget gets one tick only
-MOST_BUSY: Final = 0.85  # share of the time that an engine may be busy while requests are refused
-LEAST_ADMIT: Final = 0.05  # a device that accepts nothing would never learn that it can
-MOST_SWING: Final = 0.03  # of the window's energy, that a turn may draw over the budget
-_KEPT_DEADLINE: Final = 0.9  # a setting must be forecast within this share of the deadline to be entered
-_SAVING: Final = 0.05  # less than this share of watts is no reason to change at equal accuracy
-_REPAY_S: Final = 10.0  # in which shedding makes up for what was overdrawn
+DWELL_S: Final = 2.0  # length of a turn; a plan far over the budget gets only one tick
+MOST_BUSY: Final = 0.85  # largest share of time that an engine is busy while requests are refused
+LEAST_ADMIT: Final = 0.05  # a device that accepts no request would never learn that it can
+MOST_SWING: Final = 0.03  # share of the window's energy that a turn may draw over the budget
+_KEPT_DEADLINE: Final = 0.9  # a setting is entered only if its forecast is within this share of the deadline
+_SAVING: Final = 0.05  # least share of watts that is a reason to change at equal accuracy
+_REPAY_S: Final = 10.0  # time in which shedding repays overdrawn energy
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class GovernorModel:
 
     Attributes:
         profile: settings that may be chosen.
-        learned: about its settings.
-        load: smoothed.
+        learned: learned factors of its settings.
+        load: smoothed load.
         caution: share of the deadline that is kept free because requests missed it.
         decision: decision in force, or None before the first.
     """
@@ -51,7 +51,7 @@ class GovernorModel:
     decision: Decision | None = None
 
     def forecasts(self) -> dict[ModelSetting, Forecast]:
-        """Return the forecast of each setting for the load now."""
+        """Return the forecast of each setting for the present load."""
         return {
             setting: self.learned.forecast(setting, self.load, self.profile) for setting in self.profile.costs
         }
@@ -94,7 +94,7 @@ class State:
 
 
 def most_credit_j(allowed_w: float, limits: DeviceLimits) -> float:
-    """Return the most that a turn may draw over the budget, joules: it bounds a window's mean."""
+    """Return the most joules that a turn may overdraw, which bounds a window's mean."""
     return MOST_SWING * limits.window_s * allowed_w if allowed_w < math.inf else 0.0
 
 

@@ -1,8 +1,8 @@
-"""Forecasts the power and the latency of a setting, from its costs and from what was learned.
+"""Forecasts the power and the latency of a setting, from its costs and from learned factors.
 
-Every setting has two factors, of energy and of running time, between its costs and what was seen of it; a
-setting that was never used gets the factors of the others: what slows one model on a device (heat, clocks,
-other programs) slows all of them alike.
+Every setting has two factors, for energy and for running time, between its stated and its observed costs. A
+setting that was never used gets the factors of the others: causes that slow one model on a device (heat,
+clocks, other programs) slow all of them alike.
 
 Source: C. Wan et al., ALERT: Accurate Learning for Energy and Timeliness, USENIX ATC 2020, section 3 (one
 slow-down factor for all settings); S. Asmussen, Applied Probability and Queues, 2nd edition, chapter XIII
@@ -16,11 +16,11 @@ from typing import Final
 
 from edgekit_runtime.power.governor.settings import Load, ModelSetting, Profile
 
-_LEAST_GAIN: Final = 0.04  # of a setting that was used long: noise averages out, warming up is followed
-_FORGOTTEN_S: Final = 300.0  # without a reading, after which the next one counts as the first
+_LEAST_GAIN: Final = 0.04  # for a setting that was used long: averages out noise, follows warming up
+_FORGOTTEN_S: Final = 300.0  # after this time without a reading, the next one counts as the first
 _RATIO_BOUNDS: Final = (0.05, 20.0)
 _NEWTON_STEPS: Final = 5
-_MOST_BUSY: Final = 0.92  # share of the time; nearer to 1 queues grow without end
+_MOST_BUSY: Final = 0.92  # share of the time; nearer to 1, queues grow without end
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Forecast:
     """The power and latency of a setting.
 
     Attributes:
-        power_w: above the idle power.
+        power_w: power above the idle power.
         latency_s: 99th percentile from arrival to answer.
     """
 
@@ -38,7 +38,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Ratio of observed to stated cost: of all settings, and of each used one with its number of readings."""
+    """Ratio of observed to stated cost, for all settings and for each used one, with its readings."""
 
     overall: float = 1.0
     each: Mapping[ModelSetting, tuple[float, float]] = field(default_factory=dict, hash=False)
@@ -54,7 +54,7 @@ class Factor:
 
     def gain(self, setting: ModelSetting, least: float = _LEAST_GAIN) -> float:
         """Return the weight of the next observation of a setting."""
-        # What was forecast counts as one reading: a mean at first, later one that forgets.
+        # The forecast counts as one reading: a mean at first, later a mean that forgets.
         return max(least, 1 / (self.each.get(setting, (0.0, 0.0))[1] + 2))
 
     def learn(self, setting: ModelSetting, ratio: float, gain: float) -> "Factor":
@@ -98,8 +98,8 @@ class Learned:
 
 
 def _fill(batch: int, run_s: float, load: Load, hold_s: float) -> float:
-    """Mean number of requests in a run: who came while the first one waited, or while the engine was busy."""
-    joined = load.rate_hz * hold_s - max(0.0, 1 - load.burstiness)  # the next of an even stream is a gap away
+    """Mean number of requests in a run: those that came while the first waited or the engine was busy."""
+    joined = load.rate_hz * hold_s - max(0.0, 1 - load.burstiness)  # an even stream's next one is a gap away
     return min(batch, max(1.0, 1 + joined, load.rate_hz * run_s))
 
 
@@ -122,13 +122,13 @@ def _wait_s(batch: int, run_s: float, load: Load, hold_s: float) -> float:
 def _queue(busy: float) -> float:
     """99th percentile of the wait of random arrivals at an engine whose runs are alike, in runs.
 
-    The tail of the wait is `weight * exp(-decay * runs)`. Where the times between arrivals are gamma
-    distributed with another burstiness than 1, the wait is about as many times longer: `decay` is exactly as
-    many times less. A batch of n is n arrivals, so their burstiness is an n-th.
+    The tail of the wait is `weight * exp(-decay * runs)`. If the times between arrivals are gamma
+    distributed with a burstiness other than 1, the wait is longer by about that factor: `decay` is smaller by
+    exactly that factor. A batch of n is n arrivals, so their burstiness is an n-th.
     """
     if busy <= 0.01:
         return 0.0
-    decay = 2 * math.log(1 / busy)  # over the root, whence Newton's steps come down to it
+    decay = 2 * math.log(1 / busy)  # above the root, so that Newton's steps descend to it
     for _ in range(_NEWTON_STEPS):
         rest = busy * math.expm1(decay) - decay
         decay -= rest / (busy * math.exp(decay) - 1)

@@ -1,4 +1,4 @@
-"""The governor: learns from what is measured, keeps account of the budget, and applies `choose`.
+"""The governor: learns from measurements, keeps account of the budget, and applies `choose`.
 
 One governor holds the limits of a device for all governed models. `tick` is called once a second, always on
 the same thread; it reads neither a clock nor a sensor.
@@ -17,25 +17,25 @@ from edgekit_runtime.power.governor.plausibility import SensorFilter
 from edgekit_runtime.power.governor.settings import Decision, DeviceLimits, ModelSetting, Seen
 from edgekit_runtime.power.sensors.readings import Readings
 
-_LOAD_GAINS: Final = (0.1, 0.5)  # for a second whose requests are as many as chance makes them, and others
-_BURSTINESS_GAIN: Final = 0.1  # one second holds too few gaps to say much
-_IDLE_GAIN: Final = 0.1  # of one second's reading
-_IDLE_W: Final = 0.02  # under this share of the idle power above it, the models do not show
+_LOAD_GAINS: Final = (0.1, 0.5)  # for seconds whose number of requests chance explains, and for others
+_BURSTINESS_GAIN: Final = 0.1  # one second has too few gaps to show much
+_IDLE_GAIN: Final = 0.1  # weight of one second's reading
+_IDLE_W: Final = 0.02  # under this share of the idle power, the models' power does not show
 _NOISE_GAIN: Final = 0.05
-_NOISE: Final = 0.03  # of a reading, as a share, before some were seen
-_DRIFT: Final = 0.0006  # a reading: share by which a device that warms up changes what a request costs
+_NOISE: Final = 0.03  # relative noise of a reading, before some were seen
+_DRIFT: Final = 0.0006  # per reading: share by which warming up changes the cost of a request
 _GAINS: Final = (0.006, 0.04)  # least weight of a reading, by how noisy readings are
-_SETTLING_S: Final = 0.9  # after a change; what is measured then belongs to both settings
-_STALE_S: Final = 3.0  # readings older than this are of a sensor that hangs
+_SETTLING_S: Final = 0.9  # after a change; readings in this time belong to both settings
+_STALE_S: Final = 3.0  # older readings mean that the sensor hangs
 _POWER_PATIENCE: Final = 15
 _HEAT_PATIENCE: Final = 120  # zones step by a degree
-_BLIND_S, _BLIND_SHARE = 30.0, 0.025  # without power for so long, so much of the limit is kept free
-_AIM: Final = 0.995  # of the budget: turns of two settings swing by a few percent around it
-_NOISY: Final = 0.065  # a reading that is so noisy counts as much as what was learned of a used plan
+_BLIND_S, _BLIND_SHARE = 30.0, 0.025  # after this time without power, this share of the limit is kept free
+_AIM: Final = 0.995  # share of the budget to aim at: turns of two settings swing by a few percent
+_NOISY: Final = 0.065  # a reading with this noise counts as much as the learned factors of a used plan
 _LOG_EVERY_S: Final = 60.0
-_MISSED: Final = 0.005  # share of late answers at which caution neither grows nor fades; half of what may be
+_MISSED: Final = 0.005  # share of late answers at which caution is constant; half of the allowed share
 _CAUTION_GAIN: Final = 0.3
-_MORE_CAUTION, _MOST_CAUTION = 0.04, 0.5  # in a second, and at all
+_MORE_CAUTION, _MOST_CAUTION = 0.04, 0.5  # growth in a second, and maximum
 
 _logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Governor:
     """Holds the limits of a device.
 
     Attributes:
-        limits: may be replaced between two ticks.
+        limits: the limits; they may be replaced between two ticks.
         idle_w: first estimate of the power without requests.
         state: state of all models.
     """
@@ -57,9 +57,9 @@ class Governor:
     _power: SensorFilter = field(default=SensorFilter(_POWER_PATIENCE), init=False)
     _heat: SensorFilter = field(default=SensorFilter(_HEAT_PATIENCE), init=False)
     _noise: float = field(default=_NOISE**2, init=False)  # mean square of a reading's relative error
-    _error: float = field(default=0.0, init=False)  # of the last reading, as a share
+    _error: float = field(default=0.0, init=False)  # relative error of the last reading
     _seen_s: float = field(default=-math.inf, init=False)
-    _logged: tuple[float, bool] = field(default=(-math.inf, True), init=False)  # at_s, whether limits held
+    _logged: tuple[float, bool] = field(default=(-math.inf, True), init=False)  # time, whether limits held
 
     def __post_init__(self) -> None:
         self.state = State(self.idle_w)
@@ -70,7 +70,7 @@ class Governor:
         Args:
             now_s: time on the clock of `readings.at_s`.
             readings: the latest; readings older than some seconds count as missing.
-            seen: what was counted of each model that is governed now, by name.
+            seen: counts of each model that is governed now, by name.
         """
         dt_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
         self._at_s = now_s
@@ -129,7 +129,7 @@ class Governor:
         self._heat = self._heat.see(readings.temperature_c, expected_w)
         self._seen_s = self._seen_s if self._power.value is None else readings.at_s
         is_blind = readings.at_s - self._seen_s > _BLIND_S
-        # Once power is back it takes turns of each setting until all are learned again.
+        # Once power is back, each setting needs turns until all are learned again.
         blind = _BLIND_SHARE if is_blind else max(0.0, state.blind - _BLIND_SHARE * dt_s / _BLIND_S)
         settled = readings.at_s - state.since_s >= _SETTLING_S and all(
             _obeys(seen[name], model) for name, model in state.models.items()
@@ -144,7 +144,7 @@ class Governor:
             self._learn_power(measured_w)
 
     def _learn_power(self, measured_w: float) -> None:
-        """Share the error of the forecast among the models, by the uncertainty of each.
+        """Divide the error of the forecast among the models, by the uncertainty of each.
 
         Source: R. E. Kalman, A New Approach to Linear Filtering and Prediction Problems, 1960: the gain of a
         filter whose uncertainties are independent of each other.
@@ -155,7 +155,7 @@ class Governor:
             self.state = replace(state, idle_w=state.idle_w + _IDLE_GAIN * error_w)
             return
         error = error_w / max(measured_w, state.idle_w)
-        # By differences: a forecast that is wrong errs alike each time, a noisy sensor does not.
+        # By differences: a wrong forecast has the same error each time, a noisy sensor does not.
         self._noise += _NOISE_GAIN * ((error - self._error) ** 2 / 2 - self._noise)
         self._error = error
         least = min(max(_DRIFT / max(_DRIFT, math.sqrt(self._noise)), _GAINS[0]), _GAINS[1])
@@ -184,10 +184,10 @@ class Governor:
         most_j = most_credit_j(allowed_w, limits)
         credit_j = 0.0
         if most_j > 0:
-            # What lies longer ago than the window does not count any more.
+            # Energy from before the window does not count any more.
             kept = max(0.0, 1 - dt_s / limits.window_s)
             credit_j = self.state.credit_j * kept + (_AIM * allowed_w - self._used_w()) * dt_s
-        # What is saved up for half a turn is enough; a whole one may be overdrawn, and the half behind it.
+        # Savings for half a turn are enough; the energy of a whole turn and a half may be overdrawn.
         self.state = replace(self.state, credit_j=min(most_j / 2, max(-1.5 * most_j, credit_j)))
 
     def _used_w(self) -> float:
@@ -198,9 +198,9 @@ class Governor:
         )
         if not is_known:
             return measured_w
-        if self._power.repeats:  # it may be stuck, and a steady one was learned
+        if self._power.repeats:  # the sensor may be stuck; if it is steady, the forecast has learned it
             return expected_w
-        # Noise would become debt, and what was learned lags behind the load and a device that warms up.
+        # Noise would become debt, and the learned factors lag behind the load and warming up.
         return expected_w + (measured_w - expected_w) / (1 + self._noise / _NOISY**2)
 
     def _range_w(self) -> tuple[float, float]:
@@ -239,7 +239,7 @@ def _learn_load(model: GovernorModel, seen: Seen, dt_s: float, *, settled: bool)
     if settled and decision is not None and load.run_s is not None:
         learned = learned.learn_run(decision.setting, load.run_s, load.fill, model.profile)
     if decision is not None and decision.holds:
-        # As a quantile is tracked: it settles where the share of late answers is `_MISSED`.
+        # Tracks a quantile: it settles where the share of late answers is `_MISSED`.
         more = min(_MORE_CAUTION, _CAUTION_GAIN * (load.missed - _MISSED))
         caution = min(_MOST_CAUTION, max(0.0, caution + more))
     return replace(model, load=smooth, learned=learned, caution=caution)

@@ -1,4 +1,4 @@
-"""The load of a model from counters that only grow, so that nothing is added to the path of a request."""
+"""The load of a model from counters that only grow, so that a request's path gets no extra work."""
 
 from collections import deque
 from statistics import fmean, pvariance
@@ -7,7 +7,7 @@ from typing import Final
 from edgekit_runtime.power.governor.settings import Load
 
 _TICKS: Final = 30
-_FEW_TICKS: Final = 10  # under so many the arrivals are taken for random
+_FEW_TICKS: Final = 10  # with fewer, arrivals are assumed to be random
 _MOST_BURSTY: Final = 4.0  # a step of the load looks like a burst until it is `_TICKS` old
 
 
@@ -43,7 +43,7 @@ class LoadMeter:
             came: requests since the start, refused ones included.
             answered: requests that got outputs.
             late: requests that missed their deadline.
-            run_s: mean time of the runs since the last call, where there were any.
+            run_s: mean time of the runs since the last call, if there were any.
             fill: mean number of requests in one of them.
         """
         seconds = 0.0 if self._at_s is None else now_s - self._at_s

@@ -1,11 +1,12 @@
 """One plan for all governed models: the settings that together lose least accuracy at each power.
 
-A model that loses 10 % of its accuracy counts as much as a hundred that lose 1 %: what is least is the sum of
-the squared losses. So no model is starved for another, and no watts are spent on the last per mille of one.
+A model that loses 10 % of its accuracy counts as much as a hundred that lose 1 %: the plan minimises the sum
+of the squared losses. So no model is starved for another, and no watts are spent on the last per mille of
+one.
 
-The search is exact. Power and loss are sums over the models, so of two choices for some of the models the one
-with more power and no less loss is never part of a best plan, whatever the others do: models are added one
-by one, and only choices that nothing beats are kept.
+The search is exact. Power and loss are sums over the models. So of two choices for some of the models, the
+one with more power and no less loss is never part of a best plan, for any choice of the others. Models are
+added one by one, and only choices that nothing beats are kept.
 
 Source: H. Kellerer, U. Pferschy and D. Pisinger, Knapsack Problems, 2004, section 3.4 (dynamic programming
 with lists, dominance).
@@ -24,7 +25,7 @@ class Option:
 
     Attributes:
         setting: setting of the model.
-        power_w: above the idle power.
+        power_w: power above the idle power.
         loss: share of its accuracy that the model loses; over 1 if it misses its deadline.
     """
 
@@ -61,7 +62,7 @@ def make_frontier(models: Iterable[Sequence[Option]], idle_w: float) -> list[Pla
     """Return the plans that nothing beats in power and loss, from the least power to the least loss.
 
     Args:
-        models: options of each, at least one.
+        models: options of each model, at least one.
         idle_w: power of the device without requests.
     """
     front = [Plan(idle_w)]
@@ -83,7 +84,7 @@ def choose_turns(
 
     Returns:
         A plan under `allowed_w` and the next one over it; the first is None if no plan is under it, the
-        second where none is over it or turns of it would lose more.
+        second if none is over it or turns of it would lose more.
     """
     hull: list[Plan] = []
     for plan in frontier:
@@ -106,7 +107,7 @@ def _keep_best(choices: Iterable[Choice]) -> list[Choice]:
 
 
 def _is_above(middle: Plan, left: Plan, right: Plan) -> bool:
-    """Whether turns of the outer two lose no more than the one between them, at its power."""
+    """Whether turns of the outer two lose no more than the middle one, at its power."""
     return (middle.loss - left.loss) * (right.power_w - left.power_w) >= (right.loss - left.loss) * (
         middle.power_w - left.power_w
     )

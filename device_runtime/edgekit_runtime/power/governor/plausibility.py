@@ -1,7 +1,7 @@
 """Filters the readings of a sensor: single spikes are replaced, and a stuck sensor is detected.
 
 A reading that repeats to the last digit proves nothing by itself: zones step by a degree, and an idle
-board is steady. It is stuck if it stays while what must move it has moved.
+board is steady. A sensor is stuck if its reading stays although the expected power has moved.
 """
 
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from statistics import median
 from typing import Final
 
 _MOVED: Final = 0.25  # share by which the expected power must have moved
-_KEPT: Final = 5  # readings
+_KEPT: Final = 5  # number of readings
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class SensorFilter:
 
     Attributes:
         patience: equal readings before a sensor may be called stuck.
-        recent: the last five readings, of which two may be nonsense.
+        recent: the last five readings, of which two may be wrong.
         repeats: how often the last reading was repeated.
         least_w, most_w: power that was expected while it repeated.
     """
@@ -33,7 +33,7 @@ class SensorFilter:
         """Return the state after a reading.
 
         Args:
-            value: read, or None.
+            value: the reading, or None.
             expected_w: forecast power of the device.
         """
         if value is None:

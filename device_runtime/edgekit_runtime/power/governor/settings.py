@@ -23,14 +23,14 @@ class ModelSetting:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a setting costs, before anything is learned here.
+    """The costs of a setting, before anything is learned here.
 
     Attributes:
-        latency_s: latency of one run with a full batch, the mean.
+        latency_s: mean latency of one run with a full batch.
         energy_j: energy of one request, above the idle power. A guess may be off by a constant factor, which
             the governor learns; the order of the settings should be right.
-        accuracy: 0..1.
-        status: where latency and energy come from.
+        accuracy: accuracy, 0..1.
+        status: origin of latency and energy.
     """
 
     latency_s: float
@@ -86,7 +86,7 @@ class BatteryLimit:
     """A charge that must be left at a given time and from then on.
 
     Attributes:
-        floor: 0..1.
+        floor: the least charge, 0..1.
         until_s: time on the governor's clock.
     """
 
@@ -100,13 +100,13 @@ class BatteryLimit:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """The limits of the device, whichever models run; None is no limit.
+    """The limits of the device, for all models; None is no limit.
 
     Attributes:
         power_w: mean power over any `window_s`, watts.
         temperature_c: temperature of the hottest zone.
         battery: charge that must be left.
-        window_s: over which `power_w` is a mean, like the window of a processor's own power limit. With 0, no
+        window_s: window of the mean `power_w`, like the window of a processor's own power limit. With 0, no
             setting is chosen that is expected to draw more, not even for a moment.
     """
 
@@ -147,8 +147,8 @@ class Seen:
 
     Attributes:
         profile: settings that may be chosen.
-        load: what was counted since the last tick.
-        running: the setting that ran since then, if a change takes time; None is the decided one.
+        load: load since the last tick.
+        running: the setting that ran since then, if a change takes time; None for the decided one.
     """
 
     profile: Profile

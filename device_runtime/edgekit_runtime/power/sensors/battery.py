@@ -15,7 +15,7 @@ _PICO: Final = 1e-12  # microamperes times microvolts are picowatts
 
 
 def find_battery(sysfs: Sysfs) -> Family:
-    """Return the probes of the first battery: charge, and where it has them discharge and capacity."""
+    """Return the probes of the first battery: charge, and if it has them, discharge and capacity."""
     for folder in sysfs.find("class/power_supply/*"):
         is_battery = read_label(folder / "type", "") == "Battery"
         if is_battery and read_label(folder / "scope", "System") != "Device":
@@ -53,7 +53,7 @@ def _read_discharge(folder: Path, _now_s: float) -> float:
     else:
         current_ua, voltage_uv = read_number(folder / "current_now"), read_number(folder / "voltage_now")
         watts = abs(current_ua) * voltage_uv * _PICO
-    # Drivers do not agree on the sign of the current; the status says where it flows.
+    # Drivers do not agree on the sign of the current; the status shows its direction.
     return -watts if read_label(folder / "status", "") == "Charging" else watts
 
 

@@ -1,4 +1,4 @@
-"""The cap that the kernel or the firmware holds the CPU's clock down to, as a share of its highest.
+"""The cap of the CPU's clock, set by the kernel or the firmware, as a share of its highest clock.
 
 Source: Documentation/admin-guide/pm/cpufreq.rst of the kernel (kilohertz).
 """
@@ -11,7 +11,7 @@ from edgekit_runtime.power.sensors.sysfs import Sysfs, read_number
 
 
 def find_clocks(sysfs: Sysfs) -> Family:
-    """Return one probe a cluster of cores."""
+    """Return a probe per cluster of cores."""
     probes = tuple(
         Probe(f"cpufreq/{policy.name}", "clock_share", partial(_read, policy))
         for policy in sysfs.find("devices/system/cpu/cpufreq/policy*")
@@ -21,7 +21,7 @@ def find_clocks(sysfs: Sysfs) -> Family:
 
 
 def _read(policy: Path, _now_s: float) -> float:
-    # The cap, not the clock of the moment: an idle core clocks low without being held down.
+    # The cap, not the present clock: an idle core has a low clock without being throttled.
     highest = read_number(policy / "cpuinfo_max_freq")
     if highest <= 0:
         raise ValueError(f"{policy}/cpuinfo_max_freq is {highest}, expected more than 0")

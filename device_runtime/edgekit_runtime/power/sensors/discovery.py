@@ -25,8 +25,8 @@ class Sensors:
     """The sensors of power, heat and battery of a device.
 
     Attributes:
-        families: what was searched for, with what is missing and why.
-        probes: all that were found.
+        families: the kinds of sensors that were searched for, with missing ones and why.
+        probes: all found probes.
         source: source of power and energy, or None if nothing measures them.
     """
 
@@ -38,7 +38,7 @@ class Sensors:
         """Return a number or None for each; raises nothing.
 
         Args:
-            now_s: time on a monotonic clock; not before that of the last call.
+            now_s: time on a monotonic clock; not before the time of the last call.
         """
         values = {probe.name: probe.read(now_s) for probe in self.probes}
 
@@ -68,7 +68,7 @@ def discover(sysfs: Sysfs | None = None, vcgencmd: str | None = None) -> Sensors
     """Return the sensors below a tree.
 
     Args:
-        sysfs: where to look; by default the device's own `/sys`, with `vcgencmd` from the search path.
+        sysfs: tree to search; by default the device's own `/sys`, with `vcgencmd` from the search path.
         vcgencmd: path of a Raspberry Pi's tool.
     """
     if sysfs is None:

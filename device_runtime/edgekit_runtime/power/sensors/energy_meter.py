@@ -1,10 +1,9 @@
-"""Measured energy of a request, shared out by a fixed rule.
+"""Measured energy of a request, by a fixed rule of division.
 
-The rule: what a device draws above its idle power while models run belongs to the models, and is shared
-among them by the time for which their engines ran; a request's energy is its model's share over its
-requests. It is known once power and the idle power were both measured here, and is never
-estimated by a model of the device. Other programs of the device that work at the same time are counted
-in: the rule cannot tell them apart.
+The rule: the energy above idle power while models run belongs to the models, and is divided among them by
+the time for which their engines ran; a request's energy is its model's share over its requests. It is
+known once power and the idle power were both measured here, and is never estimated by a model of the
+device. It includes the work of other programs at the same time: the rule cannot tell them apart.
 """
 
 from collections.abc import Mapping
@@ -14,8 +13,8 @@ from typing import Final
 from edgekit_runtime.power.sensors.readings import Readings
 
 _IDLE_BUSY_SHARE: Final = 0.01  # under this an interval counts as idle
-_IDLE_GAIN: Final = 0.1  # of a new idle interval; follows leakage as the device warms within a minute
-_IDLE_SAMPLES: Final = 5  # before the idle power counts as measured
+_IDLE_GAIN: Final = 0.1  # weight of a new idle interval; follows leakage as the device warms within a minute
+_IDLE_SAMPLES: Final = 5  # idle intervals before the idle power counts as measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class EnergyShare:
 
 @dataclass(slots=True)
 class EnergyMeter:
-    """Shares out measured energy.
+    """Divides measured energy.
 
     Attributes:
         idle_w: power without work, or None if not measured yet.
@@ -60,10 +59,10 @@ class EnergyMeter:
     _requests: dict[str, int] = field(default_factory=dict)
 
     def add(self, readings: Readings, work: Mapping[str, Work]) -> dict[str, EnergyShare]:
-        """Count work. The same readings once more only add work to the current interval.
+        """Count work. Repeated readings only add work to the current interval.
 
         Args:
-            readings: the latest.
+            readings: the latest readings.
             work: model -> its work since the last call.
 
         Returns:

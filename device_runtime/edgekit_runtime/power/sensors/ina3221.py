@@ -1,6 +1,6 @@
 """Power rails that an INA3221 measures: every Jetson board, and add-on boards.
 
-Two drivers exist: the kernel's (JetPack 5 and later; below `class/hwmon`, or below the I2C driver where a
+Two drivers exist: the kernel's (JetPack 5 and later; below `class/hwmon`, or below the I2C driver if a
 container hides that), and NVIDIA's older one (JetPack 4; `ina3221x`, below `iio:device*`).
 
 Source: Documentation/hwmon/ina3221.rst of the kernel; rail names: NVIDIA Jetson Linux Developer Guide,
@@ -15,13 +15,13 @@ from typing import Final
 from edgekit_runtime.power.sensors.probe import Family, Probe
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label, read_number
 
-# A rail that carries everything, at the board's input: Orin Nano/NX and Xavier NX, then Nano and TX.
+# Rails at the board's input, which carry everything: Orin Nano/NX and Xavier NX, then Nano and TX.
 WHOLE_BOARD: Final = frozenset({"VDD_IN", "POM_5V_IN"})
 _CHANNELS: Final = (1, 2, 3)  # 4 to 7 are shunt voltages and their sum
 
 
 def find_rails(sysfs: Sysfs) -> Family:
-    """Return one probe of watts a rail."""
+    """Return a probe of watts per rail."""
     rails = [*_hwmon_rails(sysfs), *_iio_rails(sysfs)]
     return Family("ina3221", tuple(rails), "" if rails else "no INA3221 (they are on Jetson boards)")
 

@@ -7,13 +7,13 @@ from typing import Final
 from edgekit_runtime.power.sensors.ina3221 import WHOLE_BOARD
 from edgekit_runtime.power.sensors.probe import MOST_POWER_W, Probe
 
-# Over a longer gap a straight line between two powers is an invention.
+# Over a longer gap, a straight line between two powers would be a guess.
 _MAX_GAP_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The power and energy between two readings; None is unknown."""
+    """Power and energy between two readings; None if unknown."""
 
     seconds: float
     power_w: float | None
@@ -22,7 +22,7 @@ class Interval:
 
 @dataclass(slots=True)
 class PowerSource:
-    """Adds up probes that together are the device, as far as it is measured.
+    """Adds up probes that together measure the device, as far as possible.
 
     Attributes:
         scope: the part of the device that they measure, for messages.
@@ -40,14 +40,14 @@ class PowerSource:
         """Return the power and energy since the last call.
 
         Args:
-            values: probe name -> number; a sum with one number missing is missing.
+            values: probe name -> number; with one number missing, the sum is missing.
             now_s: time on a monotonic clock.
         """
         numbers = [values.get(name) for name in self.names]
         known = [number for number in numbers if number is not None]
         total = sum(known) if len(known) == len(numbers) and min(known) >= 0 else None
         if total == 0 and not self.counts:
-            total = None  # reading this takes power: a full battery on a charger reports 0
+            total = None  # a running device draws power: a full battery on a charger reports 0
         seconds = 0.0 if self._at_s is None else now_s - self._at_s
         interval = self._count(total, seconds) if self.counts else self._join(total, seconds)
         if total is not None or not self.counts:

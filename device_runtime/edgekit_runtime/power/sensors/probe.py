@@ -16,8 +16,8 @@ Quantity: TypeAlias = Literal[
     "energy_j",  # joules since the probe was made, never falling
     "temperature_c",  # degrees Celsius
     "charge",  # of a battery, 0..1
-    "discharge_w",  # what flows out of a battery, watts; negative while it is charged
-    "capacity_j",  # what a full battery holds, joules
+    "discharge_w",  # power out of a battery, watts; negative while it is charged
+    "capacity_j",  # energy of a full battery, joules
     "throttle_bits",  # of a Raspberry Pi, see `raspberry`
     "clock_share",  # 0..1, of the highest clock that the CPU has
 ]
@@ -40,12 +40,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Probe:
-    """One number that a device can give; faults of its sensor are logged, never raised.
+    """One number of a sensor; faults of the sensor are logged, never raised.
 
     Attributes:
         name: unique on the device, such as `ina3221/VDD_IN`.
-        quantity: what the number is, and its unit.
-        ask: returns it; takes the time on a monotonic clock, seconds. Raises OSError or ValueError.
+        quantity: meaning and unit of the number.
+        ask: function that returns the number; takes the time on a monotonic clock, seconds. Raises OSError or
+            ValueError.
         fault: why the last reading failed, or None.
     """
 
@@ -82,8 +83,8 @@ class Family:
 
     Attributes:
         name: name of the kind.
-        probes: may be empty.
-        missing: what is missing, why, and what to do about it; empty if nothing is missing.
+        probes: the found probes; may be empty.
+        missing: what is missing, why, and the remedy; empty if nothing is missing.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Energy counters of x86 processors (RAPL), through the kernel's powercap tree.
 
-They count the processor (and its memory, where it says so), not the device: a disk, a screen or a power
-supply is not in them, unless the board has the domain `psys`.
+They count the processor (and its memory, if it has that domain), not the device: they do not include a disk,
+a screen or a power supply, unless the board has the domain `psys`.
 
 Source: Documentation/power/powercap/powercap.rst of the kernel.
 """
@@ -14,7 +14,7 @@ from typing import Final
 from edgekit_runtime.power.sensors.probe import Family, Probe
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label, read_number
 
-# core and uncore are parts of a package: to add them would count twice.
+# core and uncore are parts of a package: adding them would count twice.
 _COUNTED: Final = ("psys", "package", "dram")
 _READ_PROTECTED: Final = (
     "the counters are there, but only root may read them (the kernel protects them since CVE-2020-8694):"
@@ -26,8 +26,8 @@ _READ_PROTECTED: Final = (
 class EnergyCounter:
     """Joules since the first reading, from a counter of microjoules that begins again at its range.
 
-    A counter that turned around more than once between two readings lost whole ranges unseen; a range is
-    tens of kilojoules and more, so with a reading a second that takes a device of tens of kilowatts.
+    If a counter wraps more than once between two readings, whole ranges are lost unnoticed. A range is tens
+    of kilojoules and more, so with a reading a second that takes a device of tens of kilowatts.
     """
 
     range_uj: int
@@ -38,7 +38,7 @@ class EnergyCounter:
         """Return the joules so far, after a reading.
 
         Args:
-            counted_uj: 0..range.
+            counted_uj: reading of the counter, 0..range.
 
         Raises:
             ValueError: the reading is outside the range.
@@ -52,7 +52,7 @@ class EnergyCounter:
 
 
 def find_counters(sysfs: Sysfs) -> Family:
-    """Return one probe of joules a domain, in the order `psys`, packages, memory."""
+    """Return a probe of joules per domain, in the order `psys`, packages, memory."""
     zones = [
         *sysfs.find("class/powercap/intel-rapl:*"),
         *sysfs.find("class/powercap/intel-rapl:*/intel-rapl:*"),
@@ -73,7 +73,7 @@ def find_counters(sysfs: Sysfs) -> Family:
 def _probes(zones: list[tuple[Path, str]]) -> Iterator[Probe]:
     for zone, label in zones:
         path = zone / "energy_uj"
-        read_number(path)  # now, so that a missing permission is told once and as what it is
+        read_number(path)  # now, so that a missing permission is reported once, as itself
         counter = EnergyCounter(read_number(zone / "max_energy_range_uj"))
         if counter.range_uj <= 0:
             raise ValueError(f"{zone}/max_energy_range_uj is {counter.range_uj}, expected more than 0")
@@ -81,5 +81,5 @@ def _probes(zones: list[tuple[Path, str]]) -> Iterator[Probe]:
         def read(_now_s: float, path: Path = path, counter: EnergyCounter = counter) -> float:
             return counter.add(read_number(path))
 
-        # The folder's number keeps two memories or two sockets of one name apart.
+        # The folder's number distinguishes two memories or two sockets of one name.
         yield Probe(f"rapl/{label}@{zone.name.partition(':')[2]}", "energy_j", read)

@@ -1,8 +1,8 @@
 """A Raspberry Pi's throttling bits, and the power that the Pi 5's power chip measures.
 
-The bits come from sysfs where the kernel has them, else from `vcgencmd`; the Pi 5's power only from
-`vcgencmd`. It costs a process, so it is asked every few seconds, on the sampling thread. No Pi was at
-hand: the formats are those of its documentation and of users' listings.
+The bits come from sysfs if the kernel has them, else from `vcgencmd`; the Pi 5's power only from
+`vcgencmd`. That costs a process, so it runs only every few seconds, on the sampling thread. No Pi was
+available: the formats are those of its documentation and of users' listings.
 
 Source: raspberrypi.com/documentation/computers/os.html, `get_throttled` and `pmic_read_adc`; the kernel's
 drivers/firmware/raspberrypi.c (`get_throttled` in hexadecimal).
@@ -44,7 +44,7 @@ _ADC: Final = re.compile(r"^\s*(\S+)_([AV]) \w+\(\d+\)=([0-9.]+)[AV]\s*$", re.MU
 
 @dataclass(slots=True)
 class Vcgencmd:
-    """Asks `vcgencmd`, and repeats its answer for some seconds."""
+    """Runs `vcgencmd`, and keeps its answer for some seconds."""
 
     program: str
     words: str
@@ -52,7 +52,7 @@ class Vcgencmd:
     until_s: float = float("-inf")
 
     def ask(self, now_s: float) -> str:
-        """Return what it prints.
+        """Return its output.
 
         Raises:
             OSError: it cannot be started, fails or takes too long.
@@ -76,7 +76,7 @@ def find_raspberry(sysfs: Sysfs, vcgencmd: str | None) -> Family:
     """Return the probe of the throttling bits and, on a Pi 5, of watts.
 
     Args:
-        sysfs: where to look.
+        sysfs: tree to search.
         vcgencmd: path of the program, or None if there is none.
     """
     path = next((path for pattern in _PATTERNS for path in sysfs.find(pattern)), None)
@@ -111,7 +111,7 @@ def parse_bits(text: str) -> float:
     """Return the bits in `50005`, `0x50005` or `throttled=0x50005`.
 
     Raises:
-        ValueError: it is no hexadecimal number of 32 bits.
+        ValueError: the text is no hexadecimal number of 32 bits.
     """
     digits = text.strip().removeprefix("throttled=").removeprefix("0x")
     if not re.fullmatch("[0-9a-fA-F]{1,8}", digits):
@@ -122,7 +122,7 @@ def parse_bits(text: str) -> float:
 def parse_pmic(text: str) -> float:
     """Return the watts of all rails for which `pmic_read_adc` gives volts and amperes.
 
-    That is less than what the board draws: USB devices and the losses of the power chip are not in it.
+    The board draws more: this does not include USB devices and the losses of the power chip.
 
     Raises:
         ValueError: no rail has both.

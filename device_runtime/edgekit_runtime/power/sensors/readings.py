@@ -1,4 +1,4 @@
-"""The readings of a device at one moment: plain values; None could not be read."""
+"""The readings of a device at one moment: plain values, or None."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,12 +24,12 @@ class Readings:
     """The readings of all sensors.
 
     Attributes:
-        at_s: when, on a monotonic clock.
-        power_w: what the device draws now (counters: since the reading before), watts.
+        at_s: time of the readings, on a monotonic clock.
+        power_w: present power of the device (counters: mean since the last reading), watts.
         interval_j: joules since the reading before, or None if that is unknown.
         interval_s: seconds since the reading before; 0 for the first.
         temperature_c: temperature of the hottest zone where a model computes.
-        battery: or None.
+        battery: the battery, or None.
         throttle_bits: throttling bits of a Raspberry Pi, or None.
         clock_share: the lowest cap of a CPU cluster, as a share of its highest clock, or None.
         values: probe name -> its number.

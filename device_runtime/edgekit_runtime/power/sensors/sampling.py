@@ -1,7 +1,6 @@
-"""Reads the sensors once a second on a thread of its own, away from requests.
+"""Reads the sensors once a second on a separate thread, away from requests.
 
-A sensor whose bus hangs holds this thread and nothing else: the last readings only grow old, which
-their `at_s` shows.
+A sensor whose bus hangs blocks only this thread: the last readings grow old, which their `at_s` shows.
 """
 
 import threading

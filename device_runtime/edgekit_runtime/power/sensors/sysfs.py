@@ -1,4 +1,4 @@
-"""Reading what the kernel shows below `/sys`, with bounds. It interprets nothing."""
+"""Reads attributes below `/sys`, with bounds. It interprets nothing."""
 
 import os
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 SYSFS_ROOT: Final = Path("/sys")
-_MAX_BYTES: Final = 4096  # one page is all that an attribute of sysfs can hold
+_MAX_BYTES: Final = 4096  # one page, the largest attribute of sysfs
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Sysfs:
     root: Path = SYSFS_ROOT
 
     def find(self, pattern: str) -> tuple[Path, ...]:
-        """Return the paths that match, in natural order; nothing if a folder is absent or closed to us."""
+        """Return the matching paths, in natural order; none if a folder is absent or not readable."""
         try:
             return tuple(sorted(self.root.glob(pattern), key=lambda path: (len(str(path)), str(path))))
         except OSError:
@@ -27,7 +27,7 @@ def read_text(path: Path) -> str:
     """Return an attribute without the white space around it.
 
     Raises:
-        OSError: it is gone, closed to us, or its driver failed (EIO, EAGAIN of a device that sleeps).
+        OSError: it is gone or not readable, or its driver failed (EIO, EAGAIN of a device that sleeps).
         ValueError: it is not text.
     """
     # Without O_NONBLOCK a pipe instead of an attribute would block the sampling thread for ever.
@@ -42,19 +42,19 @@ def read_number(path: Path) -> int:
     """Return an attribute that holds one whole number.
 
     Raises:
-        OSError: as `read_text`.
+        OSError: as in `read_text`.
         ValueError: it holds something else.
     """
     text = read_text(path)
     digits = text.removeprefix("-")
-    # int() takes underscores and digits of any script, and turns a page of digits into a huge number.
+    # int() accepts underscores and digits of any script, and turns a page of digits into a huge number.
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 20):
         raise ValueError(f"{path} holds {text[:40]!r}, expected a whole number")
     return int(text)
 
 
 def read_label(path: Path, default: str) -> str:
-    """Return an attribute that names something, or `default` where there is none."""
+    """Return an attribute with a name, or `default` if there is none."""
     try:
         return read_text(path) or default
     except (OSError, ValueError):

@@ -10,12 +10,12 @@ from typing import Final
 from edgekit_runtime.power.sensors.probe import Family, Probe
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label, read_number
 
-# Not where a model computes: radios, batteries, chargers; and the zone of old Jetsons that always says 100 C.
+# No model computes there: radios, batteries, chargers; and the zone of old Jetsons that always shows 100 C.
 _ELSEWHERE: Final = ("wifi", "iwl", "bat", "charger", "pmic", "skin", "modem", "nvme", "fan")
 
 
 def find_zones(sysfs: Sysfs) -> Family:
-    """Return one probe of degrees a zone that lies where a model computes, or of all if none is known to."""
+    """Return one probe of degrees per zone where a model computes, or per zone if none is known to."""
     zones = {
         zone: read_label(zone / "type", zone.name)
         for zone in sysfs.find("class/thermal/thermal_zone*")

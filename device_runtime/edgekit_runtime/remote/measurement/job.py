@@ -1,6 +1,6 @@
-"""A job of measuring as it comes to a device, and its result: a line of JSON, then blobs; one JSON object.
+"""A measurement job as a device gets it, a line of JSON and blobs, and its result, one JSON object.
 
-It runs nothing (`job_runner`).
+This module runs nothing (`job_runner` does).
 """
 
 import json
@@ -28,7 +28,7 @@ class JobInput:
     """One input of a graph; its values are a blob.
 
     Attributes:
-        name, dtype, shape: of the input; dtype is one of `tensors.DTYPES`.
+        name, dtype, shape: name, dtype and shape of the input; dtype is one of `tensors.DTYPES`.
         blob: number of the blob.
     """
 
@@ -40,13 +40,13 @@ class JobInput:
 
 @dataclass(frozen=True, slots=True)
 class TransferCoding:
-    """What a half of a model does with the tensors that cross the link, beside its graph.
+    """The work of a half of a model on the tensors that cross the link, beside its graph.
 
     Attributes:
-        tensors: those that are sent, outputs or inputs of a head, or inputs of a tail.
-        does: `encode` of a head, after its run; `decode` of a tail, before its run.
+        tensors: tensors that are sent: outputs or inputs of a head, or inputs of a tail.
+        does: `encode` for a head, after its run; `decode` for a tail, before its run.
         media: tensor that is sent as a file -> its codec.
-        compression: of the body.
+        compression: compression of the body.
     """
 
     tensors: tuple[str, ...]
@@ -63,8 +63,8 @@ class JobGraph:
         model: number of the blob with the ONNX model; None for a head that only codes its inputs.
         options: `OrtOptions` that differ from their defaults.
         weights: location of external data -> number of the blob.
-        inputs: what it runs on; where they are empty, values are made up, and free dimensions are 1.
-        coding: what is timed with it; None for the graph alone.
+        inputs: inputs of the run; if they are empty, values are generated, and free dimensions are 1.
+        coding: coding that is timed with it; None for the graph alone.
     """
 
     model: int | None
@@ -76,17 +76,17 @@ class JobGraph:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to measure.
+    """A measurement job.
 
     Attributes:
         kind: `profile` for the kernels of the one graph; `time` for whole runs of all, five in a row in turn;
-            `batch` for the mean of runs that follow one another without a pause, of all in turn.
+            `batch` for the mean of consecutive runs without a pause, of all in turn.
         graphs: the graphs.
         blob_bytes: size of each blob.
-        seconds: time limit, kept approximately; loading is not counted. Runs at another than the usual speed
-            of the processor do not count, up to twice that time.
-        quota: processor time that the sender grants, in cores; None for what the system says.
-        usual_s: of `MachineFacts`, from an earlier job whose times these are compared with; where the
+        seconds: time limit, kept approximately; loading is not counted. Runs at a speed of the processor
+            other than the usual one do not count, up to twice that time.
+        quota: processor time that the sender grants, in cores; None for the system's figure.
+        usual_s: `MachineFacts.usual_s` of an earlier job with whose times these are compared; if the
             processor hardly ever has that speed, times at another one count.
     """
 
@@ -103,11 +103,11 @@ class Timing:
     """Time of one run, after a pause of 20 ms unless it is one of a batch.
 
     Attributes:
-        seconds: the mean of the middle half of the runs, at one speed of the processor; of all, where the
+        seconds: the mean of the middle half of the runs, at one speed of the processor; of all runs if the
             kernel makes runs wait for a quota.
-        spread: distance of the quartiles, as a share of the median.
-        rounds: how many runs were timed.
-        usual_s: that speed (`SpeedGate`), the same for all timings of a job; None of a node.
+        spread: distance between the quartiles, as a share of the median.
+        rounds: number of timed runs.
+        usual_s: that speed (`SpeedGate`), the same for all timings of a job; None for a node.
     """
 
     seconds: _Seconds
@@ -121,7 +121,7 @@ class NodeTiming:
     """Time of one node of the optimised graph.
 
     Attributes:
-        name: of the node, as onnxruntime has it.
+        name: name of the node in onnxruntime.
         op: its operator.
         timing: its time.
         output_bytes: sizes of its outputs.
@@ -138,12 +138,12 @@ class Measured:
     """The result of a job.
 
     Attributes:
-        machine: where it was measured.
-        timings: one for each graph.
-        nodes: of a profile, in the order in which they ran.
+        machine: the machine that measured.
+        timings: one timing for each graph.
+        nodes: nodes of a profile, in the order in which they ran.
         graph: the optimised graph without large weights, an ONNX model in base64.
-        obstacle: why there are no nodes; empty where there are.
-        request: of a profile, what a request takes beside the model.
+        obstacle: why there are no nodes; empty if there are.
+        request: for a profile, the costs of a request beside the model.
     """
 
     machine: MachineFacts
@@ -158,7 +158,7 @@ def read_job(stream: IO[bytes]) -> tuple[Job, list[memoryview]]:
     """Return the job on a stream, and its blobs.
 
     Raises:
-        CutError: it is malformed, too large, or ends too soon.
+        CutError: the job is malformed, too large, or ends too soon.
     """
     line = stream.readline(MAX_HEADER_BYTES)
     try:

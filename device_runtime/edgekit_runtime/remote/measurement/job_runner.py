@@ -1,7 +1,7 @@
 """Measures models on this machine for the planner: the program behind `edgekit-device offload measure`.
 
-It runs one job (`job`) and ends, it never serves. It needs numpy and onnxruntime, and knows nothing of ONNX:
-what the kernels mean is worked out on the host (`edgekit_offload.profiling`).
+It runs one job (`job`) and ends; it is no server. It needs numpy and onnxruntime, and knows nothing about
+ONNX: the host interprets the kernels (`edgekit_offload.profiling`).
 """
 
 import contextlib
@@ -50,26 +50,24 @@ if TYPE_CHECKING:
 _MAX_PROFILED_NODES: Final = (
     20_000  # onnxruntime writes 800 bytes for each, and Python reads them all at once
 )
-_NODE_BYTES: Final = 150  # of the file of a graph without weights, at least
+_NODE_BYTES: Final = 150  # least size in the file of a graph without weights
 _MIN_ROUNDS: Final = 5
 _MAX_ROUNDS: Final = 2000
 _WARMUP_ROUNDS: Final = 3
 _IN_A_ROW: Final = 5
 _BATCH_S: Final = 0.03
 _FIND_SPEED_S: Final = 1.2
-# Before a run: a request comes after a while, and finds caches, TLBs and branch predictors in use by others.
-# Small models then take 1.4 to 2.6 times as long as runs in a row, processor time too, whether the processor
-# sleeps meanwhile or not; pauses of 100 ms add another 5 to 10 %.
+# Pause before a run: a request comes after a while, when others use caches, TLBs and branch predictors.
+# Small models then take 1.4 to 2.6 times as long as runs in a row, in processor time too, whether the
+# processor sleeps meanwhile or not; pauses of 100 ms add another 5 to 10 %.
 PAUSE_S: Final = 0.02
-_REQUEST_SHARE: Final = 0.5  # of the time of a job
+_REQUEST_SHARE: Final = 0.5  # share of a job's time
 _KERNEL_SUFFIX: Final = "_kernel_time"
-_TRUNCATED_S: Final = (
-    0.5e-6  # onnxruntime cuts times to whole microseconds, which takes half of one on average
-)
+_TRUNCATED_S: Final = 0.5e-6  # onnxruntime cuts times to whole microseconds: half of one is lost on average
 
 
 def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
-    """Return what a job asks for.
+    """Return the measurements of a job.
 
     Raises:
         CutError: an input does not fit its blob.
@@ -92,7 +90,7 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
             run()
         while _lacks_rounds(clocks, job.seconds, until_s):
             for number in orders.permutation(len(clocks)):
-                clocks[number].run()  # the others have used the caches; a device runs one way again and again
+                clocks[number].run()  # refills caches that the others used; a device runs one way repeatedly
                 for _ in range(_IN_A_ROW):
                     clocks[number].time()
         usual_s = _settle(clocks, gate)
@@ -101,7 +99,7 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
 
 
 def _has_waits(facts: MachineFacts, job: Job) -> bool:
-    """Return whether the kernel makes runs wait for a quota, which the middle half of them does not show.
+    """Return whether the kernel makes runs wait for a quota, which their middle half does not show.
 
     The quota that a sender grants is spread evenly (`edgekit_offload.emulation`).
     """
@@ -115,7 +113,7 @@ def _profile(
     folder: Path,
     gate: SpeedGate,
 ) -> Measured:
-    """Return times of a graph's nodes, and of whole runs that were not profiled, in turn with the others."""
+    """Return times of a graph's nodes, and of whole runs without profiling, in turn."""
     graph = job.graphs[0]
     plain = _open(graph, blobs, folder, 0)
     obstacle, session, profiled = "", None, plain
@@ -212,7 +210,7 @@ def _encode(coding: TransferCoding, tensors: Mapping[str, Array]) -> list[bytes 
 def _decode(
     coding: TransferCoding, tensors: Mapping[str, Array], parts: Sequence[bytes | memoryview]
 ) -> list[object]:
-    """Undo `_encode`; what arrives as it is costs nothing."""
+    """Undo `_encode`; tensors that arrive as they are cost nothing."""
     if coding.compression == "zstd":
         return [decompress(parts[0], "zstd", max_bytes=MAX_BLOBS_BYTES)]
     files = {name: part for name, part in zip(coding.tensors, parts, strict=True) if name in coding.media}
@@ -244,7 +242,7 @@ def _load(
             for name, number in graph.weights.items():
                 opened = stack.enter_context(with_weights(opened, name, blobs[number], settings))
             session = create_session(opened, settings, options.disabled_optimizers)
-    except Exception as cause:  # its exceptions have no common base but this
+    except Exception as cause:  # its exceptions have no other common base
         raise BackendError(f"backend 'ort': onnxruntime refused the model: {cause}") from cause
     path.unlink()
     return session
@@ -253,7 +251,7 @@ def _load(
 def _bind(
     session: "onnxruntime.InferenceSession", graph: JobGraph, blobs: Sequence[memoryview]
 ) -> Callable[[], object]:
-    """Return a call that runs a session on the inputs of the job, once tried."""
+    """Return a call, tried once, that runs a session on the inputs of the job."""
     if graph.inputs:
         feeds = {one.name: _read_input(one, blobs[one.blob]) for one in graph.inputs}
     else:
@@ -293,10 +291,10 @@ def _make_input(node: Any, values: np.random.Generator) -> Array:
 
 
 def make_inputs(session: "onnxruntime.InferenceSession") -> dict[str, Array]:
-    """Return values that a session can run on: between 0 and 1, and 0 where whole numbers may be indices.
+    """Return values that a session can run on: in 0..1, and 0 for integers, which may be indices.
 
     Raises:
-        BackendError: an input is no plain tensor.
+        BackendError: an input is not a plain tensor.
     """
     values = np.random.default_rng(0)
     return {node.name: _make_input(node, values) for node in session.get_inputs()}
@@ -327,7 +325,7 @@ def _read_profile(path: Path) -> tuple[NodeTiming, ...]:
 
 
 def _count_bytes(typed_shape: Mapping[str, Sequence[int]]) -> int:
-    """Return the size of a tensor as profiles write it: `{"float": [1, 16]}`."""
+    """Return the size of a tensor in a profile's form: `{"float": [1, 16]}`."""
     size_bytes = 0
     for name, shape in typed_shape.items():
         kind = {"float": "float32", "double": "float64"}.get(name, name)
@@ -336,13 +334,13 @@ def _count_bytes(typed_shape: Mapping[str, Sequence[int]]) -> int:
 
 
 class _Clock:
-    """Times of one thing to run.
+    """Times of one call.
 
     Attributes:
-        run: the thing.
-        seconds: of the runs at the usual speed of the processor.
+        run: the call.
+        seconds: times of the runs at the usual speed of the processor.
         others: time and speed of the other runs.
-        spent_s: of the runs at the usual speed, with their pauses.
+        spent_s: time of the runs at the usual speed, with their pauses.
     """
 
     def __init__(self, run: Callable[[], object], gate: SpeedGate, quota: float | None) -> None:
@@ -367,14 +365,14 @@ class _Clock:
 
     @property
     def rounds(self) -> int:
-        """How many runs there were, at any speed."""
+        """The number of runs, at any speed."""
         return len(self.seconds) + len(self.others)
 
 
 def _time_batches(runs: Sequence[Callable[[], object]], usual_s: float, seconds: float) -> tuple[Timing, ...]:
     """Return the mean time of a run in batches, at the usual speed of the processor.
 
-    A batch is long enough to be compared with a piece of fixed work beside it, so batches at any speed count.
+    A batch is long enough to compare with a piece of fixed work beside it, so batches at any speed count.
     """
     repeats = []
     for run in runs:
@@ -387,7 +385,7 @@ def _time_batches(runs: Sequence[Callable[[], object]], usual_s: float, seconds:
     orders, until_s = np.random.default_rng(0), time.monotonic() + seconds
     while len(found[-1]) < _MIN_ROUNDS or (time.monotonic() < until_s and len(found[-1]) < _MAX_ROUNDS):
         for number in orders.permutation(len(runs)):
-            runs[number]()  # the others have used the caches
+            runs[number]()  # refills caches that the others used
             begin = time.perf_counter()
             for _ in range(repeats[number]):
                 runs[number]()
@@ -397,7 +395,7 @@ def _time_batches(runs: Sequence[Callable[[], object]], usual_s: float, seconds:
 
 
 def _lacks_rounds(clocks: Sequence[_Clock], seconds: float, until_s: float) -> bool:
-    """Return whether another round is needed: of each `_MIN_ROUNDS`, and then for so many seconds."""
+    """Return whether another round is needed: `_MIN_ROUNDS` of each, then for so many seconds."""
     rounds = min(one.rounds for one in clocks)
     if rounds < _MIN_ROUNDS:
         return True
@@ -406,9 +404,9 @@ def _lacks_rounds(clocks: Sequence[_Clock], seconds: float, until_s: float) -> b
 
 
 def _settle(clocks: Sequence[_Clock], gate: SpeedGate) -> float:
-    """Return the speed of the runs that count, which is the same for all clocks, so that they compare.
+    """Return the speed of the runs that count, the same for all clocks, so that they compare.
 
-    It is another one than the usual, and the usual one from now on, where the processor hardly ever had that.
+    If the processor hardly ever had its usual speed, it is another one, which is the usual one from now on.
     """
     if all(len(one.seconds) >= _MIN_ROUNDS for one in clocks):
         return gate.usual_s

@@ -1,16 +1,16 @@
 """Measures the link to a server of the Open Inference Protocol: round trip, and bandwidth both ways.
 
-Nothing but ordinary requests over one connection, so any such server will do:
+It sends only ordinary requests over one connection, so it works with any such server:
 
-- Round trip: the least that TCP saw, which is of the network alone; what both machines do for a request is in
-  the costs of a plan. Where the system does not say, the median of `GET /v2/health/live`.
+- Round trip: the least that TCP saw, which is the network's alone; the costs of a plan contain the work of
+  both machines. If the system does not tell, the median of `GET /v2/health/live`.
 - Upload: inference requests with a large body for a model that no server has. The server must read the body
-  before it answers 404. Two sizes take turns; bandwidth is the difference of their bytes by the difference of
-  their times until the reply, so that round trip and work of the server drop out. When a call to send
-  returns says nothing: it only filled the buffers of this machine.
-- Download: the protocol has no large reply that needs no model. So many requests for the longest page that
-  the server has are sent at once, and two numbers of them are compared in the same way. The server's work for
-  them is in it, so this is a lower bound.
+  before it answers 404. Two sizes take turns; bandwidth is the difference of their bytes divided by the
+  difference of their times until the reply, so that round trip and work of the server drop out. The time at
+  which a call to send returns says nothing: the call only filled the buffers of this machine.
+- Download: the protocol has no large reply without a model. So several requests for the server's longest page
+  are sent at once, and two numbers of requests are compared in the same way. This includes the server's work,
+  so it is a lower bound.
 
 It does not estimate from the traffic of an application (`link_estimate`).
 """
@@ -41,7 +41,7 @@ _PINGS: Final = 20
 _LEAST_BYTES: Final = 4 << 10
 _MOST_BYTES: Final = 8 << 20
 _MOST_PAGES: Final = 1024
-_GROWTH: Final = 4  # between two sizes
+_GROWTH: Final = 4  # factor between two sizes
 _ENOUGH_S: Final = 0.25  # a transfer of this length is long against the jitter of a round trip
 _ROUNDS: Final = 3
 _MAX_REPLY_BYTES: Final = 1 << 20
@@ -50,22 +50,22 @@ _MAX_LINES: Final = 100
 _REFUSED: Final = (401, 403)
 _TOO_LARGE: Final = 413
 _TCP_INFO_BYTES: Final = 192
-_MIN_RTT_AT: Final = 148  # of struct tcp_info in linux/tcp.h, in microseconds
+_MIN_RTT_AT: Final = 148  # offset in struct tcp_info of linux/tcp.h; microseconds
 
 _Rate = Annotated[float, Range(0, 1e12)]
 
 
 @dataclass(frozen=True, slots=True)
 class LinkProbe:
-    """What a link gave.
+    """Measurements of a link.
 
     Attributes:
         server: address of the server.
         rtt_s: round trip of the network.
-        rtt_spread: of small requests, the distance of the quartiles as a share of the median.
+        rtt_spread: distance between the quartiles of small requests, as a share of the median.
         up_bits_per_s: bandwidth to the server.
-        down_bits_per_s: bandwidth from the server, a lower bound; None where the server does not take
-            requests in a row.
+        down_bits_per_s: bandwidth from the server, a lower bound; None if the server does not accept
+            several requests at once.
         sent_bytes: size of the larger of the two uploads that were compared.
     """
 
@@ -78,7 +78,7 @@ class LinkProbe:
 
     @property
     def state(self) -> LinkState:
-        """The link for a prediction; a download that was not measured is as fast as the upload."""
+        """The link for a prediction; a download that was not measured equals the upload."""
         down_bits_per_s = self.up_bits_per_s if self.down_bits_per_s is None else self.down_bits_per_s
         return LinkState(self.up_bits_per_s, down_bits_per_s, self.rtt_s)
 
@@ -91,13 +91,13 @@ def probe_link(
     insecure: bool = False,
     seconds: float = 5.0,
 ) -> LinkProbe:
-    """Return what the link to a server gives now.
+    """Return measurements of the link to a server.
 
     It sends at most 100 MB, on slow links far less.
 
     Args:
         server: `host:port`, `http://host:port` or `https://host:port`.
-        token: for servers that want one.
+        token: token for servers that require one.
         ca_file: PEM file of the authority that signed the server's certificate.
         insecure: whether it may be another machine over plain HTTP; with a token it may not.
         seconds: time limit, kept to within one transfer; no reply may take longer either.
@@ -105,7 +105,7 @@ def probe_link(
     Raises:
         TransportError: the server cannot be reached, does not answer in time, refuses the token, or answers
             before it has read a request.
-        DataError: the token cannot stand in a header.
+        DataError: the token cannot be in a header.
         ConfigError: it is plain HTTP to another machine, which is not allowed.
     """
     address = Address.parse(server, ca_file, has_token=bool(token), insecure=insecure)
@@ -117,7 +117,7 @@ def probe_link(
             rtt_s = exchange.read_round_trip() or ping_s
             sent_bytes, up_bits_per_s = _probe_upload(exchange, begin_s + seconds / 2)
             down_bits_per_s = None
-            with contextlib.suppress(OSError, ValueError):  # no requests in a row, or no length of its pages
+            with contextlib.suppress(OSError, ValueError):  # no pipelining, or pages without a length
                 down_bits_per_s = _probe_download(exchange, begin_s + seconds)
     except (OSError, ValueError) as cause:
         raise TransportError(f"{address}: {cause}; is this an inference server?") from cause
@@ -144,7 +144,7 @@ class _Exchange:
         self._socket.close()
 
     def time_pages(self, path: str, count: int) -> float:
-        """Return how long `count` requests for a page take that are sent at once, in seconds."""
+        """Return how long `count` requests for a page, sent at once, take in seconds."""
         request = make_request_head("GET", path, self._fields) * count
         begin = time.perf_counter()
         self._socket.sendall(request)
@@ -153,7 +153,7 @@ class _Exchange:
         return time.perf_counter() - begin
 
     def read_round_trip(self) -> float | None:
-        """Return the least round trip that TCP saw on this connection; None where the system does not say."""
+        """Return the least round trip that TCP saw on this connection; None if the system does not tell."""
         try:
             data = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         except (OSError, AttributeError):
@@ -169,10 +169,10 @@ class _Exchange:
         return len(head.data) + head.body_bytes
 
     def time_upload(self, size_bytes: int) -> float | None:
-        """Return how long a body takes to be answered, in seconds; None if the server takes none so large.
+        """Return the seconds until a body is answered; None if the server refuses this size.
 
         Raises:
-            TransportError: it answers before it has read the body.
+            TransportError: the server answers before it has read the body.
         """
         path = f"{model_path(NO_MODEL)}/infer"
         fields = f"{self._fields}Content-Type: application/octet-stream\r\n"
@@ -181,7 +181,7 @@ class _Exchange:
         try:
             self._socket.sendall(request)
         except (BrokenPipeError, ConnectionResetError):
-            is_cut = True  # it refused and closed: its reply says why
+            is_cut = True  # the server refused and closed: its reply says why
         else:
             is_cut = False
         head = self._read_reply()
@@ -209,7 +209,7 @@ class _Exchange:
         Raises:
             TransportError: the server refuses the token.
             OSError: the connection ended, or nothing came in time.
-            ValueError: it is no HTTP.
+            ValueError: the reply is no HTTP.
         """
         lines = [self._file.readline(_MAX_LINE_BYTES)]
         while lines[-1] not in (b"\r\n", b"") and len(lines) < _MAX_LINES:
@@ -225,10 +225,10 @@ class _Exchange:
 
 
 def _probe_upload(exchange: _Exchange, until_s: float) -> tuple[int, float]:
-    """Return the larger of the sizes that were compared, and bits per second."""
+    """Return the larger of the compared sizes, and bits per second."""
     size_bytes = _LEAST_BYTES
     while size_bytes < _MOST_BYTES and time.monotonic() < until_s:
-        # Each one also widens TCP's window, so that the last ones are limited by the link alone.
+        # Each one also widens TCP's window, so that only the link limits the last ones.
         elapsed_s = exchange.time_upload(size_bytes * _GROWTH)
         if elapsed_s is None:
             exchange.reconnect()
@@ -270,7 +270,7 @@ def _probe_download(exchange: _Exchange, until_s: float) -> float | None:
 
 
 def _count_unacknowledged(connected: Any) -> int:
-    """Return how many sent bytes the other side has not received, 0 where the system does not say.
+    """Return how many sent bytes the other side has not received, 0 if the system does not tell.
 
     A reply acknowledges all that was received before it.
     """

@@ -1,4 +1,4 @@
-"""What a machine is, and its state while it measures."""
+"""Facts and state of a machine that measures."""
 
 import contextlib
 import os
@@ -18,14 +18,14 @@ class MachineFacts:
     """The machine, and its state while it measured.
 
     Attributes:
-        cpu: its processor.
+        cpu: name of the processor.
         system: operating system and architecture.
         cores: number of cores that the process may use.
         quota: processor time that the process may use, in cores; None without a limit.
         load: load average of the last minute before the measurement; None if the system has none.
-        engine: name and release.
-        date: UTC, in ISO 8601.
-        usual_s: how fast the processor was: processor time of a fixed piece of work (`SpeedGate`).
+        engine: name and release of the engine.
+        date: date and time in UTC, in ISO 8601.
+        usual_s: speed of the processor: processor time of a fixed piece of work (`SpeedGate`).
     """
 
     cpu: str
@@ -39,10 +39,10 @@ class MachineFacts:
 
 
 def describe_machine(quota: float | None = None) -> MachineFacts:
-    """Return what this machine is.
+    """Return the facts about this machine.
 
     Args:
-        quota: processor time of this process in cores; None for what the system says.
+        quota: processor time of this process in cores; None for the system's figure.
 
     Raises:
         BackendError: onnxruntime is not installed.

@@ -1,6 +1,6 @@
-"""Measures what a request takes beside the link and the models.
+"""Measures the time of a request beside the link and the models.
 
-That is a session's choice and checks, encoding, threads, HTTP, and what the session learns from the reply.
+That is a session's choice and checks, encoding, threads, HTTP, and learning from the reply.
 """
 
 import contextlib
@@ -59,12 +59,12 @@ _INFER_REPLY: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nCon
 
 @dataclass(frozen=True, slots=True)
 class RequestCost:
-    """What a request takes on the device beside kernels, coding and link.
+    """Time of a request on the device beside kernels, coding and link.
 
     Attributes:
-        fixed_s: of every request of a session, over TLS, after a pause.
-        byte_s: of every byte of the body: processor time.
-        local_s: of every run of the whole model here: what the session does beside it.
+        fixed_s: time of every request of a session, over TLS, after a pause.
+        byte_s: processor time of every byte of the body.
+        local_s: time of the session beside every run of the whole model here.
     """
 
     fixed_s: Annotated[float, Range(0, 3600)] = 0.0
@@ -72,21 +72,22 @@ class RequestCost:
     local_s: Annotated[float, Range(0, 3600)] = 0.0
 
     def seconds(self, body_bytes: float) -> float:
-        """Return the time of a request with a body of so many bytes."""
+        """Return the time of a request with a body of this size."""
         return self.fixed_s + self.byte_s * body_bytes
 
 
 def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: float = 1.0) -> RequestCost:
-    """Return what a request takes on this machine, asked of a responder of its own that computes nothing.
+    """Return the time of a request on this machine, sent to a responder here that computes nothing.
 
     It goes through a `RemoteSession` over TLS, and the reply comes `pause_s` later: while a device waits for
     a server, others use its caches, and its processor may sleep.
 
     Args:
-        pause_s: before each request, and before its reply.
-        seconds: of requests that count; at most three times as long in all, after the least number.
+        pause_s: pause before each request, and before its reply.
+        seconds: time of the requests that count; after the least number, all take at most three times as
+            long.
         gate: tells which requests count.
-        share: of a processor that this process gets.
+        share: share of a processor that this process gets.
 
     Raises:
         TransportError: this machine cannot connect to itself.
@@ -121,13 +122,13 @@ def measure_request(pause_s: float, seconds: float, gate: SpeedGate, share: floa
 
 
 def average_middle(values: Sequence[float]) -> float:
-    """Return the mean of the middle half: as robust as a median, and finer where values are rounded."""
+    """Return the mean of the middle half: as robust as a median, and finer for rounded values."""
     cut = len(values) // 4
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
 def _write_certificate(folder: Path) -> Path:
-    """Write a key and a certificate of it for loopback, and return the path of the one file."""
+    """Write a key and its certificate for loopback to one file, and return its path."""
     now = datetime.datetime.now(datetime.timezone.utc)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "edgekit responder")])
@@ -152,12 +153,12 @@ def _write_certificate(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Took:
-    """What a request took.
+    """Times of a request.
 
     Attributes:
-        elapsed_s: until its reply, without the pause before that.
-        cpu_s: of the processor, without the responder.
-        responder_s: of the processor, the responder.
+        elapsed_s: time until its reply, without the pause before that.
+        cpu_s: processor time without the responder's.
+        responder_s: processor time of the responder.
     """
 
     elapsed_s: float
@@ -227,7 +228,7 @@ class _NoModel:
 
 
 def _make_package() -> OpenedPackage:
-    """Return a package, in memory alone, of a model with one input of any size and the responder's output."""
+    """Return a package in memory of a model with one input of any size and the responder's output."""
     contents = {"golden/x": bytes(1), "golden/y": bytes(4), "model": b""}
     offsets = dict(zip(contents, (0, 1, 5), strict=True))
     digests = {path: hashlib.sha256(data).hexdigest() for path, data in contents.items()}
@@ -256,9 +257,9 @@ class _Responder:
     """A thread that takes requests on loopback over TLS, and answers each the same after a pause.
 
     Attributes:
-        port: where it listens.
-        cpu_s: processor time that it took until the last reply.
-        paused_s: how long the last pause was.
+        port: port on which it listens.
+        cpu_s: its processor time until the last reply.
+        paused_s: length of the last pause.
     """
 
     def __init__(self, certificate: Path, pause_s: float) -> None:

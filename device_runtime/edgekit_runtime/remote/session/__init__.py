@@ -1,1 +1,1 @@
-"""The session that offloads: what it runs, what it knows, and what it probes."""
+"""The session that offloads: its requests, its state, and its probes."""

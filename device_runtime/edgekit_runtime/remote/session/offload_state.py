@@ -1,6 +1,6 @@
-"""What a session knows of the link, the server and this device, and the plan that follows from it.
+"""A session's knowledge of the link, the server and this device, and the plan that follows from it.
 
-For the threads of requests, of connections and of the prober alike. It runs and sends nothing.
+The threads of requests, of connections and of the prober share it. It runs and sends nothing.
 """
 
 import dataclasses
@@ -23,38 +23,39 @@ from edgekit_runtime.remote.offload_status import Counts
 from edgekit_runtime.remote.probe_schedule import CircuitBreaker, HedgePolicy, ProbeSchedule
 from edgekit_runtime.remote.session.tail_way import TailWay
 
-_RECENT: Final = 8  # runs of this device that its load is taken from
+_RECENT: Final = 8  # number of local runs that give the device's load
 _RECONSIDER: Final = 16  # local runs between two choices while nothing else changed
 _LEAST_RUN_S: Final = 5e-4  # a shorter run says little about its machine
-_LEAST_BYTES: Final = 1500  # acknowledged: less is a link that carries nothing
-_SAID_S: Final = 120.0  # how long the load that a server stated counts: two pauses of probes
-_REFUSED_S: Final = 30.0  # until a server without a tail is asked for it again
+_LEAST_BYTES: Final = 1500  # if less is acknowledged, the link carries nothing
+_SAID_S: Final = 120.0  # time for which a server's stated load counts: two pauses of probes
+_REFUSED_S: Final = 30.0  # pause until a server without a tail is asked for it again
 _MANY_BITS_PER_S: Final = 1e10
 _MOST_TABLES: Final = 16
 _IN_DEBT: Final = "local runs beside late replies have used up their share of this device"
-_MOST_CAUSE: Final = 300  # characters of what a server says
+_MOST_CAUSE: Final = 300  # characters of a server's text
 _SWITCHES: Final = 8
 
 _Moment: TypeAlias = tuple[int, bool, float]  # epoch, whether the link is warm, time to connect
 
 
 class OffloadState:
-    """What is known, and what to run next.
+    """The known state, and the plan to run next.
 
     Attributes:
         ways: name -> plan that needs the server.
         counts: how requests were answered.
-        running: how many requests are under way.
-        sent_bytes: of all requests to the server.
+        running: number of requests under way.
+        sent_bytes: bytes of all requests to the server.
         wake: set when the prober has something to do.
-        lock: of `estimate`, `breaker`, `hedges` and the rest; requests that run locally do not wait for it.
-        estimate: of the link.
+        lock: lock of `estimate`, `breaker`, `hedges` and the rest; requests that run locally do not wait for
+            it.
+        estimate: estimate of the link.
         breaker: whether requests may go to the server.
         schedule: when to probe.
         hedges: how long to wait for a reply.
-        connect_s: how long the next request takes to connect; 0 with a connection that is open.
+        connect_s: time that the next request takes to connect; 0 if a connection is open.
         switches: the last changes of the plan, in words.
-        has_local_failed: the last local run did.
+        has_local_failed: whether the last local run failed.
     """
 
     def __init__(self, table: CutTable, ways: Mapping[str, TailWay], options: OffloadOptions) -> None:
@@ -62,8 +63,8 @@ class OffloadState:
 
         Args:
             table: the plans.
-            ways: those of them that need the server.
-            options: what to choose for.
+            ways: the plans that need the server.
+            options: options of the choice.
         """
         self.ways, self.counts = ways, Counts()
         self.running, self.sent_bytes = 0, 0
@@ -72,8 +73,8 @@ class OffloadState:
         self.schedule = ProbeSchedule(time.monotonic(), options.probe_bytes_per_hour)
         self.hedges = HedgePolicy(options.hedge_share, table.local.costs.device_s if table.local else 0.0)
         self.connect_s = self._wait_s = 0.0
-        self._replied_s = float("-inf")  # when `_wait_s` and `_compute` were told last
-        self._load, self._load_s = 0.0, float("-inf")  # what the server said last, and when
+        self._replied_s = float("-inf")  # last update of `_wait_s` and `_compute`
+        self._load, self._load_s = 0.0, float("-inf")  # what the server stated last, and when
         self.switches: deque[str] = deque(maxlen=_SWITCHES)
         self.has_local_failed = False
         self._preference = Preference(
@@ -84,7 +85,7 @@ class OffloadState:
         self._compute: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         self._decisions: dict[int, tuple[_Moment, PlanChoice]] = {}
         self._epoch = self._since = 0
-        self._answered = ""  # the plan with which the server last answered
+        self._answered = ""  # plan of the server's last answer
         self._chance = random.Random()  # noqa: S311  # spreads devices over time; guards nothing
 
     # Choice
@@ -109,22 +110,22 @@ class OffloadState:
         self._epoch += 1
 
     def decision(self, rows: int = 1) -> PlanChoice:
-        """Return what the next request of so many rows runs, and why."""
+        """Return the plan of the next request with `rows` rows, and why."""
         known = self._decisions.get(rows)
         return known[1] if known is not None and known[0] == self._moment() else self._decide(rows)
 
     def preview(self) -> PlanChoice:
-        """Return what the next request would run, and why; to look at it changes no later choice."""
+        """Return what the next request would run, and why, without an effect on later choices."""
         with self.lock:
             known = self._decisions.get(1)
             return known[1] if known is not None and known[0] == self._moment() else self._choose(1)
 
     def _moment(self) -> _Moment:
-        """Return what a choice rests on: it is made again once that differs."""
+        """Return the basis of a choice; once it differs, the choice is made again."""
         return self._epoch, self.estimate.is_warm(time.monotonic()), self.connect_s
 
     def _choose(self, rows: int, only: CutTable | None = None) -> PlanChoice:
-        """Return the choice of this moment; with `only`, for one request that has other plans than usual."""
+        """Return the present choice; with `only`, for one request that has other plans than usual."""
         known = self._decisions.get(rows) if only is None else None
         asked, now_s = self._preference, time.monotonic()
         usable = {name for name, way in self.ways.items() if way.is_proved}
@@ -141,9 +142,9 @@ class OffloadState:
         return dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
 
     def decision_among(self, names: Collection[str], rows: int) -> PlanChoice | None:
-        """Return what a request runs for which of the plans with a server only some are fit.
+        """Return the choice for a request that only some of the plans with a server can carry.
 
-        It is None where no plan is, so the device cannot run the model by itself either.
+        It is None if no plan can, and the device cannot run the model by itself either.
         """
         with self.lock:
             table = self._table(rows)
@@ -175,7 +176,7 @@ class OffloadState:
         return self._tables[rows]
 
     def send_plain(self, way: TailWay) -> None:
-        """Predict and send a plan without compression from now on: not every server reads zstd."""
+        """From now on predict and send a plan without compression: not every server reads zstd."""
         with self.lock:
             plans = [send_plain(one) if one.name == way.plan.name else one for one in self.table.plans]
             self._tables = {1: dataclasses.replace(self.table, plans=tuple(plans))}
@@ -185,27 +186,27 @@ class OffloadState:
     # Predictions
 
     def conditions(self, now_s: float) -> Conditions:
-        """Return what plans are judged by now; under `lock`."""
+        """Return the present conditions; call it under `lock`."""
         link = self.estimate.state(now_s) if self.breaker.is_closed else None
         slowdown, wait_s = _ratio(self._compute), self._wait_s
         if (
             now_s - self._replied_s >= _SAID_S
-        ):  # only replies tell it, and there are none if it was left for it
+        ):  # only replies state it, and there are none if the server was left because of it
             slowdown, wait_s = 1.0, 0.0
         return Conditions(link, self.device_slowdown, slowdown, wait_s + self.connect_s)
 
     @property
     def device_slowdown(self) -> float:
-        """Time of recent runs here, as a multiple of what the table says."""
+        """Time of recent runs here, as a multiple of the table's."""
         return _ratio(self._device)
 
     def local_s(self, rows: int) -> float:
-        """Return how long a local run takes; 0 where there is none."""
+        """Return how long a local run takes; 0 if the device cannot run the model."""
         plan = self.table.local
         return 0.0 if plan is None else plan.costs.device_s * rows * self.device_slowdown
 
     def reply_s(self, decision: PlanChoice) -> float:
-        """Return how long the server's part is expected to take, once the request is ready."""
+        """Return the expected time of the server's part, once the request is ready."""
         plan = decision.plan
         whole = dataclasses.replace(plan, escalation=None) if plan.escalation is not None else plan
         slowdown = decision.conditions.device_slowdown
@@ -213,7 +214,7 @@ class OffloadState:
         return remote_s + max(plan.costs.request_s * slowdown, self.estimate.overhead_s)
 
     def after_upload_s(self, decision: PlanChoice) -> float:
-        """Return how long a reply takes at most after the last byte of its request arrived."""
+        """Return the longest time of a reply after the last byte of its request arrived."""
         costs, conditions = decision.plan.costs, decision.conditions
         server_s = costs.server_s * conditions.server_slowdown + conditions.server_wait_s
         return server_s + 2 * (self.estimate.rtt_s or 0.0)
@@ -222,21 +223,21 @@ class OffloadState:
         """Return how long to wait for a reply before the local run begins; the request earns credit for it.
 
         Args:
-            decision: what the request runs.
-            rows: of the request.
-            spent_s: time of it so far.
+            decision: the choice for the request.
+            rows: rows of the request.
+            spent_s: time of the request so far.
         """
         local_s = self.local_s(rows)
         with self.lock:
             self.hedges.earn(decision.plan.costs.device_s * decision.conditions.device_slowdown, local_s)
         if self.estimate.is_claimed and self.hedges.may_hedge(local_s):
-            return 0.0  # this request is the test of what a probe claims: both ways at once
+            return 0.0  # this request tests a probe's claim: both ways at once
         return self.hedges.allow_s(self.reply_s(decision), local_s, spent_s)
 
     def find_better(self, now_s: float) -> TailWay | None:
         """Return the plan that would win on a very good link with a server at rest.
 
-        None where that runs already, or where requests measure the link.
+        None if that runs already, or if requests measure the link.
         """
         with self.lock:
             known, conditions = self._decisions.get(1), self.conditions(now_s)
@@ -255,26 +256,26 @@ class OffloadState:
             return None if best.plan.name == running.name else self.ways.get(best.plan.name)
 
     def is_cheap(self, way: TailWay, now_s: float) -> bool:
-        """Return whether the link carries the golden inputs of a plan in reasonable time; under `lock`."""
+        """Return whether the link carries a plan's golden inputs in reasonable time; under `lock`."""
         link = self.estimate.state(now_s)
         if link is None or self.table.local is None:
             return True
         conditions = dataclasses.replace(self.conditions(now_s), link=link)
         return predict_s(way.plan, conditions) < max(1.0, 4 * self.local_s(1))
 
-    # What was seen
+    # Observations
 
     def count_requests(self) -> int:
-        """Return how many requests there were."""
+        """Return the number of requests."""
         return self.counts.local + self.counts.remote + self.counts.hedged + self.counts.failed
 
     def count_remote(self, plan: str) -> None:
-        """Take that the server answered a request."""
+        """Note that the server answered a request."""
         self.counts.remote += 1
         self._answered = plan
 
     def note_local(self, took_s: float, rows: int) -> None:
-        """Take how long a local run took."""
+        """Note the time of a local run."""
         self.has_local_failed = False
         if (plan := self.table.local) is not None:
             self._device.append((took_s, (plan.costs.device_s - plan.costs.request_s) * rows))
@@ -284,18 +285,18 @@ class OffloadState:
             self._epoch += 1
 
     def note_local_failure(self) -> None:
-        """Take that a local run failed."""
+        """Note that a local run failed."""
         self.has_local_failed = True
         self._epoch += 1
 
     def note_head(self, plan: OffloadPlan, took_s: float) -> None:
-        """Take how long head and codecs of a plan took; neither compression nor the rest of its request."""
+        """Note the time of a plan's head and codecs, without compression and the rest of its request."""
         planned_s = plan.costs.device_s - plan.costs.request_s - plan.costs.compress_s
         if plan.head is not None and planned_s > _LEAST_RUN_S:
             self._device.append((took_s, planned_s))
 
     def note_reply(self, plan: OffloadPlan, reply: Reply, *, is_late: bool) -> None:
-        """Learn from a reply to a plan with the costs of that request; on the thread of its connection."""
+        """Learn from a reply; `plan` has the costs of that request; on the thread of its connection."""
         now_s, error, way = time.monotonic(), reply.error, self.ways[plan.name]
         if reply.outputs is not None:
             with self.lock:
@@ -308,7 +309,7 @@ class OffloadState:
             return
         if reply.is_cut_off and is_late:
             with self.lock:
-                if reply.exchange.elapsed_s > 0:  # it was connected
+                if reply.exchange.elapsed_s > 0:  # the connection was open
                     self.estimate.note_cut_off(reply.exchange)
                 if is_moving(reply):
                     way.is_proved = True
@@ -326,7 +327,7 @@ class OffloadState:
             self.fail(f"the server failed: {error}", way)
 
     def fail(self, cause: str, way: TailWay | None = None, at_least_s: float = 0.0) -> None:
-        """Leave the server until it has answered golden inputs: those of `way`, where it is to blame."""
+        """Leave the server until it has answered golden inputs: those of `way`, if that is to blame."""
         with self.lock:
             if way is not None:
                 way.is_proved = False
@@ -334,13 +335,13 @@ class OffloadState:
             self._epoch += 1
 
     def disprove(self, way: TailWay) -> None:
-        """Leave a plan that the server does not compute, or this device cannot send."""
+        """Drop a plan that the server does not compute, or that this device cannot send."""
         with self.lock:
             way.is_proved, way.retry_s = False, time.monotonic() + _REFUSED_S
             self._epoch += 1
 
     def note_load(self, load: float | None) -> None:
-        """Take how loaded the server says that it is; None changes nothing."""
+        """Note the load that the server stated; None changes nothing."""
         if load is not None:
             self._load, self._load_s = load, time.monotonic()
 
@@ -358,28 +359,28 @@ class OffloadState:
         times = reply.times
         if times.compute_s is not None:
             return times.compute_s + (times.queue_s or 0.0)
-        moving_s = self.estimate.rtt_s or 0.0  # this server may be faster than the table says
+        moving_s = self.estimate.rtt_s or 0.0  # this server may be faster than in the table
         return min(plan.costs.server_s, max(0.0, reply.exchange.elapsed_s - moving_s))
 
 
 def show(text: str) -> str:
-    """Return a text that holds a server's words, in a form that is fit for terminals, logs and files."""
+    """Return a text with a server's words in a form for terminals, logs and files."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text[:_MOST_CAUSE])
 
 
 def is_moving(reply: Reply) -> bool:
-    """Return whether the link was only slow as a request was ended from here."""
+    """Return whether the link was only slow when this device aborted a request."""
     return reply.is_cut_off and reply.exchange.upload_bytes > _LEAST_BYTES
 
 
 def _ratio(pairs: deque[tuple[float, float]]) -> float:
-    """Return how many times longer runs took than their costs say, the median; 1 while nothing is known."""
+    """Return the median ratio of the times of runs to their costs; 1 while nothing is known."""
     ratios = [took_s / planned_s for took_s, planned_s in tuple(pairs) if planned_s > 0]
     return min(max(statistics.median(ratios), 1e-2), 1e3) if ratios else 1.0
 
 
 def scale_plan(plan: OffloadPlan, rows: int) -> OffloadPlan:
-    """Return a plan with the costs of a request of so many rows."""
+    """Return a plan with the costs of a request with `rows` rows."""
     costs = plan.costs
     scaled = dataclasses.replace(
         costs,
@@ -393,6 +394,6 @@ def scale_plan(plan: OffloadPlan, rows: int) -> OffloadPlan:
         device_j=None if costs.device_j is None else costs.device_j * rows,
     )
     escalation = plan.escalation
-    if escalation is not None:  # one row that is not sure sends them all
+    if escalation is not None:  # one uncertain row sends all rows
         escalation = dataclasses.replace(escalation, share=1 - (1 - escalation.share) ** rows)
     return dataclasses.replace(plan, costs=scaled, escalation=escalation)

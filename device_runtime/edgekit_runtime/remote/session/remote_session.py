@@ -1,10 +1,10 @@
 """A session that runs each request where it is answered soonest: here, on a server, or split between both.
 
-The caller gets right answers only. A reply that is late, wrong or missing is replaced by a local run, which
-begins when the reply is later than predicted; the first answer wins and the other is cancelled. No request
-waits until a server has proved itself on golden inputs, unless the device cannot run the model.
+The caller gets only right answers. A local run replaces a reply that is late, wrong or missing. It begins
+when the reply is later than predicted; the first answer wins and the other is cancelled. No request waits
+until a server has proved itself on golden inputs, unless the device cannot run the model.
 
-The choice is `offload_state`, the proof `server_prober`, the wire `offload_server`.
+`offload_state` chooses, `server_prober` proves, `offload_server` sends and receives.
 """
 
 import dataclasses
@@ -29,18 +29,18 @@ from edgekit_runtime.sessions.row_independence import has_free_rows
 from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.tensors import Array
 
-_LOOK_S: Final = 0.3  # between two looks whether the connection is open, which cost microseconds
-_RETRY_S: Final = 1.0  # after which a server that this device depends on is worth another try
+_LOOK_S: Final = 0.3  # between two checks of the connection, which cost microseconds
+_RETRY_S: Final = 1.0  # pause before another try of a server on which this device depends
 
 
 class _Hedge:
     """A local run beside a late request.
 
     Attributes:
-        session: runs it where a reply can end it; None elsewhere, and until it begins.
+        session: session that runs it, if a reply can end it; else, and until it begins, None.
         is_ended: whether a reply has ended it.
-        took_s: how long it took; None until it is over.
-        is_waste: whether the server answers too, or would have; None until that is known.
+        took_s: its time; None until it is over.
+        is_waste: whether the server also answers, or would have; None until that is known.
     """
 
     __slots__ = ("is_ended", "is_waste", "session", "took_s")
@@ -56,11 +56,11 @@ class RemoteSession:
     """A model of a package with a cut table, with a server.
 
     Attributes:
-        inputs, outputs: of the model.
-        local: the session that runs all of it here, or None where the device cannot; a self-test runs there.
-        state: what is known of the link, the server and this device, and what runs next.
-        is_concurrent: `run` may be called from several threads; so it is where the local engine can that.
-        may_wait: `run` may wait for a server, so it has no place on an event loop.
+        inputs, outputs: inputs and outputs of the model.
+        local: the session that runs all of it here, or None if the device cannot; a self-test runs there.
+        state: the state of the link, the server and this device, and the plan that runs next.
+        is_concurrent: whether `run` may be called from several threads; true if the local engine allows it.
+        may_wait: `run` may wait for a server, so it must not run on an event loop.
     """
 
     may_wait: ClassVar[bool] = True
@@ -80,10 +80,10 @@ class RemoteSession:
         Args:
             package: stays open until `close`, which closes it.
             table: its cut table.
-            options: which server, and what to choose for.
-            local: session of the whole model, owned from now on; None where no plan runs it here.
+            options: the server, and the options of the choice.
+            local: session of the whole model, owned from now on; None if no plan runs it here.
             threads: threads of a head, or None.
-            token: what the server asks for, or None.
+            token: token that the server requires, or None.
 
         Raises:
             CutError: a plan does not give all outputs of the model.
@@ -138,10 +138,10 @@ class RemoteSession:
         finally:
             state.running -= 1
             if time.monotonic() >= state.schedule.due_s or state.estimate.is_suspect:
-                state.wake.set()  # for a probe between two requests
+                state.wake.set()  # allows a probe between two requests
 
     def decision(self, rows: int = 1) -> PlanChoice:
-        """Return what the next request of so many rows runs, and why."""
+        """Return the plan of the next request with `rows` rows, and why."""
         now_s = time.monotonic()
         if now_s - self._looked_s > _LOOK_S:
             self._looked_s, self.state.connect_s = now_s, self._server.find_connect_s()
@@ -173,7 +173,7 @@ class RemoteSession:
         self._package.close()
 
     def _choose_for(self, inputs: Mapping[str, Array], rows: int) -> PlanChoice:
-        """Return what these inputs run: another plan than usual, where its head would change them.
+        """Return the choice for these inputs: not the usual plan if its head would change them.
 
         Raises:
             DataError: they do not fit the model, or no plan of this package can carry them.
@@ -195,7 +195,7 @@ class RemoteSession:
         return other
 
     def _count_rows(self, inputs: Mapping[str, Array]) -> int:
-        """Return how many rows a request has; 1 where that is no matter, or the inputs are wrong."""
+        """Return the rows of a request; 1 if that does not matter, or if the inputs are wrong."""
         first = next(iter(inputs.values()), None) if self._has_rows else None
         shape = getattr(first, "shape", ())
         return max(1, shape[0]) if shape else 1
@@ -232,7 +232,7 @@ class RemoteSession:
         except EdgekitError as cause:
             if self.local is None:
                 raise
-            outputs = self._run_local(inputs, rows)  # which fails too if the inputs are to blame
+            outputs = self._run_local(inputs, rows)  # fails too if the inputs are to blame
             if not isinstance(cause, RefusedInputError):
                 self.state.disprove(way)
             return outputs
@@ -244,10 +244,10 @@ class RemoteSession:
         }
 
     def _wait_for_proof(self, inputs: Mapping[str, Array], rows: int) -> PlanChoice:
-        """Return what these inputs run, by a plan that the server has proved.
+        """Return the choice for these inputs, with a plan that the server has proved.
 
         Raises:
-            BackendError: it computes something else.
+            BackendError: the server computes something else.
             UnavailableError: it has proved none of the plans that carry these inputs.
         """
         state, until_s = self.state, time.monotonic() + self._options.timeout_s
@@ -287,7 +287,7 @@ class RemoteSession:
         *,
         began_s: float,
     ) -> dict[str, Array]:
-        """Return the outputs of the tail, or those of the whole model from a local run."""
+        """Return the outputs of the tail, or the whole model's from a local run."""
         state, hedge, sent_s = self.state, _Hedge(), time.monotonic()
         local_s, expected_s = state.local_s(rows), state.reply_s(decision)
         state.sent_bytes += request.size_bytes
@@ -310,7 +310,7 @@ class RemoteSession:
                 pending.abort()
                 raise self._cannot_run(f"no answer within {timeout_s:g} s")
         else:
-            patience_s = max(1.0, 4 * (expected_s + local_s))  # only a hedge ends it sooner
+            patience_s = max(1.0, 4 * (expected_s + local_s))  # only a hedge ends the request sooner
             pending = self._server.send(request, patience_s, finish)
             is_there = _await_reply(pending, self._plan_wait(decision, request, rows, sent_s - began_s))
         if not is_there:
@@ -349,7 +349,7 @@ class RemoteSession:
                     if not self.state.estimate.is_claimed:
                         self.state.fail("the reply was late", self.state.ways[plan])
                     if not pending.is_sent:
-                        pending.abort()  # the rest would only be in the way of the next request
+                        pending.abort()  # the rest would only delay the next request
                 return outputs
         except BackendError:
             pending.done.wait(self._options.timeout_s)
@@ -358,10 +358,11 @@ class RemoteSession:
         return self._take(pending, plan)
 
     def _settle(self, hedge: _Hedge, *, took_s: float | None = None, is_waste: bool | None = None) -> None:
-        """Charge a local run once its time and the fate of the request are known, in either order.
+        """Charge a local run once its time and the request's outcome are known, in either order.
 
-        A local run that takes the place of a server that is silent or fails is no waste, and costs nothing:
-        the breaker opens, so there are few.
+        A local run that replaces a server that is silent or fails is no waste, and costs no credit: the
+            breaker
+        opens, so there are few.
         """
         with self.state.lock:
             hedge.took_s = took_s if hedge.took_s is None else hedge.took_s
@@ -374,8 +375,8 @@ class RemoteSession:
         """Return the outputs of a reply.
 
         Raises:
-            BackendError: it has none.
-            UnavailableError: it has none, and the model cannot run here.
+            BackendError: the reply has none.
+            UnavailableError: the reply has none, and the model cannot run here.
         """
         reply = pending.reply
         if reply is not None and reply.outputs is not None:
@@ -401,12 +402,12 @@ def _await_reply(pending: Pending, wait: ReplyWait) -> bool:
 
 
 def _has_outputs(pending: Pending) -> bool:
-    """Return whether the server has answered rightly."""
+    """Return whether the server has answered correctly."""
     return pending.done.is_set() and pending.reply is not None and pending.reply.outputs is not None
 
 
 def _is_sure(outputs: Mapping[str, Array], escalation: Escalation) -> bool:
-    """Return whether in every row the best class is far enough before the second."""
+    """Return whether in every row the best class is far enough above the second."""
     scores = outputs[escalation.output]
     if scores.shape[-1] < 2:
         return True

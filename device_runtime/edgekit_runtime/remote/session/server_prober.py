@@ -1,4 +1,4 @@
-"""Proves plans by their golden inputs and measures the link, on a thread of its own: no request waits."""
+"""Proves plans by their golden inputs and measures the link, on its own thread: no request waits."""
 
 import dataclasses
 import os
@@ -25,16 +25,16 @@ from edgekit_runtime.system.processor_speed import find_cpu
 from edgekit_runtime.tensors import Array, TensorSpec
 
 _PROBE_TIMEOUT_S: Final = 2.0
-_PROBE_SEND_S: Final = 0.04  # on the link as it seems to be
-_LEAST_UPLOAD: Final = 12 << 10  # bytes of a probe: what TCP sends at once
+_PROBE_SEND_S: Final = 0.04  # time of a probe on the estimated link
+_LEAST_UPLOAD: Final = 12 << 10  # bytes of a probe that TCP sends at once
 _MOST_UPLOAD: Final = 64 << 10
 _BITS: Final = 8
 _ROUND_TRIP_AGE_S: Final = 10.0
 _LEAST_ROUND_TRIP_AGE_S: Final = 1.0
-_LONGER: Final = 1.1  # times the round trip that is known
-_SMALL_BYTES: Final = 4_000  # of requests: they make no other packet wait
+_LONGER: Final = 1.1  # multiple of the known round trip
+_SMALL_BYTES: Final = 4_000  # requests of this size do not delay other packets
 _NO_CODING: Final = (400, 415, 501)  # statuses of servers that cannot read zstd; Triton's is 501
-_CLOSE_S: Final = 0.2  # for a probe to end
+_CLOSE_S: Final = 0.2  # wait for a probe to end
 _TICK_S: Final = 0.25
 _BUSY_TICK_S: Final = 0.1
 
@@ -43,7 +43,7 @@ class ServerProber:
     """Probes a server until it is closed.
 
     Attributes:
-        late: the last request that was late; while it is under way there is no probe.
+        late: the last late request; while it is under way there is no probe.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class ServerProber:
         """Start the thread.
 
         Args:
-            state: what is known; probes add to it.
+            state: the state of the session; probes update it.
             server: the server.
             model: name of the package, for `edgekit-device offload status`.
             has_rows: whether golden inputs count as several requests.
-            timeout_s: limit of a proof where the device cannot run the model, so requests wait for it.
+            timeout_s: limit of a proof if the device cannot run the model, so that requests wait for it.
         """
         self.late: Pending | None = None
         self._state, self._server, self._model, self._has_rows = state, server, model, has_rows
         self._is_open, self._probed = True, threading.Event()
         self._prove_s = timeout_s if state.table.local is None else _PROBE_TIMEOUT_S
-        self._waiting: deque[threading.Event] = deque()  # for the end of a proof
-        self._round_trip_s = float("-inf")  # when it was last measured
-        self._asked = -1  # requests before the last probe
+        self._waiting: deque[threading.Event] = deque()  # wait for the end of a proof
+        self._round_trip_s = float("-inf")  # last measurement
+        self._asked = -1  # number of requests before the last probe
         self._status, self._cpu = StatusFile(id(self)), find_cpu()
         self._thread = threading.Thread(target=self._run, name="edgekit-prober", daemon=True)
         self._thread.start()
@@ -74,7 +74,7 @@ class ServerProber:
         return self._probed.wait(timeout_s)
 
     def prove_now(self, timeout_s: float) -> None:
-        """Prove the next plan without the pause after a fault, and wait until that has ended."""
+        """Prove the next plan without the pause after a fault, and wait for the end."""
         proof = threading.Event()
         self._waiting.append(proof)
         self._state.wake.set()
@@ -86,8 +86,8 @@ class ServerProber:
         self._state.wake.set()
 
     def close(self) -> None:
-        """End, if it does so soon."""
-        self._thread.join(_CLOSE_S)  # it may connect to nobody, and ends by itself when that fails
+        """Wait a moment for the thread to end."""
+        self._thread.join(_CLOSE_S)  # it may be connecting in vain, and ends by itself then
         self._status.close()
 
     def _run(self) -> None:
@@ -99,7 +99,7 @@ class ServerProber:
                 self._asked, took_s = state.count_requests(), 0.0
                 try:
                     took_s = self._probe()
-                except Exception as cause:  # whatever it is: without its thread the server is lost for good
+                except Exception as cause:  # without this thread the server would be lost for good
                     wait_s = getattr(cause, "retry_after_s", None) or 0.0
                     state.fail(f"the server cannot be used: {cause}", at_least_s=wait_s)
                 now_s = time.monotonic()
@@ -114,9 +114,9 @@ class ServerProber:
             state.wake.clear()
 
     def _is_due(self, now_s: float) -> bool:
-        """Return whether a probe is worth its cost now; the link is not probed while nothing is asked."""
+        """Return whether a probe is worth its cost now; without requests the link is not probed."""
         late, state = self.late, self._state
-        if late is not None and not late.done.is_set():  # both would be in each other's way
+        if late is not None and not late.done.is_set():  # each would delay the other
             return False
         if not state.breaker.is_closed:
             return state.breaker.may_probe(now_s)
@@ -134,7 +134,7 @@ class ServerProber:
         return True
 
     def _is_round_trip_due(self, now_s: float) -> bool:
-        """Return whether a fall of the bandwidth may have been a longer round trip, which is soon told."""
+        """Return whether a fall of the bandwidth may be a longer round trip, which is cheap to measure."""
         state = self._state
         is_new = now_s - self._round_trip_s < _LEAST_ROUND_TRIP_AGE_S
         return (
@@ -142,21 +142,21 @@ class ServerProber:
         )
 
     def _find_unproved(self, now_s: float) -> TailWay | None:
-        """Return the plan whose golden inputs are to be sent next, or None."""
+        """Return the plan whose golden inputs to send next, or None."""
         state = self._state
         with state.lock:
             ways = [way for way in state.ways.values() if now_s >= way.retry_s]
             asked = [way for way in ways if way.plan.name == state.asked_plan]
-            # A request that waits although the asked plan is proved cannot be carried by it.
+            # If a request waits although the requested plan is proved, that plan cannot carry it.
             if state.asked_plan is not None and not (self._waiting and all(way.is_proved for way in asked)):
                 ways = asked
             unproved = [way for way in ways if not way.is_proved and state.is_cheap(way, now_s)]
             if not unproved and not state.breaker.is_closed:
-                unproved = ways  # any right answer shows that the server is well
+                unproved = ways  # any right answer shows that the server works
             return min(unproved, key=lambda way: way.plan.costs.upload_bytes, default=None)
 
     def _probe(self) -> float:
-        """Prove a plan, or measure the link; return how long that took the link."""
+        """Prove a plan, or measure the link; return the time that the link was used."""
         now_s, state = time.monotonic(), self._state
         way, is_suspect = self._find_unproved(now_s), state.estimate.is_suspect
         if is_suspect or now_s - self._round_trip_s > _ROUND_TRIP_AGE_S or not state.breaker.is_closed:
@@ -168,7 +168,7 @@ class ServerProber:
         except EdgekitError as cause:
             if _is_of_server(cause):
                 raise
-            state.disprove(way)  # so that the next probe tries another
+            state.disprove(way)  # the next probe then tries another plan
             if not any(one.is_proved for one in state.ways.values()):
                 raise
         return 0.0
@@ -186,7 +186,7 @@ class ServerProber:
         with state.lock:
             estimate, known_s = state.estimate, state.estimate.rtt_s
             if known_s is not None:
-                # TCP's average follows slowly, and may have seen large bodies; a busy device is late itself.
+                # TCP's average follows slowly, and may include large bodies; a busy device is late itself.
                 waited_s = small_s - estimate.overhead_s
                 is_longer = min(rtt_s, waited_s) > known_s * _LONGER
                 rtt_s = waited_s if is_longer else min(rtt_s, known_s)
@@ -195,7 +195,7 @@ class ServerProber:
                 estimate.overhead_s = small_s - rtt_s
 
     def _probe_link(self) -> float:
-        """Measure the upload by bytes that cannot be compressed; golden inputs mostly shrink to nothing.
+        """Measure the upload by bytes that cannot be compressed; golden inputs mostly compress well.
 
         Raises:
             EdgekitError: the server cannot be used.
@@ -204,7 +204,7 @@ class ServerProber:
         with state.lock:
             wanted = int((state.estimate.up_bits_per_s or 0.0) * _PROBE_SEND_S / _BITS)
         if self._server.forget_slow_link():
-            self._server.measure_round_trip(_PROBE_TIMEOUT_S)  # connects, which is no time of the link
+            self._server.measure_round_trip(_PROBE_TIMEOUT_S)  # connects, which is not the link's time
         size_bytes = min(max(wanted, _LEAST_UPLOAD), _MOST_UPLOAD)
         request = make_upload_probe(size_bytes, self._server.fields, way.plan.tail if way else None)
         pending = self._server.send(request, _PROBE_TIMEOUT_S, lambda *_: None)
@@ -226,7 +226,7 @@ class ServerProber:
         self._state.schedule.spend(time.monotonic(), exchange.upload_bytes + exchange.download_bytes)
 
     def _prove(self, way: TailWay) -> float:
-        """Run the golden inputs of a tail on the server, and compare; return how long the exchange took.
+        """Run the golden inputs of a tail on the server, and compare; return the time of the exchange.
 
         Raises:
             EdgekitError: the server failed or answered wrongly.
@@ -254,7 +254,7 @@ class ServerProber:
             way.mismatch = f"{way.plan.tail} computes something else there: {wrong}"
             raise BackendError(way.mismatch)
         way.mismatch = ""
-        way.open_head()  # here, because a request of the application shall not wait for it
+        way.open_head()  # now, so that no request of the application waits for it
         state.note_reply(scale_plan(way.plan, rows), reply, is_late=False)
         return reply.exchange.elapsed_s
 
@@ -264,7 +264,7 @@ class ServerProber:
             link = state.estimate
             up, down, rtt_s = link.up_bits_per_s, link.down_bits_per_s, link.rtt_s
             switches = tuple(state.switches)
-        if not self._is_open:  # its file is gone
+        if not self._is_open:  # its file is removed
             return
         self._status.write(
             OffloadStatus(
@@ -283,7 +283,7 @@ class ServerProber:
         )
 
     def _explain_costs(self) -> str:
-        """Return a note where the costs are those of another processor, else nothing."""
+        """Return a note if the costs are another processor's, else an empty text."""
         device = self._state.table.device
         if not device or device.startswith(f"{self._cpu}, "):
             return ""
@@ -292,7 +292,7 @@ class ServerProber:
 
 
 class _Replied:
-    """The outputs of a reply, as a session that golden outputs are compared with."""
+    """The outputs of a reply as a session, for the comparison with golden outputs."""
 
     def __init__(self, outputs: dict[str, Array]) -> None:
         self.inputs: tuple[TensorSpec, ...] = ()
@@ -300,7 +300,7 @@ class _Replied:
         self._outputs = outputs
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return them."""
+        """Return the outputs."""
         del inputs
         return self._outputs
 
@@ -309,7 +309,7 @@ class _Replied:
 
 
 def _is_of_server(error: EdgekitError) -> bool:
-    """Return whether a probe failed for what no other plan can help: the way there, the token, the load."""
+    """Return whether a probe failed for a reason common to all plans: connection, token or load."""
     if isinstance(error, RequestError):
         return is_overload(error) or error.status in (401, 403)
     return isinstance(error, TransportError) and not isinstance(error, ReplyError)

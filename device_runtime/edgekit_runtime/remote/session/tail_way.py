@@ -16,18 +16,18 @@ from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
 from edgekit_runtime.sessions.session import Session, open_choice
 from edgekit_runtime.tensors import Array, TensorSpec
 
-_GRID_VALUES: Final = 4096  # of a channel that are held against the grid; the range is checked for all
-_GRID_TOLERANCE: Final = 0.05  # of a step: what the roundings of a preprocessing in float32 leave
+_GRID_VALUES: Final = 4096  # values of a channel checked against the grid; the range is checked for all
+_GRID_TOLERANCE: Final = 0.05  # share of a step: error of a preprocessing's roundings in float32
 
 
 class TailWay:
     """A plan that needs the server, ready to run.
 
     Attributes:
-        plan: the plan, without compression where this device or the server cannot do it.
-        is_proved: whether the server has answered its golden inputs rightly.
-        mismatch: what the server answered to them instead, or empty.
-        retry_s: when to ask a server again that does not have the tail.
+        plan: the plan, without compression if this device or the server cannot do it.
+        is_proved: whether the server has answered its golden inputs correctly.
+        mismatch: description of the server's wrong answer to them, or empty.
+        retry_s: when to ask a server without the tail for it again.
 
     Raises:
         CutError: head and tail do not give all outputs of the model.
@@ -51,16 +51,17 @@ class TailWay:
         self._check_outputs()
 
     def carries(self, inputs: Mapping[str, Array]) -> bool:
-        """Return whether head and server compute with these inputs of the model what the whole model does.
+        """Return whether head and server compute the whole model's outputs for these inputs.
 
-        The head changes what its codes cannot hold. No reply with NaN is used, so NaN is not sent either.
+        The head changes values that its codes cannot hold. No reply with NaN is used, so NaN is not sent
+        either.
         """
         return all(map(_is_finite, inputs.values())) and all(
             _fits(inputs[name], codes) for name, codes in self.plan.codes.items()
         )
 
     def open_head(self) -> Session | None:
-        """Return the head, loaded; None where the inputs are sent as they are."""
+        """Return the loaded head; None if the inputs are sent as they are."""
         with self._lock:
             if not self._is_open:
                 raise BackendError("backend 'offload': the session is closed")
@@ -70,19 +71,19 @@ class TailWay:
             return self._head
 
     def run_head(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs of the head; none where the inputs are sent as they are."""
+        """Return the outputs of the head; empty if the inputs are sent as they are."""
         head = self._head or self.open_head()
         return {} if head is None else head.run({spec.name: inputs[spec.name] for spec in head.inputs})
 
     def encode(self, inputs: Mapping[str, Array], made: Mapping[str, Array]) -> dict[str, Array]:
-        """Return what the tail takes, media as files.
+        """Return the inputs of the tail, media as files.
 
         Args:
-            inputs: of the model.
+            inputs: inputs of the model.
             made: outputs of the head.
 
         Raises:
-            DataError: there is nothing for one of its inputs, or media of several rows.
+            DataError: one of its inputs is missing, or media has several rows.
             RefusedInputError: the head made NaN or infinity of these inputs.
         """
         sent = {}
@@ -109,10 +110,10 @@ class TailWay:
         """Return the request of the tail.
 
         Args:
-            sent: what it takes.
+            sent: inputs of the tail.
             outputs: the outputs of the model.
-            compression: of the body.
-            fields: header lines of the server.
+            compression: compression of the body.
+            fields: header lines for the server.
 
         Raises:
             DataError: an array does not fit its spec.
@@ -123,7 +124,7 @@ class TailWay:
         return make_tail_request(self.plan.tail or "", sent, expected, compression, fields)
 
     def read_golden(self) -> GoldenCase:
-        """Return what the tail must compute."""
+        """Return the golden case of the tail."""
         return read_golden(self._shown)
 
     def prepare_golden(self, golden: GoldenCase, fields: str) -> TailRequest:
@@ -161,20 +162,20 @@ def _is_finite(array: Array) -> bool:
 
 
 def _fits(array: Array, codes: InputCodes) -> bool:
-    """Return whether values lie within the range of their codes, and on the grid where samples did.
+    """Return whether values lie within the range of their codes, and on the grid if samples did.
 
     The grid is checked for some values of each channel, spread over it, which takes a tenth of the time: a
-    value between two codes is off by half a step at most, and an input that is no such data is off in most.
+    value between two codes is off by at most half a step, and in other data most values are off.
     """
     channels = [array] if len(codes.step) == 1 else list(np.moveaxis(array, codes.axis, 0))
     if len(channels) != len(codes.step) or not array.size:
         return not array.size
     for values, low, high, step in zip(channels, codes.lowest, codes.highest, codes.step, strict=True):
-        beyond = step * (0.5 if codes.is_grid else 1.0)  # what rounding may do to a value anyway
+        beyond = step * (0.5 if codes.is_grid else 1.0)  # error that rounding may cause anyway
         if not (float(values.min()) >= low - beyond and float(values.max()) <= high + beyond):  # or NaN
             return False
         if codes.is_grid:
-            some = values.reshape(-1)[:: max(1, values.size // _GRID_VALUES) | 1]  # odd: of all columns
+            some = values.reshape(-1)[:: max(1, values.size // _GRID_VALUES) | 1]  # odd: meets all columns
             places = (some.astype(np.float64) - low) / step
             if float(np.abs(places - np.rint(places)).max()) > _GRID_TOLERANCE:
                 return False
@@ -192,7 +193,7 @@ def _encode(codec: MediaCodec, array: Array) -> Array:
 def _bind(
     outputs: tuple[TensorSpec, ...], inputs: tuple[TensorSpec, ...], sent: Mapping[str, Array]
 ) -> tuple[TensorSpec, ...]:
-    """Return outputs with the sizes that their named dimensions have in what is sent."""
+    """Return outputs with the sizes that their named dimensions have in the sent tensors."""
     sizes: dict[str, int] = {}
     for spec in inputs:
         for name, size in zip(spec.shape, sent[spec.name].shape, strict=False):

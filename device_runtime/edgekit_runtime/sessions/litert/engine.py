@@ -1,7 +1,7 @@
-"""Finding the LiteRT engine, and loading a file into its interpreter quietly.
+"""Finds the LiteRT engine, and loads a file into its interpreter quietly.
 
-The first session of a process makes the engine print a line to the standard error, from C++ and whatever the
-log level is set to; that line is caught here.
+At the first session of a process the engine prints a line to the standard error, from C++ and at any log
+level; this module drops that line.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def load_interpreter(model: bytes | memoryview | Path, *, threads: int | None, x
     Args:
         model: content or path of a `.tflite` file; a view is copied.
         threads: threads of one inference, at least 1, or None for the engine's choice.
-        xnnpack: whether XNNPACK runs what it can.
+        xnnpack: whether XNNPACK runs the operators that it can.
 
     Raises:
         EngineMissingError: no engine is installed.
@@ -59,15 +59,15 @@ def load_interpreter(model: bytes | memoryview | Path, *, threads: int | None, x
     resolvers = engine.OpResolverType
     resolver = resolvers.AUTO if xnnpack else resolvers.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     try:
-        # From bytes in any case: of a file the engine would keep a mapping, and a change to the file while
-        # the session lives would change the model, or end the process.
+        # Always from bytes: the engine would keep a file mapped, and a change to the file while the session
+        # lives would change the model, or end the process.
         content = model.read_bytes() if isinstance(model, Path) else _copy(model)
         with _quiet_first_time() if xnnpack else contextlib.nullcontext():
             interpreter = engine.Interpreter(
                 model_content=content, num_threads=threads, experimental_op_resolver_type=resolver
             )
             interpreter.allocate_tensors()
-    except Exception as cause:  # bindings raise what the C++ side and pybind11 come up with
+    except Exception as cause:  # bindings raise any error of the C++ side and pybind11
         check_lack(cause, "backend 'litert': the model cannot be given to the engine")
         raise BackendError(f"backend 'litert': the engine refused the model: {cause}") from cause
     return interpreter
@@ -83,9 +83,9 @@ def _copy(model: bytes | memoryview) -> bytes:
 
 @contextlib.contextmanager
 def _quiet_first_time() -> Iterator[None]:
-    """Drop what the process writes to its standard error, until one model has been loaded.
+    """Drop the process's output to its standard error, until one model has been loaded.
 
-    Other threads lose their lines too for that time, so it is done once and not for every session.
+    Other threads lose their lines too in that time, so this is done only once, not for every session.
     """
     with _first:
         if not _greeted.is_set():

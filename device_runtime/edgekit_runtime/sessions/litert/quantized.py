@@ -1,7 +1,7 @@
 """Quantized inputs and outputs of an engine, presented as float32.
 
-A code `q` stands for the value `(q - zero_point) * scale`. Only one scale a tensor: inputs and outputs with a
-scale per channel do not occur.
+A code `q` stands for the value `(q - zero_point) * scale`. A tensor has only one scale: inputs and outputs
+with a scale per channel do not occur.
 """
 
 import math
@@ -17,7 +17,7 @@ CODE_DTYPES = ("int8", "uint8", "int16")
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How the codes of one tensor stand for values.
+    """The relation of one tensor's codes to values.
 
     Attributes:
         name: name of the tensor, for messages.
@@ -54,7 +54,7 @@ class Quantization:
             values: float32 of any shape.
 
         Raises:
-            DataError: a value is NaN, for which there is no code.
+            DataError: a value is NaN, which has no code.
         """
         limits = np.iinfo(self.dtype)
         # In place from here on: for an image this takes as long as a small model.
@@ -63,7 +63,7 @@ class Quantization:
         np.rint(steps, out=steps)
         np.add(steps, np.float32(self.zero_point), out=steps)
         np.clip(steps, limits.min, limits.max, out=steps)
-        if math.isnan(steps.sum(dtype=np.float32)):  # of clipped values: only a NaN makes it one
+        if math.isnan(steps.sum(dtype=np.float32)):  # the sum of clipped values is NaN only if one is
             raise DataError(
                 f"tensor '{self.name}': holds NaN, which has no {self.dtype} code; clean the input"
             )

@@ -1,11 +1,11 @@
 """The LiteRT backend: `.tflite` models on the CPU.
 
-The engine is ai-edge-litert, else tflite-runtime where that is all that a device has (it needs numpy < 2).
-Importing this module imports neither. It does not run models with several subgraph signatures by signature:
-what runs is the first subgraph, as with every `Interpreter.invoke`.
+The engine is ai-edge-litert, else tflite-runtime if a device has only that (it needs numpy < 2). Importing
+this module imports neither. It does not run models with several subgraph signatures by signature: the first
+subgraph runs, as with every `Interpreter.invoke`.
 
-The interpreter checks the structure of a file, not what its operators refer to. Some damage can end the
-process (docs/explanation/litert.md). Run files that you do not trust in a process of their own.
+The interpreter checks the structure of a file, not the references of its operators. Some damage can end the
+process (docs/explanation/litert.md). Run files that you do not trust in a separate process.
 """
 
 import threading
@@ -35,7 +35,7 @@ class LiteRtOptions:
 
     Attributes:
         threads: number of threads that share one inference; None leaves it to the engine, which takes one.
-        xnnpack: whether XNNPACK runs what it can; without it the engine's own kernels do.
+        xnnpack: whether XNNPACK runs the operators that it can; otherwise the engine's own kernels do.
         float_io: whether quantized inputs and outputs are float32 to the caller, see `LiteRtSession`.
     """
 
@@ -47,13 +47,13 @@ class LiteRtOptions:
 class LiteRtSession:
     """A model in LiteRT; `run` may be called from several threads, which then wait for one another.
 
-    Names are those of the signature where the file has exactly one and it covers the inputs and outputs of
-    the model, else the tensor names as they are in the file (`serving_default_x:0`, nothing stripped).
+    Names are those of the signature if the file has exactly one and it covers the inputs and outputs of the
+    model, else the tensor names as they are in the file (`serving_default_x:0`, nothing stripped).
 
     A quantized input or output (int8, uint8 or int16 with one scale) is float32 here unless
-    `options.float_io` is off: `run` then quantizes and dequantizes, and `inputs` and `outputs` say float32,
-    since they state what `run` takes and returns. What the file holds is in `quantization`. With `float_io`
-    off everything is as in the file. Integers without a scale are never converted.
+    `options.float_io` is off: `run` then quantizes and dequantizes, and `inputs` and `outputs` are float32,
+    as `run` takes and returns them. `quantization` has the codes of the file. With `float_io` off everything
+    is as in the file. Integers without a scale are never converted.
 
     Attributes:
         inputs: specifications of the inputs of `run`; a dimension of any size is named `NAME_AXIS`.
@@ -82,8 +82,7 @@ class LiteRtSession:
 
         Raises:
             EngineMissingError: neither ai-edge-litert nor tflite-runtime can be imported.
-            BackendError: the engine refused the model, or it has inputs or outputs that are no plain
-                tensors.
+            BackendError: the engine refused the model, or an input or output is not a plain tensor.
         """
         options = options or LiteRtOptions()
         self._lock = threading.RLock()
@@ -97,16 +96,16 @@ class LiteRtSession:
             if tensor.stored is not None
         }
         self._checks = {tensor.spec.name: tensor.spec.check for tensor in self._inputs}
-        # Of the inputs as allocated; empty after a failure, so that the next run allocates again.
+        # Shapes of the inputs as allocated; empty after a failure, so that the next run allocates again.
         self._shapes: dict[int, tuple[int, ...]] = {tensor.index: tensor.shape for tensor in self._inputs}
 
     @property
     def alone(self) -> AbstractContextManager[object]:
-        """Keeps runs of other threads waiting for a `with` block, so that one in it can be timed."""
+        """Makes other threads' runs wait for a `with` block, so that a run in it can be timed."""
         return self._lock
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return all outputs for one set of inputs, as arrays of the caller's own.
+        """Return all outputs for one set of inputs, as arrays that the caller owns.
 
         A new size of a free dimension allocates the model's memory again, which costs about as much as a
         first run.
@@ -152,7 +151,7 @@ class LiteRtSession:
         self._shapes = shapes
 
     def close(self) -> None:
-        """Free the model once the run that is under way has ended; a second call does nothing."""
+        """Free the model once a run under way has ended; a second call does nothing."""
         with self._lock:
             self._interpreter = None
 

@@ -16,7 +16,7 @@ class ModelTensor:
     """One input or output.
 
     Attributes:
-        spec: specification of the tensor that the caller gives or gets.
+        spec: specification of the caller's tensor.
         index: index of the tensor in the interpreter.
         shape: shape of the tensor as allocated after loading.
         stored: the tensor's quantization in the file, or None.
@@ -40,8 +40,8 @@ def read_tensors(
         float_io: whether quantized tensors are float32 to the caller.
 
     Raises:
-        BackendError: a tensor is no plain tensor, has a quantization that cannot be computed with or a name
-            that is no text, or two have one name.
+        BackendError: a tensor is not plain, has an unusable quantization or a name that is no text, or two
+            tensors have one name.
     """
     try:
         return _read(interpreter, float_io=float_io)
@@ -77,7 +77,7 @@ def _signature(
 ) -> tuple[dict[str, Mapping[str, Any]], ...] | None:
     """Return the names of the only signature with their details, or None if it cannot be used."""
     keys = list(interpreter.get_signature_list())
-    if len(keys) != 1 or not keys[0]:  # the engine takes an empty key for none
+    if len(keys) != 1 or not keys[0]:  # the engine treats an empty key as none
         return None
     runner = interpreter.get_signature_runner(keys[0])
     named = (runner.get_input_details(), runner.get_output_details())

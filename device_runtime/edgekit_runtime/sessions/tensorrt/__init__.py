@@ -1,7 +1,7 @@
 """The TensorRT backend: ONNX models on an NVIDIA GPU, by engines that the device builds for itself.
 
 A package carries the model, never an engine: engines are tied to one version of TensorRT and one GPU. The
-device builds them once, in the background and in a process of its own, while the fallback of the package
+device builds them once, in the background and in a separate process, while the fallback of the package
 serves. docs/reference/tensorrt.md says which part has run where.
 """
 
@@ -48,8 +48,8 @@ _logger = logging.getLogger(__name__)
 def open_tensorrt(package: OpenedPackage, choice: BackendChoice, threads: int | None) -> TensorRtSession:
     """Return a session for the artifact that `choice` names; see `OpenBackend`.
 
-    It runs on the fallback of `choice` until the engine is ready. Without one, or where its engine is missing
-    too, this returns when the engine is ready.
+    It runs on the fallback of `choice` until the engine is ready. Without a fallback, or if its engine is
+    missing too, this returns when the engine is ready.
 
     Raises:
         EngineMissingError: there is no TensorRT or no GPU here.
@@ -88,7 +88,7 @@ def open_on(
 
 
 def find_machine() -> Machine:
-    """Return this device with the TensorRT that is installed on it.
+    """Return this device with its installed TensorRT.
 
     Raises:
         EngineMissingError: there is no TensorRT or no GPU here.

@@ -1,4 +1,4 @@
-"""Building engines in a process of their own, from the side of the session that waits for them."""
+"""Builds engines in a separate process, for a session that waits for them."""
 
 import json
 import tempfile
@@ -45,16 +45,16 @@ def build_engines(
     """Return the engines of `model`, built in a process of low priority.
 
     Args:
-        model: ONNX, whole.
+        model: the whole ONNX model.
         options: options of the build.
         timings: timing caches to start from.
         stop: set when the engines are not needed any more.
         library: name of the TensorRT module.
-        compute_capability: such as `SM86`, for TensorRT-RTX on a machine without a GPU.
+        compute_capability: value such as `SM86`, for TensorRT-RTX on a machine without a GPU.
 
     Raises:
         StoppedError: `stop` was set.
-        BackendError: the process died or took too long; a refusal is no error but in `refused`.
+        BackendError: the process died or took too long; a refusal is no error, but is in `refused`.
     """
     with tempfile.TemporaryDirectory(prefix="edgekit-tensorrt-") as name:
         folder = Path(name)

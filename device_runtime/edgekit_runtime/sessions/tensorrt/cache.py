@@ -22,27 +22,27 @@ from typing import Any, Final
 from edgekit_runtime.canonical_json import JsonValue, encode_json
 from edgekit_runtime.system.atomic_files import write_atomically
 
-_BUILDER: Final = 1  # of ours; raised when the same model and options give another engine
+_BUILDER: Final = 1  # our revision; raised when the same model and options give another engine
 _ENTRY, _PLAN = "entry.json", "engine.plan"
 _POLL_S: Final = 0.2
-_MAX_ENTRIES: Final = 8  # engines of 10 MB are usual, and the disk of a device is small
+_MAX_ENTRIES: Final = 8  # engines often have 10 MB, and the disk of a device is small
 
 _logger = logging.getLogger(__name__)
 
 
 class StoppedError(Exception):
-    """The session was closed before its engine was there."""
+    """The session was closed before its engine was ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineKey:
-    """All that an engine depends on.
+    """Everything on which an engine depends.
 
     Attributes:
         model_sha256: digest of the ONNX model.
         tensorrt: version of the library.
         gpu, compute_capability: name and compute capability of the device's GPU.
-        power_mode: which clocks the kernels were chosen for, see `read_power_mode`.
+        power_mode: clocks for which the kernels were chosen, see `read_power_mode`.
         options: build options as canonical JSON.
         builder: revision of this code.
     """
@@ -78,11 +78,11 @@ class CacheEntry:
     """The entry of one key: an engine, or why there is none.
 
     Attributes:
-        precision: precision of the engine that was kept.
+        precision: precision of the stored engine.
         seconds: precision -> median latency, for each precision that was measured.
-        notes: why other engines were not kept.
+        notes: why other engines were not stored.
         plan: the engine, or None if TensorRT or the golden outputs refused every one, for the reasons in
-            `notes`: building again would end the same.
+            `notes`: another build would fail too.
     """
 
     precision: str | None
@@ -97,7 +97,7 @@ class EngineCache:
     __slots__ = ("root",)
 
     def __init__(self, root: Path) -> None:
-        """Use `root`, which need not exist."""
+        """Use the folder `root`, which need not exist."""
         self.root = root / "tensorrt"
 
     def read(self, key: EngineKey) -> CacheEntry | None:
@@ -115,7 +115,7 @@ class EngineCache:
                 if hashlib.sha256(plan).hexdigest() != stated["plan_sha256"]:
                     return None
             return CacheEntry(stated["precision"], dict(stated["seconds"]), tuple(stated["notes"]), plan)
-        except (OSError, ValueError, TypeError, KeyError):  # missing, cut short or of another writer
+        except (OSError, ValueError, TypeError, KeyError):  # missing, cut off or from another writer
             return None
 
     def write(self, key: EngineKey, entry: CacheEntry) -> None:
@@ -123,7 +123,7 @@ class EngineCache:
 
         Raises:
             OutputError: the folder cannot be written.
-            OSError: it cannot be made.
+            OSError: the folder cannot be created.
         """
         folder = self.root / key.digest
         _make_folder(folder)
@@ -140,12 +140,12 @@ class EngineCache:
             "plan_sha256": sha256,
         }
         self._prune(folder)
-        # Last: it names the digest of the engine that it goes with.
+        # Last: it contains the digest of its engine.
         with write_atomically(folder / _ENTRY, mode=0o600) as file:
             file.write(json.dumps(stated, indent=1).encode())
 
     def _prune(self, new: Path) -> None:
-        """Remove all but the newest entries; an update of model or JetPack leaves its old engine behind."""
+        """Remove all but the newest entries: updates of models or JetPack leave old engines behind."""
         entries = [path.parent for path in self.root.glob(f"*/{_ENTRY}") if path.parent != new]
         entries.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
         for folder in entries[_MAX_ENTRIES - 1 :]:
@@ -153,7 +153,7 @@ class EngineCache:
 
     @contextlib.contextmanager
     def only_one(self, key: EngineKey, stop: threading.Event) -> Iterator[None]:
-        """Lock the entry of `key` against other processes and threads; the system unlocks it if this dies.
+        """Lock the entry of `key` against other processes and threads; a crash unlocks it.
 
         Args:
             key: key of the entry.
@@ -188,11 +188,11 @@ class EngineCache:
             return None
 
     def write_timing(self, key: EngineKey, timing: bytes) -> None:
-        """Keep the timing cache for the machine of `key`.
+        """Store the timing cache for the machine of `key`.
 
         Raises:
             OutputError: the folder cannot be written.
-            OSError: it cannot be made.
+            OSError: the folder cannot be created.
         """
         _make_folder(self.root)
         with write_atomically(self._timing_path(key), mode=0o600) as file:
@@ -211,7 +211,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether the folder exists and only this user can write into it; warns if others can."""
+    """Whether the folder exists and only this user can write into it; warn if others can."""
     try:
         found = folder.stat()
     except OSError:
@@ -229,7 +229,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def read_power_mode() -> str:
-    """Return the power mode of a Jetson as `nvpmodel -q` states it, or `none` where there is none."""
+    """Return the power mode of a Jetson as `nvpmodel -q` states it, or `none` elsewhere."""
     try:
         done = subprocess.run(
             ["nvpmodel", "-q"], capture_output=True, text=True, errors="replace", timeout=10, check=True

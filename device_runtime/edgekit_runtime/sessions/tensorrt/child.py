@@ -2,8 +2,8 @@
 
 It reads `request.json`, `model.onnx` and `timing-*.cache` in the working folder, and writes `PRECISION.plan`,
 `timing.cache` and, last, `answer.json` there: `version`, `built`, `refused` (precision, or `model` if the
-parser refuses that -> messages) and `seconds`. It is a process of its own because a native crash ends the
-process that it happens in, and because TensorRT frees what it took for building only at the end of one.
+parser refuses that -> messages) and `seconds`. It is a separate process because a native crash ends its
+process, and because TensorRT frees the memory for building only at the end of a process.
 """
 
 import importlib
@@ -33,7 +33,7 @@ _NICENESS: Final = 10  # a session is serving on the CPU meanwhile
 
 
 def build_all(trt: Any, request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Build each engine that is asked for, and return the answer."""
+    """Build each requested engine, and return the answer."""
     model = (folder / "model.onnx").read_bytes()
     built: list[str] = []
     refused: dict[str, list[str]] = {}
@@ -84,7 +84,7 @@ def _build(trt: Any, request: Mapping[str, Any], folder: Path, model: bytes, pre
         config.add_optimization_profile(profile)
     if request["workspace_bytes"] is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, request["workspace_bytes"])
-    if request["compute_capability"] is not None:  # TensorRT-RTX alone can build for a GPU that is not there
+    if request["compute_capability"] is not None:  # only TensorRT-RTX can build for an absent GPU
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(trt.ComputeCapability, request["compute_capability"]), 0)
     timing = _add_timing(config, folder)
@@ -103,7 +103,7 @@ def _set_precision(trt: Any, config: Any, precision: str) -> None:
             raise RefusedError("this TensorRT takes every type from the model: half needs a model in half")
         return
     if precision != "fp32":
-        config.set_flag(trt.BuilderFlag.FP16)  # of what int8 leaves in float, too
+        config.set_flag(trt.BuilderFlag.FP16)  # also for layers that int8 leaves in float
     if precision == "int8":
         config.set_flag(trt.BuilderFlag.INT8)
 
@@ -111,7 +111,7 @@ def _set_precision(trt: Any, config: Any, precision: str) -> None:
 def _add_timing(config: Any, folder: Path) -> Any:
     """Add the stored timings to `config`; TensorRT itself refuses those of another version or GPU.
 
-    `timing.cache` are those of the engines before in this process, `timing-*.cache` were given.
+    `timing.cache` is from earlier engines in this process, `timing-*.cache` were given.
     """
     cache = config.create_timing_cache(b"")
     if cache is None or not config.set_timing_cache(cache, False):

@@ -1,7 +1,7 @@
 """The few calls of the CUDA driver that running an engine needs, by ctypes.
 
-The library is `libcuda.so.1`, which comes with every driver (on a Jetson with JetPack) and whose functions
-keep their meaning from version to version; docs/adr/0009-tensorrt-on-device.md says why not another.
+The library is `libcuda.so.1`. Every driver (on a Jetson, JetPack) contains it, and its functions keep their
+meaning from version to version; docs/adr/0009-tensorrt-on-device.md says why not another.
 
 Source: CUDA Driver API reference, sections 6.2 (initialization), 6.5 (devices), 6.7 (primary context),
 6.13 (memory) and 6.20 (streams).
@@ -41,11 +41,11 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The GPU that an engine is made for.
+    """The GPU for which an engine is built.
 
     Attributes:
-        name: name that the driver states, such as `Orin`.
-        compute_capability: such as `8.7`.
+        name: name from the driver, such as `Orin`.
+        compute_capability: version, such as `8.7`.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Cuda:
             self._call("cuDeviceGet", ctypes.byref(device), 0)
             self.gpu = self._describe(device)
             self._context = _handle()
-            # Never released: the process keeps one context, whatever sessions come and go.
+            # Never released: the process keeps one context for all sessions.
             self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
         except (OSError, AttributeError, BackendError) as cause:
             raise EngineMissingError(
@@ -125,11 +125,11 @@ class Cuda:
         return int(address.value)
 
     def free(self, address: int) -> None:
-        """Free memory of `allocate`."""
+        """Free memory from `allocate`."""
         self._call("cuMemFree_v2", address)
 
     def copy_in(self, address: int, array: Array, stream: int) -> None:
-        """Queue a copy of a C-contiguous array to the GPU; it must stay until the stream was waited for."""
+        """Queue a copy of a C-contiguous array to the GPU; keep the array until `wait` returns."""
         self._call("cuMemcpyHtoDAsync_v2", address, array.ctypes.data, array.nbytes, stream)
 
     def copy_out(self, array: Array, address: int, stream: int) -> None:
@@ -139,5 +139,5 @@ class Cuda:
 
 def contiguous(array: Array) -> Array:
     """Return `array` in one piece (C order), copied only if it is not."""
-    packed: Array = np.ascontiguousarray(array).reshape(array.shape)  # of no axes it makes one
+    packed: Array = np.ascontiguousarray(array).reshape(array.shape)  # it gives an array without axes one
     return packed

@@ -1,4 +1,4 @@
-"""Running a built engine on the GPU: the only part of the TensorRT backend that needs one.
+"""Runs a built engine on the GPU: the only part of the TensorRT backend that needs one.
 
 It does not run engines whose output shapes depend on values (such as NonZero): those have no size to reserve.
 """
@@ -91,10 +91,10 @@ class EngineExecutor:
         )
 
     def accepts(self, inputs: Mapping[str, Array]) -> bool:
-        """Return whether the shapes lie within the optimization profile; True for all of a fixed engine."""
+        """Return whether the shapes lie within the optimization profile; always True for a fixed engine."""
         for name, (low, _, high) in self._ranges.items():
             shape = np.shape(inputs.get(name, ()))
-            if len(shape) == len(low):  # else it is refused on any engine
+            if len(shape) == len(low):  # otherwise every engine refuses it
                 sizes = zip(low, shape, high, strict=True)
                 if not all(small <= size <= large for small, size, large in sizes):
                     return False
@@ -102,7 +102,7 @@ class EngineExecutor:
 
     @property
     def alone(self) -> AbstractContextManager[object]:
-        """Keeps runs of other threads waiting for a `with` block, so that one in it can be timed."""
+        """Makes other threads' runs wait for a `with` block, so that a run in it can be timed."""
         return self._lock
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -158,7 +158,7 @@ class EngineExecutor:
             )
 
     def close(self) -> None:
-        """Free the engine and its memory once the run that is under way has ended; again does nothing."""
+        """Free the engine and its memory once a run under way has ended; a second call does nothing."""
         with self._lock:
             if self._context is None:
                 return

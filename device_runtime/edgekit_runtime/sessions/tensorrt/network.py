@@ -1,4 +1,4 @@
-"""From an ONNX model to a serialized engine, by a TensorRT module that is given.
+"""From an ONNX model to a serialized engine, by a given TensorRT module.
 
 It works with TensorRT 10 (`tensorrt`), whose builder takes precisions as flags, and with TensorRT-RTX
 (`tensorrt_rtx_bindings`), which takes every type from the model and needs no GPU to build.
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-_MISSING_GPU: Final = "CUDA driver version is insufficient"  # said in passing wherever there is no GPU
+_MISSING_GPU: Final = "CUDA driver version is insufficient"  # logged on every machine without a GPU
 _MAX_LOG_LINES: Final = 20
 BATCH_RANGE: Final = (1, 1, 8)  # smallest, usual, largest
 
@@ -24,7 +24,7 @@ class RefusedError(Exception):
 
 
 class ParseError(RefusedError):
-    """Its parser does not understand the model."""
+    """TensorRT's parser does not understand the model."""
 
 
 def make_log(trt: Any) -> Any:
@@ -63,7 +63,7 @@ def parse(trt: Any, log: Any, network: Any, model: bytes) -> None:
 
 
 def _parser_error(error: Any) -> str:
-    # For an operator that it does not know the parser's whole description is "false".
+    # For an unknown operator the parser's whole description is "false".
     code = str(error.code()).rpartition(".")[2]
     message = f"{code}: {_one_line(error.desc())}".removesuffix(": false")
     return f"{error.node_operator()} '{error.node_name()}': {message}" if error.node_operator() else message
@@ -74,8 +74,8 @@ def make_profile(builder: Any, network: Any, ranges: Ranges) -> Any:
 
     Args:
         builder: builder of the network.
-        network: parsed.
-        ranges: shapes of inputs with free dimensions; one of which only the first dimension is free may be
+        network: the parsed network.
+        ranges: shapes of inputs with free dimensions; an input whose only free dimension is the first may be
             left out and gets batches of `BATCH_RANGE`.
 
     Raises:
@@ -112,10 +112,10 @@ def _layers(network: Any) -> Iterator[Any]:
 
 
 def remove_quantization(trt: Any, network: Any) -> list[Any]:
-    """Make a quantized network a float one, in place; returns what to keep until the engine is built.
+    """Turn a quantized network into float, in place; return objects to keep until the engine is built.
 
-    An activation goes past its Q/DQ pair, and stored codes become float constants. That is the network which
-    shows whether half precision is faster than int8 on this GPU.
+    An activation bypasses its Q/DQ pair, and stored codes become float constants. This network shows whether
+    half precision is faster than int8 on this GPU.
 
     Raises:
         RefusedError: a layer dequantizes something else, or codes that numpy does not have (int4).
@@ -153,7 +153,7 @@ def _replace(network: Any, old: Any, new: Any, marked: set[str]) -> None:
 
 
 def _add_values(trt: Any, network: Any, layer: Any, producers: Mapping[str, Any], kept: list[Any]) -> Any:
-    """Return a constant tensor of the values that a `DequantizeLinear` of stored codes gives."""
+    """Return a constant tensor with the output of a `DequantizeLinear` of stored codes."""
     codes, scale = (_stored(trt, producers.get(layer.get_input(index).name)) for index in (0, 1))
     zero_point = np.float32(0)
     if layer.num_inputs > 2 and layer.get_input(2) is not None:

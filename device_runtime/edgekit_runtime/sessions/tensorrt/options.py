@@ -15,14 +15,14 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class TensorRtOptions:
-    """How an engine is built; the `backend.options` of a manifest.
+    """Options of a build; the `backend.options` of a manifest.
 
     Attributes:
-        precisions: which engines to build and measure, out of `PRECISIONS`; None for int8 and fp16 of a
-            quantized model, fp16 and fp32 of another. `int8` is the model as it is; the others leave its
-            quantization of activations out.
-        shapes: input name -> smallest, usual and largest shape, for inputs with free dimensions; where only
-            the first is free, batches of 1 to 8 are the default.
+        precisions: engines to build and measure, out of `PRECISIONS`; None for int8 and fp16 of a quantized
+            model, fp16 and fp32 of another. `int8` is the model as it is; the others leave out its
+            quantization of activations.
+        shapes: input name -> smallest, usual and largest shape, for inputs with free dimensions; if only the
+            first is free, batches of 1 to 8 are the default.
         workspace_bytes: most GPU memory for building, or None for TensorRT's choice (all of it).
         timing_cache: path of an artifact with TensorRT's timing cache, or None.
         threads: unused here; the session that runs until the engine is ready takes it.

@@ -1,6 +1,6 @@
-"""Preparation of an engine for traffic: loaded from the cache or built, checked, and the fastest right one.
+"""Prepares an engine for traffic: loads or builds engines, checks them, and takes the fastest right one.
 
-All that touches a GPU, a process or a library comes in through `Machine`.
+`Machine` provides all access to a GPU, a process or a library.
 """
 
 import functools
@@ -29,7 +29,7 @@ class Engine(Session, Protocol):
     """A loaded engine."""
 
     def accepts(self, inputs: Mapping[str, Array]) -> bool:
-        """Return whether the shapes lie within what the engine was built for."""
+        """Return whether the engine was built for these shapes."""
 
 
 class BuildEngines(Protocol):
@@ -43,7 +43,7 @@ class BuildEngines(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine that engines are built for and run on.
+    """The machine on which engines are built and run.
 
     Attributes:
         version: TensorRT's version.
@@ -51,7 +51,7 @@ class Machine:
         power_mode: see `cache.read_power_mode`.
         cache: cache of engines.
         build: makes serialized engines from a model.
-        load: makes an engine that runs from a serialized one.
+        load: makes a runnable engine from a serialized one.
     """
 
     version: str
@@ -68,11 +68,11 @@ class BuildJob:
 
     Attributes:
         key: key of the engine.
-        model: ONNX, whole.
+        model: the whole ONNX model.
         options: options of the build.
         golden: tensors that an engine must reproduce before it takes traffic.
         inputs, outputs: inputs and outputs of the package's manifest.
-        timings: timing caches that the package brings.
+        timings: timing caches in the package.
     """
 
     key: EngineKey
@@ -86,12 +86,12 @@ class BuildJob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedEngine:
-    """An engine that has passed the golden outputs.
+    """An engine that has reproduced the golden outputs.
 
     Attributes:
-        engine: ready to run.
-        precision: it was built with.
-        entry: the cache's entry for it, with why other engines were not kept.
+        engine: the engine, ready to run.
+        precision: its precision.
+        entry: its entry in the cache, with the reasons why other engines were not stored.
     """
 
     engine: Engine
@@ -100,14 +100,14 @@ class PreparedEngine:
 
 
 class _WrongError(BackendError):
-    """An engine computes wrong values: building it again would not help."""
+    """An engine computes wrong values: another build would not help."""
 
 
 def prepare(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedEngine:
     """Return the engine for `job`, from the cache or newly built.
 
     Args:
-        job: which engine.
+        job: the engine to build.
         machine: the machine that builds and runs it.
         stop: set when it is not needed any more.
 
@@ -165,7 +165,7 @@ def _build(job: BuildJob, machine: Machine, stop: threading.Event) -> PreparedEn
 def _keep(write: Callable[[], None]) -> None:
     try:
         write()
-    except (OutputError, OSError) as cause:  # the engine serves all the same
+    except (OutputError, OSError) as cause:  # the engine can still serve
         _logger.warning("the engine is not cached and will be built again: %s", cause)
 
 
@@ -173,7 +173,7 @@ def _admit(job: BuildJob, machine: Machine, plan: bytes) -> Engine:
     """Return the loaded engine once it has reproduced the golden outputs.
 
     Raises:
-        BackendError: it cannot be loaded or run; `_WrongError` if it computes wrong values.
+        BackendError: the engine cannot be loaded or run; `_WrongError` if it computes wrong values.
     """
     engine = machine.load(plan)
     try:
@@ -195,7 +195,7 @@ def _check(job: BuildJob, engine: Engine) -> None:
             raise _WrongError(f"the engine has {what} {got}, the manifest says {expected}")
     try:
         test = job.golden.check(engine)
-    except DataError as cause:  # the engine takes other shapes than the package promises
+    except DataError as cause:  # the engine takes other shapes than the package states
         raise _WrongError(str(cause)) from cause
     if not test.passed:
         raise _WrongError("; ".join(check.message for check in test.checks if not check.passed))

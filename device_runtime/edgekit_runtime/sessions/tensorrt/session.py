@@ -22,8 +22,8 @@ class EngineState:
     Attributes:
         phase: `building` (or loading), `serving`, `failed` or `closed`.
         precision: precision of the engine that serves.
-        seconds: precision -> median latency, of the engines that were measured against each other.
-        notes: why the phase is `failed`, or other engines were not kept.
+        seconds: precision -> median latency of the engines that were compared.
+        notes: why the phase is `failed`, or other engines were not stored.
     """
 
     phase: str
@@ -35,7 +35,7 @@ class EngineState:
 class TensorRtSession:
     """A model that runs on a fallback first, and on TensorRT once its engine is ready; see `Session`.
 
-    Inputs whose shapes lie outside the engine's range go on running on the fallback.
+    Inputs with shapes outside the engine's range still run on the fallback.
 
     Attributes:
         inputs: specifications of the inputs of `run`.
@@ -57,13 +57,13 @@ class TensorRtSession:
             inputs: specifications of the inputs in the manifest.
             outputs: specifications of the outputs in the manifest.
             fallback: runs meanwhile and is then freed, or None.
-            prepare: returns the engine; it is given an event that is set when it is no longer wanted.
+            prepare: returns the engine; its argument is an event, set when the engine is no longer wanted.
 
         Raises:
             BackendError: there is no fallback, and the engine could not be prepared.
         """
         self.inputs, self.outputs = inputs, outputs
-        # One attribute, so that a run sees both or neither of what an exchange changes.
+        # One attribute, so that a run sees both or neither of an exchange's changes.
         self._serving: tuple[Engine | None, Session | None] = (None, fallback)
         self._state = EngineState("building")
         self._stop = threading.Event()
@@ -98,7 +98,7 @@ class TensorRtSession:
             _logger.exception("TensorRT does not serve this model, its fallback goes on")
             return
         is_fixed = all(spec.size_bytes is not None for spec in prepared.engine.inputs)
-        # Not closed but let go: a run that has just taken the fallback must still end on it.
+        # Released, not closed: a run that has just taken the fallback must still end on it.
         self._serving = (prepared.engine, None if is_fixed else self._serving[1])
         entry = prepared.entry
         self._state = EngineState("serving", prepared.precision, entry.seconds, entry.notes)
@@ -106,7 +106,7 @@ class TensorRtSession:
 
     @property
     def alone(self) -> contextlib.AbstractContextManager[object]:
-        """Keeps other runs waiting, once the engine serves; see `EngineExecutor.alone`."""
+        """Makes other runs wait, once the engine serves; see `EngineExecutor.alone`."""
         alone: contextlib.AbstractContextManager[object] = getattr(
             self._serving[0], "alone", contextlib.nullcontext()
         )
