@@ -52,6 +52,10 @@ class ReplyError(TransportError):
     """A server sent a reply that no correct server sends."""
 
 
+class NonFiniteError(ReplyError):
+    """An output holds NaN or infinity: either the model computes that, or the server is broken."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerTimes:
     """A server's times and load, as stated in a reply.
@@ -422,7 +426,8 @@ def check_reply(head: ResponseHead, body: memoryview, request: TailRequest) -> d
 
     Raises:
         RequestError: the server refuses.
-        ReplyError: names, dtypes, shapes, sizes or values are not those of a correct server.
+        ReplyError: names, dtypes, shapes or sizes are not those of a correct server.
+        NonFiniteError: an output holds NaN or infinity.
         TransportError: the reply is no response of the protocol.
     """
     if head.status != 200:
@@ -446,7 +451,9 @@ def check_reply(head: ResponseHead, body: memoryview, request: TailRequest) -> d
         except EdgekitError as cause:
             raise ReplyError(f"the server answered wrongly: {cause}") from cause
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ReplyError(f"the server answered with NaN or infinity in '{spec.name}'")
+            raise NonFiniteError(
+                f"the server's reply holds NaN or infinity in '{spec.name}', so it is not used"
+            )
     return outputs
 
 
