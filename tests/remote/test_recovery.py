@@ -4,7 +4,7 @@ import dataclasses
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,12 +23,13 @@ from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.remote.choose import PlanChoice
 from edgekit_runtime.remote.cut_table import CutTable, PlanCosts
 from edgekit_runtime.remote.offload_options import OffloadOptions
+from edgekit_runtime.remote.offload_server import OffloadServer, Pending, Reply, TailRequest
 from edgekit_runtime.remote.session import offload_state
 from edgekit_runtime.remote.session.offload_state import OffloadState
 from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.remote.session.tail_way import TailWay
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_runtime.tensors import Array
+from edgekit_runtime.tensors import Array, TensorSpec
 
 
 @pytest.fixture
@@ -311,6 +312,76 @@ def test_reply_ends_the_local_run_of_a_hedged_request(
     server.misbehave = None
     wait_until(lambda: session.decision().plan.name == "raw", "a late answer has put the server out of use")
     session.close()
+
+
+class Shared:
+    """A local engine whose runs can be ended; it is held up before the first one."""
+
+    is_concurrent = True
+
+    def __init__(self) -> None:
+        self.asked, self.goes_on = threading.Event(), threading.Event()
+        self.inputs = (TensorSpec("x", "float32", ("N", 4)),)
+        self.outputs = (TensorSpec("y", "float32", ("N", 2)),)
+        self.runs = 0
+
+    def share(self) -> "Shared":
+        self.asked.set()
+        assert self.goes_on.wait(20)
+        return self
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        self.runs += 1
+        return {"y": inputs["x"] @ WEIGHT}
+
+    def interrupt(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_reply_that_comes_while_a_local_run_begins_keeps_it_from_running(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    """The reply is noted before there is a local run that it could end, and the run begins after that."""
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+    local, over = Shared(), threading.Event()
+    send = OffloadServer.send
+
+    def send_and_hold(
+        self: OffloadServer,
+        request: TailRequest,
+        timeout_s: float,
+        finish: Callable[[Pending, Reply], None],
+    ) -> Pending:
+        def hold(pending: Pending, reply: Reply) -> None:
+            finish(pending, reply)
+            if local.asked.is_set():
+                local.goes_on.set()
+                over.wait(20)
+
+        return send(self, request, timeout_s, hold)
+
+    def answer_late(_: HostileServer, client: socket.socket, right: bytes) -> bytes:
+        local.asked.wait(20)
+        return tensor_reply(right)
+
+    monkeypatch.setattr(OffloadServer, "send", send_and_hold)
+    package = read_package(path, maker.trust)
+    options = OffloadOptions(f"127.0.0.1:{server.port}")
+    session = RemoteSession(package, CutTable((LOCAL, RAW)), options, local, None)
+    try:
+        wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+        server.misbehave = answer_late
+        np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+        assert local.runs == 0
+        assert (session.counts.hedged, session.counts.remote) == (1, 1)
+    finally:
+        over.set()
+        session.close()
 
 
 def test_close_does_not_wait_for_a_server_that_never_answers(

@@ -244,6 +244,12 @@ class Pending:
                 self.is_aborted, self._sent_bytes = True, self.sent_bytes
                 self._connection.link.abort()
 
+    def publish(self, reply: Reply) -> None:
+        """Give the reply to its waiter; a second call changes nothing."""
+        if not self.done.is_set():
+            self.reply = reply
+            self.done.set()
+
     def run(self, timeout_s: float) -> Reply:
         """Return the reply; call it once, on the thread of the connection."""
         reply = _exchange(self._connection.link, self._request, timeout_s, self)
@@ -288,7 +294,10 @@ class OffloadServer:
     def send(
         self, request: TailRequest, timeout_s: float, finish: Callable[[Pending, Reply], None]
     ) -> Pending:
-        """Begin a request; `finish` is called on another thread before its waiter gets the reply."""
+        """Begin a request; `finish` is called on another thread before the reply is published.
+
+        `finish` may publish the reply itself, if it has work that must come after that.
+        """
         connection = self._take()
         pending = Pending(connection, request)
         with self._lock:
@@ -302,8 +311,7 @@ class OffloadServer:
                 _logger.exception("offload: a reply of %s could not be noted", self._address)
             with self._lock:
                 self._pending.discard(pending)
-            pending.reply = reply
-            pending.done.set()
+            pending.publish(reply)
             self._put(connection)
 
         connection.do(work)
