@@ -280,7 +280,7 @@ class OffloadServer:
     def __init__(self, address: Address, token: str | None = None) -> None:
         """Prepare; nothing is connected yet."""
         self._address = address
-        self.fields = f"Host: {address.host or 'localhost'}\r\n{token_line(token)}"
+        self.fields = f"Host: {address.authority}\r\n{token_line(token)}"
         self._idle: list[WarmConnection] = []
         self._pending: set[Pending] = set()
         self._taken: set[WarmConnection] = set()
