@@ -95,9 +95,9 @@ class Address:
 
     @property
     def authority(self) -> str:
-        """What the `Host` field of requests states; `localhost` for a Unix socket.
+        """Value of the `Host` field in requests; `localhost` for a Unix socket.
 
-        The port is left out where it is that of the scheme, and so is the zone of an IPv6 address.
+        It has no port if that is the default of the scheme, and never the zone of an IPv6 address.
 
         Source: RFC 9110, sections 4.2.3 and 7.2; RFC 3986, section 3.2.2; RFC 6874, section 4.
         """

@@ -4,9 +4,9 @@ If a replica dies, HAProxy sends its request to another one: an inference change
 twice. That needs the whole request in HAProxy's buffer, so the buffer is large enough for the tails. HAProxy
 cannot hide a replica that dies in the middle of its answer: the device sees a short answer, and refuses it.
 
-Two rules bound the memory. HAProxy reads a body only after it has checked the token. And it accepts only as
-many connections as have buffers within a stated amount of memory. The body is read by `wait-for-body`, because
-the option `http-buffer-request` reads it before all rules, and within the time limit of a head.
+Two rules bound the memory. HAProxy reads a body only after it has checked the token. And it accepts only so
+many connections that their buffers fit into a stated amount of memory. The rule `wait-for-body` reads the
+body, because the option `http-buffer-request` reads it before all rules, and within the time limit of a head.
 
 Source: HAProxy 2.6 configuration manual, sections "retry-on", "option redispatch", "http-check",
 "http-request wait-for-body", "http_auth_bearer", "secure_memcmp" and "maxconn".
@@ -67,7 +67,7 @@ defaults
 
 frontend inference
     bind {listen}{bind_tls}
-{access}    # To send a request again, HAProxy needs its whole body. A slow link may need more than the 10 s of a head.
+{access}    # Only a whole request can be sent again. A slow link needs longer for a body than for a head.
     http-request wait-for-body time 60s
     default_backend replicas
 
