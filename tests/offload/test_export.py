@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -301,51 +302,140 @@ def test_replicas_that_are_killed_and_ended_lose_no_request(
     assert set(counts) == {"right"}, counts
 
 
-@pytest.mark.parametrize(("name", "status"), [("localhost", 200), ("another.example", 503)])
-def test_replica_with_the_certificate_of_another_name_gets_no_request(
-    haproxy: str, package: Exported, tmp_path: Path, name: str, status: int
-) -> None:
-    """Both certificates are of the authority that HAProxy trusts."""
-    certificate, key = write_certificate(tmp_path, name)
-    (tmp_path / "ca.pem").write_bytes(certificate.read_bytes())
-    (tmp_path / "haproxy.pem").write_bytes(certificate.read_bytes() + key.read_bytes())
+class EmptyAnswers(http.server.BaseHTTPRequestHandler):
+    """Answers every request with 200 and nothing."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def balancing_tls(haproxy: str, package: Exported, folder: Path, name: str = "localhost") -> Iterator[int]:
+    """Run HAProxy before a replica that answers everything with 200; yield the port, which is plain HTTP.
+
+    Args:
+        haproxy: the program.
+        package: what is exported.
+        folder: for files.
+        name: that of the replica's certificate, which is of the authority that HAProxy trusts.
+    """
+    certificate, key = write_certificate(folder, name)
+    (folder / "ca.pem").write_bytes(certificate.read_bytes())
+    (folder / "haproxy.pem").write_bytes(certificate.read_bytes() + key.read_bytes())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
 
-    class Ready(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            pass
-
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ready))
+        server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), EmptyAnswers))
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         stack.callback(thread.join)
         stack.callback(server.shutdown)
         replica = ("--replica", f"https://localhost:{server.server_port}")
-        config, front = export(package, tmp_path, "haproxy", *replica) / "haproxy.cfg", free_port()
+        config, front = export(package, folder, "haproxy", *replica) / "haproxy.cfg", free_port()
         config.write_text(
             config.read_text().replace("bind *:8443 ssl crt haproxy.pem", f"bind 127.0.0.1:{front}")
         )
         env = {**os.environ, "EDGEKIT_TOKEN": TOKEN}
-        argv = [haproxy, "-C", str(tmp_path), "-f", str(config)]
-        balancer = stack.enter_context(process(argv, tmp_path / "log", env))
-        end = time.monotonic() + 30
-        while balancer.poll() is None and time.monotonic() < end:
-            with contextlib.suppress(ConnectionRefusedError):
-                connection = http.client.HTTPConnection("127.0.0.1", front, timeout=20)
-                connection.request("GET", "/v2/health/ready")
-                assert connection.getresponse().status == status
-                connection.close()
-                return
-            time.sleep(0.05)
-    raise AssertionError((tmp_path / "log").read_text())
+        argv = [haproxy, "-C", str(folder), "-f", str(config)]
+        balancer = stack.enter_context(process(argv, folder / "log", env))
+        wait_listening(balancer, front, folder / "log")
+        yield front
+
+
+def wait_listening(child: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+    """Return when a process accepts connections."""
+    end = time.monotonic() + 30
+    while child.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.05)
+    raise AssertionError(log.read_text())
+
+
+@contextlib.contextmanager
+def posting(port: int, size_bytes: int, authorization: str = "") -> Iterator[http.client.HTTPConnection]:
+    """Send the head of a request whose body has so many bytes, and not the body."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.putrequest("POST", "/v2/models/m/infer")
+    connection.putheader("Content-Length", str(size_bytes))
+    if authorization:
+        connection.putheader("Authorization", authorization)
+    connection.endheaders()
+    with contextlib.closing(connection):
+        yield connection
+
+
+@pytest.mark.parametrize(("name", "status"), [("localhost", 200), ("another.example", 503)])
+def test_replica_with_the_certificate_of_another_name_gets_no_request(
+    haproxy: str, package: Exported, tmp_path: Path, name: str, status: int
+) -> None:
+    with (
+        balancing_tls(haproxy, package, tmp_path, name) as front,
+        posting(front, 4, f"Bearer {TOKEN}") as connection,
+    ):
+        connection.send(b"body")
+        assert connection.getresponse().status == status
+
+
+@pytest.mark.parametrize("authorization", ["", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x", f"Basic {TOKEN}"])
+def test_balancer_refuses_who_has_no_token_before_the_body(
+    haproxy: str, package: Exported, tmp_path: Path, authorization: str
+) -> None:
+    with (
+        balancing_tls(haproxy, package, tmp_path) as front,
+        posting(front, 16 << 20, authorization) as connection,
+    ):
+        answer = connection.getresponse()  # none of the body is sent
+        assert answer.status == 401
+        assert answer.getheader("WWW-Authenticate") == "Bearer"
+        assert "token" in json.load(answer)["error"]
+
+
+def test_balancer_waits_longer_for_the_body_of_a_slow_link_than_for_a_head(
+    haproxy: str, package: Exported, tmp_path: Path
+) -> None:
+    """With the limit of a head shortened to 0.1 s; a slow machine makes the body slower still."""
+    folder = tmp_path / "balancer"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), EmptyAnswers) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        replica = ("--replica", f"127.0.0.1:{server.server_port}")
+        config, front = export(package, folder, "haproxy", *replica) / "haproxy.cfg", free_port()
+        text = config.read_text().replace("127.0.0.1:8090", f"127.0.0.1:{front}")
+        assert "timeout http-request 10s" in text
+        config.write_text(text.replace("timeout http-request 10s", "timeout http-request 100ms"))
+        with process([haproxy, "-f", str(config)], tmp_path / "log") as balancer:
+            wait_listening(balancer, front, tmp_path / "log")
+            with posting(front, 8) as connection:
+                for _ in range(8):
+                    time.sleep(0.1)
+                    connection.send(b"x")
+                assert connection.getresponse().status == 200
+        server.shutdown()
+
+
+@pytest.mark.parametrize("row_bytes", [1, 150_528, 100_000_000])
+def test_buffers_of_all_connections_of_the_balancer_fit_into_two_gibibytes(
+    tmp_path: Path, row_bytes: int
+) -> None:
+    write_haproxy((make_tail(("N", row_bytes)),), tmp_path, ("127.0.0.1:1",))
+    text = (tmp_path / "haproxy.cfg").read_text()
+    settings = {line.split()[0]: line.split()[1] for line in text.splitlines() if len(line.split()) == 2}
+    connections, buffer_bytes = int(settings["maxconn"]), int(settings["tune.bufsize"])
+    assert buffer_bytes >= min(4 * row_bytes, 16 << 20)
+    assert 31 <= connections <= 4096
+    assert connections * 4 * buffer_bytes <= 2 << 30
+    assert "2048 MiB" in text
 
 
 def test_manifests_are_those_that_kubernetes_knows(package: Exported, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a session learns about the speed of both machines from its requests."""
 
 import dataclasses
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 from tests.remote.offload_parts import wait_until
 
+from edgekit_runtime.errors import EdgekitError, RequestError, TransportError
 from edgekit_runtime.remote.cut_table import CutTable, Escalation, Objective, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.link_estimate import Exchange
 from edgekit_runtime.remote.offload_options import OffloadOptions
-from edgekit_runtime.remote.offload_server import OffloadServer, Reply, ServerTimes
+from edgekit_runtime.remote.offload_server import NonFiniteError, OffloadServer, Reply, ServerTimes
+from edgekit_runtime.remote.probe_schedule import BackOff
 from edgekit_runtime.remote.session import offload_state
 from edgekit_runtime.remote.session.offload_state import OffloadState, scale_plan
 from edgekit_runtime.remote.session.server_prober import ServerProber
@@ -31,10 +34,21 @@ CUT = OffloadPlan(
 def make_state(
     cut: OffloadPlan = CUT, local: OffloadPlan = LOCAL, objective: Objective = "latency"
 ) -> OffloadState:
-    way = cast(TailWay, SimpleNamespace(plan=cut, is_proved=True, retry_s=0.0))
     radio_w = None if local.costs.device_j is None else 1.0
     table = CutTable((local, cut), objective, latency_limit_s=10.0, radio_w=radio_w)
-    state = OffloadState(table, {cut.name: way}, OffloadOptions("http://127.0.0.1:1"))
+    return start(table)
+
+
+def start(table: CutTable) -> OffloadState:
+    """Return the state of a table whose plans are all proved."""
+    ways = {
+        plan.name: cast(
+            TailWay, SimpleNamespace(plan=plan, is_proved=True, retry_s=0.0, left_for="", back_off=BackOff())
+        )
+        for plan in table.plans
+        if plan.tail
+    }
+    state = OffloadState(table, ways, OffloadOptions("http://127.0.0.1:1"))
     state.breaker.succeed()
     return state
 
@@ -42,6 +56,10 @@ def make_state(
 def reply(compute_s: float) -> Reply:
     times = ServerTimes(0.0, compute_s, 0.1)
     return Reply({"y": np.zeros(1, np.float32)}, None, Exchange(4000, 100, 0.02, 0.0), times)
+
+
+def refuse(error: EdgekitError) -> Reply:
+    return Reply(None, error, Exchange(4000, 100, 0.02, 0.0), ServerTimes())
 
 
 def test_one_slow_run_does_not_make_the_device_pass_for_slow() -> None:
@@ -185,3 +203,74 @@ def test_probe_is_sent_while_another_plan_would_be_better_on_a_good_link(objecti
     state.estimate.note(1.0, Exchange(100_000, 0, 1.0, 0.0, 1e9))  # 0.8 Mbit/s
     assert state.decision().plan.name == "local"
     assert (state.find_better(2.0) is not None) == (objective != "capacity")  # there local is best anywhere
+
+
+TOO_LARGE = RequestError(413, "the body is too large")
+
+
+@pytest.mark.parametrize("error", [TOO_LARGE, TransportError("no answer"), NonFiniteError("NaN in 'y'")])
+def test_pause_grows_while_golden_inputs_pass_and_requests_fail(
+    monkeypatch: pytest.MonkeyPatch, error: EdgekitError
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(offload_state, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    state = make_state()
+    way, pauses = state.ways["cut3"], []
+    for _ in range(12):
+        state.note_reply(CUT, refuse(error), is_late=False)
+        assert not way.is_proved
+        pauses.append(way.retry_s - now[0])
+        now[0] = way.retry_s
+        state.note_reply(CUT, reply(0.003), is_late=False, is_golden=True)
+        assert way.is_proved
+        assert state.breaker.is_closed
+    assert 0.25 <= pauses[0] <= 0.5
+    assert all(30 <= pause <= 60 for pause in pauses[-4:])
+    state.note_reply(CUT, reply(0.003), is_late=False)
+    state.note_reply(CUT, refuse(error), is_late=False)
+    assert way.retry_s - now[0] <= 0.5
+
+
+def test_pause_grows_while_a_server_answers_golden_inputs_and_is_too_loaded_for_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(offload_state, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    state = make_state()
+    for _ in range(12):
+        state.note_reply(CUT, refuse(RequestError(503, "busy")), is_late=False)
+        assert not state.breaker.may_probe(now[0] + 0.9)
+        state.note_reply(CUT, reply(0.003), is_late=False, is_golden=True)
+    state.note_reply(CUT, refuse(RequestError(503, "busy")), is_late=False)
+    assert not state.breaker.may_probe(now[0] + 29)
+    assert state.breaker.may_probe(now[0] + 60)
+
+
+def test_requests_that_fail_together_are_one_failure() -> None:
+    state = make_state()
+    for _ in range(8):
+        state.note_reply(CUT, refuse(TOO_LARGE), is_late=False)
+    state.note_reply(CUT, reply(0.003), is_late=False, is_golden=True)
+    state.note_reply(CUT, refuse(TOO_LARGE), is_late=False)
+    assert state.ways["cut3"].retry_s - time.monotonic() <= 1.0
+
+
+def test_plan_that_fails_the_application_keeps_no_other_plan_from_the_server() -> None:
+    slower = dataclasses.replace(CUT, name="cut5", costs=dataclasses.replace(CUT.costs, server_s=0.02))
+    state = start(CutTable((LOCAL, CUT, slower)))
+    state.estimate.note_round_trip(0.001)
+    state.estimate.note(time.monotonic(), Exchange(100_000, 0, 0.01, 0.0, 1e9))
+    assert state.decision().plan.name == "cut3"
+    state.note_reply(CUT, refuse(TOO_LARGE), is_late=False)
+    assert state.decision().plan.name == "local"
+    state.note_reply(slower, reply(0.017), is_late=False, is_golden=True)
+    assert state.decision().plan.name == "cut5"
+
+
+def test_answer_that_is_not_finite_is_no_fault_of_the_server() -> None:
+    state = make_state()
+    state.note_reply(CUT, refuse(NonFiniteError("NaN or infinity in 'y'")), is_late=False)
+    assert state.breaker.is_closed
+    decision = state.decision()
+    assert decision.plan.name == "local"
+    assert "NaN or infinity in 'y'" in decision.reason

@@ -4,28 +4,32 @@ import dataclasses
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tests.offload.onnx_models import model_of
 from tests.remote.hostile_server import HostileServer, http, tensor_reply
 from tests.remote.offload_parts import LOCAL, RAW, X, Y, offloading, set_server, wait_until, write_offloaded
-from tests.runtime.conftest import PackageMaker
+from tests.runtime.conftest import WEIGHT, PackageMaker
 
 from edgekit_offload.emulation.testbed import Testbed
 from edgekit_runtime.client.link import Link
 from edgekit_runtime.errors import BackendError, UnavailableError
 from edgekit_runtime.package.archive import read_package
+from edgekit_runtime.remote.choose import PlanChoice
 from edgekit_runtime.remote.cut_table import CutTable, PlanCosts
 from edgekit_runtime.remote.offload_options import OffloadOptions
+from edgekit_runtime.remote.offload_server import OffloadServer, Pending, Reply, TailRequest
+from edgekit_runtime.remote.session import offload_state
 from edgekit_runtime.remote.session.offload_state import OffloadState
 from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.remote.session.tail_way import TailWay
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_runtime.tensors import Array
+from edgekit_runtime.tensors import Array, TensorSpec
 
 
 @pytest.fixture
@@ -70,6 +74,84 @@ def test_tail_that_fails_must_prove_itself_even_if_the_server_is_well(
         wait_until(lambda: len(asked) >= 2, "the tail is not asked to prove itself")
         assert session.counts.failed == 1  # of the application; the other were golden inputs
         assert session.decision().plan.name == "local"
+
+
+def test_server_that_is_right_on_golden_inputs_only_is_tried_ever_more_rarely(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    chance = SimpleNamespace(random=lambda: 1.0)  # the longest of the pauses
+    monkeypatch.setattr(offload_state, "random", SimpleNamespace(Random=lambda: chance))
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    x, refused_s = 7 * X, list[float]()
+
+    def refuse_the_application(_: HostileServer, client: socket.socket, right: bytes) -> bytes:
+        if right != (x @ WEIGHT).tobytes():
+            return tensor_reply(right)
+        refused_s.append(time.monotonic())
+        return http(b"{}", "413 Payload Too Large")
+
+    server.misbehave = refuse_the_application
+    with offloading(maker, path) as session:
+
+        def is_refused() -> bool:
+            np.testing.assert_allclose(session.run({"x": x})["y"], x @ WEIGHT)
+            return len(refused_s) == 4
+
+        wait_until(is_refused, "the server is not tried again")
+        pauses_s = [later - sooner for sooner, later in pairwise(refused_s)]
+        assert all(pause_s > least_s for pause_s, least_s in zip(pauses_s, (0.5, 1.0, 2.0), strict=True))
+        server.misbehave = None
+        wait_until(lambda: session.decision().plan.name == "raw", "the server is not used again")
+
+
+def test_plan_that_gives_infinity_is_left_and_the_server_is_not_blamed(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    endless = np.full((1, 2), -np.inf, np.float32).tobytes()
+    with offloading(maker, path) as session:
+        wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+        server.misbehave = lambda *_: tensor_reply(endless)
+        np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+        assert session.decision().plan.name == "local"
+        assert session.state.breaker.is_closed
+        assert "NaN or infinity in 'y'" in session.decision().reason
+        server.misbehave = None
+        wait_until(lambda: session.decision().plan.name == "raw", "the plan is not used again")
+
+
+def test_server_without_the_tail_is_not_probed_until_it_is_asked_for_it_again(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    set_server(tmp_path, monkeypatch, f"127.0.0.1:{server.port}")
+    server.misbehave = lambda *_: http(b"{}", "404 Not Found")
+    monkeypatch.setattr(offload_state, "_REFUSED_S", 3600.0)
+    looks: list[float] = []
+    preview = OffloadState.preview
+
+    def note(self: OffloadState) -> PlanChoice:
+        looks.append(time.monotonic())
+        return preview(self)
+
+    monkeypatch.setattr(OffloadState, "preview", note)  # once in each round of the prober
+    with offloading(maker, path) as session:
+        assert session.wait_for_probe(20)
+        breaker = session.state.breaker
+        wait_until(lambda: breaker.may_probe(time.monotonic()), "the pause after the fault does not end")
+        before = len(looks)
+
+        def is_looked_at() -> bool:
+            session.run({"x": X})
+            return len(looks) > before + 5
+
+        wait_until(is_looked_at, "the prober has ended")
+        assert not server.probes
 
 
 def test_loaded_server_is_used_again_once_it_tells_a_probe_that_it_is_at_rest(
@@ -230,6 +312,76 @@ def test_reply_ends_the_local_run_of_a_hedged_request(
     server.misbehave = None
     wait_until(lambda: session.decision().plan.name == "raw", "a late answer has put the server out of use")
     session.close()
+
+
+class Shared:
+    """A local engine whose runs can be ended; it is held up before the first one."""
+
+    is_concurrent = True
+
+    def __init__(self) -> None:
+        self.asked, self.goes_on = threading.Event(), threading.Event()
+        self.inputs = (TensorSpec("x", "float32", ("N", 4)),)
+        self.outputs = (TensorSpec("y", "float32", ("N", 2)),)
+        self.runs = 0
+
+    def share(self) -> "Shared":
+        self.asked.set()
+        assert self.goes_on.wait(20)
+        return self
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        self.runs += 1
+        return {"y": inputs["x"] @ WEIGHT}
+
+    def interrupt(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_reply_that_comes_while_a_local_run_begins_keeps_it_from_running(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: HostileServer
+) -> None:
+    """The reply is noted before there is a local run that it could end, and the run begins after that."""
+    path = tmp_path / "offloaded.edgepkg"
+    write_offloaded(maker, path, LOCAL, RAW)
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+    local, over = Shared(), threading.Event()
+    send = OffloadServer.send
+
+    def send_and_hold(
+        self: OffloadServer,
+        request: TailRequest,
+        timeout_s: float,
+        finish: Callable[[Pending, Reply], None],
+    ) -> Pending:
+        def hold(pending: Pending, reply: Reply) -> None:
+            finish(pending, reply)
+            if local.asked.is_set():
+                local.goes_on.set()
+                over.wait(20)
+
+        return send(self, request, timeout_s, hold)
+
+    def answer_late(_: HostileServer, client: socket.socket, right: bytes) -> bytes:
+        local.asked.wait(20)
+        return tensor_reply(right)
+
+    monkeypatch.setattr(OffloadServer, "send", send_and_hold)
+    package = read_package(path, maker.trust)
+    options = OffloadOptions(f"127.0.0.1:{server.port}")
+    session = RemoteSession(package, CutTable((LOCAL, RAW)), options, local, None)
+    try:
+        wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+        server.misbehave = answer_late
+        np.testing.assert_allclose(session.run({"x": X})["y"], Y)
+        assert local.runs == 0
+        assert (session.counts.hedged, session.counts.remote) == (1, 1)
+    finally:
+        over.set()
+        session.close()
 
 
 def test_close_does_not_wait_for_a_server_that_never_answers(

@@ -68,7 +68,7 @@ class Client:
         check_timeout(timeout_s)
         self._link = Link(Address.parse(address, ca_file, has_token=bool(token), insecure=insecure))
         self._timeout_s = timeout_s
-        self._fields = "Host: localhost\r\n" + token_line(token)
+        self._fields = f"Host: {self._link.address.authority}\r\n{token_line(token)}"
         self._requests: dict[object, RequestTemplate] = {}
         self._shared: dict[str, SharedMemory] = {}  # by the name of its region
 

@@ -77,7 +77,12 @@ class Address:
             raise TransportError(
                 f"address {text!r}: expected the path of a Unix socket, host:port or https://host:port"
             )
-        address = cls(None, host.strip("[]"), int(port), scheme == "https", ca_file)
+        try:
+            name = host.strip("[]")
+            name = name if name.isascii() else name.encode("idna").decode("ascii")
+        except UnicodeError as cause:
+            raise TransportError(f"address {text!r}: {host!r} can be no name of a host: {cause}") from cause
+        address = cls(None, name, int(port), scheme == "https", ca_file)
         if not address.is_tls and (has_token or not insecure) and not _is_loopback(address.host):
             danger, instead = "the token would go there readable for everybody on the way", "no token"
             if not has_token:
@@ -88,8 +93,25 @@ class Address:
             )
         return address
 
+    @property
+    def authority(self) -> str:
+        """Value of the `Host` field in requests; `localhost` for a Unix socket.
+
+        It has no port if that is the default of the scheme, and never the zone of an IPv6 address.
+
+        Source: RFC 9110, sections 4.2.3 and 7.2; RFC 3986, section 3.2.2; RFC 6874, section 4.
+        """
+        if self.path is not None or not self.host:
+            return "localhost"
+        host = _bracket(self.host.partition("%")[0])
+        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+
     def __str__(self) -> str:
-        return self.path if self.path is not None else f"{self.host}:{self.port}"
+        return self.path if self.path is not None else f"{_bracket(self.host)}:{self.port}"
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _is_loopback(host: str) -> bool:

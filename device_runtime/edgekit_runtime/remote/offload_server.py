@@ -52,6 +52,10 @@ class ReplyError(TransportError):
     """A server sent a reply that no correct server sends."""
 
 
+class NonFiniteError(ReplyError):
+    """An output holds NaN or infinity: either the model computes that, or the server is broken."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerTimes:
     """A server's times and load, as stated in a reply.
@@ -240,6 +244,12 @@ class Pending:
                 self.is_aborted, self._sent_bytes = True, self.sent_bytes
                 self._connection.link.abort()
 
+    def publish(self, reply: Reply) -> None:
+        """Give the reply to its waiter; a second call changes nothing."""
+        if not self.done.is_set():
+            self.reply = reply
+            self.done.set()
+
     def run(self, timeout_s: float) -> Reply:
         """Return the reply; call it once, on the thread of the connection."""
         reply = _exchange(self._connection.link, self._request, timeout_s, self)
@@ -270,7 +280,7 @@ class OffloadServer:
     def __init__(self, address: Address, token: str | None = None) -> None:
         """Prepare; nothing is connected yet."""
         self._address = address
-        self.fields = f"Host: {address.host or 'localhost'}\r\n{token_line(token)}"
+        self.fields = f"Host: {address.authority}\r\n{token_line(token)}"
         self._idle: list[WarmConnection] = []
         self._pending: set[Pending] = set()
         self._taken: set[WarmConnection] = set()
@@ -284,7 +294,10 @@ class OffloadServer:
     def send(
         self, request: TailRequest, timeout_s: float, finish: Callable[[Pending, Reply], None]
     ) -> Pending:
-        """Begin a request; `finish` is called on another thread before its waiter gets the reply."""
+        """Begin a request; `finish` is called on another thread before the reply is published.
+
+        `finish` may publish the reply itself, if it has work that must come after that.
+        """
         connection = self._take()
         pending = Pending(connection, request)
         with self._lock:
@@ -298,8 +311,7 @@ class OffloadServer:
                 _logger.exception("offload: a reply of %s could not be noted", self._address)
             with self._lock:
                 self._pending.discard(pending)
-            pending.reply = reply
-            pending.done.set()
+            pending.publish(reply)
             self._put(connection)
 
         connection.do(work)
@@ -422,7 +434,8 @@ def check_reply(head: ResponseHead, body: memoryview, request: TailRequest) -> d
 
     Raises:
         RequestError: the server refuses.
-        ReplyError: names, dtypes, shapes, sizes or values are not those of a correct server.
+        ReplyError: names, dtypes, shapes or sizes are not those of a correct server.
+        NonFiniteError: an output holds NaN or infinity.
         TransportError: the reply is no response of the protocol.
     """
     if head.status != 200:
@@ -446,7 +459,9 @@ def check_reply(head: ResponseHead, body: memoryview, request: TailRequest) -> d
         except EdgekitError as cause:
             raise ReplyError(f"the server answered wrongly: {cause}") from cause
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ReplyError(f"the server answered with NaN or infinity in '{spec.name}'")
+            raise NonFiniteError(
+                f"the server's reply holds NaN or infinity in '{spec.name}', so it is not used"
+            )
     return outputs
 
 

@@ -36,21 +36,44 @@ _FIRST_BITS: Final = 8 * 2 * _LEAST_BYTES  # TCP acknowledges every other segmen
 _MOST_UNSEEN_BYTES: Final = 4 * _LEAST_BYTES  # so few bytes may be acknowledged only with the reply
 
 
+class BackOff:
+    """The pause after failures in a row: at most 0.5 s after the first; each doubles it, up to a minute."""
+
+    __slots__ = ("_failures",)
+
+    def __init__(self) -> None:
+        """Begin without a failure."""
+        self._failures = 0
+
+    def fail(self, chance: float) -> float:
+        """Count one more failure and return the pause after it in seconds; `chance` is uniform in 0..1."""
+        wait_s = min(_MOST_S, _FIRST_S * 2.0 ** min(self._failures, _MOST_STEPS))
+        self._failures += 1
+        return wait_s * (0.5 + chance / 2)
+
+    def succeed(self) -> None:
+        """End the row of failures."""
+        self._failures = 0
+
+
 class CircuitBreaker:
     """Closed: requests go to the server. Open: nothing goes. Half-open: one probe may go.
+
+    Any correct answer closes it and ends its row of failures. Each plan has its own `BackOff` for requests of
+    the application, because a server that answers golden inputs correctly may fail on those.
 
     Attributes:
         is_closed: whether requests may go to the server.
         cause: one sentence on why it is open.
     """
 
-    __slots__ = ("_failures", "_retry_s", "cause", "is_closed")
+    __slots__ = ("_back_off", "_retry_s", "cause", "is_closed")
 
     def __init__(self) -> None:
         """Begin open, and ready for the first probe."""
         self.is_closed = False
         self.cause = "the server has not answered yet"
-        self._failures = 0
+        self._back_off = BackOff()
         self._retry_s = float("-inf")
 
     def may_probe(self, now_s: float) -> bool:
@@ -59,7 +82,8 @@ class CircuitBreaker:
 
     def succeed(self) -> None:
         """Close: the server answered correctly."""
-        self.is_closed, self.cause, self._failures = True, "", 0
+        self.is_closed, self.cause = True, ""
+        self._back_off.succeed()
 
     def fail(self, now_s: float, cause: str, chance: float, at_least_s: float = 0.0) -> None:
         """Open, for longer with each failure in a row.
@@ -70,10 +94,8 @@ class CircuitBreaker:
             chance: uniform in 0..1.
             at_least_s: wait that the server asked for; at most a minute of it is granted.
         """
-        wait_s = min(_MOST_S, _FIRST_S * 2.0 ** min(self._failures, _MOST_STEPS))
-        self._failures += 1
         self.is_closed, self.cause = False, cause
-        self._retry_s = now_s + max(min(at_least_s, _MOST_S), wait_s * (0.5 + chance / 2))
+        self._retry_s = now_s + max(min(at_least_s, _MOST_S), self._back_off.fail(chance))
 
 
 class ProbeSchedule:

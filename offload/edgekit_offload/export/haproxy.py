@@ -4,7 +4,12 @@ If a replica dies, HAProxy sends its request to another one: an inference change
 twice. That needs the whole request in HAProxy's buffer, so the buffer is large enough for the tails. HAProxy
 cannot hide a replica that dies in the middle of its answer: the device sees a short answer, and refuses it.
 
-Source: HAProxy 2.6 configuration manual, sections "retry-on", "option redispatch" and "http-check".
+Two rules bound the memory. HAProxy reads a body only after it has checked the token. And it accepts only so
+many connections that their buffers fit into a stated amount of memory. The rule `wait-for-body` reads the
+body, because the option `http-buffer-request` reads it before all rules, and within the time limit of a head.
+
+Source: HAProxy 2.6 configuration manual, sections "retry-on", "option redispatch", "http-check",
+"http-request wait-for-body", "http_auth_bearer", "secure_memcmp" and "maxconn".
 """
 
 import re
@@ -17,9 +22,11 @@ from edgekit_runtime.errors import CutError, TransportError
 from edgekit_runtime.system.atomic_files import write_atomically
 
 _LEAST_BUFFER_BYTES: Final = 64 << 10
-_LARGEST_BUFFER_BYTES: Final = (
-    16 << 20
-)  # each sending connection takes this much; larger requests are not repeated
+_LARGEST_BUFFER_BYTES: Final = 16 << 20  # larger requests are not repeated
+_MEMORY_BYTES: Final = 2 << 30  # limit for all connections together
+_BUFFERS: Final = 4  # most buffers of one connection: 3 during a slow upload, 4 with an unread answer
+_CONNECTION_BYTES: Final = 128 << 10  # TLS, and the rest of a connection's state
+_MOST_CONNECTIONS: Final = 4096  # as many devices as `edgekit offload serve` accepts
 _HEAD_BYTES: Final = 16 << 10
 _ROWS: Final = 4  # rows of the largest request that fits
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:-]+")  # no character that ends a word of the configuration
@@ -28,11 +35,21 @@ _HOST: Final = re.compile(r"[A-Za-z0-9_.:-]+")  # no character that ends a word 
 # certificate counts only as the common name.
 _TLS: Final = " ssl verify required ca-file ca.pem verifyhost {host}"
 
+_ACCESS: Final = """\
+    # This comes before the body is read. Without the variable EDGEKIT_TOKEN all requests are refused.
+    http-request set-var(txn.token) env(EDGEKIT_TOKEN)
+    acl has_token http_auth_bearer,secure_memcmp(txn.token)
+    http-request return status 401 content-type application/json hdr WWW-Authenticate Bearer \
+string '{"error":"the bearer token is missing or wrong"}' unless has_token
+"""
+
 _TEMPLATE: Final = """\
 # Written by `edgekit offload export --format haproxy`. Check it: haproxy -c -f haproxy.cfg
 global
     # The whole request must fit, or it cannot be sent again when a replica dies.
     tune.bufsize {buffer_bytes}
+    # {buffers} buffers for each connection take at most {memory_mib} MiB; further connections wait.
+    maxconn {connections}
     hard-stop-after 30s
 
 defaults
@@ -42,7 +59,6 @@ defaults
     timeout server 30s
     timeout http-request 10s
     timeout queue 5s
-    option http-buffer-request
     # An inference changes nothing, so a request may be sent again to another replica: when the connection
     # fails, and when a replica dies before its answer. Not after a time limit, which would double the load.
     retry-on conn-failure empty-response
@@ -51,6 +67,8 @@ defaults
 
 frontend inference
     bind {listen}{bind_tls}
+{access}    # Only a whole request can be sent again. A slow link needs longer for a body than for a head.
+    http-request wait-for-body time 60s
     default_backend replicas
 
 backend replicas
@@ -75,8 +93,8 @@ def write_haproxy(
         tails: the models, for the size of their requests.
         folder: folder for the file; it is created.
         replicas: `HOST:PORT` or `https://HOST:PORT` of each replica. With https, HAProxy reads the
-            replicas' authority from `ca.pem`, its own certificate from `haproxy.pem`, and the token for its
-            checks from the variable EDGEKIT_TOKEN.
+            replicas' authority from `ca.pem`, its own certificate from `haproxy.pem`, and the token from the
+            variable EDGEKIT_TOKEN: it asks devices for it, and sends it in its checks.
         insecure: whether a replica may be another machine over plain HTTP.
 
     Raises:
@@ -89,15 +107,20 @@ def write_haproxy(
         raise CutError("haproxy: no replicas; add --replica HOST:PORT for each `edgekit offload serve`")
     uses_tls = any(address.is_tls for address in addresses)
     needed = _HEAD_BYTES + _ROWS * max(tail.request_bytes for tail in tails)
+    buffer_bytes = min(max(needed, _LEAST_BUFFER_BYTES), _LARGEST_BUFFER_BYTES)
     servers = [
-        f"    server replica{number} {_place(address)}" + (_TLS.format(host=address.host) * address.is_tls)
+        f"    server replica{number} {address}" + (_TLS.format(host=address.host) * address.is_tls)
         for number, address in enumerate(addresses, 1)
     ]
     text = _TEMPLATE.format(
-        buffer_bytes=min(max(needed, _LEAST_BUFFER_BYTES), _LARGEST_BUFFER_BYTES),
+        buffer_bytes=buffer_bytes,
+        memory_mib=_MEMORY_BYTES >> 20,
+        buffers=_BUFFERS,
+        connections=min(_MOST_CONNECTIONS, _MEMORY_BYTES // (_BUFFERS * buffer_bytes + _CONNECTION_BYTES)),
         retries=max(len(addresses), 3),
         listen="*:8443" if uses_tls else "127.0.0.1:8090",
         bind_tls=" ssl crt haproxy.pem" if uses_tls else "",
+        access=_ACCESS if uses_tls else "",
         authorization=' hdr Authorization "Bearer ${EDGEKIT_TOKEN}"' if uses_tls else "",
         servers="\n".join(servers),
     )
@@ -114,8 +137,3 @@ def _parse(replica: str, *, insecure: bool) -> Address:
     if address.path is not None or _HOST.fullmatch(address.host) is None:
         raise CutError(f"haproxy: replica {replica!r} is no HOST:PORT and no https://HOST:PORT")
     return address
-
-
-def _place(address: Address) -> str:
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"{host}:{address.port}"

@@ -19,7 +19,12 @@ MAX_BATCH: Final = 16
 _QUEUE_DELAY_US: Final = 500  # time that a request waits for others: less than a network's round trip
 # Triton's Python backend is built against numpy 1: with numpy 2 it answers 200 with an empty tensor.
 _REQUIREMENTS: Final = "numpy>=1.24,<2\nonnxruntime>=1.17\n"
-_MEDIA_REQUIREMENTS: Final = "pillow>=10\nsoundfile>=0.13\n"
+_MEDIA_REQUIREMENTS: Final = "pillow>=11\nsoundfile>=0.13.1\n"
+# Of edgekit's runtime, what reads photographs and sound, and what that imports.
+_MEDIA_MODULES: Final = (
+    *("__init__.py", "canonical_json.py", "errors.py", "tensors.py"),
+    *("codecs/__init__.py", "codecs/media.py", "system/__init__.py", "system/install_hint.py"),
+)
 
 
 def write_repository(tails: tuple[Tail, ...], folder: Path, backend: TritonBackend) -> None:
@@ -42,6 +47,7 @@ def write_repository(tails: tuple[Tail, ...], folder: Path, backend: TritonBacke
                 f"'{tail.name}' takes {media}, which Triton's onnxruntime backend cannot decode; "
                 "add --backend python"
             )
+    runtime = importlib.resources.files("edgekit_runtime")
     for tail in tails:
         version = folder / tail.name / "1"
         version.mkdir(parents=True, exist_ok=True)
@@ -50,6 +56,8 @@ def write_repository(tails: tuple[Tail, ...], folder: Path, backend: TritonBacke
         if backend == "python":
             source = importlib.resources.files("edgekit_offload.export") / "triton_model.py"
             _write(version / "model.py", source.read_text())
+            for name in _MEDIA_MODULES if tail.decode else ():
+                _write(version / "edgekit_runtime" / name, (runtime / name).read_text())
     if backend == "python":
         has_media = any(tail.decode for tail in tails)
         _write(folder / "requirements.txt", _REQUIREMENTS + (_MEDIA_REQUIREMENTS if has_media else ""))
@@ -90,5 +98,6 @@ def _quoted(text: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     with write_atomically(path) as file:
         file.write(text.encode())

@@ -1,12 +1,14 @@
 """A tail in Triton's Python backend. `edgekit offload export` copies this file as `model.py`.
 
 It runs onnxruntime itself, joins the requests that Triton's dynamic batching collects, and decodes
-photographs and sound where the configuration says so.
+photographs and sound if the configuration says so. Files may be hostile. So they are decoded by the same
+module as in our own service: the export puts that part of edgekit's runtime beside this file.
 """
 
-import io
+import importlib
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import onnxruntime
 import triton_python_backend_utils as pb_utils
 
 _MAX_BYTES = 64 << 20  # limit of a decoded file if the model takes any size
+_DTYPES = {"tensor(uint8)": "uint8", "tensor(int16)": "int16", "tensor(float)": "float32"}
 
 
 class TritonPythonModel:
@@ -37,6 +40,9 @@ class TritonPythonModel:
         self._is_batched = int(config["max_batch_size"]) > 0
         decode = config.get("parameters", {}).get("decode", {}).get("string_value", "{}")
         self._decode: dict[str, str] = json.loads(decode)
+        if self._decode:
+            sys.path.insert(0, str(path.parent))  # before an edgekit of another version
+            self._media = importlib.import_module("edgekit_runtime.codecs.media")
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer requests, together where their rows can be joined."""
@@ -51,11 +57,30 @@ class TritonPythonModel:
         arrays = {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self._inputs}
         try:
             for name, codec in self._decode.items():
-                spec = self._specs[name]
-                arrays[name] = _decode(codec.split(":")[0], arrays[name].tobytes(), spec.shape, spec.type)
+                arrays[name] = self._decode_file(codec, arrays[name].tobytes(), self._specs[name])
         except Exception as error:  # libraries raise any error for hostile files
             return f"{name}: {error}"
         return arrays
+
+    def _decode_file(self, codec: str, data: bytes, spec: Any) -> Any:
+        """Return a photograph as uint8 [1, H, W, 3 or 1], or sound as int16 or float32 [1, T].
+
+        Args:
+            codec: codec as in a cut table, such as `jpeg`.
+            data: a file.
+            spec: the model's input as onnxruntime describes it; the result has no leading 1 if it has none.
+
+        Raises:
+            EdgekitError: the file is malformed, of another kind, or larger than the model's input.
+        """
+        parsed = self._media.MediaCodec.parse(codec)
+        sizes = spec.shape[-parsed.rank :]
+        dtype = _DTYPES[spec.type]
+        is_fixed = all(isinstance(size, int) for size in sizes)
+        most_bytes = math.prod(sizes) * np.dtype(dtype).itemsize if is_fixed else _MAX_BYTES
+        channels = 1 if sizes[-1] == 1 else 3
+        array = self._media.decode_media(parsed, data, dtype=dtype, max_bytes=most_bytes, channels=channels)
+        return array[None] if len(spec.shape) > parsed.rank else array
 
     def _run_together(self, feeds: list[dict[str, Any]]) -> list[Any] | None:
         """Return the answers of one run; None if the requests differ in shape, or if the run failed."""
@@ -80,57 +105,6 @@ class TritonPythonModel:
     def _answer(self, arrays: list[Any]) -> Any:
         named = zip(self._outputs, arrays, strict=True)
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in named])
-
-
-def _decode(codec: str, data: bytes, shape: list[Any], kind: str) -> Any:
-    """Return a photograph as uint8 [1, H, W, 3 or 1], or sound as int16 or float32 [1, T].
-
-    Args:
-        codec: `jpeg`, `webp` or `opus`.
-        data: a file; the size that it states is checked before the memory is taken.
-        shape: shape of the model's input; without the leading 1 if the model has none.
-        kind: element type of the model's input as onnxruntime names it.
-
-    Raises:
-        ValueError: the file is larger than the model's input.
-    """
-    rank = 1 if codec == "opus" else 3
-    sizes = shape[-rank:]
-    is_fixed = all(isinstance(size, int) for size in sizes)
-    dtype = "float32" if kind == "tensor(float)" else "int16" if rank == 1 else "uint8"
-    most = math.prod(sizes) if is_fixed else _MAX_BYTES // np.dtype(dtype).itemsize
-    if rank == 1:
-        import soundfile
-
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
-            _check_size(file.frames, most)
-            array = file.read(file.frames, dtype=dtype)
-    else:
-        from PIL import Image
-
-        channels = 1 if sizes[-1] == 1 else 3
-        if codec == "webp":  # its reader takes the memory for the stated size at once
-            _check_size(math.prod(_read_webp_size(data)) * channels, most)
-        image = Image.open(io.BytesIO(data), formats=[codec.upper()])
-        _check_size(image.width * image.height * channels, most)
-        array = np.asarray(image.convert("L" if channels == 1 else "RGB"))
-        array = array[:, :, None] if channels == 1 else array
-    return array[None] if len(shape) > rank else array
-
-
-def _check_size(values: int, most: int) -> None:
-    if values > most:
-        raise ValueError(f"the file holds {values} values, the model takes {most}")
-
-
-def _read_webp_size(data: bytes) -> tuple[int, int]:
-    """Return width and height as a WebP states them (RFC 9649, sections 2.5 to 2.7)."""
-    if data[12:16] == b"VP8X":
-        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
-    bits = int.from_bytes(data[21:25], "little")
-    if data[12:16] == b"VP8L":
-        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
 
 
 def _refuse(message: str) -> Any:

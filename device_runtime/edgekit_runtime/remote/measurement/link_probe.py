@@ -130,7 +130,7 @@ class _Exchange:
     """A connection that times requests from their first byte to the last byte of their replies."""
 
     def __init__(self, address: Address, token: str | None, timeout_s: float) -> None:
-        self._fields = f"Host: {address.host}\r\n{token_line(token)}"
+        self._fields = f"Host: {address.authority}\r\n{token_line(token)}"
         self._address = address
         self._socket = open_connection(address, timeout_s)
         self._socket.settimeout(timeout_s)

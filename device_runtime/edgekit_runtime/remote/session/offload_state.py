@@ -18,7 +18,7 @@ from edgekit_runtime.remote.cut_table import CutTable, OffloadPlan
 from edgekit_runtime.remote.latency_model import Conditions, LinkState, as_sent, predict_s, send_plain
 from edgekit_runtime.remote.link_estimate import LinkEstimate
 from edgekit_runtime.remote.offload_options import OffloadOptions
-from edgekit_runtime.remote.offload_server import Reply, ServerTimes, is_overload
+from edgekit_runtime.remote.offload_server import NonFiniteError, Reply, ServerTimes, is_overload
 from edgekit_runtime.remote.offload_status import Counts
 from edgekit_runtime.remote.probe_schedule import CircuitBreaker, HedgePolicy, ProbeSchedule
 from edgekit_runtime.remote.session.tail_way import TailWay
@@ -130,6 +130,9 @@ class OffloadState:
         asked, now_s = self._preference, time.monotonic()
         usable = {name for name, way in self.ways.items() if way.is_proved}
         is_in_debt = self.hedges.is_in_debt and not self.has_local_failed
+        cause = self.breaker.cause or (_IN_DEBT if is_in_debt else "")
+        if not cause and not usable:
+            cause = next((way.left_for for way in self.ways.values() if way.left_for), "")
         decision = choose(
             self._table(rows) if only is None else only,
             self.conditions(now_s),
@@ -137,7 +140,7 @@ class OffloadState:
             asked if only is None else dataclasses.replace(asked, plan=None),
             usable=usable,
             server_load=self._load if now_s - self._load_s < _SAID_S else 0.0,
-            cause=self.breaker.cause or (_IN_DEBT if is_in_debt else ""),
+            cause=cause,
         )
         return dataclasses.replace(decision, plan=as_sent(decision.plan, decision.conditions))
 
@@ -295,12 +298,21 @@ class OffloadState:
         if plan.head is not None and planned_s > _LEAST_RUN_S:
             self._device.append((took_s, planned_s))
 
-    def note_reply(self, plan: OffloadPlan, reply: Reply, *, is_late: bool) -> None:
-        """Learn from a reply; `plan` has the costs of that request; on the thread of its connection."""
+    def note_reply(self, plan: OffloadPlan, reply: Reply, *, is_late: bool, is_golden: bool = False) -> None:
+        """Learn from a reply; on the thread of its connection.
+
+        Args:
+            plan: the plan, with the costs of that request.
+            reply: the reply.
+            is_late: whether a local run has begun meanwhile.
+            is_golden: whether golden inputs were sent, which tell nothing about the application's inputs.
+        """
         now_s, error, way = time.monotonic(), reply.error, self.ways[plan.name]
         if reply.outputs is not None:
             with self.lock:
                 way.is_proved = True
+                if not is_golden:
+                    way.back_off.succeed()
                 self._note_times(plan, reply.times)
                 server_s = self._server_s(plan, reply)
                 self.estimate.note(now_s, dataclasses.replace(reply.exchange, server_s=server_s))
@@ -319,10 +331,17 @@ class OffloadState:
         if isinstance(error, RequestError) and error.status == 404:
             self.disprove(way)
             return
+        if isinstance(error, NonFiniteError):  # it may be correct, so the other plans stay
+            with self.lock:
+                self._leave(way, str(error))
+            return
         with self.lock:
             self._note_times(plan, reply.times)
         if isinstance(error, RequestError) and is_overload(error):
-            self.fail("the server says that it is loaded", at_least_s=error.retry_after_s or 1)
+            with self.lock:
+                pause_s = way.back_off.fail(self._chance.random()) if self.breaker.is_closed else 0.0
+            wait_s = max(error.retry_after_s or 1.0, pause_s)
+            self.fail("the server says that it is loaded", at_least_s=wait_s)
         else:
             self.fail(f"the server failed: {error}", way)
 
@@ -330,14 +349,28 @@ class OffloadState:
         """Leave the server until it has answered golden inputs: those of `way`, if that is to blame."""
         with self.lock:
             if way is not None:
-                way.is_proved = False
+                self._leave(way, cause)
             self.breaker.fail(time.monotonic(), show(cause), self._chance.random(), at_least_s)
             self._epoch += 1
+
+    def _leave(self, way: TailWay, cause: str) -> None:
+        """Drop a plan that failed the application, for longer each time in a row; under `lock`.
+
+        Requests that fail together count once. If the device cannot run the model, there is no pause: each
+        request waits for the proof.
+        """
+        if way.is_proved:
+            pause_s = way.back_off.fail(self._chance.random())
+            if self.table.local is not None:
+                way.retry_s = time.monotonic() + pause_s
+        way.is_proved, way.left_for = False, show(cause)
+        self._epoch += 1
 
     def disprove(self, way: TailWay) -> None:
         """Drop a plan that the server does not compute, or that this device cannot send."""
         with self.lock:
-            way.is_proved, way.retry_s = False, time.monotonic() + _REFUSED_S
+            way.is_proved, way.left_for = False, ""
+            way.retry_s = time.monotonic() + _REFUSED_S
             self._epoch += 1
 
     def note_load(self, load: float | None) -> None:

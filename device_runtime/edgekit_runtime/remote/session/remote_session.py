@@ -38,16 +38,17 @@ class _Hedge:
 
     Attributes:
         session: session that runs it, if a reply can end it; else, and until it begins, None.
+        is_begun: whether the request is late, so that the local run begins or has begun.
         is_ended: whether a reply has ended it.
         took_s: its time; None until it is over.
         is_waste: whether the server also answers, or would have; None until that is known.
     """
 
-    __slots__ = ("is_ended", "is_waste", "session", "took_s")
+    __slots__ = ("is_begun", "is_ended", "is_waste", "session", "took_s")
 
     def __init__(self) -> None:
         self.session: Any = None
-        self.is_ended = False
+        self.is_begun = self.is_ended = False
         self.took_s: float | None = None
         self.is_waste: bool | None = None
 
@@ -292,12 +293,14 @@ class RemoteSession:
         local_s, expected_s = state.local_s(rows), state.reply_s(decision)
         state.sent_bytes += request.size_bytes
 
-        def finish(_: Pending, reply: Reply) -> None:
+        def finish(pending: Pending, reply: Reply) -> None:
             if reply.outputs is not None:
                 with state.lock:
                     state.hedges.note_reply(time.monotonic() - sent_s, expected_s)
             self._settle(hedge, is_waste=reply.outputs is not None or is_moving(reply))
-            state.note_reply(decision.plan, reply, is_late=hedge.session is not None)
+            state.note_reply(decision.plan, reply, is_late=hedge.is_begun)
+            # Publish before the look at the local run: a run that begins meanwhile then finds the reply.
+            pending.publish(reply)
             if reply.outputs is not None and hedge.session is not None:
                 hedge.is_ended = True
                 hedge.session.interrupt()
@@ -335,6 +338,7 @@ class RemoteSession:
     ) -> dict[str, Array]:
         """Run locally beside a late request, and return whichever answers first."""
         self.counts.hedged += 1
+        hedge.is_begun = True
         share = getattr(self.local, "share", None)
         hedge.session = None if share is None else share()
         self._prober.late = pending

@@ -119,7 +119,7 @@ class ServerProber:
         if late is not None and not late.done.is_set():  # each would delay the other
             return False
         if not state.breaker.is_closed:
-            return state.breaker.may_probe(now_s)
+            return state.breaker.may_probe(now_s) and self._find_unproved(now_s) is not None
         if self._is_round_trip_due(now_s):
             return True
         if not state.schedule.is_due(now_s, is_busy=state.running > 0):
@@ -255,7 +255,7 @@ class ServerProber:
             raise BackendError(way.mismatch)
         way.mismatch = ""
         way.open_head()  # now, so that no request of the application waits for it
-        state.note_reply(scale_plan(way.plan, rows), reply, is_late=False)
+        state.note_reply(scale_plan(way.plan, rows), reply, is_late=False, is_golden=True)
         return reply.exchange.elapsed_s
 
     def _write_status(self) -> None:

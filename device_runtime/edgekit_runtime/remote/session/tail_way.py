@@ -12,6 +12,7 @@ from edgekit_runtime.errors import BackendError, CutError, DataError, RefusedInp
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.remote.cut_table import Compression, InputCodes, OffloadPlan
 from edgekit_runtime.remote.offload_server import TailRequest, make_tail_request
+from edgekit_runtime.remote.probe_schedule import BackOff
 from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
 from edgekit_runtime.sessions.session import Session, open_choice
 from edgekit_runtime.tensors import Array, TensorSpec
@@ -27,7 +28,9 @@ class TailWay:
         plan: the plan, without compression if this device or the server cannot do it.
         is_proved: whether the server has answered its golden inputs correctly.
         mismatch: description of the server's wrong answer to them, or empty.
-        retry_s: when to ask a server without the tail for it again.
+        retry_s: when to ask for the tail again, after a server did not have it or failed.
+        left_for: fault of the application's last request with this plan, or empty.
+        back_off: row of the application's failed requests; only a reply to one of them ends it.
 
     Raises:
         CutError: head and tail do not give all outputs of the model.
@@ -36,6 +39,7 @@ class TailWay:
     def __init__(self, plan: OffloadPlan, package: OpenedPackage, threads: int | None) -> None:
         self.plan, self._package, self._threads = plan, package, threads
         self.is_proved, self.mismatch, self.retry_s = False, "", -math.inf
+        self.left_for, self.back_off = "", BackOff()
         self._head: Session | None = None
         self._is_open = True
         self._lock = threading.Lock()
