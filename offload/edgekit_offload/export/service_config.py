@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from edgekit_runtime.remote.latency_model import MAX_WAITING
 
+LEAST_BYTES_PER_S: Final = 2048  # 16 kbit/s: plans are made for links far below the service's usual limit
 MAX_BATCH: Final = MAX_WAITING // 2  # a device computes the answer itself before two full batches are done
 
 
@@ -23,7 +24,11 @@ def service_config(
     model: dict[str, Any] = {"scheduling": {"max_batch": MAX_BATCH, "max_waiting": MAX_WAITING}}
     if threads is not None:
         model["threads"] = threads
-    http = {"server_timing": True, "max_tls_connections": devices}
+    http = {
+        "server_timing": True,
+        "max_tls_connections": devices,
+        "min_bytes_per_s": LEAST_BYTES_PER_S,
+    }
     return _write_toml({"listen": dict(listen), "http": http, "models": dict.fromkeys(tails, model)})
 
 
