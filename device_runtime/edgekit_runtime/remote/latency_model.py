@@ -12,13 +12,13 @@ from edgekit_runtime.remote.cut_table import OffloadPlan, PlanCosts
 
 MAX_WAITING: Final = 16  # calls; `edgekit offload serve` and exported replicas refuse further ones
 LATE: Final = 0.01  # share of requests that may miss a limit on latency, which is for the 99th percentile
+FIRST_WINDOW_BYTES: Final = 14_480  # ten segments of 1,448 bytes: TCP's first window (RFC 6928)
 _BITS: Final = 8
 # TLS and two more copies of each byte that the service receives; measured: 11 to 191 kB, EPYC, one core.
 _SERVED_BYTE_S: Final = 7e-9
 _EXACT_SLACK: Final = 2.0  # the exact formula is used for waits up to this many service times
 _BISECTIONS: Final = 24
 _STEEPEST: Final = 50.0  # decay of waiting times per service time, of a server without load
-_FIRST_WINDOW_BYTES: Final = 14_480  # ten segments of 1,448 bytes: TCP's first window (RFC 6928)
 _MAX_ROUNDS: Final = 30
 _SEGMENT_BYTES: Final = 1448  # TCP's payload in a packet of 1,500 bytes, with time stamps
 _PACKET_BYTES: Final = 52  # headers of IPv4 and TCP in each segment
@@ -41,7 +41,7 @@ class LinkState:
     up_bits_per_s: float
     down_bits_per_s: float
     rtt_s: float
-    window_bytes: float = _FIRST_WINDOW_BYTES
+    window_bytes: float = FIRST_WINDOW_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edgekit_runtime.remote.latency_model import LinkState, transfer_s
+from edgekit_runtime.remote.latency_model import FIRST_WINDOW_BYTES, LinkState, transfer_s
 
 _KEPT: Final = 5  # number of samples of bandwidth
 _DROP: Final = 0.6  # a sample below this share of the estimate replaces it at once
@@ -26,7 +26,6 @@ _LEAST_BITS_PER_S: Final = 1e2
 _MOST_BITS_PER_S: Final = 1e11
 _STEPS: Final = 30  # steps of a bisection over nine decades, in logarithms
 _IDLE_S: Final = 0.3  # after this pause TCP starts again with its first window
-_FIRST_WINDOW_BYTES: Final = 14_480.0
 _BITS: Final = 8
 
 
@@ -138,7 +137,7 @@ class LinkEstimate:
         bits_per_s = _solve(
             transfer,
             rtt_s,
-            exchange.window_bytes or _FIRST_WINDOW_BYTES,
+            exchange.window_bytes or FIRST_WINDOW_BYTES,
             (exchange.upload_bytes, exchange.download_bytes),
         )
         self._note_rate(bits_per_s, is_small=size_bytes < _SMALL_BYTES)
@@ -160,7 +159,7 @@ class LinkEstimate:
             return None
         down = self.down_bits_per_s or rate
         if self._window is not None and self.is_warm(now_s):
-            return LinkState(rate, down, rtt_s, max(self._window, _FIRST_WINDOW_BYTES))
+            return LinkState(rate, down, rtt_s, max(self._window, FIRST_WINDOW_BYTES))
         return LinkState(rate, down, rtt_s)
 
     def is_warm(self, now_s: float) -> bool:
@@ -176,7 +175,7 @@ class LinkEstimate:
     def _note_download(self, exchange: Exchange, rtt_s: float) -> None:
         if exchange.rest_s < max(_LEAST_S, _LEAST_ROUND * rtt_s):
             return
-        bits_per_s = _solve(exchange.rest_s, rtt_s, _FIRST_WINDOW_BYTES, (exchange.rest_bytes,))
+        bits_per_s = _solve(exchange.rest_s, rtt_s, FIRST_WINDOW_BYTES, (exchange.rest_bytes,))
         known = self.down_bits_per_s
         if known is not None and not _DROP < bits_per_s / known < _RISE:
             self._downs.clear()  # one long reply is enough

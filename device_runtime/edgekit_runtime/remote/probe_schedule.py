@@ -12,6 +12,7 @@ from typing import Final
 
 from edgekit_runtime.remote.latency_model import LinkState
 
+LEAST_MOVED_BYTES: Final = 1500  # if less is acknowledged between two looks, the link carries nothing
 _FIRST_S: Final = 0.5
 _MOST_S: Final = 60.0
 _MOST_STEPS: Final = 16
@@ -31,9 +32,8 @@ _LATE_SHARE: Final = 0.1  # share of replies that take longer than usual
 _STEP: Final = 0.1
 _KEPT: Final = 0.99  # each request keeps this share of the longest local run, which load may have caused
 _MOST_USUAL: Final = 2.0
-_LEAST_BYTES: Final = 1500  # if less is acknowledged between two looks, the link carries nothing
-_FIRST_BITS: Final = 8 * 2 * _LEAST_BYTES  # TCP acknowledges every other segment
-_MOST_UNSEEN_BYTES: Final = 4 * _LEAST_BYTES  # so few bytes may be acknowledged only with the reply
+_FIRST_BITS: Final = 8 * 2 * LEAST_MOVED_BYTES  # TCP acknowledges every other segment
+_MOST_UNSEEN_BYTES: Final = 4 * LEAST_MOVED_BYTES  # so few bytes may be acknowledged only with the reply
 
 
 class BackOff:
@@ -258,7 +258,7 @@ class ReplyWait:
         if sent_bytes >= self._upload_bytes:
             has_got_more_time = before_s >= self._allowed_s and before_bytes < self._upload_bytes
             return self._after_s if has_got_more_time else rest_s
-        if (moved_bytes := sent_bytes - before_bytes) < _LEAST_BYTES:
+        if (moved_bytes := sent_bytes - before_bytes) < LEAST_MOVED_BYTES:
             return None if self._upload_bytes > _MOST_UNSEEN_BYTES else rest_s
         if not is_over:
             return rest_s

@@ -20,13 +20,17 @@ from edgekit_runtime.remote.link_estimate import LinkEstimate
 from edgekit_runtime.remote.offload_options import OffloadOptions
 from edgekit_runtime.remote.offload_server import NonFiniteError, Reply, ServerTimes, is_overload
 from edgekit_runtime.remote.offload_status import Counts
-from edgekit_runtime.remote.probe_schedule import CircuitBreaker, HedgePolicy, ProbeSchedule
+from edgekit_runtime.remote.probe_schedule import (
+    LEAST_MOVED_BYTES,
+    CircuitBreaker,
+    HedgePolicy,
+    ProbeSchedule,
+)
 from edgekit_runtime.remote.session.tail_way import TailWay
 
 _RECENT: Final = 8  # number of local runs that give the device's load
 _RECONSIDER: Final = 16  # local runs between two choices while nothing else changed
 _LEAST_RUN_S: Final = 5e-4  # a shorter run says little about its machine
-_LEAST_BYTES: Final = 1500  # if less is acknowledged, the link carries nothing
 _SAID_S: Final = 120.0  # time for which a server's stated load counts: two pauses of probes
 _REFUSED_S: Final = 30.0  # pause until a server without a tail is asked for it again
 _MANY_BITS_PER_S: Final = 1e10
@@ -403,7 +407,7 @@ def show(text: str) -> str:
 
 def is_moving(reply: Reply) -> bool:
     """Return whether the link was only slow when this device aborted a request."""
-    return reply.is_cut_off and reply.exchange.upload_bytes > _LEAST_BYTES
+    return reply.is_cut_off and reply.exchange.upload_bytes > LEAST_MOVED_BYTES
 
 
 def _ratio(pairs: deque[tuple[float, float]]) -> float:
