@@ -99,7 +99,7 @@ def plan_cascade(folder: Path, monkeypatch: pytest.MonkeyPatch, small: bytes) ->
     options = {
         "--device": "ssh:device", "--server": "ssh:cloud", "--rtt": "1000", "--bandwidth": "1",
         "--samples": folder / "samples.npz", "--cascade": folder / "small.onnx", "--agreement": AGREEMENT,
-        "-o": folder / "plans",
+        "--classes": "logits", "-o": folder / "plans",
     }  # fmt: skip
     arguments = ["offload", "plan", str(package), *(str(one) for pair in options.items() for one in pair)]
     done = CliRunner().invoke(cli, arguments, catch_exceptions=False, standalone_mode=False)

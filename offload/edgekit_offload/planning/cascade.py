@@ -6,7 +6,7 @@ under no conditions, the cascade is refused with the reason.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,7 +16,7 @@ import onnx.compose
 from numpy.typing import ArrayLike, NDArray
 
 from edgekit_offload.partition.split import Part, SplitModels
-from edgekit_offload.planning.codings import Feeds, open_model, run_seconds
+from edgekit_offload.planning.codings import Feeds, find_probabilities, open_model, run_seconds
 from edgekit_offload.planning.envelope import Score, score_all
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.cut_table import Escalation, OffloadPlan
@@ -215,11 +215,14 @@ class CascadeInputs:
         small: the ONNX model for the device, with the inputs and the one output of the large model.
         agreement: share of the requests that must get the answer of the large model.
         feeds: samples, one request each, to choose and to confirm the threshold.
+        classes: outputs of the large model that are known to hold scores of classes; outputs that are
+            probabilities are found.
     """
 
     small: bytes
     agreement: float
     feeds: Sequence[Feeds]
+    classes: Collection[str] = ()
 
 
 def plan_cascade(
@@ -267,15 +270,20 @@ def _confirm(large: bytes, inputs: CascadeInputs) -> Cascade | CascadeRefusal:
     if taken[0] != taken[1]:
         raise CutError(f"the small model takes {sorted(taken[0])}, the large one {sorted(taken[1])}")
     try:
-        small, scores = (
-            np.concatenate([session.run(None, dict(one))[0] for one in inputs.feeds]) for session in sessions
-        )
+        rows = [[session.run(None, dict(one))[0] for one in inputs.feeds] for session in sessions]
+        small, scores = map(np.concatenate, rows)
     except Exception as cause:  # onnxruntime's errors have no common base class of their own
         reason = str(cause).strip().splitlines()[0]
         raise CutError(
             f"A sample does not run in both models, which need the same inputs: {reason}"
         ) from cause
-    return choose_threshold(small, scores, outputs[1][0], least_agreement=inputs.agreement)
+    name = outputs[1][0]
+    if name not in {*inputs.classes, *find_probabilities([{name: one} for one in rows[1]])}:
+        raise CutError(
+            f"a cascade agrees with the large model by the class alone, and output '{name}' is not known to"
+            f" hold scores of classes; --classes {name} states it"
+        )
+    return choose_threshold(small, scores, name, least_agreement=inputs.agreement)
 
 
 def refuse_cascade(

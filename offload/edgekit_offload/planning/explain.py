@@ -167,7 +167,8 @@ def describe_answers(way: Way, samples: int) -> str:
     if share is not None:
         parts.append(f"{100 * share:.2g} % changed" if share else "none changed")
     if way.expected_loss:
-        parts.append(f"{100 * way.expected_loss:.2g} % wrong (estimated)")
+        cause = " by its upload" if way.kind == "cascade" else ""
+        parts.append(f"{100 * way.expected_loss:.2g} % wrong{cause} (estimated)")
     return f"{', '.join(parts)}, of {samples}" if parts else "not known"
 
 

@@ -387,7 +387,8 @@ def _cascade(
     if refusal is not None:
         refusals.append(Refusal(NAME, refusal.reason))
         return []
-    return [_Draft("cascade", planned, "modelled", upload.sent, note=confirmed.describe())]
+    # It sends what the upload sends, so it also loses what that loses, in the requests that go on.
+    return [replace(upload, kind="cascade", plan=planned, label="modelled", note=confirmed.describe())]
 
 
 def _cut_draft(one: CutCandidate, costs: GraphCosts) -> _Draft:

@@ -66,7 +66,7 @@ _ENDINGS: Final = (".json", ".html")
               help="Of sound, for Opus.  [default: as the package's preprocessing says, or"
               " 16000]")  # fmt: skip
 @click.option("--cascade", metavar="SMALL_MODEL", type=click.Path(path_type=Path),
-              help="A small model for the device: it answers where it is sure.")  # fmt: skip
+              help="A small classifier for the device: it answers where it is sure.")  # fmt: skip
 @click.option("--agreement", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95,
               show_default=True, help="Share of answers of a cascade that must be MODEL's.")  # fmt: skip
 @click.option("--memory", metavar="SIZE", help="Limit of weights and activations on the device: 64MB.")

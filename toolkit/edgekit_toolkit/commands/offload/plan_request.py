@@ -137,7 +137,8 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         options["requests_per_s"], memory, weights, tuple(options["keep_on_device"]), edge, edge_link,
         realise=_measured_cuts(graph, feeds, options, edge_link, (device, edge or server, server), classes),
         most_leakage_db=most_db, leakage_db=leakage_db, notes=notes, is_server_modelled=by_url,
-        cascade=_read_cascade(options, samples), max_loss=parse_percent(options["max_loss"], "--max-loss"),
+        cascade=_read_cascade(options, samples, classes),
+        max_loss=parse_percent(options["max_loss"], "--max-loss"),
         sample_rate_hz=options["sample_rate"] or stated_hz,
     )  # fmt: skip
 
@@ -161,11 +162,13 @@ def _count_answers(content: bytes, samples: list[dict[str, Array]]) -> int:
     return max(MAX_SIZED, int(_ANSWERS_S / max(run_seconds(content, samples[0]), 1e-6)))
 
 
-def _read_cascade(options: Mapping[str, Any], samples: list[dict[str, Array]]) -> CascadeInputs | None:
+def _read_cascade(
+    options: Mapping[str, Any], samples: list[dict[str, Array]], classes: frozenset[str]
+) -> CascadeInputs | None:
     path: Path | None = options["cascade"]
     if path is None:
         return None
-    return CascadeInputs(read_whole_model(path).graph.content, options["agreement"], samples)
+    return CascadeInputs(read_whole_model(path).graph.content, options["agreement"], samples, classes)
 
 
 def _add_link(grid: Grid, link: LinkState) -> Grid:
