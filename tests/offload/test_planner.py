@@ -25,7 +25,7 @@ from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.choose import choose
 from edgekit_runtime.remote.cut_table import Objective, OffloadPlan, PlanCosts
-from edgekit_runtime.remote.latency_model import Conditions, LinkState
+from edgekit_runtime.remote.latency_model import Conditions, LinkState, predict_s
 from edgekit_runtime.remote.measurement.machine_facts import MachineFacts
 from edgekit_runtime.remote.measurement.request_cost import RequestCost
 
@@ -688,16 +688,46 @@ def test_model_that_only_runs_whole_is_uploaded_and_measured_as_it_is() -> None:
     assert any("control flow" in one.reason for one in result.refusals)
 
 
-@pytest.mark.parametrize("memory_bytes", [None, 10.0])
-def test_table_always_has_a_way_for_inputs_beyond_the_samples(memory_bytes: float | None) -> None:
+def series_on_steps() -> tuple[bytes, list[dict[str, np.ndarray]]]:
+    """A model of a series, and samples whose codes are exact."""
     content = model_of([("Abs", ["x"], ["y"])], {"x": (1, 3, 640)}, ["y"])
     steps = np.random.default_rng(6).integers(-2, 3, size=(20, 1, 3, 640)).cumsum(3)
-    feeds = [{"x": one.astype(np.float32)} for one in steps]
+    return content, [{"x": one.astype(np.float32)} for one in steps]
+
+
+@pytest.mark.parametrize("memory_bytes", [None, 10.0])
+def test_table_always_has_a_way_for_inputs_beyond_the_samples(memory_bytes: float | None) -> None:
+    content, feeds = series_on_steps()
     result = plan(replace(inputs_of(content, [100.0], [0.001], feeds), memory_bytes=memory_bytes))
     names = {one.name for one in result.table.plans}
     coded = {"uint8", "delta"}
     assert names & coded
-    assert names - coded == {"local" if memory_bytes is None else "raw"}
-    if memory_bytes is not None:
-        (raw,) = (way for way in result.ways if way.name == "raw")
-        assert "beyond the values of the samples" in raw.explanation
+    assert names - coded == ({"local", "raw"} if memory_bytes is None else {"raw"})
+    (raw,) = (way for way in result.ways if way.name == "raw")
+    assert not raw.wins
+    assert "beyond the values of the samples" in raw.explanation
+
+
+@pytest.mark.parametrize(("device_s", "has_raw"), [(100.0, True), (2.0, True), (0.04, True), (0.001, False)])
+def test_input_beyond_the_samples_is_not_slower_than_the_better_end(device_s: float, has_raw: bool) -> None:
+    content, feeds = series_on_steps()
+    result = plan(inputs_of(content, [device_s], [0.001], feeds))
+    table, coded = result.table, {"uint8", "delta"}
+    assert any(one.name in coded for one in table.plans) == has_raw
+    assert any(one.name == "raw" for one in table.plans) == has_raw
+    ends = [way.plan for way in result.ways if way.name in ("local", "raw")]
+    left = replace(table, plans=tuple(one for one in table.plans if one.name not in coded))
+    for conditions in GRID.conditions():
+        best_s = min(predict_s(one, conditions) for one in ends)
+        assert choose(left, conditions).predicted_s <= max(1.05 * best_s, best_s + 2e-3)
+
+
+def test_integers_need_no_other_way_since_all_values_have_codes() -> None:
+    content = model_of(
+        [("Cast", ["x"], ["y"])], {"x": (1, 3, 640)}, ["y"],
+        attributes={0: {"to": TensorProto.FLOAT}}, dtypes={"x": "int16"},
+    )  # fmt: skip
+    feeds = [{"x": one["x"].astype(np.int16)} for one in series_on_steps()[1]]
+    slow = Grid((0.1,), (20.0,))  # the differences are the best everywhere
+    result = plan(replace(inputs_of(content, [100.0], [0.001], feeds), grid=slow))
+    assert {one.name for one in result.table.plans} == {"local", "delta"}

@@ -23,7 +23,7 @@ def explain_way(way: Way, kernels: int, *, is_reserve: bool = False) -> str:
     Args:
         way: way without that sentence.
         kernels: number of the model's kernels.
-        is_reserve: whether it is in the table only for inputs that other ways cannot send.
+        is_reserve: whether it is in the table only for inputs that the best ways cannot send.
     """
     costs = way.plan.costs
     if way.kind == "local":
@@ -43,7 +43,7 @@ def explain_way(way: Way, kernels: int, *, is_reserve: bool = False) -> str:
     if way.is_over_loss:
         return f"{text}; {_describe_loss(way)}."
     if is_reserve:
-        return f"{text}; for inputs beyond the values of the samples, which no other way carries."
+        return f"{text}; for inputs beyond the values of the samples, which the best ways cannot carry."
     if way.wins:
         return f"{text}; best at {describe_ranges(way.wins)}."
     return f"{text}; best under load only." if way.in_table else f"{text}; never the best."

@@ -468,14 +468,15 @@ def _compare(
     scores = score_all(plans, grid.conditions(), _score(inputs))
     ranks = [SIMPLICITY[draft.kind] for draft in drafts]
     is_over = np.array([_is_over_loss(inputs, draft) for draft in drafts])
-    winners = find_winners(np.where(is_over[:, np.newaxis], np.inf, scores), ranks)
+    offered = np.where(is_over[:, np.newaxis], np.inf, scores)
+    winners = find_winners(offered, ranks)
     if (winners < 0).all():
         raise CutError(
             "no way keeps the limits at any setting of the link: raise --latency-limit or --max-loss"
         )
     in_table = {int(number) for number in winners if number >= 0}
     in_table |= {number for number, draft in enumerate(drafts) if draft.kind == "local"}
-    reserve = _find_reserve(drafts, in_table, np.where(is_over[:, np.newaxis], np.inf, scores))
+    reserve = _find_reserve(inputs, drafts, winners, in_table, offered)
     in_table |= reserve
     unloaded = [Conditions(link) for link in grid.links()]
     latencies = score_all(plans, unloaded, lambda plan, one: predict_s(plan, one) * 1e3)
@@ -531,24 +532,34 @@ def _explain_search(inputs: PlanInputs, found: CutSearchResult) -> tuple[str, ..
 
 
 def _find_reserve(
-    drafts: Sequence[_Draft], in_table: set[int], scores: NDArray[np.float64]
+    inputs: PlanInputs,
+    drafts: Sequence[_Draft],
+    winners: NDArray[np.intp],
+    in_table: set[int],
+    scores: NDArray[np.float64],
 ) -> frozenset[int]:
-    """Return the way for inputs that no way of the table can send; empty if one can.
+    """Return the ways for inputs that the winner cannot send: the best of those that can send all inputs.
 
-    Codes of uploads work for values like those of the samples. The device itself computes the others, if it
-    can.
+    Codes of uploads work for values like those of the samples. A way that is in the table anyway, such as
+    the device alone, takes the others if it is as good.
     """
-    carries_all = {"raw", "int8", "int4"}
-    fit = [
-        number
-        for number, draft in enumerate(drafts)
-        if draft.kind == "local" or all(one.coding in carries_all for one in draft.sent)
-    ]
-    if in_table & set(fit):
+    fit = [number for number, draft in enumerate(drafts) if _carries_all(inputs, draft)]
+    is_open = (winners >= 0) & ~np.isin(winners, fit)
+    if not fit or not is_open.any():
         return frozenset()
-    usable = [number for number in fit if np.isfinite(scores[number]).any()]
-    least = sorted(usable, key=lambda number: float(np.minimum(scores[number], NEVER).sum()))
-    return frozenset(least[:1])
+    ranks = [-1 if number in in_table else SIMPLICITY[drafts[number].kind] for number in fit]
+    best = find_winners(scores[fit][:, is_open], ranks)
+    return frozenset(fit[one] for one in best if one >= 0) - in_table
+
+
+def _carries_all(inputs: PlanInputs, draft: _Draft) -> bool:
+    """Return whether a way carries inputs of any values; integers are their own codes."""
+    fits_all = {"raw", "int8", "int4"}  # the last two take their range from what is sent
+    return all(
+        one.coding in fits_all
+        or (one.name in inputs.feeds[0] and inputs.feeds[0][one.name].dtype.kind != "f")
+        for one in draft.sent
+    )
 
 
 def _rows(values: NDArray[np.float64], grid: Grid) -> tuple[tuple[float, ...], ...]:

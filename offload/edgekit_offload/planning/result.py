@@ -111,7 +111,8 @@ class Way:
         score: [RTTs][bandwidths], score that the objective minimises: ms, mJ, ms a request of the pipeline,
             or server ms kept a request; `NEVER` if the latency limit does not hold.
         wins: where it is the best one; empty if it never is.
-        in_table: whether it is in the cut table; it may be best only under load.
+        in_table: whether it is in the cut table; it may be best only under load, or for inputs beyond the
+            values of the samples.
         kernels_on_device: number of kernels of the head; for a cut.
         device_bytes: weights and activations on the device, modelled; None if unknown.
         devices_per_server: number of devices that a server carries at the latency limit, modelled; only for
@@ -199,7 +200,8 @@ class PlanningResult:
         device, server: machines that the costs belong to.
         bandwidths_mbit_s, rtts_ms: the grid.
         ways: local first, then whole-model ways, then cuts.
-        table: the plans that are best somewhere, also under load; the package carries them.
+        table: the plans that are best somewhere, also under load and for inputs beyond the values of the
+            samples; the package carries them.
         refusals: ways that were considered and are not offered.
         warnings: warnings about the result for the user.
         sentences: sentences on where offloading pays and where not.
