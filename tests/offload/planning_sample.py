@@ -104,7 +104,7 @@ def sample() -> PlanningResult:
                 wins,
                 in_table=bool(wins),
                 kernels_on_device=11 if kind == "cut" else 0,
-                certificate=certificate if kind == "cut" else None,
+                certificate=replace(certificate, coding=coding) if kind == "cut" else None,
                 sends_input=kind in ("upload", "cascade"),
             )
         )

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -23,8 +24,8 @@ from edgekit_offload.planning.costs import (
 )
 from edgekit_offload.planning.envelope import Grid, choose_few, find_winners, win_ranges
 from edgekit_offload.planning.explain import describe_certificate
-from edgekit_offload.planning.result import Certificate, WinRange
-from edgekit_offload.planning.sweep import Goal, find_cuts, place_on_tiers
+from edgekit_offload.planning.result import Certificate, StatedLimit, WinRange
+from edgekit_offload.planning.sweep import FoundCut, Goal, find_cuts, place_on_tiers
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.cut_table import Objective, OffloadPlan
 from edgekit_runtime.remote.latency_model import (
@@ -197,6 +198,7 @@ def test_limits_hold_on_three_tiers_and_cost_what_an_exhaustive_search_finds() -
         at_most = 0.6 * device_bytes(costs, (0,) * 6)
         free = place_on_tiers(costs, "raw", links)
         found = place_on_tiers(costs, "raw", links, limits=memory_limits(costs, at_most))
+        assert found.certificate.limits == (StatedLimit("memory of the device", at_most, "B"),)
         assert 0 not in found.tiers or device_bytes(costs, found.tiers) <= at_most
         every = np.array(list(costs.graph.placements(3)), np.int8)
         seconds = tier_costs(costs, "raw", links).of(costs.graph, every)
@@ -261,21 +263,82 @@ def test_every_cut_of_a_small_graph_is_proved_by_trying_all_placements_whatever_
         (
             Certificate("enumerated", 0.08, 0.08, 0.0, 4120, 12.0, 5.0, 4.0),
             (
-                "all 4,120 placements tried: no placement costs less in the model of costs, at 12 Mbit/s"
-                " and 5 ms, with the device 4 times slower"
+                "all 4,120 placements tried: no placement costs less in the model of costs, with raw tensors,"
+                " at 12 Mbit/s and 5 ms, with the device 4 times slower"
             ),
         ),
         (
-            Certificate("dual", 0.1, 0.08, 0.2, 0, 1.0, 60.0, 1.0, 2.0, splits_only=True),
+            Certificate("dual", 0.1, 0.08, 0.2, 0, 1.0, 60.0, 1.0, 2.0, splits_only=True, coding="int8"),
             (
                 "a checked solution of the dual program: no split costs 20 % less in the model of costs,"
-                " at 1 Mbit/s and 60 ms, with the server 2 times slower"
+                " with int8 tensors, at 1 Mbit/s and 60 ms, with the server 2 times slower"
+            ),
+        ),
+        (
+            Certificate(
+                "solver", 0.1, 0.1, 0.0, 0, 1.0, 60.0,
+                limits=(
+                    StatedLimit("latency", 1.5, "s", 1.4), StatedLimit("weights on the device", 8e6, "B")
+                ),
+                kept=("a", "b", "c", "d", "e"),
+            ),
+            (
+                "the bound of the search: no placement costs less in the model of costs, with raw tensors, at"
+                " 1 Mbit/s and 60 ms, with latency and a wait of 1.4 times the server's time within 1500 ms,"
+                " with weights on the device within 8 MB, with 'a', 'b', 'c', 2 more kept on the device"
             ),
         ),
     ],
-)
-def test_certificate_says_for_which_link_and_loads_it_holds(certificate: Certificate, words: str) -> None:
+)  # fmt: skip
+def test_certificate_says_what_it_holds_for(certificate: Certificate, words: str) -> None:
     assert describe_certificate(certificate) == words
+
+
+def speaks_of(first: FoundCut, second: FoundCut) -> bool:
+    """Whether the certificate of one cut says that the other one costs no less."""
+    own, other = (
+        (one.coding, one.limits, one.kept, one.bandwidth_mbit_s, one.rtt_ms, one.device_slowdown)
+        for one in (first.certificate, second.certificate)
+    )
+    return own == other and (second.is_split or not first.certificate.splits_only)
+
+
+def test_no_certificate_is_beaten_by_a_cut_that_keeps_the_same_limits_at_the_same_setting() -> None:
+    rng = random.Random(14)
+    compared = waits = 0
+    for _ in range(10):
+        costs = costs_of(random_graph(rng, 6), rng)
+        every = list(costs.graph.placements(2))
+        limit_s = float(np.median([seconds_of(costs, tiers, "raw", link(50.0)) for tiers in every]))
+        limits = memory_limits(costs, float(np.median([device_bytes(costs, tiers) for tiers in every])))
+        for goal in (
+            Goal("capacity", latency_limit_s=limit_s),
+            Goal("capacity", limits=limits, latency_limit_s=limit_s),
+            Goal("energy", PowerModel(1.0, 3.0), latency_limit_s=limit_s),
+            Goal("latency", limits=limits),
+        ):
+            cuts = find_cuts(costs, [link(50.0), replace(link(50.0), device_slowdown=4.0)], goal)
+            for first, second in permutations(cuts, 2):
+                if speaks_of(first, second):
+                    compared += 1
+                    assert second.certificate.cost >= first.certificate.bound * (1 - 1e-9)
+            said: dict[str, float] = {}
+            for cut in cuts:  # what a user reads of two cuts contradicts itself nowhere
+                proof = cut.certificate
+                assert proof.cost == pytest.approx(said.setdefault(describe_certificate(proof), proof.cost))
+                waits += any(one.server_waits for one in proof.limits)
+                named = {one.name for one in proof.limits}
+                assert ("latency" in named) == (goal.latency_limit_s is not None)
+                assert ("memory of the device" in named) == bool(goal.limits)
+    assert compared > 10
+    assert waits > 10
+
+
+def test_certificate_of_a_pinned_model_names_what_stays() -> None:
+    costs = chain([(0.1, 0.001), (0.1, 0.001), (0.1, 0.001)], [10.0, 10.0, 10.0, 4.0])
+    (cut,) = find_cuts(costs, [link(50.0)], Goal(), kept_tensors(costs.graph, ("t0",)))
+    assert cut.certificate.kept == ("t0",)
+    assert describe_certificate(cut.certificate).endswith("with 't0' kept on the device")
 
 
 def test_energy_counts_the_radio_while_the_server_computes() -> None:

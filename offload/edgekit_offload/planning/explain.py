@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from edgekit_offload.planning.result import Certificate, PlannedMachine, Way, WinRange
+from edgekit_offload.planning.result import Certificate, PlannedMachine, StatedLimit, Way, WinRange
 from edgekit_runtime.remote.cut_table import LOCAL
 
 _WORTH: Final = 1.02  # a smaller gain is not worth a sentence
@@ -137,7 +137,7 @@ def describe_ranges(wins: Sequence[WinRange]) -> str:
 
 
 def describe_certificate(certificate: Certificate) -> str:
-    """Return the proof of a cut, with the link and loads for which it holds."""
+    """Return the proof of a cut, with the coding, link, loads and limits for which it holds."""
     how = _PROOFS.get(certificate.proof, certificate.proof).format(f"{certificate.placements:,}")
     rivals = "split" if certificate.splits_only else "placement"
     if certificate.gap <= 0:
@@ -151,9 +151,13 @@ def describe_certificate(certificate: Certificate) -> str:
         )
         if slowdown != 1
     ]  # fmt: skip
+    coding = f"with {certificate.coding} tensors"
     link = f"at {certificate.bandwidth_mbit_s:.3g} Mbit/s and {certificate.rtt_ms:.3g} ms"
+    limits = [_describe_limit(one) for one in certificate.limits]
+    kept = [f"with {_name_few(certificate.kept)} kept on the device"] if certificate.kept else []
     pins = ["cuts that leak too much left out"] if certificate.has_pins else []
-    return f"{how}: {what} in the model of costs, {', '.join((link, *loads, *pins))}"
+    where = ", ".join((coding, link, *loads, *limits, *kept, *pins))
+    return f"{how}: {what} in the model of costs, {where}"
 
 
 def describe_answers(way: Way, samples: int) -> str:
@@ -192,6 +196,21 @@ def size(count: float) -> str:
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
     return f"{count:.0f} B"
+
+
+def _describe_limit(limit: StatedLimit) -> str:
+    """Return a limit of a certificate, such as `with latency within 150 ms`."""
+    name = limit.name
+    at_most = f"{limit.at_most * 1e3:.6g} ms" if limit.unit == "s" else size(limit.at_most)
+    if limit.server_waits:
+        name += f" and a wait of {limit.server_waits:g} times the server's time"
+    return f"with {name} within {at_most}"
+
+
+def _name_few(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = [f"{len(names) - _NAMED} more"] * (len(names) > _NAMED)
+    return ", ".join([*(f"'{name}'" for name in names[:_NAMED]), *more])
 
 
 def _is_rival(way: Way, other: Way) -> bool:

@@ -35,6 +35,23 @@ class PlannedMachine:
 
 
 @dataclass(frozen=True, slots=True)
+class StatedLimit:
+    """A limit within which a certificate holds.
+
+    Attributes:
+        name: name of the limited quantity, such as `latency` or `weights on the device`.
+        at_most: value of the limit, in `unit`.
+        unit: seconds or bytes.
+        server_waits: wait on the server that a limited latency includes, in multiples of the server's time.
+    """
+
+    name: str
+    at_most: _Figure
+    unit: Literal["s", "B"]
+    server_waits: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Certificate:
     """The proof that no placement costs less, at one setting of the link.
 
@@ -49,6 +66,9 @@ class Certificate:
         unit: unit of cost and bound.
         splits_only: whether the cut is the cheapest only among placements with a kernel on each side.
         has_pins: whether it is the cheapest only among those that send no tensor refused for its leakage.
+        coding: family of codings for which the proof holds; in another one, a placement may cost less.
+        limits: limits that the placements keep; a placement that exceeds one may cost less.
+        kept: tensors that stay on the device; a placement that sends one may cost less.
     """
 
     proof: str
@@ -63,6 +83,9 @@ class Certificate:
     unit: Literal["s", "J"] = "s"
     splits_only: bool = False
     has_pins: bool = False
+    coding: str = "raw"
+    limits: tuple[StatedLimit, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

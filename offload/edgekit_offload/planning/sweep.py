@@ -7,7 +7,7 @@ there.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,12 @@ from edgekit_offload.planning.costs import (
     server_costs,
     tier_costs,
 )
-from edgekit_offload.planning.result import Certificate, SentTensor, TierPlan
+from edgekit_offload.planning.result import Certificate, SentTensor, StatedLimit, TierPlan
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.cut_table import Objective
 from edgekit_runtime.remote.latency_model import Conditions, LinkState
 
+_LATENCY: Final = "latency"
 _SETTINGS_OF_SPLITS: Final = 3  # number of bandwidths; each needs a mixed-integer program
 # Waiting times, in service times, for which a capacity plan leaves room within the limit. The server may then
 # be busy for 0.01, 0.87, 0.75, 0.56, 0.32, 0.2, 0.13, 0.05 and 0.02 of the time.
@@ -73,10 +74,25 @@ class FoundCut:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What the solver minimises at one setting: one stage, or the slowest of several."""
+    """What the solver minimises at one setting, and what a certificate says of it.
+
+    Attributes:
+        stages: one, or several of which the slowest counts.
+        limits: for the solver; `stated` are the same in words.
+        condition: link and load.
+        coding: family of codings of what is sent.
+        stated: limits that a certificate names.
+        kept: tensors that must not leave the device.
+        unit: of the stages.
+    """
 
     stages: tuple[Costs, ...]
     limits: tuple[Limit, ...]
+    condition: Conditions
+    coding: str
+    stated: tuple[StatedLimit, ...]
+    kept: tuple[str, ...]
+    unit: Literal["s", "J"] = "s"
 
 
 def find_cuts(
@@ -108,16 +124,15 @@ def find_cuts(
                 if not any(placement.tiers) or (coding, placement.tiers) in found:
                     continue
                 best = cuts.confirm(placement, setting.stages, setting.limits)
-                found[coding, best.tiers] = FoundCut(
-                    coding, best.tiers, _certify(cuts, best, condition, goal)
-                )
+                found[coding, best.tiers] = FoundCut(coding, best.tiers, _certify(cuts, best, setting))
             done += 1
             if progress is not None:
                 progress(done, total)
         for condition in dict.fromkeys(shown):
-            split = _find_split(cuts, _with_both_sides(costs, coding, condition, goal, kept), goal)
+            setting = _with_both_sides(costs, coding, condition, goal, kept)
+            split = _find_split(cuts, setting, goal)
             if split is not None and (coding, split.tiers) not in found:
-                certificate = replace(_certify(cuts, split, condition, goal), splits_only=True)
+                certificate = replace(_certify(cuts, split, setting), splits_only=True)
                 found[coding, split.tiers] = FoundCut(coding, split.tiers, certificate)
     return tuple(found.values())
 
@@ -158,6 +173,7 @@ def place_on_tiers(
         certificate=Certificate(
             placement.proof, placement.cost, placement.bound, placement.gap,
             _count_tried(cuts, placement), links[0].up_bits_per_s / 1e6, links[0].rtt_s * 1e3,
+            coding=coding, limits=_state_bytes(limits), kept=_name_kept(costs, kept),
         ),
         coding=coding,
         tiers=placement.tiers,
@@ -180,22 +196,36 @@ def _setting(
     and this limit is a sum over kernels.
     """
     latency, limits = latency_costs(costs, coding, condition, kept), goal.limits
+    stated = _state_bytes(limits)
     if goal.latency_limit_s is not None and goal.objective in ("capacity", "energy"):
         limited = latency
         if slack:
             wait, server = slack * condition.server_slowdown, server_costs(costs, coding, kept)
             compute, upload = latency.compute + wait * server.compute, latency.upload + wait * server.upload
             limited = replace(latency, compute=compute, upload=upload)
-        limits += (Limit(limited, goal.latency_limit_s, "latency"),)
+        limits += (Limit(limited, goal.latency_limit_s, _LATENCY),)
+        stated = (StatedLimit(_LATENCY, goal.latency_limit_s, "s", slack), *stated)
+    stages: tuple[Costs, ...] = (latency,)
     if goal.objective == "energy":
         if goal.power is None:
             raise CutError("the objective energy needs the power of the device")
-        return _Setting((energy_costs(costs, coding, condition, goal.power, kept),), limits)
-    if goal.objective == "throughput":
-        return _Setting(pipeline_stages(costs, coding, condition, kept), limits)
-    if goal.objective == "capacity":
-        return _Setting((server_costs(costs, coding, kept),), limits)
-    return _Setting((latency,), limits)
+        stages = (energy_costs(costs, coding, condition, goal.power, kept),)
+    elif goal.objective == "throughput":
+        stages = pipeline_stages(costs, coding, condition, kept)
+    elif goal.objective == "capacity":
+        stages = (server_costs(costs, coding, kept),)
+    unit: Literal["s", "J"] = "J" if goal.objective == "energy" else "s"
+    return _Setting(stages, limits, condition, coding, stated, _name_kept(costs, kept), unit)
+
+
+def _state_bytes(limits: Sequence[Limit]) -> tuple[StatedLimit, ...]:
+    """Return limits of the device's memory, each once; for the solver there is one for each kernel."""
+    return tuple(dict.fromkeys(StatedLimit(one.name, one.at_most, "B") for one in limits))
+
+
+def _name_kept(costs: GraphCosts, kept: NDArray[np.bool_] | None) -> tuple[str, ...]:
+    """Return the tensors that must not leave the device."""
+    return () if kept is None else tuple(costs.graph.tensors[row] for row in np.flatnonzero(kept))
 
 
 def _solutions(
@@ -241,7 +271,7 @@ def _with_both_sides(
         count = np.zeros((len(costs.graph.kernels), 2))
         count[:, tier] = 1.0
         limits.append(Limit(Costs(count, free, free, np.zeros(1)), len(count) - 1, name))
-    return _Setting(setting.stages, tuple(limits))
+    return replace(setting, limits=tuple(limits))
 
 
 def _find_split(cuts: Cuts, setting: _Setting, goal: Goal) -> Placement | None:
@@ -258,13 +288,13 @@ def _count_tried(cuts: Cuts, placement: Placement) -> int:
     return 0 if placement.proof != "enumerated" or cuts.placements is None else len(cuts.placements)
 
 
-def _certify(cuts: Cuts, placement: Placement, condition: Conditions, goal: Goal) -> Certificate:
-    link = condition.link
+def _certify(cuts: Cuts, placement: Placement, setting: _Setting) -> Certificate:
+    link = setting.condition.link
     if link is None:
         raise CutError("the link is down, so no cut can be used")
     return Certificate(
         placement.proof, placement.cost, placement.bound, placement.gap,
         _count_tried(cuts, placement), link.up_bits_per_s / 1e6, link.rtt_s * 1e3,
-        condition.device_slowdown, condition.server_slowdown,
-        "J" if goal.objective == "energy" else "s",
+        setting.condition.device_slowdown, setting.condition.server_slowdown, setting.unit,
+        coding=setting.coding, limits=setting.stated, kept=setting.kept,
     )  # fmt: skip
