@@ -161,7 +161,7 @@ class Worker:
         return self._local.run(inputs)
 
     def _warm_up(self) -> None:
-        """Run each way once, and wait until the server answers.
+        """Run each way once, and wait until the server answers and edgekit may use it.
 
         Raises:
             TransportError: it did not answer in time.
@@ -171,6 +171,9 @@ class Worker:
         for name, ask in self._ways.items():
             while not self._answers(name, ask, row, is_last=time.monotonic() > deadline):
                 time.sleep(_RETRY_S)
+        ways = self._session.state.ways.values()
+        while not any(way.is_proved for way in ways) and time.monotonic() < deadline:
+            time.sleep(_RETRY_S)
         self._session.run(row)
 
     def _answers(self, name: str, ask: Ask, row: Mapping[str, Array], *, is_last: bool) -> bool:
