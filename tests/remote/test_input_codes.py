@@ -1,5 +1,6 @@
 """Inputs that the codes of a plan cannot carry go another way: photographs that are none, and spikes."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -120,5 +121,36 @@ def test_sound_is_rounded_and_series_are_where_their_samples_were(folder: Path) 
     assert not carries(folder, SOUND, sound * np.float32(1.01))
     steps = generator.integers(-9, 10, (5, 3, 64)).cumsum(2).astype(np.float32)
     lattice = find_series(steps)
-    assert carries(folder, lattice, steps + 40)
+    assert carries(folder, lattice, steps + 30)  # a quarter of their span
+    assert not carries(folder, lattice, steps + 60)
     assert not carries(folder, lattice, steps + np.float32(0.3))
+
+
+@pytest.mark.parametrize("find", [find_bytes, find_series])
+@pytest.mark.parametrize("steps", [1, 3, 40])
+def test_coarse_grid_is_checked_for_every_value_and_little_beyond_the_samples(
+    folder: Path, find: Callable[[Array], Lattice | None], steps: int
+) -> None:
+    """A mask of 0 and 1: half a step is half of its range, so that no value may lie between the codes."""
+    generator = np.random.default_rng(6)
+    masks = generator.integers(0, steps + 1, (8, 3, 200, 300)).astype(np.float32)
+    lattice = find(masks if find is find_bytes else masks.reshape(8, 3, -1))
+    assert lattice is not None
+    assert carries(folder, lattice, masks[:1])
+    for place in generator.integers(0, masks[0].size, 6):
+        for wrong in (0.5, steps * 1.25 + 1, -steps * 0.25 - 1):
+            x = masks[:1].copy()
+            x.reshape(-1)[place] = wrong
+            assert not carries(folder, lattice, x)
+
+
+def test_dark_channel_of_the_samples_says_nothing_of_bright_values_there(folder: Path) -> None:
+    steps = (np.float32([1, 1.37, 1]) / 255).reshape(3, 1, 1)  # so that each channel has its grid
+    most = np.array([255, 255, 100]).reshape(3, 1, 1)
+    x = np.random.default_rng(7).integers(0, most + 1, (8, 3, 64, 64)).astype(np.float32) * steps
+    lattice = find_bytes(x)
+    assert lattice is not None
+    for channel, code, is_carried in [(0, 255, True), (1, 255, True), (2, 120, True), (2, 130, False)]:
+        image = x[:1].copy()
+        image[0, channel, 3, 5] = np.float32(code) * steps[channel, 0, 0]
+        assert carries(folder, lattice, image) == is_carried

@@ -18,6 +18,7 @@ _TOLERANCE: Final = 0.02  # share of a step: error of a preprocessing's rounding
 _MAX_DIVISOR: Final = 8  # all codes in the samples may be multiples of a few steps apart
 _BYTE: Final = 255
 _INT16: Final = 32767
+_SLACK: Final = 4  # codes reach beyond those of the samples by a quarter of their span on each side
 _MAX_CHANNELS: Final = 4
 _IMAGE_RANK: Final = 4
 
@@ -26,7 +27,8 @@ def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
     """Return the 8-bit codes behind values, or None if there are more than 256 of them.
 
     A code that occurs in no sample gets the value on the line through the others, which may differ from the
-    preprocessing's value in the last bit.
+    preprocessing's value in the last bit. Codes further from the samples than a quarter of their span are not
+    accepted: nothing shows that such values are on the steps.
 
     Args:
         samples: float32 [samples, ...]; the channels of images are axis 1 or the last one.
@@ -40,15 +42,21 @@ def find_bytes(samples: NDArray[np.float32]) -> Lattice | None:
         step = np.array([one[0] for one in found])
         offset = np.array([_align(low, width, count) for width, low, count in found])
         table = [_fill(np.unique(one), s, o) for one, s, o in zip(channels, step, offset, strict=True)]
-        return Lattice(step, offset, 0, _BYTE, axis=axis, table=np.array(table, np.float32))
+        first = np.rint((np.array([one[1] for one in found]) - offset) / step).astype(np.int64)
+        count = np.array([one[2] for one in found])
+        ends = np.array([first - count // _SLACK, first + count + count // _SLACK])
+        return Lattice(
+            step, offset, 0, _BYTE, axis=axis, table=np.array(table, np.float32),
+            accepted=ends.clip(0, _BYTE),
+        )  # fmt: skip
     return None
 
 
 def find_series(samples: NDArray[np.float32]) -> Lattice:
     """Return 16-bit codes for a series; `is_exact` says whether they restore all samples to the last bit.
 
-    Values that lie on no grid are rounded to a 30,000th of their range. Codes reach beyond the samples: by
-    4.6 % of the range on each side, or by more if a grid has few steps.
+    Values that lie on no grid are rounded to a 30,000th of their range. Codes reach beyond the samples: by a
+    quarter of their span on each side, or by what 15 bits leave, which is 4.6 % for rounded values.
 
     Args:
         samples: float32 [samples, ...].
@@ -63,7 +71,7 @@ def find_series(samples: NDArray[np.float32]) -> Lattice:
         step = max((high - low) / 30_000, 1e-30)
         grid = (step, low, 30_000)
     step, low, count = grid
-    slack = (_INT16 - 1 - count) // 2
+    slack = min((_INT16 - 1 - count) // 2, count // _SLACK)
     codes = np.floor((values - np.float32(low)) / np.float32(step) + np.float32(0.5))
     restored = codes.astype(np.float32) * np.float32(step) + np.float32(low)
     return Lattice(

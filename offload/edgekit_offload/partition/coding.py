@@ -56,6 +56,8 @@ class Lattice:
         time_axis: axis along which neighbours differ least.
         is_grid: whether the samples were on these steps; otherwise they were rounded.
         is_exact: whether coding restored every sample to the last bit.
+        accepted: int64 [2, channels or 1]: the least and the largest code that a device sends, since the
+            samples have values like them; None where it sends all.
     """
 
     step: NDArray[np.float64]
@@ -67,11 +69,13 @@ class Lattice:
     time_axis: int = 1
     is_grid: bool = True
     is_exact: bool = True
+    accepted: NDArray[np.int64] | None = None
 
     @property
     def codes(self) -> InputCodes:
         """The codes against which a device checks values before it codes them."""
-        lowest, highest = (self.offset + self.step * code for code in (self.lowest, self.highest))
+        ends = np.array([[self.lowest], [self.highest]]) if self.accepted is None else self.accepted
+        lowest, highest = self.offset + self.step * ends
         return InputCodes(
             tuple(lowest.tolist()),
             tuple(highest.tolist()),
