@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_offload.partition.tensor_forms import find_forms
 from edgekit_offload.planning.cascade import NAME, CascadeInputs, CascadeRefusal, plan_cascade, refuse_cascade
 from edgekit_offload.planning.codings import AnswerChange, Feeds, measure_codings, open_model, run_seconds
 from edgekit_offload.planning.costs import (
@@ -324,6 +325,9 @@ def _cut_search(
     has_limit = inputs.most_leakage_db is not None
     kept = kept_tensors(costs.graph, inputs.keep_on_device)
     kept[: len(costs.graph.inputs)] |= has_limit
+    tensors = costs.graph.tensors
+    forms = find_forms(inputs.content, [tensors[row] for row in np.flatnonzero(kept)])
+    kept = np.array([tensor in forms for tensor in tensors])
     two = replace(costs, seconds=costs.seconds[:, :2])
     goal = Goal(inputs.objective, inputs.power, inputs.limits.of(two), inputs.latency_limit_s)
     edge_link = None if inputs.edge is None else inputs.edge_link

@@ -1,0 +1,62 @@
+"""Which tensors of a model hold the values of another one: moved, in another type, or scaled by constants.
+
+It goes by operators, from a tensor to what is made of it. It does not find values that come through sums over
+several of them, such as a convolution, and proves nothing about what those reveal.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import onnx
+
+# Their outputs hold values of a data input as they are: all of them, a part, or beside others.
+_MOVES: Final = frozenset(
+    {
+        "Identity", "Dropout", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile",
+        "Slice", "Split", "Gather", "Pad", "Concat", "SpaceToDepth", "DepthToSpace",
+    }
+)  # fmt: skip
+_RECODES: Final = frozenset(
+    {
+        "Cast", "CastLike", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear",
+        "Clip", "Round", "Floor", "Ceil",
+    }
+)  # fmt: skip
+_ARITHMETIC: Final = frozenset(  # with constants
+    {"Add", "Sub", "Mul", "Div", "Neg", "Min", "Max", "BatchNormalization"}
+)
+_SHAPES: Final = frozenset({"Shape", "Size"})  # what they make depends on no value
+
+
+def find_forms(content: bytes, tensors: Iterable[str]) -> frozenset[str]:
+    """Return tensors of a model with all others that hold their values in another form.
+
+    Args:
+        content: the ONNX model; its nodes stand in an order in which they can run.
+        tensors: names of inputs, or of what nodes write.
+    """
+    graph = onnx.load_from_string(content).graph
+    constants = {one.name for one in graph.initializer}
+    held = set(tensors)
+    for node in graph.node:
+        read = {tensor for tensor in node.input if tensor and tensor not in constants}
+        if not read or node.op_type in _SHAPES:
+            constants |= set(node.output) - held
+        elif _holds_values(node, read, held):
+            held |= {tensor for tensor in node.output if tensor}
+    return frozenset(held)
+
+
+def _holds_values(node: onnx.NodeProto, read: set[str], held: set[str]) -> bool:
+    """Return whether a node makes another form of a tensor that is held.
+
+    Args:
+        node: the node.
+        read: the tensors that it reads; constants are not among them.
+        held: tensors with their forms.
+    """
+    if node.op_type == "Concat":
+        return bool(read & held)
+    if node.op_type in _MOVES or node.op_type in _RECODES:
+        return node.input[0] in held
+    return node.op_type in _ARITHMETIC and len(read) == 1 and read <= held
