@@ -106,6 +106,7 @@ def sample() -> PlanningResult:
                 kernels_on_device=11 if kind == "cut" else 0,
                 certificate=replace(certificate, coding=coding) if kind == "cut" else None,
                 sends_input=kind in ("upload", "cascade"),
+                known_inputs=0 if plan.leakage_db is None else 800,
             )
         )
     tier = TierPlan(

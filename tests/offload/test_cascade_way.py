@@ -126,7 +126,7 @@ def test_cascade_is_offered_on_an_upload_that_keeps_the_limit_on_loss(
             for one in uploads
         }
 
-    made = inputs_of(linear_model(0.0), [50.0], [2.0], feeds[:4])
+    made = inputs_of(linear_model(0.0), [50.0], [2.0], feeds[:100])
     cascade = CascadeInputs(linear_model(0.1), 0.9, feeds, classes={"y"})
     result = plan(replace(made, cascade=cascade, realise=realise))
     (way,) = [one for one in result.ways if one.kind == "cascade"]

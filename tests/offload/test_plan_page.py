@@ -79,7 +79,7 @@ def test_cut_shows_what_is_sent_leakage_as_lower_bound_accuracy_and_proof() -> N
     cuts = section_of(body_of(render_plan_page(planning_sample.sample())), "cuts")
     card = text_of(next(iter(cuts.iter("article"))))
 
-    for words in ("relu_3 as int8", "602 kB", "2 kB", "Leakage (lower bound)", "≥ 20 dB", "none changed"):
+    for words in ("relu_3 as int8", "602 kB", "2 kB", "≥ 20 dB from 800 known inputs", "none changed"):
         assert words in card
     assert "all 4,120 placements tried: no placement costs less in the model of costs" in card
     assert "with int8 tensors, at 12 Mbit/s and 5 ms" in card
@@ -171,7 +171,7 @@ def test_terminal_chart_has_a_sign_and_a_line_for_each_way_and_the_ribbon() -> N
 def test_way_that_loses_too_much_accuracy_is_shown_with_its_loss_and_marked() -> None:
     plain = make("sample")
     ways = tuple(
-        replace(way, is_over_loss=True, expected_loss=0.0123, in_table=False, wins=())
+        replace(way, is_over_loss=True, expected_loss=0.0123, loss_error=0.002, in_table=False, wins=())
         if way.name == "cut5-int4"
         else way
         for way in plain.ways
@@ -179,5 +179,10 @@ def test_way_that_loses_too_much_accuracy_is_shown_with_its_loss_and_marked() ->
     result = replace(plain, ways=ways, max_loss=0.001)
     text = text_of(body_of(render_plan_page(result)))
     assert "not offered: above --max-loss 0.1 %" in text
-    assert "1.2 % wrong" in text
+    assert "1.2 ± 0.2 % wrong" in text
     assert "cut5-int4 (above --max-loss)" in render_terminal(result, rtt_ms=20.0)
+    few = tuple(replace(way, samples_needed=100 * way.is_over_loss) for way in ways)
+    text = text_of(body_of(render_plan_page(replace(result, ways=few))))
+    assert "not offered: it is not known to keep --max-loss 0.1 %" in text
+    shown = render_terminal(replace(result, ways=few), rtt_ms=20.0)
+    assert "cut5-int4 (not known to keep --max-loss)" in shown

@@ -61,6 +61,10 @@ def test_plan_writes_json_and_a_page(planned: tuple[Result, Path]) -> None:
     assert result.rtts_ms == (5.0, 20.0)
     assert len(result.bandwidths_mbit_s) == 9
     assert result.table.local is not None
+    attacked = [way for way in result.ways if way.plan.leakage_db is not None]
+    assert attacked
+    assert all(way.known_inputs > 0 for way in attacked)
+    assert f"from {attacked[0].known_inputs:,} known inputs" in " ".join(planned[0].stdout.split())
     assert "<html" in (folder / "digits_cnn.plan.html").read_text()
 
 
@@ -196,10 +200,27 @@ def test_sample_rate_that_opus_has_not_is_named(tmp_path: Path) -> None:
 
 def test_samples_are_made_up_where_none_are_given_and_the_plan_says_so(tmp_path: Path) -> None:
     machines = ("--device", "local", "--server", "local", "--seconds", "0.1")
-    invoke(MODEL, *machines, "-o", tmp_path, "--bandwidth", "10")
+    invoke(MODEL, *machines, "--classes", "logits", "-o", tmp_path, "--bandwidth", "10")
     result = from_plain(PlanningResult, json.loads((tmp_path / "digits_cnn.plan.json").read_text()))
     assert any("generated inputs" in one and "--samples" in one for one in result.warnings)
     assert all(way.plan.leakage_db is None for way in result.ways)
+    lossy = [way for way in result.ways if {one.coding for one in way.sent} - {"raw", "uint8"}]
+    assert lossy
+    for way in result.ways:
+        assert way.is_over_loss == (way in lossy)
+        assert way.plan.answers_changed is way.expected_loss is None
+        assert any(way.name in one and "made-up" in one for one in result.warnings) == (way in lossy)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"), [((), "there are none"), (("--samples", SAMPLES), r"there are \d{2,3}:")]
+)
+def test_limit_on_leakage_refuses_few_samples(
+    tmp_path: Path, options: tuple[object, ...], found: str
+) -> None:
+    machines = ("--device", "ssh:machine.invalid", "--server", "ssh:machine.invalid")  # none is asked
+    with pytest.raises(CutError, match=rf"at least 1,000 distinct samples, {found}.*learns too little"):
+        invoke(MODEL, *machines, *options, "--max-leak", 20, "-o", tmp_path)
 
 
 def test_tflite_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -207,7 +228,7 @@ def test_tflite_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
         invoke(tmp_path / "model.tflite", "--device", "local", "--server", "local")
 
 
-def test_samples_are_spread_over_all_that_are_there(tmp_path: Path) -> None:
+def test_samples_are_spread_over_all_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sorted samples: the first few would show one class alone."""
     data = np.repeat(np.arange(1000, dtype=np.float32)[:, None], 24, axis=1)
     model = TINY / "italy_power_mlp.onnx"
@@ -224,6 +245,9 @@ def test_samples_are_spread_over_all_that_are_there(tmp_path: Path) -> None:
     assert seen == [float(one[name].flat[0]) for one in again]
     attacked, _ = read_samples(model, content, tmp_path / "x.npz", 2000)
     assert len(attacked) == 1000
+    monkeypatch.setattr(source, "_MOST_BYTES", 1.0)
+    for least in (400, 900):  # whatever they take
+        assert len(read_samples(model, content, tmp_path / "x.npz", 2000, least)[0]) == least
 
 
 def test_model_with_external_data_is_planned_as_one_file(

@@ -4,6 +4,7 @@ The nodes that submodels get (`edgekit_offload.partition.coding`) code all tenso
 Times are this machine's, scaled, until the cuts themselves are measured.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -43,10 +44,12 @@ class AnswerChange:
             model itself gives to its best class and to the class that replaced it. So near ties cost little,
             as they do in accuracy, and losses much below one answer are visible. It is right if the model's
             probabilities are right (calibration); estimated.
+        loss_error: standard error of `loss` as the mean of several samples; 0 for one sample.
     """
 
     changed: float
     loss: float
+    loss_error: float = 0.0
 
 
 def compare_answers(answers: Feeds, expected: Feeds, classes: Collection[str]) -> AnswerChange | None:
@@ -67,6 +70,16 @@ def compare_answers(answers: Feeds, expected: Feeds, classes: Collection[str]) -
         elif not np.array_equal(answers[name], right, equal_nan=right.dtype.kind == "f"):
             return None
     return max(found, key=lambda one: (one.loss, one.changed), default=AnswerChange(0.0, 0.0))
+
+
+def average_changes(changes: Sequence[AnswerChange | None]) -> AnswerChange | None:
+    """Return the mean over samples with the standard error of the loss; None where one is unknown."""
+    known = [one for one in changes if one is not None]
+    if len(known) < len(changes):
+        return None
+    losses = [one.loss for one in known]
+    error = statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else 0.0
+    return AnswerChange(statistics.fmean(one.changed for one in known), statistics.fmean(losses), error)
 
 
 def find_probabilities(outputs: Sequence[Feeds]) -> frozenset[str]:

@@ -21,6 +21,7 @@ from edgekit_offload.planning.costs import (
     device_weights,
 )
 from edgekit_offload.planning.envelope import Grid, Score, choose_few, score_all
+from edgekit_offload.planning.leakage import Leakage
 from edgekit_offload.planning.result import Refusal, SentTensor, TierPlan
 from edgekit_offload.planning.sweep import FoundCut, Goal, find_cuts, place_on_tiers
 from edgekit_offload.profiling.planning_graph import PlanningGraph
@@ -72,13 +73,13 @@ class LeakageMeter:
     """
 
     def __init__(
-        self, measure: Callable[[Sequence[SentTensor]], float | None], most_db: float | None
+        self, measure: Callable[[Sequence[SentTensor]], Leakage | None], most_db: float | None
     ) -> None:
         self._measure, self.most_db = measure, most_db
-        self._known: dict[tuple[tuple[str, str], ...], float | None] = {}
+        self._known: dict[tuple[tuple[str, str], ...], Leakage | None] = {}
 
-    def measure(self, sent: Sequence[SentTensor]) -> float | None:
-        """Return the leakage of the sent tensors in dB."""
+    def measure(self, sent: Sequence[SentTensor]) -> Leakage | None:
+        """Return the leakage of the sent tensors."""
         key = tuple((one.name, one.coding) for one in sent)
         if key not in self._known:
             self._known[key] = self._measure(sent)
@@ -88,8 +89,8 @@ class LeakageMeter:
         """Return whether the leakage is above the limit, or unknown although there is a limit."""
         if self.most_db is None:
             return False
-        leakage_db = self.measure(sent)
-        return leakage_db is None or leakage_db > self.most_db
+        found = self.measure(sent)
+        return found is None or found.lower_bound_db > self.most_db
 
     def find_culprits(self, sent: Sequence[SentTensor]) -> tuple[str, ...]:
         """Return the tensors of a refused cut that must not be sent.
@@ -99,13 +100,18 @@ class LeakageMeter:
         if len(sent) < 2:
             return tuple(one.name for one in sent)
         over = tuple(one.name for one in sent if self.is_over((one,)))
-        return over or (max(sent, key=lambda one: self.measure((one,)) or 0.0).name,)
+        found = {one.name: self.measure((one,)) for one in sent}
+        return over or (max(found, key=lambda name: _bound_db(found[name])),)
 
     def refuse(self, name: str, sent: Sequence[SentTensor]) -> Refusal:
         """Return why a way is refused."""
-        leakage_db = self.measure(sent)
-        how = "is unknown" if leakage_db is None else f"is at least {leakage_db:.1f} dB"
-        return Refusal(name, f"Its leakage {how}, the limit is {self.most_db:g} dB.")
+        found = self.measure(sent)
+        how = "is unknown" if found is None else f"is {found.describe()}"
+        return Refusal(name, f"Its leakage {how}; the limit is {self.most_db:g} dB.")
+
+
+def _bound_db(leakage: Leakage | None) -> float:
+    return 0.0 if leakage is None else leakage.lower_bound_db
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,7 @@ class CutSearchResult:
         tiers: the fastest placement on three tiers at each link.
         refusals: refusals of other cuts.
         attacked: number of cuts that were checked against the limit on leakage.
-        over_db: leakages of the cuts that exceed the limit, if known.
+        over: leakages of the cuts that exceed the limit, if known.
         is_ended: whether no cut is left that might keep the limit; otherwise the rounds ran out.
     """
 
@@ -152,7 +158,7 @@ class CutSearchResult:
     tiers: tuple[TierPlan, ...] = ()
     refusals: list[Refusal] = field(default_factory=list)
     attacked: int = 0
-    over_db: list[float | None] = field(default_factory=list)
+    over: list[Leakage | None] = field(default_factory=list)
     is_ended: bool = True
 
 
@@ -218,7 +224,7 @@ def _attack(
         result.attacked += 1
         if leakage.is_over(one.sent):
             refused.append(one)
-            result.over_db.append(leakage.measure(one.sent))
+            result.over.append(leakage.measure(one.sent))
             result.refusals.append(leakage.refuse(one.plan.name, one.sent))
         else:
             result.cuts.append(one)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from edgekit_offload.planning.leakage import Leakage
 from edgekit_offload.planning.result import Certificate, PlannedMachine, StatedLimit, Way, WinRange
 from edgekit_runtime.remote.cut_table import LOCAL
 
@@ -105,7 +106,7 @@ def explain_plan(
 
 
 def explain_leakage(
-    limit_db: float, attacked: int, refused: int, least_db: float | None, *, is_ended: bool
+    limit_db: float, attacked: int, refused: int, least: Leakage | None, *, is_ended: bool
 ) -> str:
     """Return the result of the search for cuts within a limit on leakage.
 
@@ -113,7 +114,7 @@ def explain_leakage(
         limit_db: the limit.
         attacked: number of measured cuts.
         refused: number of cuts that exceed the limit.
-        least_db: the least leakage of the refused cuts; None if it is unknown.
+        least: the least leakage of the refused cuts; None if it is unknown.
         is_ended: whether the search looked as deep as it can.
     """
     if not attacked:
@@ -123,8 +124,8 @@ def explain_leakage(
     if kept:
         verb = "keeps" if kept == 1 else "keep"
         return f"{cuts} attacked: {kept} {verb} --max-leak {limit_db:g} dB, {refused} refused.{end}"
-    least = "" if least_db is None else f", and the least that one of them leaks is {least_db:.1f} dB"
-    return f"No cut keeps --max-leak {limit_db:g} dB: {cuts} attacked and refused{least}.{end}"
+    which = "" if least is None else f", and the least that one of them leaks is {least.describe()}"
+    return f"No cut keeps --max-leak {limit_db:g} dB: {cuts} attacked and refused{which}.{end}"
 
 
 def describe_ranges(wins: Sequence[WinRange]) -> str:
@@ -171,8 +172,9 @@ def describe_answers(way: Way, samples: int) -> str:
     if share is not None:
         parts.append(f"{100 * share:.2g} % changed" if share else "none changed")
     if way.expected_loss:
+        error = f" ± {100 * way.loss_error:.2g}" if way.loss_error else ""
         cause = " by its upload" if way.kind == "cascade" else ""
-        parts.append(f"{100 * way.expected_loss:.2g} % wrong{cause} (estimated)")
+        parts.append(f"{100 * way.expected_loss:.2g}{error} % wrong{cause} (estimated)")
     return f"{', '.join(parts)}, of {samples}" if parts else "not known"
 
 
@@ -181,7 +183,9 @@ def describe_leakage(way: Way) -> str:
     if way.sends_input:
         return "the input itself"
     leakage_db = way.plan.leakage_db
-    return "not measured" if leakage_db is None else f"≥ {leakage_db:.0f} dB"
+    if leakage_db is None:
+        return "not measured"
+    return f"≥ {leakage_db:.0f} dB" + (f" from {way.known_inputs:,} known inputs" * (way.known_inputs > 0))
 
 
 def describe_limits(machine: PlannedMachine) -> str:
@@ -252,13 +256,18 @@ def _what_loss_gains(way: Way, ways: Sequence[Way], bandwidths: Sequence[float])
 
 
 def _describe_loss(way: Way) -> str:
+    if way.samples_needed:
+        return (
+            f"not offered, since it takes at least {way.samples_needed} samples to estimate what its coding"
+            " changes: give them by --samples; --max-loss 100% admits it without"
+        )
     if way.expected_loss is None:
         return "not offered, since what its coding changes is unknown; --max-loss 100% admits it"
-    loss = 100 * way.expected_loss
-    enough = math.ceil(loss * 100) / 100
+    loss, error = 100 * way.expected_loss, 100 * way.loss_error
+    enough = math.ceil((loss + error) * 100) / 100
     return (
-        f"not offered, since its coding is expected to make {loss:.2g} % of the answers wrong; --max-loss"
-        f" {enough:g}% admits it"
+        f"not offered, since its coding is expected to make {loss:.2g} ± {error:.2g} % of the answers wrong;"
+        f" --max-loss {enough:g}% admits it"
     )
 
 

@@ -22,6 +22,8 @@ MAX_VALUES: Final = 2048  # rebuilt values of an input: a random sample with the
 MAX_FEATURES: Final = 16_384  # sent values; more are added up in random groups, which weakens the attacker
 MAX_DB: Final = 100.0  # counts as rebuilt exactly
 LEAST_SAMPLES: Final = 20
+LEAST_FOR_LIMIT: Final = 1000
+"""Samples for a limit on leakage: with fewer, the attacker learns too little, and leaks pass the limit."""
 _MATCH_SAMPLES: Final = 256  # used to find the sent value most like a wanted one; the fit uses all
 _STRENGTHS: Final = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the ridge, in shares of the mean variance
 _HELD_OUT_SHARE: Final = 0.2
@@ -50,6 +52,10 @@ class Leakage:
     mean_db: float
     known_samples: int
     held_out_samples: int
+
+    def describe(self) -> str:
+        """Return the bound in words, with what the attacker had to know for it."""
+        return f"at least {self.lower_bound_db:.1f} dB to an attacker who knows {self.known_samples:,} inputs"
 
 
 def measure_leakage(

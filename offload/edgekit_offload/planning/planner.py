@@ -34,6 +34,7 @@ from edgekit_offload.planning.cut_candidates import (
 )
 from edgekit_offload.planning.envelope import SIMPLICITY, Grid, Score, find_winners, score_all, win_ranges
 from edgekit_offload.planning.explain import explain_leakage, explain_plan, explain_way
+from edgekit_offload.planning.leakage import Leakage
 from edgekit_offload.planning.result import (
     NEVER,
     Certificate,
@@ -62,6 +63,11 @@ from edgekit_runtime.remote.latency_model import (
 
 MAX_LOSS: Final = 1e-3  # expected loss of accuracy by a coding that is allowed by default
 MAX_SAMPLES: Final = 16  # samples on which the sizes of all tensors are measured
+LOSSY_SAMPLES: Final = 100
+"""Samples for an estimate of a coding's loss: most draws of 16 show none of a loss of 0.15 %."""
+INT8_SAMPLES: Final = 16
+"""The same for int8, which lost at most a fifth of `MAX_LOSS` on 53 cuts (docs/benchmarks/offload.md)."""
+_EXACT: Final = frozenset({"raw", "uint8", "delta"})
 MAX_DEVICES: Final = 100_000  # devices of a server; more are not counted
 _UNITS: Final[dict[Objective, str]] = {
     "latency": "ms", "energy": "mJ", "throughput": "ms a request", "capacity": "server ms kept a request",
@@ -116,11 +122,14 @@ class PlanInputs:
             machine.
         edge_link: link from that machine to the server.
         realise: extracts and measures ways; None plans only from sums over kernels.
-        leakage_db: measures the leakage of sent tensors; None measures none.
+        leakage: attacks sent tensors; None attacks none.
         most_leakage_db: limit on the leakage.
         cascade: a small model for the device, and the required agreement.
-        max_loss: share of the answers that a coding may be expected to make wrong. The loss is unknown if
-            outputs are not known to be classes, or nothing ran; then it may be all, and only 1 admits it.
+        max_loss: share of the answers that a coding may be expected to make wrong, with one standard error.
+            The loss is unknown if outputs are not known to be classes, nothing ran, or samples are too few or
+            made up; then it may be all, and only 1 admits it.
+        has_samples: whether `feeds` are the user's data. Golden and made-up inputs are no evidence of what a
+            coding changes.
         is_server_modelled: whether the server's profile is another machine's, scaled.
         sample_rate_hz: sample rate of sound; None if it is not known.
         notes: warnings about profiles and samples for the user.
@@ -142,12 +151,13 @@ class PlanInputs:
     edge: ModelProfile | None = None
     edge_link: LinkState | None = None
     realise: Realise | None = None
-    leakage_db: Callable[[Sequence[SentTensor]], float | None] | None = None
+    leakage: Callable[[Sequence[SentTensor]], Leakage | None] | None = None
     most_leakage_db: float | None = None
     notes: tuple[str, ...] = ()
     is_server_modelled: bool = False
     cascade: CascadeInputs | None = None
     max_loss: float = MAX_LOSS
+    has_samples: bool = True
     sample_rate_hz: float | None = None
 
     @property
@@ -172,14 +182,17 @@ class _Draft:
     certificate: Certificate | None = None
     kernels_on_device: int = 0
     device_bytes: float | None = None
-    expected_loss: float | None = None
+    change: AnswerChange | None = None  # None if unknown
+    samples_needed: int = 0  # for an estimate of the change; 0 if there are enough
+    sends_input: bool = False
+    known_inputs: int = 0  # that the attacker knows
     note: str = ""  # a sentence in addition to the explanation
 
     @property
-    def may_round(self) -> bool:
-        """Whether the sent tensors may differ from those that the model computes or takes."""
-        exact = {"raw", "uint8", "delta"}
-        return any(one.coding not in exact or one.rounding for one in self.sent)
+    def least_samples(self) -> int:
+        """The number of samples for an estimate of what the coding changes; 0 if it is exact."""
+        inexact = {one.coding for one in self.sent if one.coding not in _EXACT or one.rounding}
+        return 0 if not inexact else INT8_SAMPLES if inexact == {"int8"} else LOSSY_SAMPLES
 
 
 def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: None) -> PlanningResult:
@@ -198,8 +211,8 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     local = _local(inputs, costs, refusals)
     uploads = _uploads(inputs, whole, costs, refusals)
     leakage = None
-    if inputs.leakage_db is not None:
-        leakage = LeakageMeter(inputs.leakage_db, inputs.most_leakage_db)
+    if inputs.leakage is not None:
+        leakage = LeakageMeter(inputs.leakage, inputs.most_leakage_db)
     found = CutSearchResult()
     if graph is not None and costs is not None:
         base = [one.plan for one in ([local] if local else [])] + [one.plan for one in uploads]
@@ -214,15 +227,18 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     drafts = [local] if local else []
     drafts += [_Draft("upload", one.plan, "modelled", one.sent) for one in uploads]
     drafts += [_cut_draft(one, costs) for one in cuts if costs is not None]
-    drafts = _apply(drafts, realised, refusals)
+    drafts = _apply(inputs, drafts, realised, refusals)
     for draft in drafts:
         draft.plan = _add_request(draft.plan, inputs.device, inputs.peer)
     if inputs.cascade is not None:
         progress("choosing the threshold of the cascade", None, None)
         drafts += _cascade(inputs, inputs.cascade, drafts, whole.device_slowdown, refusals)
+    forms = find_forms(inputs.content, inputs.feeds[0])
+    for draft in drafts:
+        draft.sends_input = any(one.name in forms for one in draft.sent)
     if leakage is not None:
         progress("attacking what is sent", None, None)
-        _add_leakage(inputs, drafts, leakage)
+        _add_leakage(drafts, leakage)
     for draft in drafts:
         draft.plan = add_energy(draft.plan, inputs.power)
     if not drafts:
@@ -408,37 +424,44 @@ def _cut_draft(one: CutCandidate, costs: GraphCosts) -> _Draft:
 
 
 def _apply(
-    drafts: list[_Draft], realised: Mapping[str, Realised | Refusal], refusals: list[Refusal]
+    inputs: PlanInputs,
+    drafts: list[_Draft],
+    realised: Mapping[str, Realised | Refusal],
+    refusals: list[Refusal],
 ) -> list[_Draft]:
     """Replace modelled costs by measured ones, and drop ways that do not work."""
-    kept = []
+    kept, samples = [], len(inputs.feeds) if inputs.has_samples else 0
     for draft in drafts:
         came = realised.get(draft.plan.name)
         if isinstance(came, Refusal):
             refusals.append(came)
             continue
         if came is not None:
-            draft.plan, draft.label = came.plan, came.label
-            draft.expected_loss = None if came.change is None else max(came.change.loss, 0.0)
+            draft.plan, draft.label, draft.change = came.plan, came.label, came.change
+            if came.change is not None and samples < draft.least_samples:
+                draft.samples_needed = draft.least_samples
+            if not inputs.has_samples:
+                draft.plan, draft.change = replace(came.plan, answers_changed=None), None
         kept.append(draft)
     return kept
 
 
 def _is_over_loss(inputs: PlanInputs, draft: _Draft) -> bool:
     """Whether a way may make more answers wrong than allowed; an unknown loss may be all answers."""
-    unknown = 1.0 if draft.may_round else 0.0
-    return (unknown if draft.expected_loss is None else draft.expected_loss) > inputs.max_loss
+    if draft.change is None or draft.samples_needed:
+        return draft.least_samples > 0 and inputs.max_loss < 1
+    return draft.change.loss + draft.change.loss_error > inputs.max_loss
 
 
-def _sends_input(inputs: PlanInputs, draft: _Draft) -> bool:
-    return any(one.name in inputs.feeds[0] for one in draft.sent)
-
-
-def _add_leakage(inputs: PlanInputs, drafts: Sequence[_Draft], leakage: LeakageMeter) -> None:
+def _add_leakage(drafts: Sequence[_Draft], leakage: LeakageMeter) -> None:
     """Add the measured leakage to each way that sends something other than the input."""
     for draft in drafts:
-        if draft.kind != "local" and not _sends_input(inputs, draft):
-            draft.plan = replace(draft.plan, leakage_db=leakage.measure(draft.sent))
+        if draft.kind == "local" or draft.sends_input:
+            continue
+        found = leakage.measure(draft.sent)
+        if found is not None:
+            draft.plan = replace(draft.plan, leakage_db=found.lower_bound_db)
+            draft.known_inputs = found.known_samples
 
 
 def _score(inputs: PlanInputs) -> Score:
@@ -491,8 +514,10 @@ def _compare(
             _rows(scores[number][: len(unloaded)], grid), win_ranges(winners, number, grid),
             number in in_table,
             draft.kernels_on_device, draft.device_bytes, _capacity(inputs, draft), draft.certificate,
-            expected_loss=draft.expected_loss, is_over_loss=bool(is_over[number]),
-            sends_input=_sends_input(inputs, draft),
+            expected_loss=None if draft.change is None else draft.change.loss,
+            loss_error=0.0 if draft.change is None else draft.change.loss_error,
+            samples_needed=draft.samples_needed, is_over_loss=bool(is_over[number]),
+            sends_input=draft.sends_input, known_inputs=draft.known_inputs,
         )  # fmt: skip
         text = f"{explain_way(way, kernels, is_reserve=number in reserve)} {draft.note}"
         ways.append(replace(way, explanation=text.rstrip()))
@@ -526,13 +551,13 @@ def _compare(
 def _explain_search(inputs: PlanInputs, found: CutSearchResult) -> tuple[str, ...]:
     if inputs.most_leakage_db is None:
         return ()
-    known = [one for one in found.over_db if one is not None]
+    known = [one for one in found.over if one is not None]
+    least = min(known, key=lambda one: one.lower_bound_db, default=None)
     return (
         explain_leakage(
-            inputs.most_leakage_db, found.attacked, len(found.over_db), min(known, default=None),
-            is_ended=found.is_ended,
+            inputs.most_leakage_db, found.attacked, len(found.over), least, is_ended=found.is_ended
         ),
-    )  # fmt: skip
+    )
 
 
 def _find_reserve(
@@ -592,12 +617,33 @@ def _warn(inputs: PlanInputs, drafts: Sequence[_Draft]) -> list[str]:
     ]
     if len(inputs.feeds) < MAX_SAMPLES:
         warnings.append(f"Sizes were measured on {len(inputs.feeds)} samples only.")
-    if unknown := [one.plan.name for one in drafts if one.may_round and one.expected_loss is None]:
-        why = "nothing was run" if inputs.realise is None else "outputs are not known to hold classes"
-        limit = "they are not offered" if inputs.max_loss < 1 else "no limit applies"
-        warnings.append(f"What {', '.join(unknown)} may change in the answers is unknown ({why}): {limit}.")
+    warnings += _warn_of_unknown_change(inputs, drafts)
     if inputs.objective == "energy":
         warnings.append("Energy is modelled from the power of the device, not measured.")
     if any(draft.label == "modelled" for draft in drafts if draft.kind == "cut"):
         warnings.append("Times of cuts are sums over kernels (modelled): the cuts were not run as they are.")
     return list(dict.fromkeys(warnings))  # one machine may appear twice
+
+
+def _warn_of_unknown_change(inputs: PlanInputs, drafts: Sequence[_Draft]) -> list[str]:
+    """Return a warning for each reason why the effect of codings on the answers is unknown."""
+    limit = "they are not offered" if inputs.max_loss < 1 else "no limit applies"
+    found = f"there are {len(inputs.feeds)}"
+    if not inputs.has_samples:
+        found = "golden and made-up inputs are no evidence"
+    reasons = {
+        number: f"an estimate needs at least {number} samples, {found}"
+        for number in (INT8_SAMPLES, LOSSY_SAMPLES)
+    }
+    reasons[0] = "nothing was run" if inputs.realise is None else "outputs are not known to hold classes"
+    warnings = []
+    for number, reason in reasons.items():
+        names = [
+            one.plan.name
+            for one in drafts
+            if one.least_samples and one.samples_needed == number and (number or one.change is None)
+        ]
+        if names:
+            what = f"What {', '.join(names)} may change in the answers is unknown"
+            warnings.append(f"{what} ({reason}): {limit}.")
+    return warnings

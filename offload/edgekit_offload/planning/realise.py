@@ -9,13 +9,14 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal
 
 import numpy as np
 import onnx
 import onnxruntime
+from numpy.typing import NDArray
 
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.source_model import SourceModel
@@ -25,6 +26,7 @@ from edgekit_offload.planning.codings import (
     AnswerChange,
     Feeds,
     TensorCodec,
+    average_changes,
     compare_answers,
     find_probabilities,
     open_model,
@@ -32,7 +34,8 @@ from edgekit_offload.planning.codings import (
 )
 from edgekit_offload.planning.costs import reply_bytes, request_bytes
 from edgekit_offload.planning.cut_candidates import CutCandidate
-from edgekit_offload.planning.leakage import MAX_VALUES, measure_leakage
+from edgekit_offload.planning.leakage import LEAST_FOR_LIMIT, MAX_VALUES, Leakage, measure_leakage
+from edgekit_offload.planning.leakage import MAX_SAMPLES as MAX_ATTACKED
 from edgekit_offload.planning.planner import Realised
 from edgekit_offload.planning.result import Label, Refusal, SentTensor
 from edgekit_offload.planning.ways import UploadWay
@@ -49,7 +52,7 @@ _ZSTD: Final = " zstd"  # suffix of a plan's name: only its compression
 _DIRECTIONS: Final[tuple[Literal["encode", "decode"], ...]] = ("encode", "decode")
 _RUNS_S: Final = 0.5  # time of the model's runs for one attack, if time is limited
 _LEAST_ATTACKED: Final = 40  # samples
-_ATTACK_BYTES: Final = 1e9  # bytes of inputs and sent tensors; with larger tensors, fewer samples
+_ATTACK_BYTES: Final = 1e9  # bytes of sent tensors of all samples of an attack
 _FEW_VALUES: Final = 256  # values of an input that an attack rebuilds, if time is limited
 
 
@@ -199,16 +202,13 @@ class MeasuredCuts:
             down_bytes.append(reply_bytes(outputs))
             changes.append(compare_answers({**made, **outputs}, expected, classes))
         is_packed = sum(packed_bytes) < COMPRESSION_PAYS * sum(plain_bytes)
-        known = [one for one in changes if one is not None]
         return _Sent(
             first,
             statistics.fmean(packed_bytes if is_packed else plain_bytes),
             statistics.fmean(plain_bytes),
             statistics.fmean(down_bytes),
             "zstd" if is_packed else "identity",
-            AnswerChange(*(statistics.fmean(each) for each in zip(*map(astuple, known), strict=True)))
-            if len(known) == len(changes)
-            else None,
+            average_changes(changes),
         )
 
     def _head(self, way: _Extracted) -> RunnableGraph | None:
@@ -283,10 +283,12 @@ def _time(
 
 def leakage_of(
     content: bytes, feeds: Sequence[Feeds], *, limit_s: float = math.inf
-) -> Callable[[Sequence[SentTensor]], float | None]:
-    """Return a function that measures how well an attacker rebuilds an input from sent tensors, in dB.
+) -> Callable[[Sequence[SentTensor]], Leakage | None]:
+    """Return a function that measures how well an attacker rebuilds an input from sent tensors.
 
-    Of several inputs, the one that leaks most counts.
+    Of several inputs, the one that leaks most counts. If the sent tensors of all samples take more than 1 GB,
+    fewer samples are used, but not fewer than `LEAST_FOR_LIMIT`. If these take more, too, the attacker gets a
+    random part of the values of each tensor.
 
     Args:
         content: the ONNX model.
@@ -300,35 +302,58 @@ def leakage_of(
         most_values = _FEW_VALUES
         used = feeds[: max(int(_RUNS_S / run_seconds(content, feeds[0])), _LEAST_ATTACKED)]
 
-    def measure(sent: Sequence[SentTensor]) -> float | None:
+    def measure(sent: Sequence[SentTensor]) -> Leakage | None:
         nonlocal spent_s
         if spent_s > limit_s:
             return None
         began_s = time.monotonic()
-        proto = onnx.load_from_string(content)
-        names = [one.name for one in sent]
-        del proto.graph.output[:]  # the attacker needs nothing behind the sent tensors
-        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-        session = open_model(proto.SerializeToString())
-        held_bytes = sum(one.raw_bytes for one in sent) + sum(one.nbytes for one in feeds[0].values())
-        taken = used[: max(int(_ATTACK_BYTES / held_bytes), _LEAST_ATTACKED)]
-        rows = [session.run(names, dict(one)) for one in taken]
-        made = {
-            name: np.concatenate(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)
-        }
-        tensors = [
-            TensorCodec({one.name: made[one.name]}, one.coding)
-            .restore({one.name: made[one.name]})[one.name]
-            .reshape(len(taken), -1)
-            for one in sent
-        ]
-        inputs = [np.stack([one[name].ravel() for one in taken]) for name in feeds[0]]
+        inputs, tensors = _record_attacked(content, used[:MAX_ATTACKED], sent, most_values)
         varied = [one for one in inputs if one.dtype.kind in "biuf" and (one != one[0]).any()]
         found = [measure_leakage(one, tensors, most_values=most_values) for one in varied or inputs[:1]]
         spent_s += time.monotonic() - began_s
-        return max(one.lower_bound_db for one in found)
+        return max(found, key=lambda one: one.lower_bound_db)
 
     return measure
+
+
+def _record_attacked(
+    content: bytes, feeds: Sequence[Feeds], sent: Sequence[SentTensor], most_values: int
+) -> tuple[list[Array], list[Array]]:
+    """Return values of each input, and of each tensor as the server decodes it: [samples, values].
+
+    Args:
+        content: the ONNX model.
+        feeds: samples; only the first ones are used if their tensors would be too large.
+        sent: the tensors that the attacker sees.
+        most_values: limit on the values of an input.
+    """
+    proto = onnx.load_from_string(content)
+    names = [one.name for one in sent]
+    del proto.graph.output[:]  # the attacker needs nothing behind the sent tensors
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    session = open_model(proto.SerializeToString())
+    draws = np.random.default_rng(0)
+    wanted = {name: _draw(draws, one.size, most_values) for name, one in feeds[0].items()}
+    first = dict(zip(names, session.run(names, dict(feeds[0])), strict=True))
+    codecs = {one.name: TensorCodec({one.name: first[one.name]}, one.coding) for one in sent}
+    sample_bytes = sum(one.nbytes for one in first.values())
+    taken = feeds[: max(int(_ATTACK_BYTES / sample_bytes), LEAST_FOR_LIMIT)]
+    share = _ATTACK_BYTES / (sample_bytes * len(taken))
+    seen = {name: _draw(draws, one.size, int(one.size * share)) for name, one in first.items()}
+    inputs: dict[str, list[Array]] = {name: [] for name in wanted}
+    tensors: dict[str, list[Array]] = {name: [] for name in names}
+    for feed in taken:
+        for name, values in wanted.items():
+            inputs[name].append(feed[name].reshape(-1)[values])
+        for name, made in zip(names, session.run(names, dict(feed)), strict=True):
+            restored = codecs[name].restore({name: made})[name]
+            tensors[name].append(restored.reshape(-1)[seen[name]])
+    return [np.stack(one) for one in inputs.values()], [np.stack(one) for one in tensors.values()]
+
+
+def _draw(draws: np.random.Generator, size: int, count: int) -> NDArray[np.int64]:
+    """Return the sorted places of `count` random values of a tensor, at least one; all if it is smaller."""
+    return np.arange(size) if count >= size else np.sort(draws.choice(size, max(count, 1), replace=False))
 
 
 def _kind(cut: CutCandidate) -> Literal["raw", "int8", "int4"]:

@@ -145,9 +145,13 @@ class Way:
         explanation: one sentence.
         expected_loss: share of the answers that its coding is expected to make wrong, by the probabilities
             that the model gives to its answers (estimated); None if unknown.
-        is_over_loss: whether that is more than `PlanningResult.max_loss`, or unknown for a coding that is not
-            exact; then the way is shown, but not offered.
-        sends_input: whether it sends an input itself, with or without a coding, so that no leakage is
+        loss_error: standard error of `expected_loss`, which is a mean over the samples.
+        samples_needed: number of samples that the estimate of its loss needs; 0 if there are enough.
+        is_over_loss: whether `expected_loss` plus `loss_error` is more than `PlanningResult.max_loss`, or
+            unknown for a coding that is not exact; then the way is shown, but not offered.
+        sends_input: whether it sends an input itself or another form of it, with or without a coding, so that
+            no leakage is measured.
+        known_inputs: number of inputs that the attacker knew, with what is sent for them; 0 if no leakage was
             measured.
     """
 
@@ -165,13 +169,21 @@ class Way:
     certificate: Certificate | None = None
     explanation: str = ""
     expected_loss: Annotated[float, Range(0, 1)] | None = None
+    loss_error: Annotated[float, Range(0, 1)] = 0.0
+    samples_needed: Annotated[int, Range(0, 1e6)] = 0
     is_over_loss: bool = False
     sends_input: bool = False
+    known_inputs: Annotated[int, Range(0, 1e6)] = 0
 
     @property
     def name(self) -> str:
         """The name of its plan."""
         return self.plan.name
+
+    @property
+    def has_known_loss(self) -> bool:
+        """Whether there are samples enough to estimate what its coding changes, and answers that show it."""
+        return self.expected_loss is not None and not self.samples_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +243,7 @@ class PlanningResult:
         kernels: number of kernels of the graph; 0 if the model cannot be cut.
         samples: number of samples for sizes and accuracy.
         tiers: placements on three tiers, if asked for.
-        max_loss: share of the answers that a coding may be expected to make wrong.
+        max_loss: share of the answers that a coding may be expected to make wrong, with one standard error.
     """
 
     model: str

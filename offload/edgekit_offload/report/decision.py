@@ -21,7 +21,9 @@ def curves_of(result: PlanningResult, row: int) -> list[Curve]:
 
 
 def _show_name(way: Way) -> str:
-    return f"{way.name} (above --max-loss)" if way.is_over_loss else way.name
+    if not way.is_over_loss:
+        return way.name
+    return f"{way.name} ({'above' if way.has_known_loss else 'not known to keep'} --max-loss)"
 
 
 def _seconds(latency_ms: float) -> float:

@@ -181,9 +181,10 @@ def _ways(result: PlanningResult) -> Markup | None:
     note = el(
         "p",
         "Sent and received: bodies of a request, the mean of the samples. Answers: the share that are not "
-        "those of the whole model, and the share of all that is expected to be wrong by it (estimated). "
-        "Leakage: PSNR at which an attacker rebuilt the input from what is sent. It is a lower bound: a "
-        "better attack recovers more.",
+        "those of the whole model, and the share of all that is expected to be wrong by it (estimated), with "
+        "its standard error. Leakage: PSNR at which an attacker who knows some inputs rebuilt others from "
+        "what is sent. It is a lower bound: a better attack recovers more, and so does one who knows more "
+        "inputs.",
         class_="note",
     )
     grid = table(head, rows, numeric=frozenset(range(2, 8)), caption="Every way to run the model")
@@ -218,7 +219,7 @@ def _where_best(result: PlanningResult, way: Way) -> str:
             )
             return f"{ranges} Mbit/s at {three_digits(rtt_ms)} ms"
     if way.is_over_loss:
-        what = "above" if way.expected_loss is not None else "it is not known to keep"
+        what = "above" if way.has_known_loss else "it is not known to keep"
         return f"not offered: {what} --max-loss {100 * result.max_loss:g} %"
     return "under load" if way.in_table else "nowhere"
 

@@ -18,7 +18,7 @@ from edgekit_offload.demo.demo_model import INPUT, OUTPUT, make_images, make_mod
 from edgekit_offload.demo.director import DEVICE_SHARE, PHASES
 from edgekit_offload.partition.split import SplitModels, whole_upload
 from edgekit_offload.planning.envelope import Grid
-from edgekit_offload.planning.planner import PlanInputs, plan
+from edgekit_offload.planning.planner import MAX_LOSS, PlanInputs, plan
 from edgekit_offload.planning.realise import MeasuredCuts
 from edgekit_offload.planning.result import PlanningResult, Way
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
@@ -82,7 +82,10 @@ def make_demo_package(folder: Path, progress: Callable[[str], None]) -> DemoPack
     device, server = device.at_speed_of(device_profile), server.at_speed_of(server_profile)
     cuts = MeasuredCuts(content, feeds, device, server, _REALISE_S, classes=(OUTPUT,))
     grid = Grid(_BANDWIDTHS_MBIT_S, (PHASES[0].rtt_ms,))
-    inputs = PlanInputs(_NAME, content, device_profile, server_profile, grid, feeds, realise=cuts)
+    # Too few samples for `max_loss`: `choose_ways` goes by what the codings change in these few.
+    inputs = PlanInputs(
+        _NAME, content, device_profile, server_profile, grid, feeds, realise=cuts, max_loss=1.0
+    )
     result = plan(inputs, lambda what, _done, _total: progress(what))
     progress("packaging")
     keys = folder / "home" / "keys"
@@ -127,9 +130,9 @@ def choose_ways(result: PlanningResult) -> list[Way]:
     """Return the ways that the demo measures: local, the uploads as a photograph, and the best cut.
 
     They are in its package even if they are the best under no condition, since the page compares them; but
-    only ways that the plan offers.
+    only ways that the plan offers, and whose codings lose little on its few samples.
     """
-    offered = [way for way in result.ways if not way.is_over_loss]
+    offered = [way for way in result.ways if not way.is_over_loss and (way.expected_loss or 0.0) <= MAX_LOSS]
     local = [way for way in offered if way.name == LOCAL]
     uploads = [way for way in offered if way.kind == "upload"]
     photos = [way for way in uploads if way.plan.media]

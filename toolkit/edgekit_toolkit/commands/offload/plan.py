@@ -36,7 +36,8 @@ _ENDINGS: Final = (".json", ".html")
 @click.option(
     "--samples", type=click.Path(path_type=Path),
     help="Samples as `edgekit package` takes them: the bytes of what is sent depend on them."
-    "  [default: the golden inputs of a package, or made up]",
+    " So does what codings change in the answers: int8 is offered from 16 samples on, lossier codings from"
+    " 100.  [default: the golden inputs of a package, or made up; then only what is exact is offered]",
 )  # fmt: skip
 @click.option(
     "--objective", type=click.Choice(["latency", "energy", "throughput", "capacity"]), default="latency",
@@ -52,13 +53,15 @@ _ENDINGS: Final = (".json", ".html")
 )  # fmt: skip
 @click.option(
     "--keep-on-device", multiple=True, metavar="TENSOR|input",
-    help="A tensor that must not be sent. That is residency, not secrecy: what is sent may reveal it.",
+    help="A tensor that must not be sent, nor another form of it (moved, recoded, scaled). That is residency,"
+    " not secrecy: what is sent may reveal it.",
 )  # fmt: skip
 @click.option("--max-leak", type=float, metavar="DB",
-              help="Refuse ways whose measured leakage (PSNR, a lower bound) is higher.")  # fmt: skip
+              help="Refuse ways whose measured leakage (PSNR, a lower bound) is higher; needs 1,000"
+              " samples.")  # fmt: skip
 @click.option("--max-loss", default="0.1%", show_default=True, metavar="PERCENT",
-              help="Share of the answers that a coding may make wrong, estimated on samples. Where that is"
-              " unknown, 100% admits it.")  # fmt: skip
+              help="Share of the answers that a coding may make wrong, estimated on samples, with a standard"
+              " error. Where that is unknown, 100% admits it.")  # fmt: skip
 @click.option("--classes", multiple=True, metavar="OUTPUT",
               help="An output with scores of classes, which shows what a coding changes."
               "  [default: as the package says, and what is probabilities]")  # fmt: skip

@@ -13,10 +13,9 @@ from edgekit_offload.planning.cascade import CascadeInputs
 from edgekit_offload.planning.codings import run_seconds
 from edgekit_offload.planning.costs import PowerModel
 from edgekit_offload.planning.envelope import Grid
-from edgekit_offload.planning.leakage import LEAST_SAMPLES
+from edgekit_offload.planning.leakage import LEAST_FOR_LIMIT
 from edgekit_offload.planning.leakage import MAX_SAMPLES as MAX_ATTACKED
-from edgekit_offload.planning.planner import MAX_SAMPLES as MAX_SIZED
-from edgekit_offload.planning.planner import PlanInputs
+from edgekit_offload.planning.planner import LOSSY_SAMPLES, PlanInputs
 from edgekit_offload.planning.realise import MeasuredCuts, leakage_of
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, profile_kernels
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile
@@ -115,16 +114,20 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         edge_link = LinkState(bits_per_s, bits_per_s, rtt_s)
         edge = _profile(options["edge"], name, graph, options["seconds"], progress)
     limit_ms, most_db = options["latency_limit"], options["max_leak"]
-    at_most = MAX_SAMPLES if most_db is None else MAX_ATTACKED
-    samples, notes = read_samples(model, content, options["samples"], at_most)
+    at_most, least = (MAX_SAMPLES,) * 2 if most_db is None else (MAX_ATTACKED, LEAST_FOR_LIMIT)
+    samples, notes = read_samples(model, content, options["samples"], at_most, least)
     feeds = samples[: min(_count_answers(content, samples), MAX_SAMPLES)]
-    if most_db is not None and len(samples) < LEAST_SAMPLES:
-        raise CutError(f"--max-leak needs {LEAST_SAMPLES} samples, there are {len(samples)}: give --samples")
-    leakage_db = None
+    if most_db is not None and len(samples) < LEAST_FOR_LIMIT:
+        found = f"there are {len(samples)}" if options["samples"] else "there are none"
+        raise CutError(
+            f"--max-leak needs at least {LEAST_FOR_LIMIT:,} distinct samples, {found}: with fewer, the"
+            " attacker learns too little, and what leaks seems to keep the limit; give more by --samples"
+        )
+    leakage = None
     if most_db is not None:
-        leakage_db = leakage_of(content, samples)
+        leakage = leakage_of(content, samples)
     elif len(samples) >= _LEAST_ATTACKED:
-        leakage_db = leakage_of(content, samples, limit_s=_LEAKAGE_LIMIT_S)
+        leakage = leakage_of(content, samples, limit_s=_LEAKAGE_LIMIT_S)
     device = _profile(options["device"], name, graph, options["seconds"], progress)
     server = _profile("local" if by_url else options["server"], name, graph, options["seconds"], progress)
     if by_url:
@@ -136,10 +139,10 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         grid, feeds, options["objective"], power, None if limit_ms is None else limit_ms / 1e3,
         options["requests_per_s"], memory, weights, tuple(options["keep_on_device"]), edge, edge_link,
         realise=_measured_cuts(graph, feeds, options, edge_link, (device, edge or server, server), classes),
-        most_leakage_db=most_db, leakage_db=leakage_db, notes=notes, is_server_modelled=by_url,
+        most_leakage_db=most_db, leakage=leakage, notes=notes, is_server_modelled=by_url,
         cascade=_read_cascade(options, samples, classes),
         max_loss=parse_percent(options["max_loss"], "--max-loss"),
-        sample_rate_hz=options["sample_rate"] or stated_hz,
+        sample_rate_hz=options["sample_rate"] or stated_hz, has_samples=options["samples"] is not None,
     )  # fmt: skip
 
 
@@ -158,8 +161,8 @@ def _check_classes(content: bytes, named: Sequence[str]) -> frozenset[str]:
 
 
 def _count_answers(content: bytes, samples: list[dict[str, Array]]) -> int:
-    """Return how many samples each way answers, so that a slow model does not take minutes."""
-    return max(MAX_SIZED, int(_ANSWERS_S / max(run_seconds(content, samples[0]), 1e-6)))
+    """Return how many samples each way answers: what shows its loss, and more where the model is fast."""
+    return max(LOSSY_SAMPLES, int(_ANSWERS_S / max(run_seconds(content, samples[0]), 1e-6)))
 
 
 def _read_cascade(

@@ -28,7 +28,7 @@ _PACKAGE_SUFFIX = ".edgepkg"
 _BACKENDS = ("offload", "ort")
 _GENERATED = 8  # samples, where none were given
 MAX_SAMPLES = 400
-_MOST_BYTES = 1e9  # of samples above that number
+_MOST_BYTES = 1e9  # of samples, where they are more than the least number
 
 
 class NamedModel(NamedTuple):
@@ -143,12 +143,21 @@ def _read_packed(path: Path) -> NamedModel:
 
 
 def read_samples(
-    model: Path, content: bytes, path: Path | None, at_most: int = MAX_SAMPLES
+    model: Path, content: bytes, path: Path | None, at_most: int = MAX_SAMPLES, least: int = MAX_SAMPLES
 ) -> tuple[list[dict[str, Array]], tuple[str, ...]]:
     """Return samples, one request each, and notes about them for the user.
 
-    Without a path they are the golden inputs of the package, or invented. If more than 400 are asked for,
-    they take at most 1 GB.
+    Without a path they are the golden inputs of the package, or invented.
+
+    Args:
+        model: path of the model or package.
+        content: the ONNX model.
+        path: of the samples; None if none were given.
+        at_most: how many, if they take 1 GB or less.
+        least: how many, whatever they take.
+
+    Raises:
+        DataError: the samples cannot be read, or none can be invented.
     """
     specs, _ = tensor_specs(onnx.load_from_string(content))
     decoding, golden = None, None
@@ -164,12 +173,14 @@ def read_samples(
             raise DataError(f"{model}: {reason}; give --samples, which have a size") from cause
         what = "the golden inputs of the package" if golden else "generated inputs"
         note = (
-            f"Sizes were measured on {what}: bytes of compressed tensors are not those of real data, and"
-            " codecs that suit these may be missing. Give --samples."
+            f"Sizes were measured on {what}: bytes of compressed tensors are not those of real data, codecs"
+            " that suit these may be missing, and what a coding changes in the answers is unknown. Give"
+            " --samples."
         )
         return [dict(one) for one in samples], (note,)
     source = open_data(path, specs, decoding=decoding)
-    at_most = max(min(at_most, int(_MOST_BYTES / sum(_one_row_bytes(spec) for spec in specs))), MAX_SAMPLES)
+    fitting = int(_MOST_BYTES / sum(_one_row_bytes(spec) for spec in specs))
+    at_most = max(min(at_most, fitting), least)
     if len(source) > at_most:  # spread over all: files are often sorted by class
         source = source.selected(draw_mask(len(source), at_most / len(source), seed=0))
     samples = [dict(feeds) for feeds, _ in source.stream(1)]
