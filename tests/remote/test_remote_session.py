@@ -36,8 +36,9 @@ def test_proved_server_that_is_faster_takes_over(
         with offloading(maker, path) as session:
             np.testing.assert_allclose(session.run({"x": X})["y"], Y)
             wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
+            before = session.counts.remote + session.counts.hedged  # the proof may come before any request
             np.testing.assert_allclose(session.run({"x": X})["y"], Y)
-            assert session.counts.remote + session.counts.hedged == 1
+            assert session.counts.remote + session.counts.hedged == before + 1
             assert "Mbit/s" in session.decision().reason
 
 
