@@ -20,7 +20,6 @@ from PIL import Image
 from edgekit_offload.partition.calibrate import find_bytes
 from edgekit_offload.partition.coding import Coding
 from edgekit_offload.partition.split import WEIGHTS_PATH, SplitModels, whole_upload
-from edgekit_offload.planning.codings import open_model
 from edgekit_offload.planning.costs import reply_bytes, request_bytes
 from edgekit_offload.planning.envelope import Grid
 from edgekit_offload.planning.planner import PlanInputs, plan
@@ -147,10 +146,7 @@ def resize(plan: OffloadPlan, requests: MeasuredCuts, split: SplitModels | None)
     """Return a plan with the sizes that other requests than its samples have, in its own compression."""
     if split is None:
         return plan
-    session = open_model(requests.content)
-    names = [one.name for one in session.get_outputs()]
-    wanted = [dict(zip(names, session.run(names, dict(one)), strict=True)) for one in requests.feeds]
-    sent = requests._send(plan, split, wanted)
+    sent = requests.send_samples(plan, split, requests.answer_samples())
     packed = plan.compression == "zstd"
     costs = replace(
         plan.costs,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
-from edgekit_runtime.agent.documents import Desired, DesiredModel
+from edgekit_runtime.agent.documents import Desired, DesiredModel, Enrolment
 
 OLD, NEW = "a" * 64, "b" * 64
 PACKAGE = "c" * 64
@@ -29,6 +29,22 @@ def want(**changes: Any) -> DesiredModel:
 def make_desired(*models: DesiredModel, version: int = 1, **changes: Any) -> Desired:
     stated: dict[str, Any] = {"device": "d1", "issued_at": 0.0, "expires_at": 2e6, "epoch": 1}
     return Desired(**{**stated, "version": version, "models": models, **changes})
+
+
+def make_enrolment(**changes: Any) -> Enrolment:
+    stated: dict[str, Any] = {
+        "device": "d1",
+        "certificate": "",
+        "authority": "",
+        "brokers": ("fleet:8883",),
+        "web": "https://fleet:8443",
+        "artifacts": "https://fleet:8443/artifacts",
+        "manager_keys": (),
+        "tuf_root": "",
+        "package_keys": (),
+        "target": "x86-64",
+    }
+    return Enrolment(**{**stated, **changes})
 
 
 def view(**changes: Any) -> dict[str, ModelView]:

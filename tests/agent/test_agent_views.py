@@ -6,31 +6,17 @@ import threading
 import time
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from tests.agent.parts import make_desired, want
+from tests.agent.parts import make_desired, make_enrolment, want
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.waiting import wait_for
 
 from edgekit_runtime.agent.agent import Agent
-from edgekit_runtime.agent.documents import Enrolment
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.step_result import StepResult
 from edgekit_runtime.agent.membership import Membership
 from edgekit_runtime.agent.mqtt_link import Received
 from edgekit_runtime.agent.signing import key_id, seal
 from edgekit_runtime.slots import Slots
-
-ENROLMENT = Enrolment(
-    device="d1",
-    certificate="",
-    authority="",
-    brokers=("fleet:8883",),
-    web="https://fleet:8443",
-    artifacts="https://fleet:8443/artifacts",
-    manager_keys=(),
-    tuf_root="",
-    package_keys=(),
-    target="x86-64",
-)
 
 
 class Link:
@@ -97,7 +83,9 @@ def test_package_whose_state_is_not_written_yet_is_not_read_by_the_agent(maker, 
     (tmp_path / "slots").mkdir(mode=0o700)
     half = HalfInstaller(tmp_path / "slots" / "models" / "linear", package)
     agent = Agent(
-        SiteMembership(enrolment=ENROLMENT, key=key, manager_keys={key_id(public): public}, folder=tmp_path),
+        SiteMembership(
+            enrolment=make_enrolment(), key=key, manager_keys={key_id(public): public}, folder=tmp_path
+        ),
         tmp_path / "agent",
         Installer(Slots(tmp_path / "slots", trust, "x86-64"), tmp_path / "no-socket"),
         link=Link(seal(desired, "desired", manager)),

@@ -325,15 +325,8 @@ def test_limit_on_weights_counts_no_activations() -> None:
 def test_leakage_above_the_limit_refuses_a_way() -> None:
     content = narrowing_model(16, 64)
     made = inputs_of(content, [0.005, 0.5, 0.5], [0.001, 0.002, 0.002], noise(16, 64))
-    leaks = {"t0": 60.0, "t1": 25.0}
-    result = plan(
-        replace(
-            made,
-            leakage=lambda sent: leak(*(leaks.get(one.name, 10.0) for one in sent)),
-            most_leakage_db=20.0,
-        )
-    )
-    assert all(one.name not in leaks for way in result.ways for one in way.sent)
+    result = plan_with_leaks(made, {"t0": 60.0, "t1": 25.0})
+    assert all(one.name not in ("t0", "t1") for way in result.ways for one in way.sent)
     assert "the input itself" in next(one.reason for one in result.refusals if one.name == "raw")
     unlimited = plan(replace(made, leakage=lambda _sent: leak(10.0)))
     for way in unlimited.ways:
@@ -348,6 +341,17 @@ def test_leakage_above_the_limit_refuses_a_way() -> None:
 def leak(*bounds_db: float) -> Leakage:
     """What an attacker found who knew 800 inputs."""
     return Leakage(max(bounds_db), 5.0, 800, 200)
+
+
+def plan_with_leaks(
+    inputs: PlanInputs, leaks_db: dict[str, float], *, others_db: float = 10.0
+) -> PlanningResult:
+    """Return the plan with a limit of 20 dB, where tensors leak as stated."""
+
+    def attack(sent: Sequence[SentTensor]) -> Leakage:
+        return leak(*(leaks_db.get(one.name, others_db) for one in sent))
+
+    return plan(replace(inputs, leakage=attack, most_leakage_db=20.0))
 
 
 def tiny_with_leakage() -> PlanInputs:
@@ -406,14 +410,7 @@ def test_tensor_that_leaks_is_no_reason_to_keep_the_one_beside_it() -> None:
     content = model_of(nodes, {"x": (1, 640)}, ["p", "q"], weights={"w": np.eye(640, 8, dtype=np.float32)})
     feeds = [{"x": np.random.default_rng(n).normal(size=(1, 640)).astype(np.float32)} for n in range(4)]
     made = inputs_of(content, [1e-4, 1.0, 1e-4, 1e-4, 1.0], [1e-5] * 5, feeds)
-    leaks = {"a": 30.0, "u": 30.0, "b": 5.0}
-    result = plan(
-        replace(
-            made,
-            leakage=lambda sent: leak(*(leaks.get(one.name, 1.0) for one in sent)),
-            most_leakage_db=20.0,
-        )
-    )
+    result = plan_with_leaks(made, {"a": 30.0, "u": 30.0, "b": 5.0}, others_db=1.0)
     assert {tuple(one.name for one in way.sent) for way in result.ways if way.kind == "cut"} == {("b",)}
     assert "leak too much left out" in describe_certificate(result.best(100.0, 20.0).certificate)  # type: ignore[arg-type]
 
@@ -425,14 +422,7 @@ def test_limit_on_leakage_holds_for_placements_on_three_tiers(tiers: int) -> Non
     if tiers == 3:
         edge = profile_of(content, [0.002, 0.04, 0.1], "edge")
         made = replace(made, edge=edge, edge_link=LinkState(50e6, 50e6, 0.001))
-    leaks = {"t0": 60.0, "t1": 25.0}
-    result = plan(
-        replace(
-            made,
-            leakage=lambda sent: leak(*(leaks.get(one.name, 10.0) for one in sent)),
-            most_leakage_db=20.0,
-        )
-    )
+    result = plan_with_leaks(made, {"t0": 60.0, "t1": 25.0})
     assert {one.name for way in result.ways for one in way.sent} == {"t2"}
     assert {one.name for tier in result.tiers for one in tier.sent[0]} <= {"t2"}
     assert bool(result.tiers) == (tiers == 3)

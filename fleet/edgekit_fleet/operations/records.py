@@ -100,7 +100,7 @@ def back_up(folder: FleetFolder, path: Path) -> None:
 
     The file does not hold a database elsewhere: dump that one first, with its own tools.
 
-    Whoever holds the file owns the fleet, so only its owner can read it. Devices may be ahead of a restored
+    The file gives control of the fleet, so only its owner can read it. Devices may be ahead of a restored
     backup: the manager then continues from their state, and writes an alarm to the audit log.
 
     Raises:

@@ -282,8 +282,8 @@ class TufRepository:
     def pack_metadata(self, now: float, expires_at: float) -> dict[str, bytes]:
         """Return the metadata as files for devices without a network, by path in the repository.
 
-        Its timestamp is valid for longer than that of the web server. So whoever passes it on can hide newer
-        releases for that long from devices that get their metadata this way.
+        Its timestamp is valid for longer than that of the web server. For that long, a carrier of these files
+        can hide newer releases from devices that get their metadata this way.
 
         Args:
             now: seconds since 1970.

@@ -78,7 +78,7 @@ def join_cohort(rollout: str, cohort: tuple[str, ...], devices: Collection[str])
     Args:
         rollout: as for `freeze_cohort`.
         cohort: cohort so far.
-        devices: all devices that shall be in it, also those that already are.
+        devices: all devices of the new cohort, with those of the old one.
     """
     return (*cohort, *sorted(set(devices) - set(cohort), key=lambda device: _draw(rollout, device)))
 

@@ -138,9 +138,9 @@ class Store:
 
 
 def try_exclude_writers(session: Session) -> bool:
-    """Make a concurrent transaction one of those that run one at a time; False where such a one runs now.
+    """Take the lock of the writers until the transaction ends; return False if another one holds it.
 
-    It does not wait for that one, which may itself wait for rows that this transaction holds.
+    It does not wait: the holder may itself wait for rows that this transaction has locked.
     """
     if session.get_bind().dialect.name != "postgresql":
         return True

@@ -63,8 +63,8 @@ class BenchFile:
         settings: the section `edgekit:`.
         identity: address and port of a device that keeps its state, else the name of the bench. Files with
             one identity share a lock.
-        keeps_state: whether the device remembers an earlier run: it is reached over the network, and no
-            driver of the file makes it anew.
+        keeps_state: whether the device keeps the state of an earlier run: it is reached over the network,
+            and no driver of the file creates it.
     """
 
     path: Path

@@ -57,7 +57,7 @@ _FEW_VALUES: Final = 256  # values of an input that an attack rebuilds, if time 
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class SentSamples:
     """Results of a way on the samples.
 
     Attributes:
@@ -82,7 +82,7 @@ class _Extracted:
 
     plan: OffloadPlan
     split: SplitModels
-    sent: _Sent
+    sent: SentSamples
 
     def compress(self, does: Literal["encode", "decode"]) -> RunnableGraph:
         """Return only the compression of the sent tensors."""
@@ -167,8 +167,7 @@ class MeasuredCuts:
         parts += [
             (one.plan, partial(split_model, source, one.device_nodes, Coding(_kind(one)))) for one in cuts
         ]
-        session = open_model(self.content)
-        wanted = [_run(session, one) for one in self.feeds]
+        wanted = self.answer_samples()
         found = [self._try_one(plan, split, wanted) for plan, split in parts]
         results |= {one.name: one for one in found if isinstance(one, Refusal)}
         return [one for one in found if isinstance(one, _Extracted)]
@@ -178,12 +177,17 @@ class MeasuredCuts:
     ) -> _Extracted | Refusal:
         try:
             parts = split()
-            sent = self._send(plan, parts, wanted)
+            sent = self.send_samples(plan, parts, wanted)
         except EdgekitError as cause:
             return Refusal(plan.name, f"It cannot be extracted: {cause}.")
         return _Extracted(plan, parts, sent)
 
-    def _send(self, plan: OffloadPlan, split: SplitModels, wanted: Sequence[Feeds]) -> _Sent:
+    def answer_samples(self) -> list[Feeds]:
+        """Return the outputs of the whole model for each sample."""
+        session = open_model(self.content)
+        return [_run(session, one) for one in self.feeds]
+
+    def send_samples(self, plan: OffloadPlan, split: SplitModels, wanted: Sequence[Feeds]) -> SentSamples:
         """Run head and tail on the samples."""
         head = None if split.head is None else self._session(split.head)
         tail = self._session(split.tail)
@@ -202,7 +206,7 @@ class MeasuredCuts:
             down_bytes.append(reply_bytes(outputs))
             changes.append(compare_answers({**made, **outputs}, expected, classes))
         is_packed = sum(packed_bytes) < COMPRESSION_PAYS * sum(plain_bytes)
-        return _Sent(
+        return SentSamples(
             first,
             statistics.fmean(packed_bytes if is_packed else plain_bytes),
             statistics.fmean(plain_bytes),

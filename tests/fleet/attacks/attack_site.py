@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tests.agent.parts import make_enrolment
 from tuf.api.metadata import Metadata
 
 from edgekit_fleet.releases.repository import NewTarget, TufRepository
@@ -25,7 +26,7 @@ from edgekit_runtime.agent import agent as agent_module
 from edgekit_runtime.agent.agent import Agent, AgentOptions
 from edgekit_runtime.agent.artifacts import download
 from edgekit_runtime.agent.artifacts.download import Downloader
-from edgekit_runtime.agent.documents import Desired, DesiredModel, Enrolment
+from edgekit_runtime.agent.documents import Desired, DesiredModel
 from edgekit_runtime.agent.execution import install, step_runner
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.membership import Membership
@@ -186,18 +187,7 @@ class AttackSite:
     def restart(self):
         """Start the agent as after a power cut; it connects."""
         public = self.manager.public_key()
-        enrolment = Enrolment(
-            device="d1",
-            certificate="",
-            authority="",
-            brokers=("fleet:8883",),
-            web="https://fleet:8443",
-            artifacts="https://fleet:8443/artifacts",
-            manager_keys=(),
-            tuf_root=self.repository.read_root(1).decode(),
-            package_keys=(),
-            target=TARGET,
-        )
+        enrolment = make_enrolment(tuf_root=self.repository.read_root(1).decode(), target=TARGET)
         member = SiteMembership(
             enrolment=enrolment, key=self.key, manager_keys={key_id(public): public}, folder=self.folder
         )
