@@ -47,6 +47,8 @@ SELECTORS = {
     "a version": "model:detector=1.4.0",
     "the version of most": "model:detector=1.5.0",
     "two of many": "model:detector=1.5.0 and runtime=0.1.0",
+    "that version and not a tag": "model:detector=1.5.0 and site!=lyon",
+    "all but a tag": "site!=lyon",
     "part of a name": "01234",
     "nothing": "site=nowhere",
 }

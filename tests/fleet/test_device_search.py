@@ -108,6 +108,27 @@ def test_page_of_a_frequent_version_makes_no_list_of_its_devices(tmp_path):
     assert plan[1:] == ["USING INDEX ix_device_attributes_name_value_device FOR IN-OPERATOR"], plan
 
 
+def test_page_of_all_but_a_few_reads_the_index_for_its_own_devices_only(tmp_path):
+    store = open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    fill_store(store, 2000)
+    with store.snapshot() as session:
+        search = Search(selector="site!=lyon")
+        counts = count_devices(session, search)
+        steps = 0
+
+        def count_step():
+            nonlocal steps
+            steps += 1
+
+        connection = session.connection().connection.driver_connection
+        connection.set_progress_handler(count_step, 1)
+        page = find_devices(session, search, counts=dict.fromkeys(counts, 5000))
+        connection.set_progress_handler(None, 0)
+    store.close()
+    assert len(page.rows) == 50
+    assert steps < 20_000, steps
+
+
 def test_what_needs_attention_comes_first(store):
     with store.snapshot() as session:
         rows = find_all(session, Search())

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, and_, func, not_, select, true
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.rollouts.selector import parse_selector
-from edgekit_fleet.rollouts.selector_sql import Lookup, compile_selector, count_by_attribute
+from edgekit_fleet.rollouts.selector_sql import Lookup, compile_selector, count_by_attributes
 from edgekit_fleet.store.tables import DeviceRow
 
 ATTENTION: Final = ("faulty", "diverged", "stale", "working", "new", "converged", "revoked")
@@ -111,7 +111,7 @@ def count_devices(session: Session, search: Search) -> dict[tuple[str, bool], in
     """
     total = None
     if search.selector.strip() and not search.special:
-        total = count_by_attribute(session, parse_selector(search.selector))
+        total = count_by_attributes(session, parse_selector(search.selector))
     if total is None:
         return _count(session, _make_condition(session, search, "list"))
     # The largest group is the total less all others: in a calm fleet it has most of the devices.

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Final, Literal, TypeAlias
 
@@ -12,8 +12,10 @@ from sqlalchemy import (
     ColumnElement,
     UnaryExpression,
     and_,
+    case,
     false,
     func,
+    intersect,
     literal,
     not_,
     or_,
@@ -64,16 +66,31 @@ def compile_selector(
     return _Compiler(session.get_bind().dialect.name, lookup).compile(selector.test)
 
 
-def count_by_attribute(session: Session, selector: Selector) -> int | None:
-    """Return how many devices match a selector of one tag, fact or version; None for any other selector.
+def count_by_attributes(session: Session, selector: Selector) -> int | None:
+    """Return how many devices match a selector of tags, facts and versions that all hold, one of them negated.
 
-    The index of attributes has the number: no device is looked at.
+    The index of attributes has the numbers: no device is looked at. Where two attributes must hold, their sorted
+    lists are merged, and a negated one is subtracted. None for any other selector.
     """
-    test = selector.test
-    if not isinstance(test, Has | Equals) or test.name in _OWN:
+    tests = selector.test.tests if isinstance(selector.test, Every) else (selector.test,)
+    wanted = [test for test in tests if not isinstance(test, Negation)]
+    negated = [test.test for test in tests if isinstance(test, Negation)]
+    terms = [test for test in (*wanted, *negated) if isinstance(test, Has | Equals) and test.name not in _OWN]
+    if len(terms) < len(tests) or len(negated) > 1:
         return None
-    condition = _Compiler(session.get_bind().dialect.name).compile_row(test)
-    return session.scalar(select(func.count()).select_from(AttributeRow).where(condition)) or 0
+    compiler = _Compiler(session.get_bind().dialect.name)
+    count = _count_all(session, compiler, terms[: len(wanted)])
+    return count - _count_all(session, compiler, terms) if negated else count
+
+
+def _count_all(session: Session, compiler: "_Compiler", terms: Sequence[Has | Equals]) -> int:
+    """Return how many devices have all of some attributes."""
+    if not terms:
+        return session.scalar(select(func.count()).select_from(DeviceRow)) or 0
+    lists = [select(AttributeRow.device).where(compiler.compile_row(term)) for term in terms]
+    # By the order SQLite merges: without it, it makes a table of each list.
+    merged = intersect(*lists).order_by("device") if len(lists) > 1 else lists[0]
+    return session.scalar(select(func.count()).select_from(merged.subquery())) or 0
 
 
 class _Compiler:
@@ -95,6 +112,9 @@ class _Compiler:
                 return true() if name in _OWN else self._attribute(test)
             case Equals():
                 return self._equals(test)
+            case Negation(test=inner) if self._probes_index:
+                # For NOT IN with several columns SQLite searches the whole index for a NULL; not in a CASE.
+                return case((self.compile(inner), false()), else_=true())
             case Negation(test=inner):
                 return not_(self.compile(inner))
             case Every(tests=tests):
