@@ -63,7 +63,8 @@ def main() -> int:
         path = ":".join([own, *(str(ROOT / each) for each in SOURCES)])
         arguments = sys.argv[1:] or [*FOLDERS, *map(_leave_out, LEFT_OUT)]
         pytest = ["python3", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-        command = [*driver.enter(), "env", "-C", str(ROOT), f"PYTHONPATH={path}:{ROOT}:{wheels}", *pytest]
+        variables = [f"PYTHONPATH={path}:{ROOT}:{wheels}", "HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis"]
+        command = [*driver.enter(), "env", "-C", str(ROOT), *variables, *pytest]
         return subprocess.run(command, check=False).returncode
     finally:
         target.deactivate(driver)

@@ -67,10 +67,10 @@ def compile_selector(
 
 
 def count_by_attributes(session: Session, selector: Selector) -> int | None:
-    """Return how many devices match a selector of tags, facts and versions that all hold, one of them negated.
+    """Return how many devices match a selector of tags, facts and versions joined by `and`; else None.
 
-    The index of attributes has the numbers: no device is looked at. Where two attributes must hold, their sorted
-    lists are merged, and a negated one is subtracted. None for any other selector.
+    At most one may be negated. The index of attributes has the numbers, so no device is looked at: sorted
+    lists of it are merged, and those with the negated attribute are subtracted.
     """
     tests = selector.test.tests if isinstance(selector.test, Every) else (selector.test,)
     wanted = [test for test in tests if not isinstance(test, Negation)]
