@@ -21,11 +21,21 @@ WHEELS: Final = (
     *("prometheus_client", "protobuf"),
 )
 _DATA_LIMIT: Final = "qemu takes note of RLIMIT_DATA only for itself"
+_NEEDS_FLEET: Final = "needs a fleet's manager and broker; on the booted machine one reaches the agent"
 # Files, and tests by the beginning of their name, that cannot pass here -> why.
 LEFT_OUT: Final = {
     "tests/service/test_offload_serve.py": "runs commands of the host",
     "tests/service/test_plan_server.py": "runs commands of the host",
     "tests/agent/test_protocol.py": "compares with the fleet's packages, which the device has not",
+    "tests/agent/test_agent.py": _NEEDS_FLEET,
+    "tests/agent/test_agent_cdn.py": _NEEDS_FLEET,
+    "tests/agent/test_agent_deltas.py": _NEEDS_FLEET,
+    "tests/agent/test_agent_downloads.py": _NEEDS_FLEET,
+    "tests/agent/test_agent_orders.py": _NEEDS_FLEET,
+    "tests/agent/test_agent_service.py": _NEEDS_FLEET,
+    "tests/agent/test_agent_trial.py": _NEEDS_FLEET,
+    "tests/agent/test_idle_imports.py": _NEEDS_FLEET,
+    "tests/agent/test_rollout_end_to_end.py": _NEEDS_FLEET,
     "tests/runtime/test_tournament.py::test_an_engine_that_crashes": "qemu prints a line after SIGSEGV",
     "tests/service/test_service_features.py::test_process_with_a_configuration": (
         "onnxruntime prints a line about the unknown processor first"
