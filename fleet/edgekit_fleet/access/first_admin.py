@@ -31,17 +31,25 @@ class FirstAdminCode:
         is_same = hmac.compare_digest(digest(secret), digest(self.secret))
         return is_same and time.monotonic() < self._expires_at
 
-    def claim(self, session: Session, secret: str, name: str, password: str) -> None:
-        """Make the first administrator.
+    def check(self, session: Session, secret: str) -> None:
+        """Refuse a code that is wrong or was used; with a session that only reads, it delays no writer.
 
         Raises:
             RequestError: 403, the code is wrong or was used, or there is a user.
-            FleetError: name or password are refused.
         """
         if not self.fits(secret) or has_users(session):
             raise RequestError(
                 403, "the link was used or is an hour old; make a user with `edgekit fleet user add`"
             )
+
+    def claim(self, session: Session, secret: str, name: str, password: str) -> None:
+        """Make the first administrator.
+
+        Raises:
+            RequestError: as from `check`.
+            FleetError: name or password are refused.
+        """
+        self.check(session, secret)
         add_user(session, name, password, "admin", actor=name)
 
 

@@ -34,8 +34,9 @@ def log_in(console: Console, request: Request) -> Response:
 
 def log_out(console: Console, request: Request) -> Response:
     """End the login."""
-    with console.store.transaction() as session:
-        close_login(session, read_cookie(request, LOGIN))
+    if request.state.principal is not None:  # a stranger must not delay writers
+        with console.store.transaction() as session:
+            close_login(session, read_cookie(request, LOGIN))
     response = console.redirect(request, "/login", "You are logged out.")
     set_cookie(request, response, LOGIN, "")
     return response
@@ -52,6 +53,8 @@ def make_first(console: Console, request: Request) -> Response:
     form = request.state.form
     code, name = form.get("code", ""), form.get("name", "")
     try:
+        with console.store.snapshot() as session:
+            console.first_admin.check(session, code)
         with console.store.transaction() as session:
             console.first_admin.claim(session, code, name, form.get("password", ""))
             secret = open_login(session, name, time.time())

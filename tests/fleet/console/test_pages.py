@@ -303,6 +303,17 @@ def test_link_makes_the_first_administrator_once(served):
     assert again.post("/first", name="eve", **form).status == 422
 
 
+@pytest.mark.parametrize(("path", "status"), [("/first", 422), ("/logout", 303)])
+def test_stranger_does_not_wait_for_the_lock_of_the_writers(path, status, served):
+    stranger = Client(served.port)
+    page = stranger.get("/first?code=guess").text
+    csrf = re.search(r'name="csrf" value="([^"]+)"', page)[1]
+    with served.store.transaction() as session:
+        session.execute(sql("SELECT 1"))
+        answer = stranger.post(path, code="guess", name="eve", password=PASSWORD, csrf=csrf)
+    assert answer.status == status
+
+
 @pytest.mark.parametrize("path", ["/devices", "/audit", "/devices/x", "/login"])
 def test_hostile_input_is_text(path, client):
     evil = "%22%3E%3Cscript%3Ealert(1)%3C/script%3E"
