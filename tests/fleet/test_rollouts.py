@@ -556,6 +556,11 @@ def test_device_in_an_open_rollout_is_refused_by_the_next(store: Store) -> None:
         ({"options": {"approval": "never"}}, "expected one of none, first, each"),
         ({"options": {"limits": {"alpha": 2.0}}}, "alpha is 2.0, expected"),
         ({"waves": "1%"}, "end with 100%"),
+        ({"options": {"patience_s": 0.0}}, "patience_s is 0, expected at least 5"),
+        ({"options": {"patience_s": 60.0, "spread_s": 60.0}}, "expected at least 65: spread_s"),
+        ({"options": {"step_timeout_s": 0.0}}, "step_timeout_s is 0, expected at least 360"),
+        ({"options": {"soak_s": 172_800.0}}, "step_timeout_s is 172800, expected at least 172860"),
+        ({"options": {"soak_s": -1.0}}, "soak_s"),
     ],
 )
 def test_wrong_request_is_refused(store: Store, changes: dict[str, object], message: str) -> None:

@@ -5,7 +5,7 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import and_, false, func, or_, select
 from sqlalchemy.orm import Session
@@ -36,6 +36,9 @@ from edgekit_fleet.store.tables import DeviceRow, MemberRow, ReleasePackageRow, 
 from edgekit_runtime.agent.conditions import is_window
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import FleetError, NotFoundError
+
+_LEAST_PATIENCE_S: Final = 5.0  # a device looks at its service every second, and installs for seconds
+_LEAST_ANSWER_S: Final = 60.0  # of a step, beside the times that the rollout itself orders to wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +264,25 @@ def _make_settings(request: RolloutRequest, packages: Sequence[PackageView], dev
         plain.setdefault("step_timeout_s", 259_200.0)
     elif spread_s := plain.get("spread_s", 0.0):
         plain.setdefault("patience_s", 3600.0 + spread_s)
-    return from_plain(RolloutSettings, plain, "rollout", FleetError)
+    settings = from_plain(RolloutSettings, plain, "rollout", FleetError)
+    _check_times(settings)
+    return settings
+
+
+def _check_times(settings: RolloutSettings) -> None:
+    """Refuse times after which every device would count as silent, or every step as late."""
+    patience_s = settings.spread_s + _LEAST_PATIENCE_S
+    if settings.patience_s < patience_s:
+        raise FleetError(
+            f"rollout: patience_s is {settings.patience_s:.16g}, expected at least {patience_s:.16g}: spread_s,"
+            f" and {_LEAST_PATIENCE_S:.0f} s in which a device can answer"
+        )
+    step_s = settings.spread_s + settings.soak_s + _LEAST_ANSWER_S
+    if settings.step_timeout_s < step_s:
+        raise FleetError(
+            f"rollout: step_timeout_s is {settings.step_timeout_s:.16g}, expected at least {step_s:.16g}:"
+            f" spread_s, soak_s, and {_LEAST_ANSWER_S:.0f} s for the answers; shorten the soak, or wait longer"
+        )
 
 
 def _make_models(request: RolloutRequest, packages: Sequence[PackageView]) -> dict[str, ModelSettings]:
