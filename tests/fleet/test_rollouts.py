@@ -557,7 +557,7 @@ def test_device_in_an_open_rollout_is_refused_by_the_next(store: Store) -> None:
         ({"options": {"limits": {"alpha": 2.0}}}, "alpha is 2.0, expected"),
         ({"waves": "1%"}, "end with 100%"),
         ({"options": {"patience_s": 0.0}}, "patience_s is 0, expected at least 5"),
-        ({"options": {"patience_s": 60.0, "spread_s": 60.0}}, "expected at least 65: spread_s"),
+        ({"options": {"patience_s": 60.0, "spread_s": 60.0}}, "patience_s is 60, expected at least 65"),
         ({"options": {"step_timeout_s": 0.0}}, "step_timeout_s is 0, expected at least 360"),
         ({"options": {"soak_s": 172_800.0}}, "step_timeout_s is 172800, expected at least 172860"),
         ({"options": {"soak_s": -1.0}}, "soak_s"),

@@ -5,13 +5,16 @@ higher than that of the last one of its kind. So a broker that forges, replays, 
 changes nothing. Refused messages are counted, and go to the audit log once a minute for each device. A device
 whose numbers are lower than before is told the highest one (`Desired.sequence`): it may have lost its
 journal.
+
+A device with valid keys may still be hostile or broken. So there are limits for each device: of its messages
+a second, of its entries in the audit log a day, and of the versions whose figures are kept.
 """
 
 import hashlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -31,7 +34,7 @@ from edgekit_fleet.store.tables import (
     FigureRow,
     shard_of,
 )
-from edgekit_runtime.agent.documents import ENDED, Event, Execution, Hello, Reported
+from edgekit_runtime.agent.documents import ENDED, Event, Execution, Hello, ModelFigures, Reported
 from edgekit_runtime.agent.signing import key_id, unseal
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import SignatureError
@@ -40,7 +43,12 @@ _HOUR_S: Final = 3600.0
 _ALARM_S: Final = 60.0
 _REPORT_S: Final = 15.0
 _LATE_S: Final = 60.0
+_DAY_S: Final = 86_400.0
+_MESSAGES_A_SECOND: Final = 2.0  # an agent sends one in 10 s, and four a second while a step begins or ends
+_BURST: Final = 100  # messages
 _EVENTS_A_MINUTE: Final = 10
+_ENTRIES_A_DAY: Final = 300  # of a device in the audit log, from which nothing can be deleted
+_VERSIONS_A_DAY: Final = 128  # five times the models that one document holds
 _MAX_NAME: Final = 128  # characters; see `tables.NAME`
 _FOREIGN_S: Final = 4 * LEASE_S
 _MAX_FOREIGN_BYTES: Final = 32 << 20
@@ -52,6 +60,12 @@ _log = logging.getLogger(__name__)
 
 Refusal: TypeAlias = Literal["topic", "unknown", "revoked", "forged", "impersonated", "replayed", "flood"]
 Document: TypeAlias = Hello | Reported | Event
+Excess: TypeAlias = Literal["alarm.events", "alarm.flood", "alarm.figures"]
+_EXCESSES: Final[Mapping[Excess, str]] = {
+    "alarm.events": f"more than {_EVENTS_A_MINUTE} events a minute, or {_ENTRIES_A_DAY} a day",
+    "alarm.flood": f"more than {_MESSAGES_A_SECOND:.0f} messages a second; is its key stolen?",
+    "alarm.figures": f"figures of more than {_VERSIONS_A_DAY} versions a day",
+}
 _KINDS: Final[dict[str, type[Document]]] = {
     "hello": Hello,
     "reported": Reported,
@@ -80,9 +94,12 @@ class KnownDevice:
     alarmed_at: dict[str, float] = field(default_factory=dict)  # action -> when it was last alarmed
     taken: dict[str, int] = field(default_factory=dict)  # kind -> hash of the last envelope
     events: list[float] = field(default_factory=list)
-    dropped: int = 0  # events that no alarm has counted yet
-    is_late: bool = False  # it sent a document with a lower number than one before
+    is_late: bool = False  # a document had a lower number than one before, or was dropped
     attributes_hash: int = 0
+    paid_until: float = 0.0  # monotonic; each message pays for a time
+    day: int = 0
+    entries: int = 0  # in the audit log, of this day
+    versions: frozenset[int] = frozenset()  # hashes of (model, version) whose figures were kept on this day
 
     @property
     def highest_sequence(self) -> int:
@@ -99,6 +116,35 @@ class KnownDevice:
         is_missing = is_behind and now - max(self.last_seen_at, self.asked_at) >= _REPORT_S
         is_lost = self.is_late and now - self.asked_at >= _LATE_S
         return (is_missing or is_lost) and not self.is_revoked
+
+    def is_too_fast(self, clock: float) -> bool:
+        """Count a message; returns whether it is over the rate and the burst of a device.
+
+        Args:
+            clock: monotonic seconds.
+
+        Source: ITU-T I.371, generic cell rate algorithm.
+        """
+        begin = max(self.paid_until, clock)
+        if begin - clock > _BURST / _MESSAGES_A_SECOND:
+            return True
+        self.paid_until = begin + 1 / _MESSAGES_A_SECOND
+        return False
+
+    def begin_day(self, now: float) -> None:
+        """Forget the counts of another day."""
+        day = int(now // _DAY_S)
+        if day != self.day:
+            self.day, self.entries, self.versions = day, 0, frozenset()
+
+    def keeps_figures(self, figures: ModelFigures) -> bool:
+        """Return whether figures of this version are kept: the device has not stated too many today."""
+        version = hash((figures.model, figures.version))
+        if version not in self.versions:
+            if len(self.versions) >= _VERSIONS_A_DAY:
+                return False
+            self.versions |= {version}
+        return True
 
 
 _WRITTEN: Final = (
@@ -184,14 +230,27 @@ class Inbox:
         self._pending_bytes = 0
         self._changed: set[str] = set()
         self._reports: dict[str, Reported] = {}
+        self._figures: dict[str, Sequence[ModelFigures]] = {}
         self._entries: list[audit.AuditEntry] = []
         self._attribute_hashes: dict[str, int] = {}
-        self._flooding: dict[str, KnownDevice] = {}  # devices with `dropped` events
+        self._excesses: Counter[tuple[str, Excess]] = Counter()  # of a device; no alarm has counted them yet
+        self._flood = 0  # messages that were dropped since the last `take`
         self._dropped = 0  # messages that no alarm has counted yet
         self._overloaded_at = float("-inf")
 
     def put(self, topic: str, payload: bytes) -> None:
-        """Keep a message for `take`, or for `take_over` if it is for another manager."""
+        """Keep a message for `take`, or for `take_over` if it is for another manager.
+
+        Messages of a device that sends too many are dropped here, before they cost anything. It counts as
+        late, so the manager asks for its newest report.
+        """
+        device = self._index.devices.get(_device_of(topic))
+        if device is not None and device.is_too_fast(time.monotonic()):
+            self.refused["flood"] += 1
+            self._flood += 1
+            self._excesses[device.name, "alarm.flood"] += 1
+            device.is_late = True
+            return
         if not self._shards.is_complete and not self._shards.holds(_device_of(topic)):
             self._put_foreign(topic, payload)
         elif len(self._pending) < _MAX_PENDING and self._pending_bytes < _MAX_PENDING_BYTES:
@@ -230,6 +289,7 @@ class Inbox:
             now: seconds since 1970.
             limit: most messages to take, so that the loop stays responsive.
         """
+        self._flood = 0
         taken, self._pending = self._pending[:limit], self._pending[limit:]
         self._pending_bytes -= sum(len(payload) for _, payload in taken)
         hellos: list[Hello] = []
@@ -239,13 +299,13 @@ class Inbox:
                 self.accepted += 1
             else:
                 self.refused[refusal] += 1
-        self._alarm_dropped(now)
+        self._alarm_excesses(now)
         self._alarm_overload(now)
         return hellos
 
     def count_pending(self) -> int:
-        """Return how many messages wait for `take`."""
-        return len(self._pending)
+        """Return how many messages wait for `take`, and were dropped in a flood since the last one."""
+        return len(self._pending) + self._flood
 
     @property
     def is_empty(self) -> bool:
@@ -277,7 +337,7 @@ class Inbox:
                 (report.device, each) for report in self._reports.values() for each in report.executions
             ]
             has_ended = _update_executions(session, executions, now)
-            _upsert_figures(session, self._reports.values(), now)
+            _upsert_figures(session, self._figures, now)
         audit.append(session, "devices", self._entries, now)
         return has_ended
 
@@ -303,6 +363,7 @@ class Inbox:
         self._attribute_hashes.clear()
         self._changed.clear()
         self._reports.clear()
+        self._figures.clear()
         self._entries.clear()
 
     def _take(
@@ -362,31 +423,42 @@ class Inbox:
                 return False
             device.sequence, device.desired_held = document.sequence, document.desired_version
             self._reports[device.name] = document
+            self._figures[device.name] = self._choose_figures(device, document, now)
         else:
             if document.sequence <= device.event_sequence:
                 return False
             device.event_sequence = document.sequence
+            device.begin_day(now)
             device.events = [at for at in device.events if now - at < _ALARM_S]
-            if len(device.events) < _EVENTS_A_MINUTE:
+            if len(device.events) < _EVENTS_A_MINUTE and device.entries < _ENTRIES_A_DAY:
                 device.events.append(now)
                 detail = {"kind": document.kind[:64], "text": document.text[:500], "at": document.at}
-                self._entries.append(
-                    audit.AuditEntry(action="device.event", subject=device.name, detail=detail)
-                )
+                self._write_entry(device, "device.event", detail)
             else:
                 self.refused["flood"] += 1
-                device.dropped += 1
-                self._flooding[device.name] = device
+                self._excesses[device.name, "alarm.events"] += 1
         return True
 
-    def _alarm_dropped(self, now: float) -> None:
-        """Count dropped events in the audit log: soon after the first one, then once a minute."""
-        for name, device in list(self._flooding.items()):
-            count = device.dropped
-            text = f"stated more than {_EVENTS_A_MINUTE} events a minute: {count} dropped"
-            if self._alarm(device, "alarm.events", text, now, dropped=count):
-                device.dropped = 0
-                del self._flooding[name]
+    def _choose_figures(self, device: KnownDevice, report: Reported, now: float) -> list[ModelFigures]:
+        """Return the figures to keep: of models that the device runs, and of a number of versions."""
+        device.begin_day(now)
+        models = {each.model for each in report.models}
+        chosen = []
+        for each in report.figures:
+            if each.model in models and max(len(each.model), len(each.version)) <= _MAX_NAME:
+                if device.keeps_figures(each):
+                    chosen.append(each)
+                else:
+                    self._excesses[device.name, "alarm.figures"] += 1
+        return chosen
+
+    def _alarm_excesses(self, now: float) -> None:
+        """Count what was dropped of a device in the audit log: soon after the first, then at times."""
+        for (name, action), count in list(self._excesses.items()):
+            device = self._index.devices.get(name)
+            text = f"{count} dropped: it sent {_EXCESSES[action]}"
+            if device is None or self._alarm(device, action, text, now, dropped=count):
+                del self._excesses[name, action]
 
     def _alarm_overload(self, now: float) -> None:
         """Count messages for which there was no memory, once a minute."""
@@ -402,14 +474,22 @@ class Inbox:
         self._dropped, self._overloaded_at = 0, now
 
     def _alarm(self, device: KnownDevice, action: str, text: str, now: float, **counts: int) -> bool:
-        """Write an alarm, at most once a minute for a device and action; returns whether it was written."""
-        if now - device.alarmed_at.get(action, float("-inf")) < _ALARM_S:
+        """Write an alarm, at most once a minute for a device and action; returns whether it was written.
+
+        Of a flood, and of a device that has many entries today, it is at most one an hour.
+        """
+        device.begin_day(now)
+        is_rare = action == "alarm.flood" or device.entries >= _ENTRIES_A_DAY
+        if now - device.alarmed_at.get(action, float("-inf")) < (_HOUR_S if is_rare else _ALARM_S):
             return False
         device.alarmed_at[action] = now
         _log.warning("%s: %s", device.name, text)
-        detail = {"text": text[:500], **counts}
-        self._entries.append(audit.AuditEntry(action=action, subject=device.name, detail=detail))
+        self._write_entry(device, action, {"text": text[:500], **counts})
         return True
+
+    def _write_entry(self, device: KnownDevice, action: str, detail: Mapping[str, Any]) -> None:
+        device.entries += 1
+        self._entries.append(audit.AuditEntry(action=action, subject=device.name, detail=detail))
 
 
 def _device_of(topic: str) -> str:
@@ -449,20 +529,18 @@ def _update_executions(session: Session, executions: list[tuple[str, Execution]]
     return any(each.state in ENDED for _, each in executions)
 
 
-def _upsert_figures(session: Session, reports: Iterable[Reported], now: float) -> None:
+def _upsert_figures(session: Session, figures: Mapping[str, Sequence[ModelFigures]], now: float) -> None:
     """Keep the last figures of each device, model and version in this hour."""
-    rows = {}
-    for report in reports:
-        models = {each.model for each in report.models}
-        for each in report.figures:
-            if each.model in models and max(len(each.model), len(each.version)) <= _MAX_NAME:
-                key = (report.device, each.model, each.version)
-                rows[key] = {
-                    "device": report.device,
-                    "model": each.model,
-                    "version": each.version,
-                    "hour": int(now // _HOUR_S),
-                    "figures": to_plain(each),
-                    "reported_at": now,
-                }
+    rows = {
+        (device, each.model, each.version): {
+            "device": device,
+            "model": each.model,
+            "version": each.version,
+            "hour": int(now // _HOUR_S),
+            "figures": to_plain(each),
+            "reported_at": now,
+        }
+        for device, of_device in figures.items()
+        for each in of_device
+    }
     upsert_many(session, FigureRow, list(rows.values()))

@@ -271,17 +271,17 @@ def _make_settings(request: RolloutRequest, packages: Sequence[PackageView], dev
 
 def _check_times(settings: RolloutSettings) -> None:
     """Refuse times after which every device would count as silent, or every step as late."""
-    patience_s = settings.spread_s + _LEAST_PATIENCE_S
-    if settings.patience_s < patience_s:
+    least_s = settings.spread_s + _LEAST_PATIENCE_S
+    if settings.patience_s < least_s:
         raise FleetError(
-            f"rollout: patience_s is {settings.patience_s:.16g}, expected at least {patience_s:.16g}: spread_s,"
-            f" and {_LEAST_PATIENCE_S:.0f} s in which a device can answer"
+            f"rollout: patience_s is {settings.patience_s:.16g}, expected at least {least_s:.16g}:"
+            f" {_LEAST_PATIENCE_S:.0f} s more than spread_s, so that a device can answer"
         )
-    step_s = settings.spread_s + settings.soak_s + _LEAST_ANSWER_S
-    if settings.step_timeout_s < step_s:
+    least_s = settings.spread_s + settings.soak_s + _LEAST_ANSWER_S
+    if settings.step_timeout_s < least_s:
         raise FleetError(
-            f"rollout: step_timeout_s is {settings.step_timeout_s:.16g}, expected at least {step_s:.16g}:"
-            f" spread_s, soak_s, and {_LEAST_ANSWER_S:.0f} s for the answers; shorten the soak, or wait longer"
+            f"rollout: step_timeout_s is {settings.step_timeout_s:.16g}, expected at least {least_s:.16g}:"
+            f" {_LEAST_ANSWER_S:.0f} s more than spread_s and soak_s; shorten these, or give it more"
         )
 
 

@@ -1,5 +1,6 @@
 """Search attributes of devices in a table of their own: the JSON of all devices is too slow to search."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ CHANGING: Final = frozenset(("battery", "boot", "clock", "free_bytes"))
 """Facts that change with nearly every report: nobody can search for them."""
 MODEL: Final = "model:"
 """Prefix of a model's name; the value is the version that runs."""
+_MOST: Final = 256  # attributes that a device states; a report has room for thousands
 _BATCH: Final = 500  # devices; a statement may have 999 parameters
 
 
@@ -29,7 +31,8 @@ def list_stable(facts: Mapping[str, str], models: Mapping[str, str]) -> dict[str
         models: model -> version that runs.
     """
     stable = {name: value for name, value in facts.items() if name not in CHANGING}
-    return {**stable, **{f"{MODEL}{model}": version for model, version in models.items()}}
+    versions = {f"{MODEL}{model}": version for model, version in models.items()}
+    return dict(itertools.islice({**versions, **stable, **versions}.items(), _MOST))
 
 
 def make_rows(device: str, stable: Mapping[str, str], tags: Mapping[str, str]) -> list[dict[str, str]]:

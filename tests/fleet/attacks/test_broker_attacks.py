@@ -6,10 +6,11 @@ import os
 import random
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import select
+from sqlalchemy import func, select
 from tests.fleet.attacks.attack_site import NOW_S, site  # noqa: F401  # a fixture
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.runtime.slot_disks import SteppedDisk
@@ -21,10 +22,11 @@ from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.manager.publisher import Publisher
 from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.shards import LEASE_S, Shards
-from edgekit_fleet.store.tables import AuditRow, DesiredRow, DeviceRow
+from edgekit_fleet.store.tables import AttributeRow, AuditRow, DesiredRow, DeviceRow, FigureRow
 from edgekit_runtime.agent.documents import (
     MAX_DOCUMENT_BYTES,
     Desired,
+    Event,
     Execution,
     Hello,
     ModelFigures,
@@ -274,9 +276,12 @@ class ManagerSite:
     def __init__(self, url):
         self.store = open_store(url)
         self.key, self.manager = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+        self.add({"d1": self.key, "d2": Ed25519PrivateKey.generate()})
+
+    def add(self, keys):
+        """Enrol devices with these keys, and restart the manager."""
         with self.store.transaction() as session:
-            for name in ("d1", "d2"):
-                key = self.key if name == "d1" else Ed25519PrivateKey.generate()
+            for name, key in keys.items():
                 session.add(
                     DeviceRow(
                         name=name,
@@ -299,10 +304,10 @@ class ManagerSite:
         self.inbox = Inbox(self.index, shards)
         self.publisher = Publisher(self.index, shards, self.manager, 7 * 86_400.0)
 
-    def take(self):
-        hellos = self.inbox.take(NOW_S)
+    def take(self, now=NOW_S):
+        hellos = self.inbox.take(now)
         with self.store.transaction() as session:
-            self.inbox.write(session, NOW_S)
+            self.inbox.write(session, now)
             answers = self.publisher.answer(session, [hello.device for hello in hellos])
         self.inbox.forget()
         return answers
@@ -406,6 +411,66 @@ def test_messages_that_find_no_memory_are_counted_in_the_audit_log(manager, monk
     with manager.store.transaction() as session:
         (alarm,) = session.scalars(select(AuditRow).where(AuditRow.action == "alarm.overload"))
     assert alarm.detail["dropped"] == 3
+
+
+def test_flood_of_one_device_delays_no_other_and_raises_one_alarm(manager):
+    others = [f"other-{number}" for number in range(48)]
+    manager.add(dict.fromkeys(others, manager.key))
+    manager.make_due()
+    for begin in (0, 2000):
+        for sequence in range(begin + 1, begin + 2001):
+            manager.inbox.put(topic("d1", "reported"), seal(report(sequence), "reported", manager.key))
+        assert manager.inbox.count_pending() == 2000  # the manager goes on to read as fast as it can
+        for name in others:
+            hello = seal(Hello(device=name, sequence=begin + 1, runtime="1"), "hello", manager.key)
+            manager.inbox.put(topic(name, "hello"), hello)
+        assert {answer.device for answer in manager.take()} == set(others)
+    assert manager.alarms() == ["alarm.flood"]
+    assert manager.inbox.refused["flood"] > 3500
+    assert manager.index.devices["d1"].lacks_report(NOW_S)  # so it is asked for its newest one
+    manager.take(NOW_S + 3600.0)
+    with manager.store.transaction() as session:
+        alarms = session.scalars(select(AuditRow).where(AuditRow.action == "alarm.flood"))
+        assert sum(alarm.detail["dropped"] for alarm in alarms) == manager.inbox.refused["flood"]
+
+
+def test_figures_of_versions_that_a_device_invents_are_bounded(manager):
+    model = ReportedModel(model="kws", version="1", manifest_sha256="0" * 64, health="healthy")
+    for sequence in range(1, 41):
+        figures = tuple(ModelFigures(model="kws", version=f"{sequence}.{each}") for each in range(50))
+        document = replace(report(sequence), models=(model,), figures=figures)
+        manager.inbox.put(topic("d1", "reported"), seal(document, "reported", manager.key))
+        manager.take()
+    with manager.store.transaction() as session:
+        assert session.scalar(select(func.count()).select_from(FigureRow)) == 128
+    assert manager.alarms() == ["alarm.figures"]
+    manager.inbox.put(topic("d1", "reported"), seal(replace(document, sequence=99), "reported", manager.key))
+    manager.take(NOW_S + 86_400.0)
+    with manager.store.transaction() as session:
+        assert session.scalar(select(func.count()).select_from(FigureRow)) == 128 + 50
+
+
+def test_facts_that_a_device_invents_are_bounded(manager):
+    document = replace(report(1), facts={f"f{number}": "x" for number in range(1000)})
+    manager.inbox.put(topic("d1", "reported"), seal(document, "reported", manager.key))
+    manager.take()
+    with manager.store.transaction() as session:
+        assert session.scalar(select(func.count()).select_from(AttributeRow)) == 256
+
+
+def test_entries_of_a_device_in_the_audit_log_are_bounded(manager, monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: minute * 60.0)
+    monkeypatch.setattr(inbox, "time", clock)
+    for minute in range(60):
+        for number in range(1, 13):
+            event = Event(device="d1", sequence=100 * minute + number, kind="a", text="b", at=0.0)
+            manager.inbox.put(topic("d1", "event"), seal(event, "event", manager.key))
+        manager.inbox.put(topic("d1", "event"), b"forged")
+        manager.take(NOW_S + 60.0 * minute)
+    with manager.store.transaction() as session:
+        rows = session.scalars(select(AuditRow.action).where(AuditRow.subject == "d1")).all()
+    assert rows.count("device.event") > 200
+    assert len(rows) <= 302  # one more for each kind of alarm
 
 
 def test_device_that_impersonates_another_is_refused_and_raises_an_alarm(manager):
