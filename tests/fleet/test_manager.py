@@ -246,6 +246,39 @@ def test_alarm_of_events_counts_the_dropped_and_hides_no_other_alarm(tmp_path):
     assert found == [("alarm.events", 1), ("alarm.forged", None), ("alarm.events", 4)]
 
 
+def test_device_that_floods_the_broker_is_silenced_and_others_are_heard(fleet, monkeypatch):
+    monkeypatch.setattr(control_loop, "_FLOOD", 100)
+
+    async def run():
+        hostile, other = fleet.device("d1").enrol(), fleet.device("d2").enrol()
+        await hostile.connect()
+        acl = fleet.folder.broker / "acl"
+        while "user d1" not in acl.read_text():
+            hostile.report(status="working")
+            await asyncio.sleep(0)
+        await asyncio.sleep(1.0)  # the broker reads the file, and passes on what it has taken
+        accepted = fleet.loop.index.devices["d1"].sequence
+        monkeypatch.setattr(inbox, "_BURST", 1e9)
+        hostile.report(status="diverged")
+        await other.connect()
+        await eventually(lambda: fleet.detail("d2").summary.is_online)
+        other.report(status="working")
+        await eventually(lambda: fleet.detail("d2").summary.status == "working")
+        assert fleet.loop.index.devices["d1"].sequence == accepted
+        fleet.loop._silent_until.update(d1=0.0)
+        await eventually(lambda: "user d1" not in acl.read_text())
+
+        def is_heard():
+            hostile.report(status="diverged")
+            return fleet.detail("d1").summary.status == "diverged"
+
+        await eventually(is_heard)
+        await hostile.disconnect()
+        await other.disconnect()
+
+    asyncio.run(run())
+
+
 def test_late_last_will_of_an_old_connection_is_ignored(fleet):
     async def run():
         device = fleet.device("d1").enrol()

@@ -14,7 +14,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from edgekit_fleet.identity.authority import TLS_1_2_CIPHERS, Authority
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings, split_address
 from edgekit_fleet.store.shards import MOST_MANAGERS
-from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES
+from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, topic
 from edgekit_runtime.errors import ConfigError, TransportError
 from edgekit_runtime.system.atomic_files import make_folders, write_atomically
 from edgekit_runtime.system.child_process import ChildProcess
@@ -34,6 +34,7 @@ _START_S: Final = 10.0
 _MAX_PAUSE_S: Final = 30.0
 _STABLE_S: Final = 60.0
 _WANTED_FILES: Final = 1 << 16
+_ACL: Final = "acl"
 _WRITTEN_BY_DEVICES: Final = ("hello", "reported", "event")
 _READ_BY_DEVICES: Final = ("desired",)
 _log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ def write_configuration(folder: FleetFolder, settings: FleetSettings, authority:
         ConfigError: a path holds a line break.
     """
     make_folders(folder.broker, 0o700)
-    acl, path = folder.broker / "acl", folder.broker / "mosquitto.conf"
+    acl, path = folder.broker / _ACL, folder.broker / "mosquitto.conf"
     pair = authority.pair("server")
     certificate, key, issuer = (_copy(each, folder.broker) for each in (*pair, authority.certificate_path))
     text = _CONFIGURATION.format(
@@ -94,15 +95,22 @@ def write_configuration(folder: FleetFolder, settings: FleetSettings, authority:
     )
     if len(text.splitlines()) != len(_CONFIGURATION.splitlines()):
         raise ConfigError(f"{folder.path}: a folder with a line break in its name cannot hold a fleet")
+    _write_acl(acl, authority)
+    with write_atomically(path, mode=0o600) as file:
+        file.write(text.encode())
+    return path
+
+
+def _write_acl(path: Path, authority: Authority, silent: Collection[str] = ()) -> None:
     lines = []
     for number in range(MOST_MANAGERS):
         lines += [f"user {authority.name_manager(number)}", "topic readwrite ek/v1/#", ""]
-    lines += [f"pattern write ek/v1/d/%u/{kind}" for kind in _WRITTEN_BY_DEVICES]
-    lines += [f"pattern read ek/v1/d/%u/{kind}" for kind in _READ_BY_DEVICES]
-    for file_path, content in ((acl, "\n".join(lines) + "\n"), (path, text)):
-        with write_atomically(file_path, mode=0o600) as file:
-            file.write(content.encode())
-    return path
+    for device in sorted(silent):
+        lines += [f"user {device}", f"topic deny {topic(device, '#')}", ""]
+    lines += [f"pattern write {topic('%u', kind)}" for kind in _WRITTEN_BY_DEVICES]
+    lines += [f"pattern read {topic('%u', kind)}" for kind in _READ_BY_DEVICES]
+    with write_atomically(path, mode=0o600) as file:
+        file.write("".join(f"{line}\n" for line in lines).encode())
 
 
 def write_revoked(authority: Authority, serials: Iterable[str], folder: Path) -> None:
@@ -157,6 +165,18 @@ class Mosquitto:
         """Make the broker read its certificates and the list of revoked ones again; connections stay."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._child.pid, signal.SIGHUP)
+
+    def silence(self, devices: Collection[str]) -> None:
+        """Drop what these devices send, and no longer what others send; connections stay.
+
+        A device that floods the broker would otherwise fill the manager's queue there, and what the others
+        send would be lost.
+
+        Raises:
+            OutputError: the list cannot be written.
+        """
+        _write_acl(self._configuration.parent / _ACL, self._authority, devices)
+        self.reload()
 
     def restart_if_ended(self) -> bool:
         """Restart the broker if it has ended, after a pause that grows; returns whether it did.

@@ -52,6 +52,8 @@ _REFRESH_S: Final = 600.0
 _FIGURES_S: Final = 3600.0
 _DEVICES_AT_ONCE: Final = 200  # whose old figures are deleted in one upkeep
 _LACKING_AT_ONCE: Final = 200
+_FLOOD: Final = 1000  # dropped messages of a device in one upkeep, at which the broker drops all of them
+_SILENT_S: Final = 600.0
 _UNANSWERED_S: Final = 15.0  # also the delay of a device whose hello came while we were away
 _ADMINISTERED: Final = ("device.enrol", "device.revoke")
 _log = logging.getLogger(__name__)
@@ -136,6 +138,7 @@ class ControlLoop:
         self._refreshed_at = self._aged_at = float("-inf")
         self._aging: Iterator[str] = iter(())  # devices whose old figures are still to be deleted
         self._decided_number = self._audit_seen
+        self._silent_until: dict[str, float] = {}  # devices whose messages the broker drops
         self._hellos: list[str] = []
         self._unsure: float | None = None  # time of a turn that may have been committed, or not
         self._has_more = False  # devices of a wave that wait for their documents
@@ -285,6 +288,7 @@ class ControlLoop:
                 self._parts.broker.restart_if_ended()
             except TransportError as error:
                 _log.error("%s", error)
+            self._silence_floods(self._parts.broker, time.monotonic())
         expiries = await self._refresh(now)
         with self._store.concurrent_transaction() as session:
             self.shards.check(session)
@@ -316,6 +320,16 @@ class ControlLoop:
             if self.shards.holds(name):
                 await self._disconnect(name)
         self._audit_seen = seen  # last, so that all of it is done again after a full disk
+
+    def _silence_floods(self, broker: Mosquitto, clock: float) -> None:
+        """Have the broker drop what flooding devices send, for ten minutes."""
+        flooding = [name for name, count in self.inbox.take_floods().items() if count >= _FLOOD]
+        silent = {name: until for name, until in self._silent_until.items() if clock < until}
+        silent |= dict.fromkeys(flooding, clock + _SILENT_S)
+        if silent.keys() != self._silent_until.keys():
+            broker.silence(silent)
+            _log.warning("the broker drops what these devices send: %s", ", ".join(silent) or "none")
+        self._silent_until = silent
 
     def _forget_figures(self, session: Session, now: float) -> None:
         """Delete old figures of the next devices; begins with the first device again once an hour."""

@@ -235,6 +235,7 @@ class Inbox:
         self._attribute_hashes: dict[str, int] = {}
         self._excesses: Counter[tuple[str, Excess]] = Counter()  # of a device; no alarm has counted them yet
         self._flood = 0  # messages that were dropped since the last `take`
+        self._floods: Counter[str] = Counter()  # of a device, since the last `take_floods`
         self._dropped = 0  # messages that no alarm has counted yet
         self._overloaded_at = float("-inf")
 
@@ -248,6 +249,7 @@ class Inbox:
         if device is not None and device.is_too_fast(time.monotonic()):
             self.refused["flood"] += 1
             self._flood += 1
+            self._floods[device.name] += 1
             self._excesses[device.name, "alarm.flood"] += 1
             device.is_late = True
             return
@@ -306,6 +308,11 @@ class Inbox:
     def count_pending(self) -> int:
         """Return how many messages wait for `take`, and were dropped in a flood since the last one."""
         return len(self._pending) + self._flood
+
+    def take_floods(self) -> Counter[str]:
+        """Return device -> number of its messages that were dropped since the last call."""
+        floods, self._floods = self._floods, Counter()
+        return floods
 
     @property
     def is_empty(self) -> bool:
