@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.fleet.fleet_device import free_port
-from tests.fleet.test_repository import NOW, Device, new_target
+from tests.fleet.test_repository import DAY_S, NOW, Device, list_names, new_target
 from tests.waiting import wait_for
 
 from edgekit_fleet.releases.artifact_storage import ArtifactStorage
@@ -46,6 +46,27 @@ def test_release_is_in_the_storage_when_it_is_made(stored: StoredRepository, tmp
     assert stored.device(tmp_path / "d").fetch("rpi5/digits-1.edgepkg") == b"weights"
     stored.made.withdraw(["rpi5/digits-1.edgepkg"], NOW + 1)
     assert stored.device(tmp_path / "e").fetch("rpi5/digits-1.edgepkg") is None
+
+
+def test_withdrawn_package_is_deleted_from_the_storage(stored: StoredRepository, tmp_path: Path) -> None:
+    some = [new_target(tmp_path, b"weights"), new_target(tmp_path, b"other", "other-1.edgepkg")]
+    stored.made.publish(some, NOW)
+    (stored.copy / "index.html").write_text("of somebody")
+    stored.made.withdraw(["rpi5/digits-1.edgepkg"], NOW + 1)
+    stored.made.remove_unused(NOW + 2 * DAY_S)
+    stored.made.refresh(NOW + 2 * DAY_S)
+    assert list_names(stored.copy) == list_names(stored.made.folder) | {"index.html"}
+    assert stored.device(tmp_path / "d").fetch("rpi5/other-1.edgepkg", NOW + 2 * DAY_S) == b"other"
+    assert not list(stored.copy.glob("targets/rpi5/*.digits-1.edgepkg"))
+
+
+def test_file_that_is_lost_here_stays_in_the_storage(stored: StoredRepository, tmp_path: Path) -> None:
+    stored.made.publish([new_target(tmp_path, b"weights")], NOW)
+    for path in stored.made.folder.glob("targets/rpi5/*"):
+        path.unlink()
+    stored.made.remove_unused(NOW + 2 * DAY_S)
+    stored.made.refresh(NOW + 2 * DAY_S)
+    assert stored.device(tmp_path / "d").fetch("rpi5/digits-1.edgepkg", NOW + 2 * DAY_S) == b"weights"
 
 
 def test_copy_that_is_cut_off_anywhere_leaves_the_old_or_the_new_repository(
@@ -159,3 +180,7 @@ def test_bucket_gets_all_files_and_says_how_long_they_may_be_cached(s3: str, tmp
     assert obstore.get(bucket, path).bytes().to_bytes() == bytes(6_000_000)
     assert "immutable" in obstore.get(bucket, path).attributes["Cache-Control"]
     assert obstore.get(bucket, "metadata/timestamp.json").attributes["Cache-Control"] == "no-cache"
+    repository.withdraw(["rpi5/digits-1.edgepkg"], NOW + 1)
+    repository.remove_unused(NOW + 2 * DAY_S)
+    assert {one["path"] for page in obstore.list(bucket) for one in page} == list_names(repository.folder)
+    assert path not in list_names(repository.folder)

@@ -106,6 +106,19 @@ def test_figures_of_over_a_week_ago_are_deleted(fleet_settings):
         asyncio.run(eventually(lambda: kept() == list(hours[1:])))
 
 
+def test_files_that_no_metadata_names_are_deleted_by_the_manager(fleet_settings):
+    folder, _ = fleet_settings
+    with Fleet(*fleet_settings).up():
+        pass
+    left = folder.repository / "targets" / "x86-64" / f"{'0' * 64}.digits-1.edgepkg"
+    left.parent.mkdir()
+    left.write_bytes(b"of a process that was killed")
+    os.utime(left, (time.time() - 2 * 86_400.0,) * 2)
+    with Fleet(*fleet_settings).up() as fleet:
+        asyncio.run(eventually(lambda: not left.exists()))
+        assert fleet.failure is None
+
+
 def test_fleet_on_an_ipv6_address_serves_its_devices(tmp_path, mosquitto):
     settings = FleetSettings(host="::1", names=("::1",), broker_port=free_port(), web_port=free_port())
     with Fleet(FleetFolder(tmp_path / "fleet"), settings).up() as fleet:

@@ -118,6 +118,53 @@ def test_withdrawn_package_is_not_found(repository: TufRepository, tmp_path: Pat
     assert Device(repository, tmp_path / "device").fetch("rpi5/digits-1.edgepkg", NOW + 2) is None
 
 
+def list_names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_withdrawn_package_is_deleted_a_day_later(repository: TufRepository, tmp_path: Path) -> None:
+    some = [new_target(tmp_path, b"weights"), new_target(tmp_path, b"other", "other-1.edgepkg")]
+    gone, kept = repository.publish(some, NOW)
+    repository.withdraw([gone.path], NOW + 10 * DAY_S)
+    path = repository.folder / "targets" / "rpi5" / f"{gone.sha256}.digits-1.edgepkg"
+    repository.remove_unused(NOW + 10.9 * DAY_S)
+    assert path.exists()
+    repository.remove_unused(NOW + 11.1 * DAY_S)
+    assert not path.exists()
+    repository.refresh(NOW + 12 * DAY_S)
+    device = Device(repository, tmp_path / "device")
+    assert device.fetch(kept.path, NOW + 12 * DAY_S) == b"other"
+    repository.publish(some, NOW + 12 * DAY_S)
+    assert device.fetch(gone.path, NOW + 12 * DAY_S) == b"weights"
+
+
+def test_package_that_is_offered_again_is_not_deleted(repository: TufRepository, tmp_path: Path) -> None:
+    some = [new_target(tmp_path, b"weights")]
+    repository.publish(some, NOW)
+    repository.withdraw([some[0].path], NOW + 1)
+    repository.publish(some, NOW + 5 * DAY_S)
+    assert repository.remove_unused(NOW + 9 * DAY_S)
+    repository.refresh(NOW + 9 * DAY_S)
+    assert Device(repository, tmp_path / "device").fetch(some[0].path, NOW + 9 * DAY_S) == b"weights"
+
+
+def test_replaced_metadata_is_deleted_and_versions_of_the_root_stay(
+    repository: TufRepository, tmp_path: Path
+) -> None:
+    device = Device(repository, tmp_path / "device")
+    for number in range(20):
+        repository.publish([new_target(tmp_path, b"weights", f"digits-{number}.edgepkg")], NOW + number)
+        repository.rotate(NOW + number, roles=["root", "timestamp"])
+    (repository.folder / "metadata" / "notes.txt").write_text("of somebody")
+    repository.remove_unused(NOW + 2 * DAY_S)
+    roots = {f"metadata/{version}.root.json" for version in range(1, 22)}
+    names = {name for name in list_names(repository.folder) if name.startswith("metadata/")} - roots
+    kinds = sorted(name.rpartition("/")[2].partition(".")[2] for name in names)
+    assert kinds == ["class-rpi5.json", "json", "snapshot.json", "targets.json", "txt"]
+    repository.refresh(NOW + 2 * DAY_S)
+    assert device.fetch("rpi5/digits-19.edgepkg", NOW + 2 * DAY_S) == b"weights"
+
+
 def test_same_name_with_other_content_is_refused(repository: TufRepository, tmp_path: Path) -> None:
     repository.publish([new_target(tmp_path, b"weights")], NOW)
     with pytest.raises(PackageError, match="give the new package another version"):
@@ -216,6 +263,11 @@ def test_metadata_by_an_exchanged_key_is_refused(repository: TufRepository, tmp_
         device.fetch("rpi5/evil-1.edgepkg", NOW + 10)
 
 
+def _withdraw_and_delete(made: TufRepository, _: Path) -> None:
+    made.withdraw(["rpi5/other-1.edgepkg"], NOW + 10)
+    made.remove_unused(NOW + 5 * DAY_S)
+
+
 def _publish_second(made: TufRepository, folder: Path) -> None:
     second = [new_target(folder, b"new", "digits-2.edgepkg", of) for of in ("rpi5", "x86-64")]
     made.publish(second, NOW + 10)
@@ -225,6 +277,7 @@ ROTATED = ("root", "targets", "snapshot", "timestamp", "class-rpi5")
 CHANGES: dict[str, Callable[[TufRepository, Path], object]] = {
     "publish": _publish_second,
     "withdraw": lambda made, _: made.withdraw(["rpi5/other-1.edgepkg"], NOW + 10),
+    "delete": _withdraw_and_delete,
     "refresh": lambda made, _: made.refresh(NOW + 150 * DAY_S),
     "rotate": lambda made, _: made.rotate(NOW + 10, roles=ROTATED, root_keys=2, threshold=2),
 }

@@ -49,6 +49,7 @@ _DECIDE_S: Final = 0.5
 _UPKEEP_S: Final = 2.0
 _EXPIRY_S: Final = 60.0
 _REFRESH_S: Final = 600.0
+_CLEAN_S: Final = 86_400.0
 _FIGURES_S: Final = 3600.0
 _DEVICES_AT_ONCE: Final = 200  # whose old figures are deleted in one upkeep
 _LACKING_AT_ONCE: Final = 200
@@ -135,7 +136,7 @@ class ControlLoop:
             parts.broker.reload()
         self._link = BrokerLink(self.inbox.put, parts.authority.name_manager(shards.number))
         self._decided_at = self._kept_at = self._expired_at = self._beat_at = float("-inf")
-        self._refreshed_at = self._aged_at = float("-inf")
+        self._refreshed_at = self._cleaned_at = self._aged_at = float("-inf")
         self._aging: Iterator[str] = iter(())  # devices whose old figures are still to be deleted
         self._decided_number = self._audit_seen
         self._silent_until: dict[str, float] = {}  # devices whose messages the broker drops
@@ -353,11 +354,23 @@ class ControlLoop:
         except PackageError as error:  # also a missing key; devices report `stale` if nobody repairs it
             _log.error("the repository cannot be signed again: %s", error)
         self._refreshed_at = now
+        if now - self._cleaned_at >= _CLEAN_S:
+            await self._clean(repository, now)
         try:
             return await asyncio.to_thread(list_expiries, self._parts.authority, repository)
         except (PackageError, ConfigError) as error:
             _log.error("%s", error)
             return []
+
+    async def _clean(self, repository: TufRepository, now: float) -> None:
+        try:
+            removed = await asyncio.to_thread(repository.remove_unused, now)
+        except (OutputError, PackageError) as error:
+            _log.error("%s", error)
+            return
+        self._cleaned_at = now
+        if removed:
+            _log.info("deleted %d files of the repository that nothing has named for a day", removed)
 
     def _follow_administration(self, session: Session) -> tuple[list[str], int]:
         """Read devices that were enrolled or revoked since the last time.

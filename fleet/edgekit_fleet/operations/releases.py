@@ -218,7 +218,8 @@ def find_agreement(figures: Mapping[str, JsonValue]) -> float | None:
 def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -> ReleaseSummary:
     """Withdraw a release: no rollout may use it, and no device can fetch it.
 
-    A device that runs it keeps it, and a device may return to it while it is in the spare slot.
+    A device that runs it keeps it, and a device may return to it while it is in the spare slot. A day later
+    the manager deletes files that no other release offers, see `TufRepository.remove_unused`.
 
     Args:
         folder: folder of the fleet.

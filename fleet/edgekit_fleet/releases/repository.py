@@ -7,7 +7,8 @@
     targets/CLASS/SHA256.NAME                a package or delta
 
 Every file but `timestamp.json` has a new name when it changes, and `timestamp.json` is replaced last. So a
-process that is killed anywhere leaves either the old repository or the new one. A version is the seconds
+process that is killed anywhere leaves either the old repository or the new one. What no metadata of the last
+day names is deleted once a day (`remove_unused`); versions of the root stay. A version is the seconds
 since 1970, if that is higher than the last version plus one. So metadata that is restored from an old backup
 and signed again is newer than all metadata that devices have seen. (The root counts one by one, as TUF asks.)
 
@@ -17,6 +18,8 @@ Source: The Update Framework Specification 1.0.34, sections 3, 5 and 6; consiste
 import contextlib
 import fcntl
 import hashlib
+import itertools
+import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +53,11 @@ from edgekit_runtime.system.atomic_files import DISK, Disk, hash_file, make_fold
 ONLINE_ROLES: Final = ("targets", "snapshot", "timestamp")
 _CLASS_ROLE: Final = "class-"
 _DAY_S: Final = 86_400.0
+_GRACE_S: Final = _DAY_S  # in which a download ends that began before its file was withdrawn
+_REMOVABLE: Final = re.compile(
+    r"metadata/\d+\.(snapshot|targets|class-[^/]+)\.json|targets/[^/]+/[0-9a-f]{64}\.[^/]+"
+)
+"""Names of files that `remove_unused` may delete: metadata but the root and the timestamp, and targets."""
 
 Signed = TypeVar("Signed", Root, Targets, Snapshot, Timestamp)
 
@@ -278,6 +286,63 @@ class TufRepository:
                 return False
             self._write_timestamp(timestamp.snapshot_meta, timestamp.version, now)
             return True
+
+    def remove_unused(self, now: float) -> int:
+        """Delete what neither the metadata nor that of the last day names, here and in the storage.
+
+        These are files of withdrawn releases, metadata that newer one has replaced, and what a killed process
+        left. The root stays: a device may be any number of versions behind.
+
+        Args:
+            now: seconds since 1970.
+
+        Returns:
+            How many files were deleted here.
+
+        Raises:
+            PackageError: the repository cannot be read.
+            OutputError: a file cannot be deleted; try again.
+        """
+        with self.lock():  # also while the storage is cleaned: nothing may be published that is just deleted
+            before = now - _GRACE_S
+            kept = self._list_named(before)
+            removed = 0
+            for path in sorted(self.folder.glob("*/**/*")):
+                name = path.relative_to(self.folder).as_posix()
+                if name in kept or not _REMOVABLE.fullmatch(name):
+                    continue
+                try:
+                    if path.stat().st_mtime < before:
+                        self._disk.remove(path)
+                        removed += 1
+                except OSError as cause:
+                    raise OutputError(f"cannot delete {path}: {cause.strerror}") from cause
+            if self._storage is not None:
+                self._storage.remove(
+                    lambda name: name not in kept and bool(_REMOVABLE.fullmatch(name)), before
+                )
+        return removed
+
+    def _list_named(self, since: float) -> set[str]:
+        """Return the files that snapshots name which were valid after `since`, and these snapshots."""
+        current = self._read_timestamp().snapshot_meta.version
+        names = (path.name.split(".") for path in (self.folder / "metadata").glob("*.snapshot.json"))
+        versions = sorted(int(name[0]) for name in names if name[0].isdigit())
+        # A version is the time of its signature, and the older one is valid until then.
+        replaced_at = dict(itertools.pairwise(versions))
+        named: set[str] = set()
+        for version in versions:
+            if version != current and replaced_at.get(version, version) < since:
+                continue
+            snapshot = f"{version}.snapshot.json"
+            named.add(f"metadata/{snapshot}")
+            for role, meta in self._parse(snapshot, Snapshot).signed.meta.items():
+                metadata = f"{meta.version}.{role}"
+                if f"metadata/{metadata}" not in named:
+                    named.add(f"metadata/{metadata}")
+                    listed = self._parse(metadata, Targets).signed.targets.values()
+                    named |= {_place(file) for file in listed}
+        return named
 
     def pack_metadata(self, now: float, expires_at: float) -> dict[str, bytes]:
         """Return the metadata as files for devices without a network, by path in the repository.
@@ -596,6 +661,12 @@ def _is_due(signed: Targets | Snapshot | Timestamp, life_s: float, now: float) -
 
 def _describe_meta(version: int, data: bytes) -> MetaFile:
     return MetaFile(version, len(data), {"sha256": hashlib.sha256(data).hexdigest()})
+
+
+def _place(file: TargetFile) -> str:
+    """Return the name of a target's file in the repository."""
+    device_class, _, name = file.path.rpartition("/")
+    return f"targets/{device_class}/{file.hashes['sha256']}.{name}"
 
 
 def _describe(file: TargetFile) -> PublishedTarget:
