@@ -224,6 +224,42 @@ def test_renewal_changes_neither_package_keys_nor_the_first_root(site, monkeypat
     assert list((config / "keys").iterdir()) == []
 
 
+@pytest.mark.parametrize("is_same", [True, False])
+def test_device_that_moves_to_another_fleet_trusts_keys_of_the_old_one_no_more(
+    site, is_same, monkeypatch, tmp_path
+):
+    served, config = tmp_path / "served", tmp_path / "device"
+    monkeypatch.setattr("edgekit_fleet.web.app.find_keys_folder", lambda: served)
+    keys = config / "keys"
+
+    def write(folder, **some):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in some.items():
+            (folder / f"{name}{PUBLIC_KEY_SUFFIX}").write_text(text)
+
+    def trusted():
+        return {path.name.partition(".")[0]: path.read_text() for path in keys.glob("*.pub.pem")}
+
+    write(served, vendor="the vendor's", changed="of the fleet", signs="of the fleet", both="of the fleet")
+    enrol(invite(site, "d1"), config, {})
+    write(keys, hand="by hand", changed="by hand")
+    (keys / "signs.pem").touch()
+    (served / f"vendor{PUBLIC_KEY_SUFFIX}").unlink()
+    if is_same:
+        devices.revoke(site.store, "d1", "test", "enrolled again")
+        enrol(invite(site, "d1"), config, {})
+        assert "vendor" in trusted()
+        return
+    for name in ("changed", "signs"):
+        (served / f"{name}{PUBLIC_KEY_SUFFIX}").unlink()
+    other = Site(tmp_path / "other")
+    with serve_devices(other.store, other.folder, other.settings, other.authority):
+        enrol(invite(other, "d1"), config, {})
+    other.store.close()
+    found = {"both": "of the fleet", "changed": "by hand", "hand": "by hand", "signs": "of the fleet"}
+    assert trusted() == found
+
+
 def test_renewal_brings_the_package_keys_that_the_fleet_lacked_at_the_enrolment(site, monkeypatch, tmp_path):
     served, config = tmp_path / "served", tmp_path / "device"
     monkeypatch.setattr("edgekit_fleet.web.app.find_keys_folder", lambda: served)

@@ -55,7 +55,12 @@ from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 from edgekit_runtime.system.child_process import end_with_parent
 from edgekit_runtime.system.shown_text import clean
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
-from edgekit_runtime.trust.trusted_keys import check_name, make_keys_folder, write_public_file
+from edgekit_runtime.trust.trusted_keys import (
+    check_name,
+    forget_key,
+    make_keys_folder,
+    write_public_file,
+)
 
 _MAX_ANSWER_BYTES: Final = 1 << 20
 _MAX_SHOWN_BYTES: Final = 400
@@ -67,6 +72,9 @@ _NOT_DUE: Final = 3  # exit code of this module; `commands.agent` knows it
 
 def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Disk = DISK) -> Membership:
     """Join the fleet of a code.
+
+    Package keys of another fleet, in which this device was before, are trusted no more. Those that somebody
+    trusted by hand stay.
 
     Args:
         code: enrolment code from `edgekit fleet enroll`.
@@ -96,7 +104,8 @@ def enrol(code: EnrolmentCode, config: Path, facts: Mapping[str, str], disk: Dis
     request = EnrolmentRequest(secret=code.secret, csr=_make_csr(key), facts=facts)
     body = json.dumps(to_plain(request)).encode()
     answer = _parse(_ask(code.address, make_context(authority), "POST", "/enrol", body), code.address)
-    _store(config, answer, authority, answer.package_keys, disk)
+    old_keys = _list_foreign_keys(config, authority)
+    _store(config, answer, authority, answer.package_keys, old_keys=old_keys, disk=disk)
     return read_membership(config)
 
 
@@ -139,7 +148,7 @@ def renew(config: Path, disk: Disk = DISK) -> Membership:
         package_keys=before.package_keys or answer.package_keys,
         tuf_root=before.tuf_root or answer.tuf_root,
     )
-    _store(config, answer, before.authority, new_keys, disk)
+    _store(config, answer, before.authority, new_keys, disk=disk)
     return read_membership(config)
 
 
@@ -177,14 +186,32 @@ def _parse(answer: bytes, where: str) -> Enrolment:
     return found
 
 
+def _list_foreign_keys(config: Path, authority: str) -> Sequence[PackageKey]:
+    """Return the package keys that came with the enrolment in a fleet of another authority."""
+    try:
+        before = read_membership(config).enrolment
+        is_other = _read_certificate(before.authority) != _read_certificate(authority)
+    except (EnrolmentError, SignatureError):  # it was in none, or its files are damaged
+        return ()
+    return before.package_keys if is_other else ()
+
+
 def _store(
-    config: Path, answer: Enrolment, authority: str, new_keys: Sequence[PackageKey], disk: Disk
+    config: Path,
+    answer: Enrolment,
+    authority: str,
+    new_keys: Sequence[PackageKey],
+    *,
+    old_keys: Sequence[PackageKey] = (),
+    disk: Disk,
 ) -> None:
     """Store the answer; the file that makes this device a member comes last."""
     if _read_certificate(answer.authority) != _read_certificate(authority):
         raise EnrolmentError("the fleet's answer names another authority than its server")
     keys = config / "keys"
     make_keys_folder(keys, 0o755)
+    for each in set(old_keys) - set(new_keys):
+        forget_key(keys, each.name, each.public_key.encode())
     for each in new_keys:
         write_public_file(keys / f"{each.name}{PUBLIC_KEY_SUFFIX}", each.public_key.encode())
     folder = config / "fleet"

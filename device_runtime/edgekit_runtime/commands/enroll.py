@@ -32,16 +32,21 @@ def run(arguments: argparse.Namespace) -> Outcome:
     """Join the fleet."""
     from edgekit_runtime.agent.documents import EnrolmentCode
     from edgekit_runtime.agent.enrolment import enrol
+    from edgekit_runtime.trust.keys import list_keys
 
     facts = {"runtime": __version__, "machine": platform.machine(), "hostname": os.uname().nodename[:60]}
     if target := find_device_target() or _TARGETS.get(platform.machine()):
         facts["target"] = target
     code = sys.stdin.readline().strip() if arguments.code == "-" else arguments.code
+    keys = find_config_folder() / "keys"
+    before = list_keys(keys)
     member = enrol(EnrolmentCode.parse(code), find_config_folder(), facts)
+    gone = sorted({path.name for path in before} - {path.name for path in list_keys(keys)})
     found = member.enrolment
     document = {"device": found.device, "target": found.target, "brokers": list(found.brokers)}
     lines = [
         f"this device is {found.device}, target {found.target}",
+        *(f"  trusted no more, a key of the fleet before: {name}" for name in gone),
         "  next: edgekit-device agent, or a unit for systemd: edgekit-device agent --print-unit",
     ]
     return Outcome(document, lines)

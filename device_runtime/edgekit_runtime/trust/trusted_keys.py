@@ -74,7 +74,7 @@ def remove_key(name: str, folder: Path) -> TrustedKey:
     if path not in list_keys(folder):
         known = ", ".join(key.name.removesuffix(PUBLIC_KEY_SUFFIX) for key in list_keys(folder)) or "none"
         raise SignatureError(f"no key '{name}' in {folder}, there are: {known}")
-    if any((folder / f"{name}{suffix}").exists() for suffix in _SIGNING_SUFFIXES):
+    if _signs_here(name, folder):
         raise SignatureError(f"key '{name}' in {folder} signs on this machine; remove its files yourself")
     key = TrustedKey(name, read_public_key(path).keyid)
     try:
@@ -82,6 +82,26 @@ def remove_key(name: str, folder: Path) -> TrustedKey:
     except OSError as cause:
         raise OutputError(f"cannot remove {path}: {cause.strerror}") from cause
     return key
+
+
+def forget_key(folder: Path, name: str, pem: bytes) -> None:
+    """Trust the key `name` no more, if its file still holds these bytes and it does not sign here.
+
+    Raises:
+        OutputError: it cannot be removed.
+    """
+    path = folder / f"{name}{PUBLIC_KEY_SUFFIX}"
+    try:
+        if path.read_bytes() == pem and not _signs_here(name, folder):
+            path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as cause:
+        raise OutputError(f"cannot remove {path}: {cause.strerror}") from cause
+
+
+def _signs_here(name: str, folder: Path) -> bool:
+    return any((folder / f"{name}{suffix}").exists() for suffix in _SIGNING_SUFFIXES)
 
 
 def check_name(name: str) -> str:
