@@ -116,6 +116,17 @@ def test_release_goes_there_and_its_results_come_back_once(island):
     assert "the bundle is old" in text
 
 
+def test_bundle_leaves_out_what_its_device_keeps_of_a_withdrawn_release(island):
+    bundle(island, "1.0.0", "first.bundle")
+    (path,) = island.repository.list_targets()
+    island.repository.withdraw([path], time.time())
+    for file in (island.fleet.folder.repository / "targets").glob("*/*"):
+        file.unlink()
+    store, folder = island.fleet.store, island.fleet.folder
+    made = write_bundle(folder, store, "r", "name=d1", island.path / "second.bundle", actor="test")
+    assert (made.devices, made.packages) == (("d1",), ())
+
+
 def test_old_metadata_under_a_new_document_installs_nothing(island):
     first = bundle(island, "1.0.0", "first.bundle")
     second = bundle(island, "2.0.0", "second.bundle")

@@ -88,7 +88,7 @@ def write_bundle(
         PackageError: the repository is not whole, or the bundle would be over 4 GiB.
     """
     now, chosen, refused = time.time(), {}, []
-    with store.transaction() as session:
+    with store.snapshot() as session:
         views = read_devices(session, parse_selector(selector), read_packages(session, release))
         rows = {row.device: row for row in session.scalars(select(DesiredRow))}
         for view in views:
@@ -105,10 +105,14 @@ def write_bundle(
         why = "; ".join(f"{name}: {reason}" for name, reason in refused[:3]) or "the selector matches none"
         raise FleetError(f"the bundle would be for no device: {why}")
     expires_at = min(desired.expires_at for _, desired in chosen.values())
-    paths = {
-        model.path: model.sha256 for _, desired in chosen.values() for model in desired.models if model.path
-    }
     repository = open_repository(folder)
+    offered = repository.list_targets()  # not what a device keeps of a release that was withdrawn
+    paths = {
+        model.path: model.sha256
+        for _, desired in chosen.values()
+        for model in desired.models
+        if model.path in offered
+    }
     members: list[tuple[str, bytes | memoryview]] = [
         (f"desired/{name}.json", envelope) for name, (envelope, _) in sorted(chosen.items())
     ]

@@ -262,7 +262,7 @@ def find_release(store: Store, name: str) -> ReleaseSummary:
     Raises:
         FleetError: there is none of that name.
     """
-    with store.transaction() as session:
+    with store.snapshot() as session:
         found = _summarize(session, session.scalars(select(ReleaseRow).where(ReleaseRow.name == name)).all())
     if not found:
         raise NotFoundError(f"no release '{name}'; `edgekit fleet release --list` shows them")

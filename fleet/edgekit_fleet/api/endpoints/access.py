@@ -144,7 +144,7 @@ class NewWebhook:
 
 
 def _list_users(fleet: Fleet, _principal: Principal, _request: Nothing) -> UserList:
-    with fleet.store.transaction() as session:
+    with fleet.store.snapshot() as session:
         return UserList(items=tuple(users.list_users(session)))
 
 
@@ -182,7 +182,7 @@ def _remove_user(fleet: Fleet, principal: Principal, request: Named) -> UserList
 
 
 def _list_tokens(fleet: Fleet, _principal: Principal, _request: Nothing) -> TokenList:
-    with fleet.store.transaction() as session:
+    with fleet.store.snapshot() as session:
         return TokenList(items=tuple(tokens.list_tokens(session)))
 
 
