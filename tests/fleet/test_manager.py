@@ -18,6 +18,7 @@ from tests.fleet.fleet_device import eventually, free_port, make_csr, post
 
 from edgekit_fleet.manager import control_loop, inbox
 from edgekit_fleet.operations import devices, running
+from edgekit_fleet.releases.repository import NewTarget, open_repository
 from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
@@ -28,6 +29,8 @@ from edgekit_fleet.store.tables import (
     DeviceRow,
     FigureRow,
     ManagerRow,
+    ReleasePackageRow,
+    ReleaseRow,
     WantedModelRow,
 )
 from edgekit_runtime.agent.documents import DesiredModel, Event, Hello
@@ -106,6 +109,16 @@ def test_figures_of_over_a_week_ago_are_deleted(fleet_settings):
         asyncio.run(eventually(lambda: kept() == list(hours[1:])))
 
 
+def withdraw_in_the_store(fleet, published, at):
+    row = {"model": "digits", "target": "x86-64", "version": "2", "manifest_sha256": "0" * 64}
+    with fleet.store.transaction() as session:
+        session.add(ReleaseRow(name="r", created_at=at, withdrawn_at=at))
+        session.flush()
+        session.add(
+            ReleasePackageRow(release="r", path=published.path, size_bytes=1, sha256=published.sha256, **row)
+        )
+
+
 def test_files_that_no_metadata_names_are_deleted_by_the_manager(fleet_settings):
     folder, _ = fleet_settings
     with Fleet(*fleet_settings).up():
@@ -114,8 +127,14 @@ def test_files_that_no_metadata_names_are_deleted_by_the_manager(fleet_settings)
     left.parent.mkdir()
     left.write_bytes(b"of a process that was killed")
     os.utime(left, (time.time() - 2 * 86_400.0,) * 2)
+    target = NewTarget(device_class="x86-64", name="digits-2.edgepkg", source=left)
+    repository = open_repository(folder)
+    (published,) = repository.publish([target], time.time())
     with Fleet(*fleet_settings).up() as fleet:
         asyncio.run(eventually(lambda: not left.exists()))
+        withdraw_in_the_store(fleet, published, time.time() - 2 * 86_400.0)
+    with Fleet(*fleet_settings).up() as fleet:
+        asyncio.run(eventually(lambda: repository.list_targets() == {}))
         assert fleet.failure is None
 
 

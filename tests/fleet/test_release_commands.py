@@ -12,14 +12,16 @@ from tests.runtime.conftest import PackageMaker
 from tests.runtime.conftest import maker as maker  # a fixture
 from tests.runtime.slot_cases import write_keys
 
+from edgekit_fleet.operations import releases
 from edgekit_fleet.releases.repository import TufRepository
+from edgekit_fleet.releases.withdrawn import list_withdrawn
 from edgekit_fleet.rollouts.progress import Decision
 from edgekit_fleet.rollouts.runner import RolloutRunner, log_entries
 from edgekit_fleet.store.attributes import replace_attributes
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import DeviceRow, ExecutionRow, RolloutRow, WantedModelRow
-from edgekit_runtime.errors import FleetError, PackageError, SignatureError
+from edgekit_runtime.errors import FleetError, OutputError, PackageError, SignatureError
 from edgekit_toolkit.cli import main
 
 
@@ -149,6 +151,41 @@ def test_withdrawn_release_can_neither_be_fetched_nor_rolled_out(shell: Shell, p
     offered = TufRepository(shell.folder.repository, shell.folder.repository_keys).list_targets()
     assert sorted(offered) == ["x86-64/linear-1.0.0-x86-64.edgepkg"]  # the other release has it, too
     shell.run("rollout", "plan", "first", "--to", "all", code=FleetError.exit_code)
+
+
+def test_release_stays_offered_if_one_with_its_file_is_withdrawn_meanwhile(
+    shell: Shell, packages: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.run("release", packages[0], "--keys", shell.keys, "--name", "first")
+    store = shell.folder.open_store()
+
+    def withdraw_first(*_: object) -> dict[str, object]:
+        releases.withdraw_release(shell.folder, store, "first", "anna")
+        return {}
+
+    monkeypatch.setattr(releases, "publish_deltas", withdraw_first)
+    shell.run("release", packages[0], "--keys", shell.keys, "--name", "second")
+    store.close()
+    offered = TufRepository(shell.folder.repository, shell.folder.repository_keys).list_targets()
+    assert list(offered) == ["x86-64/linear-1.0.0-x86-64.edgepkg"]
+
+
+def test_withdrawal_that_was_cut_off_is_made_good(
+    shell: Shell, packages: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OutputError("the disk is full")
+
+    shell.run("release", *packages, "--keys", shell.keys, "--name", "first")
+    shell.run("release", packages[0], "--keys", shell.keys, "--name", "second")
+    with monkeypatch.context() as cut:
+        cut.setattr(TufRepository, "withdraw", fail)
+        shell.run("withdraw", "first", code=OutputError.exit_code)
+    store = shell.folder.open_store()
+    with store.snapshot() as session:
+        assert list_withdrawn(session, time.time() - 60.0) == set()
+        assert list_withdrawn(session, time.time() + 60.0) == {"rpi5/linear-1.0.0-rpi5.edgepkg"}
+    store.close()
 
 
 def test_keys_are_exchanged_and_the_root_names_the_new_ones(shell: Shell, packages: list[Path]) -> None:

@@ -27,6 +27,7 @@ from edgekit_fleet.manager.expiry import Expiry, alarm_expiries, list_expiries
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.manager.publisher import Outgoing, Publisher
 from edgekit_fleet.releases.repository import TufRepository
+from edgekit_fleet.releases.withdrawn import list_withdrawn
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.figures import forget_old_figures
 from edgekit_fleet.store.fleet_folder import FleetSettings
@@ -364,13 +365,19 @@ class ControlLoop:
 
     async def _clean(self, repository: TufRepository, now: float) -> None:
         try:
-            removed = await asyncio.to_thread(repository.remove_unused, now)
-        except (OutputError, PackageError) as error:
+            removed = await asyncio.to_thread(self._remove_unused, repository, now)
+        except (OutputError, PackageError) as error:  # also a missing key
             _log.error("%s", error)
             return
         self._cleaned_at = now
         if removed:
             _log.info("deleted %d files of the repository that nothing has named for a day", removed)
+
+    def _remove_unused(self, repository: TufRepository, now: float) -> int:
+        with self._store.snapshot() as session:  # a process may have been killed before it withdrew them
+            withdrawn = list_withdrawn(session, now - _CLEAN_S)
+        repository.withdraw(withdrawn, now)
+        return repository.remove_unused(now)
 
     def _follow_administration(self, session: Session) -> tuple[list[str], int]:
         """Read devices that were enrolled or revoked since the last time.

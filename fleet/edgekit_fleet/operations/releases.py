@@ -94,7 +94,8 @@ def make_release(
             (path, manifest, find_bases(session, folder.repository, manifest)) for path, manifest in manifests
         ]
     # Offered first, then recorded: no device is told to fetch a release that is offered but not recorded.
-    published = repository.publish([_make_target(path, manifest) for path, manifest in manifests], now)
+    targets = [_make_target(path, manifest) for path, manifest in manifests]
+    published = repository.publish(targets, now)
     deltas = publish_deltas(repository, wanted, now)
     rows = [
         _make_row(manifest, target, deltas.get(manifest.sha256, ()), min_agreement)
@@ -111,6 +112,9 @@ def make_release(
         session.add_all(rows)
         digests = {manifest.file_name: manifest.sha256 for _, manifest in manifests}
         audit.record(session, actor, "release.make", name, note=note, packages=digests)
+    # Another release that had the same file may have been withdrawn before this one was recorded.
+    if not repository.list_targets().keys() >= {target.path for target in targets}:
+        repository.publish(targets, now)
     return find_release(store, name)
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 from tests.fleet.api.conftest import Api
 from tests.runtime.conftest import PackageMaker
 from tests.runtime.conftest import maker as maker  # a fixture
@@ -40,6 +40,14 @@ def test_token_does_what_its_scopes_allow(api: Api):
     order = {"order": "pause"}
     assert api.post("/rollouts/none/orders", order, token).status == 404
     assert api.post("/devices/none/revoke", {"reason": "lost"}, token).status == 403
+
+
+def test_reading_does_not_wait_for_the_lock_of_the_writers(api: Api):
+    api.get("/releases")  # which notes the use of the token
+    with api.store.transaction() as session:
+        session.execute(text("SELECT 1"))
+        statuses = [api.get(path).status for path in ("/users", "/tokens", "/webhooks", "/releases/x")]
+    assert statuses == [200, 200, 200, 404]
 
 
 def test_token_cannot_make_a_token_with_more_scopes(api: Api):

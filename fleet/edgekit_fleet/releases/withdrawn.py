@@ -1,0 +1,21 @@
+"""Which files no release offers any more."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
+
+
+def list_withdrawn(session: Session, before: float) -> set[str]:
+    """Return packages and deltas of releases that were withdrawn before a time, unless another one has them.
+
+    Args:
+        session: session of the store.
+        before: seconds since 1970.
+    """
+    statement = select(ReleaseRow.withdrawn_at, ReleasePackageRow.path, ReleasePackageRow.deltas)
+    files: dict[bool, set[str]] = {True: set(), False: set()}
+    for withdrawn_at, path, deltas in session.execute(statement.join_from(ReleasePackageRow, ReleaseRow)):
+        is_withdrawn = withdrawn_at is not None and withdrawn_at < before
+        files[is_withdrawn] |= {path, *(str(delta["path"]) for delta in deltas)}
+    return files[True] - files[False]
