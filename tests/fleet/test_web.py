@@ -20,7 +20,7 @@ from edgekit_fleet.store.tables import AuditRow, CodeRow
 from edgekit_fleet.web.server import serve_devices
 from edgekit_runtime.agent.documents import EnrolmentCode, PackageKey
 from edgekit_runtime.agent.enrolment import enrol, renew
-from edgekit_runtime.errors import ConfigError, TransportError
+from edgekit_runtime.errors import ConfigError, OutputError, TransportError
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
 
 
@@ -126,6 +126,15 @@ def test_request_for_another_kind_of_key_is_refused(site):
     status, words = site.post("/enrol", request)
     assert (status, b"Ed25519" in words) == (403, True)
     device.enrol()  # the code is not used up
+
+
+def test_stranger_does_not_learn_where_a_store_is_that_cannot_be_reached(site, monkeypatch):
+    def fail():
+        raise OutputError("the store postgresql://edgekit@db.internal/fleet: connection refused")
+
+    monkeypatch.setattr(site.store, "snapshot", fail)
+    status, answer = site.post("/enrol", {"secret": "guess", "csr": "", "facts": {}})
+    assert (status, b"db.internal" in answer) == (503, False)
 
 
 def test_renewal_needs_the_key_of_the_device(site):

@@ -113,8 +113,10 @@ class EnrolmentPages:
             _log.warning("%s from %s refused: %s", request.url.path, address, error)
             return PlainTextResponse(f"{error}\n", 403)
         except EdgekitError as error:
-            _log.error("%s: %s", request.url.path, error)
-            return PlainTextResponse(f"{error}\n", 503, {"retry-after": "10"})
+            _log.error("%s: %s", request.url.path, error)  # it may name the database
+            return PlainTextResponse(
+                "the fleet cannot do this now; its log says why\n", 503, {"retry-after": "10"}
+            )
         return Response(encode_json(to_plain(answer)), media_type="application/json")
 
     def _carry_out(
