@@ -195,7 +195,9 @@ class ControlLoop:
 
     @property
     def _is_behind(self) -> bool:
-        return self._has_more or self.inbox.count_pending() >= _MESSAGES_A_TURN
+        # Also if all were skipped: while the manager waits, the broker's queue for it overflows.
+        received = self.inbox.count_pending() + self.inbox.skipped
+        return self._has_more or received >= _MESSAGES_A_TURN
 
     async def turn(self) -> None:
         """Do what is due now: one batch of messages, decisions, documents, upkeep.

@@ -217,6 +217,7 @@ class Inbox:
     Attributes:
         refused: how many messages were refused, by reason.
         accepted: how many messages were accepted.
+        skipped: how many messages have come since the last `take`, and were dropped or are of other managers.
     """
 
     def __init__(self, index: DeviceIndex, shards: Shards) -> None:
@@ -234,7 +235,7 @@ class Inbox:
         self._entries: list[audit.AuditEntry] = []
         self._attribute_hashes: dict[str, int] = {}
         self._excesses: Counter[tuple[str, Excess]] = Counter()  # of a device; no alarm has counted them yet
-        self._skipped = 0  # messages since the last `take` that do not wait for it
+        self.skipped = 0
         self._floods: Counter[str] = Counter()  # of a device, since the last `take_floods`
         self._dropped = 0  # messages that no alarm has counted yet
         self._overloaded_at = float("-inf")
@@ -248,7 +249,7 @@ class Inbox:
         device = self._index.devices.get(_device_of(topic))
         if device is not None and device.is_too_fast(time.monotonic()):
             self.refused["flood"] += 1
-            self._skipped += 1
+            self.skipped += 1
             self._floods[device.name] += 1
             self._excesses[device.name, "alarm.flood"] += 1
             device.is_late = True
@@ -263,7 +264,7 @@ class Inbox:
             self._dropped += 1
 
     def _put_foreign(self, topic: str, payload: bytes) -> None:
-        self._skipped += 1
+        self.skipped += 1
         now, foreign = time.monotonic(), self._foreign
         foreign.append((now, topic, payload))
         self._foreign_bytes += len(payload)
@@ -292,7 +293,7 @@ class Inbox:
             now: seconds since 1970.
             limit: most messages to take, so that the loop stays responsive.
         """
-        self._skipped = 0
+        self.skipped = 0
         taken, self._pending = self._pending[:limit], self._pending[limit:]
         self._pending_bytes -= sum(len(payload) for _, payload in taken)
         hellos: list[Hello] = []
@@ -307,11 +308,8 @@ class Inbox:
         return hellos
 
     def count_pending(self) -> int:
-        """Return how many messages wait for `take`, with those since then that were dropped or are of others.
-
-        While there are many, the manager reads without a pause: otherwise the broker's queue would overflow.
-        """
-        return len(self._pending) + self._skipped
+        """Return how many messages wait for `take`."""
+        return len(self._pending)
 
     def take_floods(self) -> Counter[str]:
         """Return device -> number of its messages that were dropped since the last call."""
