@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from edgekit_fleet.identity.authority import TLS_1_2_CIPHERS, Authority
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings, split_address
 from edgekit_fleet.store.shards import MOST_MANAGERS
-from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, topic
+from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Kind, topic
 from edgekit_runtime.errors import ConfigError, TransportError
 from edgekit_runtime.system.atomic_files import make_folders, write_atomically
 from edgekit_runtime.system.child_process import ChildProcess
@@ -35,8 +35,8 @@ _MAX_PAUSE_S: Final = 30.0
 _STABLE_S: Final = 60.0
 _WANTED_FILES: Final = 1 << 16
 _ACL: Final = "acl"
-_WRITTEN_BY_DEVICES: Final = ("hello", "reported", "event")
-_READ_BY_DEVICES: Final = ("desired",)
+_WRITTEN_BY_DEVICES: Final[tuple[Kind, ...]] = ("hello", "reported", "event")
+_READ_BY_DEVICES: Final[tuple[Kind, ...]] = ("desired",)
 _log = logging.getLogger(__name__)
 
 _CONFIGURATION: Final = """\
@@ -106,7 +106,11 @@ def _write_acl(path: Path, authority: Authority, silent: Collection[str] = ()) -
     for number in range(MOST_MANAGERS):
         lines += [f"user {authority.name_manager(number)}", "topic readwrite ek/v1/#", ""]
     for device in sorted(silent):
-        lines += [f"user {device}", f"topic deny {topic(device, '#')}", ""]
+        lines += [
+            f"user {device}",
+            *(f"topic deny {topic(device, kind)}" for kind in _WRITTEN_BY_DEVICES),
+            "",
+        ]
     lines += [f"pattern write {topic('%u', kind)}" for kind in _WRITTEN_BY_DEVICES]
     lines += [f"pattern read {topic('%u', kind)}" for kind in _READ_BY_DEVICES]
     with write_atomically(path, mode=0o600) as file:
