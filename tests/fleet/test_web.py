@@ -3,6 +3,7 @@
 import http.client
 import json
 import ssl
+from argparse import Namespace
 
 import pytest
 from cryptography import x509
@@ -20,6 +21,7 @@ from edgekit_fleet.store.tables import AuditRow, CodeRow
 from edgekit_fleet.web.server import serve_devices
 from edgekit_runtime.agent.documents import EnrolmentCode, PackageKey
 from edgekit_runtime.agent.enrolment import enrol, renew
+from edgekit_runtime.commands.enroll import run
 from edgekit_runtime.errors import ConfigError, OutputError, TransportError
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
 
@@ -263,8 +265,10 @@ def test_device_that_moves_to_another_fleet_trusts_keys_of_the_old_one_no_more(
         (served / f"{name}{PUBLIC_KEY_SUFFIX}").unlink()
     other = Site(tmp_path / "other")
     with serve_devices(other.store, other.folder, other.settings, other.authority):
-        enrol(invite(other, "d1"), config, {})
+        monkeypatch.setenv("EDGEKIT_HOME", str(config))
+        done = run(Namespace(code=str(invite(other, "d1"))))
     other.store.close()
+    assert "  trusted no more, a key of the fleet before: vendor.pub.pem" in done.lines
     found = {"both": "of the fleet", "changed": "by hand", "hand": "by hand", "signs": "of the fleet"}
     assert trusted() == found
 

@@ -43,7 +43,12 @@ def run(arguments: argparse.Namespace) -> Outcome:
     member = enrol(EnrolmentCode.parse(code), find_config_folder(), facts)
     gone = sorted({path.name for path in before} - {path.name for path in list_keys(keys)})
     found = member.enrolment
-    document = {"device": found.device, "target": found.target, "brokers": list(found.brokers)}
+    document = {
+        "device": found.device,
+        "target": found.target,
+        "brokers": list(found.brokers),
+        "untrusted": gone,
+    }
     lines = [
         f"this device is {found.device}, target {found.target}",
         *(f"  trusted no more, a key of the fleet before: {name}" for name in gone),
