@@ -100,7 +100,7 @@ class Site:
                 for _ in range(managers):
                     self.start_manager()
                 self.wait_for_balance()
-                access = read_access(authority, self.settings)
+                access = read_access(self.folder, self.settings)
                 with SimulatedFleet(self.members, access, behaviours=behaviours) as self.devices:
                     self.devices.wait_until(lambda one: one.is_online and one.desired is not None, 60)
                     yield

@@ -33,6 +33,7 @@ from edgekit_fleet.manager.control_loop import ControlLoop, ManagerParts
 from edgekit_fleet.operations.doctor import probe_broker
 from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
 from edgekit_fleet.operations.running import open_authority
+from edgekit_fleet.releases.manager_key import ManagerKey
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_fleet.simulation.behaviour import DeviceBehaviour
@@ -193,6 +194,7 @@ def running_manager(folder: FleetFolder, brokers: tuple[tuple[str, int], ...]) -
                 store=store,
                 settings=settings,
                 authority=authority,
+                read_key=ManagerKey(folder).read,
                 broker=None,
                 decide=RolloutRunner(shards).turn,
                 shards=shards,
@@ -259,7 +261,7 @@ def measure(
         note(f"doctor: {found.check}", f"{found.effect}: {found.text}")
     with contextlib.closing(fleet.open_store()) as store:
         members = enrol_simulated(store, authority, names, fleet.path / "devices")
-    access = read_access(authority, settings, addresses[::-1])
+    access = read_access(fleet, settings, addresses[::-1])
     with (
         running_manager(fleet, addresses) as store,
         running_manager(fleet, addresses[::-1]) if store_url else contextlib.nullcontext(),

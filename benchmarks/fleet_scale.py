@@ -183,7 +183,7 @@ def running_fleet(
     versions = {version: bad for version, (_, bad) in BAD.items()}
     with running_manager(folder) as (manager, broker), contextlib.closing(folder.open_store()) as store:
         meter = Meter(manager, broker)
-        access = read_access(authority, settings)
+        access = read_access(folder, settings)
         if trusting:
             keys: dict[str, Any] = dict.fromkeys(access.manager_keys, Unchecked())
             access = replace(access, manager_keys=keys)

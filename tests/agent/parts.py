@@ -1,9 +1,13 @@
 """Documents and views of one model, for tests of decisions."""
 
+import json
 from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
 from edgekit_runtime.agent.documents import Desired, DesiredModel, Enrolment
+from edgekit_runtime.agent.manager_keys import FIELD
 
 OLD, NEW = "a" * 64, "b" * 64
 PACKAGE = "c" * 64
@@ -31,6 +35,13 @@ def make_desired(*models: DesiredModel, version: int = 1, **changes: Any) -> Des
     return Desired(**{**stated, "version": version, "models": models, **changes})
 
 
+def make_root(manager: Ed25519PrivateKey) -> str:
+    """Return a root, without signatures, that names the manager's key."""
+    public = manager.public_key().public_bytes_raw().hex()
+    key = {"keytype": "ed25519", "scheme": "ed25519", "keyval": {"public": public}}
+    return json.dumps({"signed": {"version": 1, FIELD: {"k1": key}}, "signatures": []})
+
+
 def make_enrolment(**changes: Any) -> Enrolment:
     stated: dict[str, Any] = {
         "device": "d1",
@@ -39,7 +50,6 @@ def make_enrolment(**changes: Any) -> Enrolment:
         "brokers": ("fleet:8883",),
         "web": "https://fleet:8443",
         "artifacts": "https://fleet:8443/artifacts",
-        "manager_keys": (),
         "tuf_root": "",
         "package_keys": (),
         "target": "x86-64",

@@ -6,7 +6,7 @@ import threading
 import time
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from tests.agent.parts import make_desired, make_enrolment, want
+from tests.agent.parts import make_desired, make_enrolment, make_root, want
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.waiting import wait_for
 
@@ -15,7 +15,7 @@ from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.step_result import StepResult
 from edgekit_runtime.agent.membership import Membership
 from edgekit_runtime.agent.mqtt_link import Received
-from edgekit_runtime.agent.signing import key_id, seal
+from edgekit_runtime.agent.signing import seal
 from edgekit_runtime.slots import Slots
 
 
@@ -71,7 +71,6 @@ def test_package_whose_state_is_not_written_yet_is_not_read_by_the_agent(maker, 
     package, trust = tmp_path / "linear.edgepkg", CountingTrust(maker.trust)
     maker.write(package, version="1.0.0")
     manager, key = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
-    public = manager.public_key()
     wanted = want(
         model="linear",
         version="1.0.0",
@@ -83,9 +82,7 @@ def test_package_whose_state_is_not_written_yet_is_not_read_by_the_agent(maker, 
     (tmp_path / "slots").mkdir(mode=0o700)
     half = HalfInstaller(tmp_path / "slots" / "models" / "linear", package)
     agent = Agent(
-        SiteMembership(
-            enrolment=make_enrolment(), key=key, manager_keys={key_id(public): public}, folder=tmp_path
-        ),
+        SiteMembership(enrolment=make_enrolment(tuf_root=make_root(manager)), key=key, folder=tmp_path),
         tmp_path / "agent",
         Installer(Slots(tmp_path / "slots", trust, "x86-64"), tmp_path / "no-socket"),
         link=Link(seal(desired, "desired", manager)),

@@ -7,11 +7,13 @@ played too: it keeps what is retained.
 import hashlib
 import pickle
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fleet.fleet_device import make_csr
 
 from edgekit_runtime.agent.artifacts.download import HttpStatusError
@@ -19,11 +21,14 @@ from edgekit_runtime.agent.artifacts.repository import RepositoryClient
 from edgekit_runtime.agent.conditions import DeviceConditions, ModelView
 from edgekit_runtime.agent.documents import Desired, DesiredModel, EnrolmentRequest, Hello, Reported, topic
 from edgekit_runtime.agent.journal import Progress
+from edgekit_runtime.agent.manager_keys import ManagerKeys, read_held
 from edgekit_runtime.agent.reconcile import accept_desired, reconcile
-from edgekit_runtime.agent.signing import seal, unseal
+from edgekit_runtime.agent.signing import UnknownKeyError, seal, unseal
 from edgekit_runtime.errors import EdgekitError, SignatureError
 from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.trust.dsse import Verifier
+
+Result = TypeVar("Result")
 
 BAD_VERSION = "3.0.0"
 """Its self-test fails on every device."""
@@ -51,7 +56,6 @@ class DeviceState:
     code: str = ""
     serials: list[str] = field(default_factory=list)
     root: str = ""
-    manager_key: bytes = b""
     desired: bytes = b""
     executions: tuple[Progress, ...] = ()
     active: tuple[str, str, str] = ("", "", "")
@@ -103,7 +107,7 @@ class FaultsDevice:
     @property
     def desired(self) -> Desired | None:
         """Return the document that is held."""
-        return self._unseal(self.state.desired) if self.state.desired else None
+        return read_held(self.state.desired.decode(), self._keys.read())
 
     @property
     def is_enrolled(self) -> bool:
@@ -119,7 +123,11 @@ class FaultsDevice:
     def receive(self, envelope: bytes) -> None:
         """Take a desired document, as the agent does."""
         try:
-            desired = self._unseal(envelope)
+            try:
+                desired = self._unseal(envelope)
+            except UnknownKeyError:
+                self._call(lambda client: client.refresh(time.time()))
+                desired = self._unseal(envelope)
             if accept_desired(desired, self.desired, self.name):
                 self.state.desired = envelope
         except SignatureError as error:
@@ -206,24 +214,32 @@ class FaultsDevice:
 
     def look_up(self, path: str, now: float) -> tuple[str, Path] | None:
         """Return digest and file of what the repository offers, after its metadata is verified."""
+        offer = self._call(lambda client: client.find(path, self.target, now))
+        return offer and (offer.sha256, self._repository / offer.url.removeprefix("https://fleet/"))
+
+    @property
+    def _keys(self) -> ManagerKeys:
+        folder = self._folder / f"{self.name}-keys"
+        folder.mkdir(exist_ok=True)
+        return ManagerKeys(folder, self.state.root)
+
+    def _call(self, ask: Callable[[RepositoryClient], Result]) -> Result:
         client = RepositoryClient(
             self._folder / f"{self.name}-tuf",
             "https://fleet",
             self.state.root,
             FolderDownloader(self._repository),
-            lambda: now,
+            lambda: 0.0,
+            manager_keys=self._keys,
         )
         before, tempfile.tempdir = tempfile.tempdir, str(self._folder)  # not the manager's disk
         try:
-            offer = client.find(path, self.target, 0.0)
+            return ask(client)
         finally:
             tempfile.tempdir = before
-        return offer and (offer.sha256, self._repository / offer.url.removeprefix("https://fleet/"))
 
     def _unseal(self, envelope: bytes) -> Desired:
-        key = Ed25519PublicKey.from_public_bytes(self.state.manager_key)
-        identifier = hashlib.sha256(self.state.manager_key).hexdigest()
-        return unseal(envelope, "desired", Desired, {identifier: key}, "desired")
+        return unseal(envelope, "desired", Desired, self._keys.read(), "desired")
 
     def _view(self) -> dict[str, ModelView]:
         path, version, digest = self.state.active

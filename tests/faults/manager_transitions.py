@@ -6,8 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from sqlalchemy import func, select
 from tests.faults.manager_world import DEVICES, World
 
@@ -70,9 +68,6 @@ def _take(world: World, name: str, answer: Enrolment) -> None:
     certificate.verify_directly_issued_by(authority)
     state.serials.append(f"{certificate.serial_number:x}")
     state.root = answer.tuf_root
-    key = load_pem_public_key(answer.manager_keys[0].encode())
-    assert isinstance(key, Ed25519PublicKey)
-    state.manager_key = key.public_bytes_raw()
     world.devices[name].save()
     world.devices[name].greet()
 

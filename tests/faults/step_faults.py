@@ -32,6 +32,7 @@ from tests.runtime.conftest import PackageMaker
 
 from edgekit_fleet.operations.running import open_authority
 from edgekit_fleet.releases.deltas import make_delta
+from edgekit_fleet.releases.manager_key import ManagerKey
 from edgekit_fleet.releases.repository import NewTarget, TufRepository
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.web.server import serve_devices
@@ -177,7 +178,6 @@ class StepBench:
             brokers=("127.0.0.1:1",),
             web=web,
             artifacts=f"{web}/artifacts",
-            manager_keys=(authority.manager_public_pem,),
             tuf_root=repository.read_root().decode(),
             package_keys=(),
             target="x86-64",
@@ -186,7 +186,7 @@ class StepBench:
         (config / "device.crt").write_text(certificate.pem)
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         (config / "device.key").write_bytes(private)
-        self._publish(repository, authority.manager_key)
+        self._publish(repository, ManagerKey(fleet).read())
 
     def _publish(self, repository: TufRepository, manager: Ed25519PrivateKey) -> None:
         """Offer two versions and the delta between them, and install the first one."""

@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    load_pem_public_key,
 )
 from cryptography.x509.oid import NameOID
 from gmqtt.mqtt.constants import MQTTv311
@@ -30,7 +29,8 @@ from edgekit_runtime.agent.documents import (
     Reported,
     topic,
 )
-from edgekit_runtime.agent.signing import key_id, seal, unseal
+from edgekit_runtime.agent.manager_keys import read_named
+from edgekit_runtime.agent.signing import seal, unseal
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import from_plain
 
@@ -84,8 +84,8 @@ class FleetDevice:
             (self.folder / name).write_text(text)
         private = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         (self.folder / "key").write_bytes(private)
-        (public,) = (load_pem_public_key(pem.encode()) for pem in self.enrolment.manager_keys)
-        self.manager = {key_id(public): public}
+        self.manager = read_named(self.enrolment.tuf_root)
+        assert len(self.manager) == 1
         return self
 
     def context(self):

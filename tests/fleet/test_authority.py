@@ -57,7 +57,6 @@ def test_device_renews_a_certificate_that_is_not_valid_yet(tmp_path: Path, ahead
         brokers=(),
         web="",
         artifacts="",
-        manager_keys=(),
         tuf_root="",
         package_keys=(),
         target="x86-64",

@@ -253,7 +253,8 @@ def test_document_that_is_marked_while_it_is_made_is_made_again(shared):
     """One manager decides over a device while another one writes its document."""
     add_devices(shared, 1)
     shards = join(shared)
-    publisher = Publisher(DeviceIndex(shards), shards, Ed25519PrivateKey.generate(), 86_400.0)
+    key = Ed25519PrivateKey.generate()
+    publisher = Publisher(DeviceIndex(shards), shards, lambda: key, 86_400.0)
 
     def mark():
         with shared.concurrent_transaction() as session:

@@ -28,7 +28,7 @@ class Site:
     def simulate(self, **options):
         names = [member.device for member in self.members]
         behaviours = {**dict.fromkeys(names, FAST), **options.pop("behaviours", {})}
-        access = read_access(self.fleet.authority, self.fleet.settings)
+        access = read_access(self.fleet.folder, self.fleet.settings)
         return SimulatedFleet(self.members, access, behaviours=behaviours, connect_within_s=0.5, **options)
 
     def roll_out(self, version, **changes):

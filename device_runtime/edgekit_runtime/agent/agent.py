@@ -28,11 +28,13 @@ from edgekit_runtime.agent.documents import (
     Reported,
 )
 from edgekit_runtime.agent.execution.install import Installer, ServiceIndex, describe_service
-from edgekit_runtime.agent.execution.step_result import StepCarrier, StepOrder
+from edgekit_runtime.agent.execution.step_result import StepCarrier, StepOrder, StepResult
 from edgekit_runtime.agent.execution.step_runner import StepRunner
 from edgekit_runtime.agent.figures import read_figures
 from edgekit_runtime.agent.journal import Journal, Progress
+from edgekit_runtime.agent.manager_keys import ManagerKeys, read_held
 from edgekit_runtime.agent.membership import Membership
+from edgekit_runtime.agent.metadata_refresh import MetadataRefresh
 from edgekit_runtime.agent.mqtt_link import MqttLink, Received
 from edgekit_runtime.agent.reconcile import (
     Action,
@@ -43,9 +45,9 @@ from edgekit_runtime.agent.reconcile import (
     count_time,
     reconcile,
 )
-from edgekit_runtime.agent.signing import seal, seal_report, unseal
+from edgekit_runtime.agent.signing import UnknownKeyError, seal, seal_report, unseal
 from edgekit_runtime.client.control import read_metrics
-from edgekit_runtime.errors import EdgekitError, SignatureError
+from edgekit_runtime.errors import EdgekitError, OutputError, SignatureError
 from edgekit_runtime.power.sensors.battery import find_battery
 from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label
 from edgekit_runtime.system.engines import list_engines
@@ -133,6 +135,10 @@ class Agent:
         self._device, self._clock = member.enrolment.device, clock
         self._options, self._renew = options or AgentOptions(), renew
         self._journal = Journal(folder / "journal.json", installer.slots.disk, clock)
+        self._keys_file = ManagerKeys(folder, member.enrolment.tuf_root)
+        self._manager_keys = self._keys_file.read()
+        self._refresh = MetadataRefresh(time.monotonic())
+        self._is_refreshing = False
         self._desired = self._read_desired()
         # The last run may have lost this much of their age: else a device that restarts in a loop never
         # times out.
@@ -228,8 +234,12 @@ class Agent:
             self._emit("attack", f"{message.kind}: {error}")
 
     def _take_desired(self, payload: bytes) -> None:
-        keys = self._member.manager_keys
-        desired = unseal(payload, "desired", Desired, keys, "desired")
+        try:
+            desired = unseal(payload, "desired", Desired, self._manager_keys, "desired")
+        except UnknownKeyError:
+            if self._refresh.hold(payload, time.monotonic()):
+                return
+            raise
         if not accept_desired(desired, self._desired, self._device):
             return
         # Also if that is earlier than the last one: the manager's clock was wrong, its newest word counts.
@@ -243,17 +253,33 @@ class Agent:
             self._send_hello()
 
     def _read_desired(self) -> Desired | None:
-        text = self._journal.record.desired
-        if not text:
-            return None
-        try:
-            keys = self._member.manager_keys
-            return unseal(text.encode(), "desired", Desired, keys, "the journal's document")
-        except SignatureError as error:  # the manager's key has changed
-            _logger.warning("%s", error)
-            # A thief of the old key may have stated a time far ahead.
-            self._journal.write(replace(self._journal.record, desired="", known_time_s=0.0))
-            return None
+        record = self._journal.record
+        held = read_held(record.desired, self._manager_keys)
+        if held is None and record.desired:  # the manager's key has changed
+            with contextlib.suppress(OutputError):  # on a full disk: it counts no more all the same
+                # A thief of the old key may have stated a time far ahead.
+                self._journal.write(replace(record, desired="", known_time_s=0.0))
+        return held
+
+    def _follow_keys(self, result: StepResult | None) -> None:
+        """Obey the keys of the root that a step has followed, and take the document that waited for them.
+
+        Args:
+            result: result of a refresh; None after another step.
+        """
+        keys = self._keys_file.read()
+        has_new_keys = keys.keys() != self._manager_keys.keys()
+        if has_new_keys:
+            self._manager_keys = keys
+            self._desired = self._read_desired()
+        if result is None and not has_new_keys:
+            return
+        was_answered = result is not None and result.outcome != "retry"
+        waiting = self._refresh.end(time.monotonic(), was_answered=was_answered, has_new_keys=has_new_keys)
+        if waiting is not None:
+            self._take(Received("desired", waiting))
+        if has_new_keys and self._desired is None and self._link.is_connected:
+            self._send_hello()  # the manager answers with its document
 
     # Sending
 
@@ -294,6 +320,8 @@ class Agent:
                 result.apply(one) if one.report.execution == name else one for one in self._executions
             )
             self._fingerprint, self._service_s = {}, 0.0  # read both again
+            was_refresh, self._is_refreshing = self._is_refreshing, False
+            self._follow_keys(result if was_refresh else None)
         for kind, text in self._steps.take_events():
             self._emit(kind, text)
         self._count_bytes()
@@ -302,9 +330,15 @@ class Agent:
         plan = reconcile(self._desired, self._executions, self._views, conditions)
         self._save(plan.executions)
         self._executions = plan.executions
-        self._stop_needless(plan)
-        step = None if self._steps.is_busy else self._choose_step(plan)
+        is_due = self._refresh.is_due(time.monotonic())
+        self._stop_needless(plan, is_urgent=is_due)
+        step = None
+        if not self._steps.is_busy:
+            step = Step("refresh", "") if is_due else self._choose_step(plan)
         if step is not None:
+            # It counts in the month's budget, and an empty one does not stop it: a thief of the manager's key
+            # could use the budget up, and would be obeyed until the next month.
+            self._is_refreshing = step.action == "refresh"
             order = StepOrder(
                 step=step,
                 most_bytes=conditions.budget_left_bytes,
@@ -322,11 +356,12 @@ class Agent:
             self._again_s[step.action, step.model] = now_s + _AGAIN_S
         return step
 
-    def _stop_needless(self, plan: NextSteps) -> None:
+    def _stop_needless(self, plan: NextSteps, *, is_urgent: bool) -> None:
+        """Stop a step that is no longer wanted, or a download if a refresh is urgent: it goes on after it."""
         wanted = () if self._desired is None else self._desired.models
         under_way = {one.report.execution for one in plan.executions if not one.has_ended}
         self._steps.retain(
-            {step.wanted.execution for step in plan.steps if step.wanted is not None},
+            set() if is_urgent else {step.wanted.execution for step in plan.steps if step.wanted is not None},
             under_way & {model.execution for model in wanted},
         )
 

@@ -386,8 +386,8 @@ class Enrolment:
         brokers: `HOST:PORT` each, to be tried in turn.
         web: `https://HOST:PORT` of `/authority`, `/enrol` and `/renew`.
         artifacts: URL of the TUF repository, `metadata/` and `targets/` below it.
-        manager_keys: public keys whose `desired` is obeyed, in PEM.
-        tuf_root: content of the TUF root metadata that is trusted first; a renewal does not change it.
+        tuf_root: content of the TUF root metadata that is trusted first; its field `x-edgekit-manager-keys`
+            names the keys whose `desired` is obeyed. A renewal does not change it.
         package_keys: keys whose packages are trusted; a renewal does not change them.
         target: target of this device's packages; its TUF role is `class-TARGET`.
     """
@@ -398,7 +398,6 @@ class Enrolment:
     brokers: tuple[str, ...]
     web: str
     artifacts: str
-    manager_keys: tuple[str, ...]
     tuf_root: str
     package_keys: tuple[PackageKey, ...]
     target: str

@@ -123,10 +123,11 @@ def is_renewal_due(enrolment: Enrolment, now_s: float) -> bool:
 
 
 def renew(config: Path, disk: Disk = DISK) -> Membership:
-    """Fetch a new certificate, and changed addresses and manager keys of the fleet.
+    """Fetch a new certificate, and changed addresses of the fleet.
 
-    Package keys and the first TUF root stay as they were at the enrolment. Otherwise an attacker in
-    control of the fleet's server could make the device trust any package.
+    Package keys and the first TUF root, which leads to the manager's keys, stay as they were at the
+    enrolment. Otherwise an attacker in control of the fleet's server could make the device trust any package
+    and obey any manager.
 
     Raises:
         EnrolmentError: the fleet refuses, or this device is in none.

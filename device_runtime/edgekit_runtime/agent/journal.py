@@ -25,6 +25,7 @@ from edgekit_runtime.system.atomic_files import DISK, Disk, make_folders, write_
 _MAX_BYTES: Final = 1 << 20
 _SEQUENCES: Final = 1024  # numbers that one write reserves, so that a report needs no write
 _COUNT: Final = Range(0, 1 << 53)
+_MOST_TAKEN: Final = 1 << 52  # a thief of the manager's key may state any number, and numbers must not end
 
 _logger = logging.getLogger(__name__)
 
@@ -148,8 +149,8 @@ class Journal:
         self.record = record
 
     def raise_sequence(self, taken: int) -> bool:
-        """Number the next document above `taken`; return False if it is above already."""
-        if self._sequence > taken:
+        """Number the next document above `taken`; return False if it is above already, or no real number."""
+        if not self._sequence <= taken < _MOST_TAKEN:
             return False
         self._sequence = taken + 1
         return True

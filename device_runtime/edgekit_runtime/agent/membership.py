@@ -1,28 +1,25 @@
-"""This device in its fleet: its key, certificate, and trusted keys, as `enrolment` stored them."""
+"""This device in its fleet: its key and certificate, as `enrolment` stored them."""
 
 import base64
 import contextlib
 import json
 import re
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from edgekit_runtime.agent.documents import Enrolment
-from edgekit_runtime.agent.signing import key_id
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError
 
 KEY, CERTIFICATE, ENROLMENT = "device.key", "device.crt", "enrolment.json"
 """Names of the files."""
 _KEY_BYTES: Final = 32
-# Prefixes of the key in DER: PKCS #8, and SubjectPublicKeyInfo.
+# Prefix of the key in DER: PKCS #8.
 _PRIVATE_DER: Final = bytes.fromhex("302e020100300506032b657004220420")
-_PUBLIC_DER: Final = bytes.fromhex("302a300506032b6570032100")
 
 
 class EnrolmentError(EdgekitError):
@@ -36,13 +33,11 @@ class Membership:
     Attributes:
         enrolment: the fleet's answer.
         key: the device's private key.
-        manager_keys: key id -> key that signs for the manager.
         folder: folder of key and certificate.
     """
 
     enrolment: Enrolment
     key: Ed25519PrivateKey
-    manager_keys: Mapping[str, Ed25519PublicKey]
     folder: Path
 
     def make_context(self) -> ssl.SSLContext:
@@ -67,32 +62,30 @@ def read_membership(config: Path) -> Membership:
     folder = config / "fleet"
     try:
         enrolment = from_plain(Enrolment, json.loads((folder / ENROLMENT).read_bytes()), ENROLMENT)
-        key = _read_key((folder / KEY).read_text(), "PRIVATE", _PRIVATE_DER)
-        keys = [_read_key(pem, "PUBLIC", _PUBLIC_DER) for pem in enrolment.manager_keys]
+        key = _read_key((folder / KEY).read_text())
     except FileNotFoundError as cause:
         raise EnrolmentError(
             "this device is in no fleet; join one by `edgekit-device enroll --code CODE`"
         ) from cause
     except (OSError, ValueError, ConfigError) as cause:
         raise EnrolmentError(f"{folder}: {cause}; join the fleet again") from cause
-    trusted = {key_id(each): each for each in map(Ed25519PublicKey.from_public_bytes, keys)}
     own = Ed25519PrivateKey.from_private_bytes(key)
-    return Membership(enrolment=enrolment, key=own, manager_keys=trusted, folder=folder)
+    return Membership(enrolment=enrolment, key=own, folder=folder)
 
 
-def _read_key(pem: str, kind: str, prefix: bytes) -> bytes:
-    """Return the 32 bytes of an Ed25519 key; the library's reader of all formats takes a megabyte.
+def _read_key(pem: str) -> bytes:
+    """Return the 32 bytes of a private Ed25519 key; the library's reader of all formats takes a megabyte.
 
     Raises:
         ValueError: the text is another kind of key, or no key.
 
-    Source: RFC 8410, sections 4 and 7.
+    Source: RFC 8410, section 7.
     """
-    found = re.fullmatch(rf"\s*-----BEGIN {kind} KEY-----([^-]*)-----END {kind} KEY-----\s*", pem)
+    found = re.fullmatch(r"\s*-----BEGIN PRIVATE KEY-----([^-]*)-----END PRIVATE KEY-----\s*", pem)
     data = base64.b64decode("".join(found[1].split()), validate=True) if found else b""
-    if len(data) != len(prefix) + _KEY_BYTES or not data.startswith(prefix):
-        raise ValueError(f"expected an Ed25519 {kind.lower()} key in PEM")
-    return data[len(prefix) :]
+    if len(data) != len(_PRIVATE_DER) + _KEY_BYTES or not data.startswith(_PRIVATE_DER):
+        raise ValueError("expected an Ed25519 private key in PEM")
+    return data[len(_PRIVATE_DER) :]
 
 
 class ResumingContext(ssl.SSLContext):

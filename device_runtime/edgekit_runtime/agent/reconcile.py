@@ -13,7 +13,7 @@ from edgekit_runtime.agent.documents import Desired, DesiredModel, Execution, Re
 from edgekit_runtime.agent.journal import Progress
 from edgekit_runtime.errors import SignatureError
 
-Action: TypeAlias = Literal["download", "install", "load", "unload", "remove"]
+Action: TypeAlias = Literal["download", "install", "load", "unload", "remove", "refresh"]
 Status: TypeAlias = Literal["converged", "working", "diverged", "stale"]
 
 MAX_LOADS: Final = 4
@@ -35,9 +35,10 @@ class Step:
 
     Attributes:
         action: `download` the package, `install` it into the spare slot and make it active, let the service
-            `load` it, `unload` the served version, or `remove` the model.
-        model: its name.
-        wanted: the model's entry in the desired document; None to remove the model.
+            `load` it, `unload` the served version, or `remove` the model. The agent itself adds `refresh`:
+            verify the repository's metadata again.
+        model: its name; empty to refresh.
+        wanted: the model's entry in the desired document; None to remove the model, and to refresh.
     """
 
     action: Action

@@ -28,6 +28,10 @@ Document = TypeVar("Document")
 _SUSPECT: Final = re.compile(r"\\u(?:0000|d[89a-f])", re.IGNORECASE)
 
 
+class UnknownKeyError(SignatureError):
+    """A document names a key that is not trusted; a newer root of the repository may name that key."""
+
+
 def key_id(key: Ed25519PublicKey) -> str:
     """Return the identifier of a key: the digest of its 32 bytes, in hexadecimal digits."""
     return hashlib.sha256(key.public_bytes_raw()).hexdigest()
@@ -104,8 +108,8 @@ def unseal(
         where: start of each error message.
 
     Raises:
-        SignatureError: the envelope is too large, malformed, of another kind, or signed by a key that is not
-            trusted, or the signature is wrong.
+        UnknownKeyError: it names a key that is not trusted.
+        SignatureError: the envelope is too large, malformed, of another kind, or the signature is wrong.
     """
     if len(data) > MAX_DOCUMENT_BYTES:
         raise SignatureError(f"{where}: has {len(data)} bytes, at most {MAX_DOCUMENT_BYTES} are allowed")
@@ -121,7 +125,7 @@ def unseal(
         raise SignatureError(f"{where}: is a {stated!r}, expected {_payload_type(kind)!r}")
     if named not in keys:
         trusted = ", ".join(keys) or "none"
-        raise SignatureError(f"{where}: signed by key {named}, trusted are: {trusted}", named)
+        raise UnknownKeyError(f"{where}: signed by key {named}, trusted are: {trusted}", named)
     try:
         keys[named].verify(signature, _encode_signed(kind, payload))
     except InvalidSignature as cause:

@@ -36,17 +36,15 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Show the journal."""
-    from edgekit_runtime.agent.documents import Desired
     from edgekit_runtime.agent.journal import read_journal
+    from edgekit_runtime.agent.manager_keys import ManagerKeys, read_held
     from edgekit_runtime.agent.membership import read_membership
-    from edgekit_runtime.agent.signing import unseal
     from edgekit_runtime.dataclass_json import to_plain
 
     member = read_membership(find_config_folder())
-    record = read_journal((arguments.state or find_state_folder()) / "fleet" / "journal.json")
-    desired = None
-    if record.desired:
-        desired = unseal(record.desired.encode(), "desired", Desired, member.manager_keys, "journal")
+    folder = (arguments.state or find_state_folder()) / "fleet"
+    record = read_journal(folder / "journal.json")
+    desired = read_held(record.desired, ManagerKeys(folder, member.enrolment.tuf_root).read())
     found = member.enrolment
     document: dict[str, Any] = {
         "device": found.device,

@@ -150,7 +150,7 @@ def _join(fleet: RunningFleet, setup: DemoSetup, device: RealDevice) -> Simulate
     }
     behaviours = dict.fromkeys(SIMULATED, _SIMULATED)
     return SimulatedFleet(
-        members, read_access(fleet.authority, fleet.settings), behaviours=behaviours, versions=versions
+        members, read_access(fleet.folder, fleet.settings), behaviours=behaviours, versions=versions
     )
 
 

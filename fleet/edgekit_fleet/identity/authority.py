@@ -116,17 +116,6 @@ class Authority:
         return self.folder / "revoked.crl"
 
     @property
-    def manager_key(self) -> Ed25519PrivateKey:
-        """Return the key that signs desired documents; the manager's certificate has the same."""
-        return _read_or_make_key(self.folder / "manager.pem")
-
-    @property
-    def manager_public_pem(self) -> str:
-        """Return the public half of `manager_key`, in PEM."""
-        public = self.manager_key.public_key()
-        return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
-
-    @property
     def fingerprint(self) -> str:
         """Return the sha256 of the authority's certificate (DER), in hexadecimal digits."""
         return self.certificate.fingerprint(SHA256()).hex()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -73,6 +74,7 @@ class ManagerParts:
 
     Attributes:
         store, settings, authority: store, settings and authority of the fleet.
+        read_key: returns the key that signs desired documents, as it is now.
         broker: our own broker, restarted when it ends; None if others run the broker.
         decide: decides on rollouts.
         shards: shards of this manager.
@@ -83,6 +85,7 @@ class ManagerParts:
     store: Store
     settings: FleetSettings
     authority: Authority
+    read_key: Callable[[], Ed25519PrivateKey]
     broker: Mosquitto | None
     decide: Decide
     shards: Shards
@@ -121,9 +124,7 @@ class ControlLoop:
         shards, parts = self.shards, self._parts
         self.index = DeviceIndex(shards)
         self.inbox = Inbox(self.index, shards)
-        self._publisher = Publisher(
-            self.index, shards, parts.authority.manager_key, parts.settings.desired_life_s
-        )
+        self._publisher = Publisher(self.index, shards, parts.read_key, parts.settings.desired_life_s)
         now = self._turned_at = time.time()
         with self._store.transaction() as session:
             forget_future(session, now)
@@ -294,6 +295,7 @@ class ControlLoop:
                 _log.error("%s", error)
             self._silence_floods(self._parts.broker, time.monotonic())
         expiries = await self._refresh(now)
+        self._follow_key()
         with self._store.concurrent_transaction() as session:
             self.shards.check(session)
             alarm_expiries(session, expiries, now)
@@ -334,6 +336,14 @@ class ControlLoop:
             broker.silence(silent)
             _log.warning("the broker drops what these devices send: %s", ", ".join(silent) or "none")
         self._silent_until = silent
+
+    def _follow_key(self) -> None:
+        """Sign all documents again if somebody has exchanged the manager's key."""
+        try:
+            if self._publisher.follow_key():
+                self._expired_at = float("-inf")
+        except PackageError as error:  # documents by the old key are refused; devices keep their models
+            _log.error("the manager's key cannot be read: %s", error)
 
     def _forget_figures(self, session: Session, now: float) -> None:
         """Delete old figures of the next devices; begins with the first device again once an hour."""

@@ -54,6 +54,7 @@ _FOREIGN_S: Final = 4 * LEASE_S
 _MAX_FOREIGN_BYTES: Final = 32 << 20
 _MAX_PENDING: Final = 100_000  # messages; the broker's own queue is behind it
 _MAX_PENDING_BYTES: Final = 128 << 20
+_MOST_HELD: Final = 1 << 52
 _IS_MEMBER: Final = DeviceRow.revoked_at.is_(None)
 _IS_OPEN: Final = ExecutionRow.ended_at.is_(None)
 _log = logging.getLogger(__name__)
@@ -426,11 +427,11 @@ class Inbox:
             device.hello_sequence, device.is_online = document.sequence, document.online
             device.will_sha256 = document.will_sha256
             if document.online:
-                device.desired_held, device.reported = document.desired_version, document.reported
+                device.desired_held, device.reported = _read_held(document), document.reported
         elif isinstance(document, Reported):
             if document.sequence <= device.sequence:
                 return False
-            device.sequence, device.desired_held = document.sequence, document.desired_version
+            device.sequence, device.desired_held = document.sequence, _read_held(document)
             self._reports[device.name] = document
             self._figures[device.name] = self._choose_figures(device, document, now)
         else:
@@ -505,6 +506,15 @@ def _device_of(topic: str) -> str:
     """Return the name of the device in a topic, or an empty text."""
     parts = topic.split("/", 5)
     return parts[3] if len(parts) == 5 else ""
+
+
+def _read_held(document: Hello | Reported) -> int:
+    """Return the number of the document that a device holds.
+
+    A thief of the manager's key may number documents up to the end, and the next number must be higher. Such
+    a number counts as none: after the exchange of the key the device takes any.
+    """
+    return document.desired_version if document.desired_version < _MOST_HELD else 0
 
 
 def _find_status(report: Reported) -> dict[str, str]:

@@ -1,10 +1,11 @@
 """Desired documents: made from a device's wanted models, numbered, signed and stored before they go out.
 
-A document is written only if its content has changed, or the old one is about to expire.
+A document is written only if its content has changed, the old one is about to expire, or the manager's key
+was exchanged.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.future import CLOCK_STEP_S
 from edgekit_fleet.store.shards import Shards
 from edgekit_fleet.store.tables import SHARDS, DesiredRow, DeviceRow, WantedModelRow
-from edgekit_runtime.agent.signing import seal_payload
+from edgekit_runtime.agent.signing import key_id, seal_payload
 from edgekit_runtime.canonical_json import encode_json
 
 _LEAST_RECONNECT_S: Final = 5.0
@@ -45,13 +46,41 @@ class Publisher:
     """Makes the documents of the devices in an index."""
 
     def __init__(
-        self, index: DeviceIndex, shards: Shards, key: Ed25519PrivateKey, desired_life_s: float
+        self,
+        index: DeviceIndex,
+        shards: Shards,
+        read_key: Callable[[], Ed25519PrivateKey],
+        desired_life_s: float,
     ) -> None:
+        """Make documents for the devices of an index.
+
+        Args:
+            index: devices.
+            shards: shards of this manager.
+            read_key: returns the manager's key as it is now, see `ManagerKey`.
+            desired_life_s: how long a document is valid.
+
+        Raises:
+            PackageError: there is no key.
+        """
         self._index = index
         self._shards = shards
-        self._key = key
+        self._read_key = read_key
+        self._key = read_key()
+        self._key_id = key_id(self._key.public_key())
         self._life_s = desired_life_s
         self._longest_s = desired_life_s + CLOCK_STEP_S
+
+    def follow_key(self) -> bool:
+        """Sign with the manager's key as it is now; returns whether it is another one than before.
+
+        Raises:
+            PackageError: there is no key.
+        """
+        key = self._read_key()
+        is_new = key is not self._key
+        self._key, self._key_id = key, key_id(key.public_key())
+        return is_new
 
     def make_due(self, session: Session, now: float, limit: int = 900) -> list[Outgoing]:
         """Return new documents of devices whose wanted models have changed; commit before they are published.
@@ -62,7 +91,13 @@ class Publisher:
             limit: most devices.
         """
         statement = (
-            select(DesiredRow.device, DesiredRow.version, DesiredRow.content_sha256, DesiredRow.expires_at)
+            select(
+                DesiredRow.device,
+                DesiredRow.version,
+                DesiredRow.content_sha256,
+                DesiredRow.key_id,
+                DesiredRow.expires_at,
+            )
             .join(DeviceRow, DeviceRow.name == DesiredRow.device)
             .where(DesiredRow.is_due, DeviceRow.revoked_at.is_(None), *self._own())
             .limit(limit)
@@ -77,7 +112,8 @@ class Publisher:
         for row in due:
             content = wanted.get(row.device, [])
             digest = hashlib.sha256(repr(content).encode()).hexdigest()
-            if digest == row.content_sha256 and self._life_s / 2 < row.expires_at - now <= self._longest_s:
+            is_same = (digest, self._key_id) == (row.content_sha256, row.key_id)
+            if is_same and self._life_s / 2 < row.expires_at - now <= self._longest_s:
                 unchanged.append(row.device)
                 continue
             known = self._index.devices.get(row.device)
@@ -97,6 +133,7 @@ class Publisher:
                     "version": version,
                     "content_sha256": digest,
                     "envelope": envelope,
+                    "key_id": self._key_id,
                     "issued_at": now,
                     "expires_at": now + self._life_s,
                     "is_due": False,
@@ -135,11 +172,13 @@ class Publisher:
         return self.read(session, [each.name for each in known if each.desired_held < each.desired_sent])
 
     def read(self, session: Session, devices: Sequence[str]) -> list[Outgoing]:
-        """Return the newest documents of devices."""
+        """Return the newest documents of devices; those by an older key of the manager follow once signed."""
         outgoing = []
         for begin in range(0, len(devices), 500):
             statement = select(DesiredRow.device, DesiredRow.version, DesiredRow.envelope).where(
-                DesiredRow.device.in_(devices[begin : begin + 500]), DesiredRow.version > 0
+                DesiredRow.device.in_(devices[begin : begin + 500]),
+                DesiredRow.version > 0,
+                DesiredRow.key_id == self._key_id,
             )
             outgoing += [
                 Outgoing(row.device, row.version, row.envelope) for row in session.execute(statement)
@@ -153,7 +192,8 @@ class Publisher:
     def mark_expiring(self, session: Session, now: float) -> None:
         """Mark documents that are past half of their life, so that `make_due` writes them again.
 
-        Also documents that are valid for too long: they were written when the clock was ahead.
+        Also documents by another key of the manager, and documents that are valid for too long: they were
+        written when the clock was ahead.
         """
         ends = DesiredRow.expires_at
         expiring = (
@@ -161,7 +201,9 @@ class Publisher:
             .join(DeviceRow, DeviceRow.name == DesiredRow.device)
             .where(
                 DesiredRow.version > 0,
-                (ends < now + self._life_s / 2) | (ends > now + self._longest_s),
+                (ends < now + self._life_s / 2)
+                | (ends > now + self._longest_s)
+                | (DesiredRow.key_id != self._key_id),
                 *self._own(),
             )
         )

@@ -12,6 +12,7 @@ from typing import Final
 from sqlalchemy import select
 
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
+from edgekit_fleet.releases.manager_key import ManagerKey
 from edgekit_fleet.releases.repository import open_repository
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import read_devices, read_packages
@@ -22,6 +23,7 @@ from edgekit_fleet.store.shards import Shards
 from edgekit_fleet.store.tables import DesiredRow
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Desired
 from edgekit_runtime.agent.execution.bundle import RESULTS_FORMAT
+from edgekit_runtime.agent.signing import key_id
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import FleetError, PackageError
 from edgekit_runtime.package.canonical_zip import write_archive
@@ -88,6 +90,7 @@ def write_bundle(
         PackageError: the repository is not whole, or the bundle would be over 4 GiB.
     """
     now, chosen, refused = time.time(), {}, []
+    signing_key_id = key_id(ManagerKey(folder).read().public_key())
     with store.snapshot() as session:
         views = read_devices(session, parse_selector(selector), read_packages(session, release))
         rows = {row.device: row for row in session.scalars(select(DesiredRow))}
@@ -97,7 +100,7 @@ def write_bundle(
             wanted = {one.release for one in desired.models} if desired is not None else set()
             if row is None or desired is None or release not in wanted:
                 refused.append((view.name, f"no open rollout wants {release} of it; start one"))
-            elif row.is_due:
+            elif row.is_due or row.key_id != signing_key_id:
                 refused.append((view.name, "the manager has not signed its newest document; is it running?"))
             else:
                 chosen[view.name] = (row.envelope, desired)

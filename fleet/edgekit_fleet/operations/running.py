@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from edgekit_fleet.broker.mosquitto import Mosquitto, list_brokers, write_configuration
 from edgekit_fleet.identity.authority import Authority
 from edgekit_fleet.manager.control_loop import ControlLoop, Decide, ManagerParts
+from edgekit_fleet.releases.manager_key import ManagerKey
 from edgekit_fleet.releases.repository import open_repository
 from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_fleet.store.database import Store
@@ -108,6 +109,7 @@ def start(
             store=store,
             settings=settings,
             authority=authority,
+            read_key=ManagerKey(folder).read,
             broker=broker,
             decide=decide or RolloutRunner(shards).turn,
             shards=shards,

@@ -1,6 +1,7 @@
 """The TUF repository: a plain folder of signed metadata and packages that any web server can serve.
 
-    metadata/1.root.json ... N.root.json     who signs; every version stays, for devices that are behind
+    metadata/1.root.json ... N.root.json     who signs, and whom devices obey; every version stays,
+                                             for devices that are behind
     metadata/V.targets.json                  delegates `CLASS/*` to the role `class-CLASS`, lists no file
     metadata/V.class-CLASS.json              the packages and deltas of one device class
     metadata/V.snapshot.json, timestamp.json
@@ -43,9 +44,15 @@ from tuf.api.metadata import (  # type: ignore[attr-defined]  # names of another
 from tuf.api.serialization.json import JSONSerializer
 
 from edgekit_fleet.releases.artifact_storage import ArtifactStorage
-from edgekit_fleet.releases.repository_keys import RepositoryKeys, make_root_keys, read_root_signers
+from edgekit_fleet.releases.repository_keys import (
+    MANAGER_ROLE,
+    RepositoryKeys,
+    make_root_keys,
+    read_root_signers,
+)
 from edgekit_fleet.store.fleet_folder import FleetFolder
 from edgekit_fleet.store.future import CLOCK_STEP_S
+from edgekit_runtime.agent.manager_keys import FIELD
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import OutputError, PackageError, SignatureError
 from edgekit_runtime.system.atomic_files import DISK, Disk, hash_file, make_folders, write_atomically
@@ -183,6 +190,7 @@ class TufRepository:
                 root.roles["root"].threshold = threshold
                 for role in ONLINE_ROLES:
                     root.add_key(self._keys.current(role).public_key, role)
+                _name_manager(root, self._keys.current(MANAGER_ROLE))
                 self._sign_root(root, signers, now)
             targets = Targets(delegations=Delegations({}, {}))
             self._commit({"targets": targets}, now)
@@ -268,9 +276,7 @@ class TufRepository:
             SignatureError: a key is missing.
         """
         with self._change():
-            for role in ONLINE_ROLES:
-                trusted = self._read_root().signed.roles[role].keyids
-                self._keys.finish_exchange(role, frozenset(trusted))
+            self._finish_exchanges(self._read_root().signed)
             top, roles = self._read_targets()
             due = {
                 role: listed
@@ -403,11 +409,13 @@ class TufRepository:
         """Exchange the keys of roles, and sign a new root. Call it again if it was cut off.
 
         Until the root names the new key, all metadata of the role carries both signatures: a device accepts
-        it with the old root and with the new one.
+        it with the old root and with the new one. The manager's key has no such time: from the new root on,
+        the new key alone signs.
 
         Args:
             now: seconds since 1970.
-            roles: `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`; empty only renews the root.
+            roles: `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`, `manager`; empty only renews the
+                root.
             root_folder: folder of the root's keys; beside the others by default. New ones go there too.
             root_keys: number of keys of the new root, if they are exchanged.
             threshold: how many of them must sign the root after it.
@@ -420,13 +428,15 @@ class TufRepository:
         root_folder = root_folder or self._keys.folder
         with self._change():
             top, listed = self._read_targets()
-            unknown = sorted(set(roles) - {"root", *ONLINE_ROLES, *listed})
+            known_roles = ("root", *ONLINE_ROLES, MANAGER_ROLE, *listed)
+            unknown = sorted(set(roles) - set(known_roles))
             if unknown:
-                known = ", ".join(("root", *ONLINE_ROLES, *listed))
+                known = ", ".join(known_roles)
                 raise ValueError(f"no role {', '.join(unknown)}, there are: {known}")
             root = self._read_root().signed
             signers = read_root_signers(root_folder)
             self._check_root_signers(root, signers, root_folder)
+            self._finish_exchanges(root)
             online = [role for role in ONLINE_ROLES if role in roles]
             for role in online:
                 self._keys.next(role)
@@ -440,6 +450,9 @@ class TufRepository:
                 for key in tuple(root.roles[role].keyids):
                     root.revoke_key(key, role)
                 root.add_key(self._keys.next(role).public_key, role)
+            if MANAGER_ROLE in roles:
+                # Not one that an exchange left long ago: a thief may have that, too.
+                _name_manager(root, self._keys.renew_next(MANAGER_ROLE))
             if "root" in roles:
                 fresh = make_root_keys(root_folder, root_keys, self._disk)
                 for key in tuple(root.roles["root"].keyids):
@@ -450,8 +463,13 @@ class TufRepository:
                 signers = (*signers, *fresh)
             root.version += 1
             self._sign_root(root, signers, now)
-            for role in online:
-                self._keys.finish_exchange(role, frozenset(root.roles[role].keyids))
+            self._finish_exchanges(root)
+
+    def _finish_exchanges(self, root: Root) -> None:
+        """Drop the old keys of the roles whose next keys the root names."""
+        for role in ONLINE_ROLES:
+            self._keys.finish_exchange(role, frozenset(root.roles[role].keyids))
+        self._keys.finish_exchange(MANAGER_ROLE, frozenset(root.unrecognized_fields.get(FIELD, {})))
 
     def _check_root_signers(self, root: Root, signers: Sequence[CryptoSigner], folder: Path) -> None:
         role = root.roles["root"]
@@ -648,6 +666,11 @@ def open_repository(folder: FleetFolder) -> TufRepository:
     return TufRepository(
         folder.repository, folder.repository_keys, storage=ArtifactStorage(url) if url else None
     )
+
+
+def _name_manager(root: Root, signer: CryptoSigner) -> None:
+    key = signer.public_key
+    root.unrecognized_fields[FIELD] = {key.keyid: key.to_dict()}
 
 
 def _expiry(now: float, life_s: float) -> datetime:

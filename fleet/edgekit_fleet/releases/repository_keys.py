@@ -1,8 +1,9 @@
 """The private keys that sign the metadata of the repository, one PEM file each in a folder of their own.
 
 `timestamp.pem` signs the role `timestamp`. While a key is being exchanged there is `timestamp.next.pem` too,
-and both sign. The keys of the root are `root-1.pem`, `root-2.pem` ...: they may lie in another folder, on a
-stick in a safe, since only an exchange of keys needs them.
+and both sign. The manager's key is no role of TUF: the root names it, and devices obey its documents. The
+keys of the root are `root-1.pem`, `root-2.pem` ...: they may lie in another folder, on a stick in a safe,
+since only an exchange of keys needs them.
 """
 
 from pathlib import Path
@@ -21,6 +22,8 @@ from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]  
 from edgekit_runtime.errors import OutputError, SignatureError
 from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
 
+MANAGER_ROLE: Final = "manager"
+"""Name of the key that signs desired documents."""
 _NEXT: Final = ".next"
 
 
@@ -64,6 +67,24 @@ class RepositoryKeys:
             OutputError: it cannot be written.
         """
         return self._make(self._path(role, _NEXT))
+
+    def renew_next(self, role: str) -> CryptoSigner:
+        """Return a new key to replace the one of a role; a next key that an older exchange left is lost.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        write_key(self._path(role, _NEXT), Ed25519PrivateKey.generate(), self._disk)
+        return read_signer(self._path(role, _NEXT))
+
+    def list_private(self, role: str) -> list[Ed25519PrivateKey]:
+        """Return the private keys of a role: the next key if there is one, and the present one.
+
+        Raises:
+            SignatureError: a file holds no key.
+        """
+        paths = (self._path(role, _NEXT), self._path(role))  # in this order: the next one becomes the present
+        return [_read_private(path) for path in paths if path.exists()]
 
     def finish_exchange(self, role: str, trusted: frozenset[str]) -> None:
         """Drop the old key of a role if the metadata names the next one.
@@ -132,10 +153,14 @@ def read_signer(path: Path) -> CryptoSigner:
     Raises:
         SignatureError: unreadable, or no Ed25519 private key.
     """
+    return CryptoSigner(_read_private(path))
+
+
+def _read_private(path: Path) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as cause:
         raise SignatureError(f"{path}: cannot read a private key: {cause}") from cause
     if not isinstance(key, Ed25519PrivateKey):
         raise SignatureError(f"{path}: is no Ed25519 key; the repository signs with those only")
-    return CryptoSigner(key)
+    return key

@@ -5,32 +5,37 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
 from edgekit_fleet.broker.mosquitto import list_brokers
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority
+from edgekit_fleet.releases.manager_key import read_newest_root
 from edgekit_fleet.simulation.simulated_device import FleetAccess, SimulatedMember
 from edgekit_fleet.store.database import Store
-from edgekit_fleet.store.fleet_folder import FleetSettings
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow
 from edgekit_runtime.agent.documents import EnrolmentRequest
-from edgekit_runtime.agent.signing import key_id
+from edgekit_runtime.agent.manager_keys import read_named
 
 _BATCH = 500
 
 
 def read_access(
-    authority: Authority, settings: FleetSettings, brokers: tuple[tuple[str, int], ...] = ()
+    folder: FleetFolder, settings: FleetSettings, brokers: tuple[tuple[str, int], ...] = ()
 ) -> FleetAccess:
     """Return the access data of a fleet on this machine, or with these brokers, for simulated devices."""
-    public = authority.manager_key.public_key()
+
+    def read() -> dict[str, Ed25519PublicKey]:
+        return read_named(read_newest_root(folder.repository))
+
     return FleetAccess(
         brokers=brokers or list_brokers(settings),
-        authority=authority.certificate_path.read_text(),
-        manager_keys={key_id(public): public},
+        authority=Authority(folder.identity).certificate_path.read_text(),
+        manager_keys=read(),
+        read_manager_keys=read,
     )
 
 

@@ -5,6 +5,7 @@ agent's journal. All happens on the loop's thread.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import random
 import ssl
@@ -36,7 +37,7 @@ from edgekit_runtime.agent.documents import (
 from edgekit_runtime.agent.journal import Progress
 from edgekit_runtime.agent.membership import make_context
 from edgekit_runtime.agent.reconcile import NextSteps, Step, accept_desired, count_time, reconcile
-from edgekit_runtime.agent.signing import seal, unseal
+from edgekit_runtime.agent.signing import UnknownKeyError, seal, unseal
 from edgekit_runtime.errors import SignatureError
 
 _REPORT_S: Final = 0.25  # least time between two reports, as the agent's
@@ -65,12 +66,15 @@ class FleetAccess:
     Attributes:
         brokers: host and port of the broker, or of each node of a cluster; tried in turn.
         authority: certificate of the authority, in PEM.
-        manager_keys: key id -> key, of those who sign for the manager.
+        manager_keys: key id -> key of the manager, as the first root of the devices names them.
+        read_manager_keys: returns the same by the newest root. It stands for a refresh of the metadata, which
+            simulated devices do not hold.
     """
 
     brokers: tuple[tuple[str, int], ...]
     authority: str
     manager_keys: Mapping[str, Ed25519PublicKey]
+    read_manager_keys: Callable[[], Mapping[str, Ed25519PublicKey]]
 
 
 @dataclass(slots=True)
@@ -142,7 +146,7 @@ class SimulatedDevice:
         key = load_pem_private_key(member.pem.read_bytes(), None)
         if not isinstance(key, Ed25519PrivateKey):
             raise SignatureError(f"{member.pem}: is no Ed25519 key")
-        self._key = key
+        self._key, self._manager_keys = key, access.manager_keys
         self._context = make_context(access.authority, str(member.pem))
         self._session: ssl.SSLSession | None = None
         self._draw = random.Random(member.device)  # noqa: S311  # no secret
@@ -328,11 +332,17 @@ class SimulatedDevice:
 
     # What is decided, by the agent's own functions
 
+    def _unseal(self, payload: bytes) -> Desired:
+        with contextlib.suppress(UnknownKeyError):
+            return unseal(payload, "desired", Desired, self._manager_keys, "desired")
+        self._manager_keys = self._access.read_manager_keys()
+        return unseal(payload, "desired", Desired, self._manager_keys, "desired")
+
     def _take_desired(self, payload: bytes, at_s: float) -> None:
         if self._is_off:
             return
         try:
-            desired = unseal(payload, "desired", Desired, self._access.manager_keys, "desired")
+            desired = self._unseal(payload)
             if not accept_desired(desired, self.desired, self.name):
                 return
         except SignatureError:

@@ -113,7 +113,7 @@ class FleetFolder:
 
     @property
     def identity(self) -> Path:
-        """Return the folder of authority, certificates and the manager's key."""
+        """Return the folder of the authority, and of the certificates of servers and managers."""
         return self.path / "identity"
 
     @property
@@ -191,7 +191,7 @@ class FleetFolder:
 
     @property
     def repository_keys(self) -> Path:
-        """Return the folder of the keys that sign the repository."""
+        """Return the folder of the keys that sign the repository, and desired documents."""
         return self.path / "repository-keys"
 
     @property

@@ -155,6 +155,7 @@ class DesiredRow(Table):
         version: its `$version`.
         content_sha256: SHA-256 of its models, to see whether they changed.
         envelope: signed envelope as it is published.
+        key_id: id of the manager's key that signed it.
         issued_at, expires_at: begin and end of the validity of the document.
         is_due: whether the rows in `wanted_models` have changed since.
     """
@@ -165,6 +166,7 @@ class DesiredRow(Table):
     version: Mapped[int] = mapped_column(default=0)
     content_sha256: Mapped[str] = mapped_column(String(64), default="")
     envelope: Mapped[bytes] = mapped_column(default=b"")
+    key_id: Mapped[str] = mapped_column(String(64), default="", server_default="")
     issued_at: Mapped[float] = mapped_column(default=0.0)
     expires_at: Mapped[float] = mapped_column(default=0.0)
     is_due: Mapped[bool] = mapped_column(default=True, index=True)

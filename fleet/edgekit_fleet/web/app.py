@@ -28,6 +28,7 @@ from edgekit_fleet.access.client_network import find_network
 from edgekit_fleet.identity import enrolment
 from edgekit_fleet.identity.authority import Authority, SignedCertificate
 from edgekit_fleet.releases.artifact_storage import CHANGING, IMMUTABLE
+from edgekit_fleet.releases.manager_key import read_newest_root
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import DeviceRow
@@ -155,7 +156,6 @@ class EnrolmentPages:
 
     def _describe(self, device: DeviceRow, certificate: SignedCertificate) -> Enrolment:
         web = f"https://{self._settings.web_address}"
-        root = self._folder.repository / "metadata" / "1.root.json"
         return Enrolment(
             device=device.name,
             certificate=certificate.pem,
@@ -163,8 +163,7 @@ class EnrolmentPages:
             brokers=self._settings.broker_addresses,
             web=web,
             artifacts=self._settings.artifacts,
-            manager_keys=(self._authority.manager_public_pem,),
-            tuf_root=root.read_text() if root.exists() else "",
+            tuf_root=read_newest_root(self._folder.repository),
             package_keys=tuple(
                 PackageKey(name=path.name.removesuffix(PUBLIC_KEY_SUFFIX), public_key=path.read_text())
                 for path in list_keys(find_keys_folder())

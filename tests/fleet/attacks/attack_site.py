@@ -22,6 +22,7 @@ from tests.agent.parts import make_enrolment
 from tuf.api.metadata import Metadata
 
 from edgekit_fleet.releases.repository import NewTarget, TufRepository
+from edgekit_fleet.releases.repository_keys import MANAGER_ROLE, RepositoryKeys
 from edgekit_runtime.agent import agent as agent_module
 from edgekit_runtime.agent.agent import Agent, AgentOptions
 from edgekit_runtime.agent.artifacts import download
@@ -31,7 +32,7 @@ from edgekit_runtime.agent.execution import install, step_runner
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.membership import Membership
 from edgekit_runtime.agent.mqtt_link import Received
-from edgekit_runtime.agent.signing import key_id, seal
+from edgekit_runtime.agent.signing import seal
 from edgekit_runtime.slots import Slots
 from edgekit_runtime.system.atomic_files import DISK, hash_file
 
@@ -160,7 +161,8 @@ class AttackSite:
         self.repository = TufRepository(folder / "repository", folder / "keys")
         self.repository.create(self.clock.time())
         self.mirror = Mirror(folder / "repository", self.clock)
-        self.manager, self.key = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+        self.key = Ed25519PrivateKey.generate()
+        self.root = self.repository.read_root(1).decode()
         self.version = self.count = 0
         self.disk, self.options = DISK, AgentOptions()
         self.turned_s = 0.0
@@ -186,11 +188,8 @@ class AttackSite:
 
     def restart(self):
         """Start the agent as after a power cut; it connects."""
-        public = self.manager.public_key()
-        enrolment = make_enrolment(tuf_root=self.repository.read_root(1).decode(), target=TARGET)
-        member = SiteMembership(
-            enrolment=enrolment, key=self.key, manager_keys={key_id(public): public}, folder=self.folder
-        )
+        enrolment = make_enrolment(tuf_root=self.root, target=TARGET)
+        member = SiteMembership(enrolment=enrolment, key=self.key, folder=self.folder)
         installer = Installer(
             Slots(self.folder / "slots", self.maker.trust, TARGET, disk=self.disk), self.folder / "none"
         )
@@ -200,6 +199,18 @@ class AttackSite:
         self.agent.connect()
 
     # The fleet's side
+
+    @property
+    def manager(self):
+        """The manager's key, as the newest root names it."""
+        (key,) = RepositoryKeys(self.folder / "keys").list_private(MANAGER_ROLE)
+        return key
+
+    def exchange_key(self):
+        """Give the manager a new key; returns the old one."""
+        old = self.manager
+        self.repository.rotate(self.clock.time(), roles=[MANAGER_ROLE])
+        return old
 
     def publish(self, version, *, device_class=TARGET, data=None, now=None, **changes):
         """Offer a package; returns what a document asks for."""

@@ -302,7 +302,7 @@ class ManagerSite:
         with self.store.transaction() as session:
             self.index.load_shards(session, shards.epochs)
         self.inbox = Inbox(self.index, shards)
-        self.publisher = Publisher(self.index, shards, self.manager, 7 * 86_400.0)
+        self.publisher = Publisher(self.index, shards, lambda: self.manager, 7 * 86_400.0)
 
     def take(self, now=NOW_S):
         hellos = self.inbox.take(now)

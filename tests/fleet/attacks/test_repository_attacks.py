@@ -7,7 +7,6 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fleet.attacks.attack_site import REPORTED_WITHIN_S, only, read_requests, site  # noqa: F401
 from tests.runtime.conftest import (
     make_signer,
@@ -190,8 +189,7 @@ def test_key_compromise_of_the_manager_ends_with_its_exchange(site):  # noqa: F8
     site.broker.deliver(site.order(version=2**53 - 1, issued_at=2.0**52, expires_at=2.0**53))
     site.run(5.0)
     assert site.reported["desired_version"] == 2**53 - 1
-    site.manager = Ed25519PrivateKey.generate()
-    site.restart()
+    site.exchange_key()
     site.check_unharmed()
     site.check_recovers()
 

@@ -114,7 +114,7 @@ class Site:
         versions = (self.setup.first, self.setup.good, self.setup.bad, self.setup.last)
         return SimulatedFleet(
             members,
-            read_access(authority, settings),
+            read_access(self.folder, settings),
             behaviours=dict.fromkeys(SIMULATED, FAST),
             versions={one.version: VersionBehaviour(agreement=one.agreement) for one in versions},
         )

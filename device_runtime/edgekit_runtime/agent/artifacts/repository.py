@@ -1,7 +1,8 @@
 """Packages that the fleet offers to this device's class: the client of the fleet's TUF repository.
 
 python-tuf verifies. This module bounds each download in size and time, keeps a wrong clock from making old
-metadata valid again, and names the attack that a refusal looks like. `download` fetches the packages.
+metadata valid again, and names the attack that a refusal looks like. Each root that it follows says whom the
+device obeys, see `manager_keys`. `download` fetches the packages.
 
 Source: The Update Framework Specification 1.0, section 5.
 """
@@ -15,12 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from edgekit_runtime.agent.artifacts.download import Downloader, HttpStatusError, SlowError
+from edgekit_runtime.agent.manager_keys import FIELD, ManagerKeys
 from edgekit_runtime.errors import OutputError, SignatureError, TransportError
 
 if TYPE_CHECKING:
+    from tuf.api.metadata import TargetFile
     from tuf.ngclient.fetcher import FetcherInterface
+    from tuf.ngclient.updater import Updater
 
 _FILE_TIMEOUT_S: Final = 60.0  # for one file of metadata
+_LATEST_S: Final = 1e11  # the year 5138; a thief of the manager's key may state any time
 
 
 class RepositoryAttackError(SignatureError):
@@ -61,6 +66,8 @@ class RepositoryClient:
         root: str,
         downloader: Downloader,
         clock: Callable[[], float] = time.time,
+        *,
+        manager_keys: ManagerKeys | None = None,
     ) -> None:
         """Use the repository at `url`.
 
@@ -70,9 +77,10 @@ class RepositoryClient:
             root: the root metadata that is trusted first.
             downloader: fetches the files.
             clock: seconds since 1970.
+            manager_keys: takes the keys of the manager that the root names; None for nobody.
         """
         self._folder, self._url, self._root = folder, url.rstrip("/"), root.encode()
-        self._downloader, self._clock = downloader, clock
+        self._downloader, self._clock, self._manager_keys = downloader, clock, manager_keys
 
     def find(
         self, path: str, target: str, known_time_s: float, count: Callable[[int], None] = lambda _: None
@@ -90,11 +98,29 @@ class RepositoryClient:
             TransportError: the metadata cannot be fetched.
             OutputError: the metadata cannot be stored.
         """
+        if not path.startswith(f"{target}/"):
+            return None
+        found = self._verify(known_time_s, count, lambda updater: updater.get_targetinfo(path))
+        if found is None:
+            return None
+        folder, _, name = path.rpartition("/")
+        sha256 = found.hashes["sha256"]
+        url = f"{self._url}/targets/{folder}/{sha256}.{name}"
+        return Offer(url, found.length, sha256, found.unrecognized_fields.get("custom", {}))
+
+    def refresh(self, known_time_s: float, count: Callable[[int], None] = lambda _: None) -> None:
+        """Verify the metadata again; arguments and errors are those of `find`."""
+        self._verify(known_time_s, count, _refresh)
+
+    def _verify(
+        self,
+        known_time_s: float,
+        count: Callable[[int], None],
+        look: "Callable[[Updater], TargetFile | None]",
+    ) -> "TargetFile | None":
         from tuf.api.exceptions import DownloadError, DownloadLengthMismatchError, RepositoryError
         from tuf.ngclient.updater import Updater
 
-        if not path.startswith(f"{target}/"):
-            return None
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             updater = Updater(
@@ -103,9 +129,14 @@ class RepositoryClient:
                 fetcher=_make_fetcher(self._downloader, count),
                 bootstrap=self._root,
             )
-            now = datetime.fromtimestamp(max(self._clock(), known_time_s), timezone.utc)
+            now = datetime.fromtimestamp(min(max(self._clock(), known_time_s), _LATEST_S), timezone.utc)
             updater._trusted_set.reference_time = now  # the library has no other way
-            found = updater.get_targetinfo(path)
+            try:
+                return look(updater)
+            finally:  # a root counts as soon as it is verified, whatever somebody did to the other metadata
+                if self._manager_keys is not None:
+                    root = updater._trusted_set.root
+                    self._manager_keys.follow(root.version, root.unrecognized_fields.get(FIELD))
         except RepositoryError as cause:
             attack = _name_attack(cause)
             raise RepositoryAttackError(attack, f"{self._url}: {attack}: {cause}") from cause
@@ -117,12 +148,10 @@ class RepositoryClient:
             raise TransportError(f"{self._url}: {cause.__cause__ or cause}") from cause
         except OSError as cause:
             raise OutputError(f"cannot write {self._folder}: {cause.strerror}") from cause
-        if found is None:
-            return None
-        folder, _, name = path.rpartition("/")
-        sha256 = found.hashes["sha256"]
-        url = f"{self._url}/targets/{folder}/{sha256}.{name}"
-        return Offer(url, found.length, sha256, found.unrecognized_fields.get("custom", {}))
+
+
+def _refresh(updater: "Updater") -> None:
+    updater.refresh()
 
 
 def _make_fetcher(downloader: Downloader, count: Callable[[int], None]) -> "FetcherInterface":

@@ -11,26 +11,30 @@ Source: docs/guide/fleet-bundle.md.
 """
 
 import base64
-import contextlib
 import hashlib
 import mmap
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from edgekit_runtime.agent.agent import Agent, AgentOptions
 from edgekit_runtime.agent.artifacts.download import Downloader, DownloadLimits, HttpStatusError
 from edgekit_runtime.agent.documents import Desired, Event, Kind, Reported, topic
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.local_steps import LocalSteps
+from edgekit_runtime.agent.execution.step_result import StepOrder
 from edgekit_runtime.agent.journal import read_journal
+from edgekit_runtime.agent.manager_keys import ManagerKeys, read_held
 from edgekit_runtime.agent.membership import Membership
 from edgekit_runtime.agent.mqtt_link import Received
+from edgekit_runtime.agent.reconcile import Step
 from edgekit_runtime.agent.signing import key_id, unseal
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import DigestError, PackageError, SignatureError
@@ -65,19 +69,22 @@ class Bundle:
         member = self._members.get(name)
         return None if member is None else self._view[member.payload_offset : member.end_offset]
 
-    def read_desired(self, member: Membership) -> Desired:
+    def read_desired(self, device: str, keys: Mapping[str, Ed25519PublicKey]) -> Desired:
         """Return the verified document of a device.
+
+        Args:
+            device: its identifier.
+            keys: see `ManagerKeys.read`.
 
         Raises:
             SignatureError: it is not in the bundle, or not signed by this device's fleet.
         """
-        device = member.enrolment.device
         data = self.read(f"desired/{device}.json")
         if data is None:
             names = [name[8:-5] for name in self._members if name.startswith("desired/")]
             shown = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
             raise SignatureError(f"{self.path}: is for {shown or 'nobody'}, this is '{device}'")
-        desired = unseal(bytes(data), "desired", Desired, member.manager_keys, str(self.path))
+        desired = unseal(bytes(data), "desired", Desired, keys, str(self.path))
         if desired.device != device:
             raise SignatureError(f"{self.path}: the document is for '{desired.device}', this is '{device}'")
         return desired
@@ -221,8 +228,14 @@ def apply_bundle(
         OutputError: the results cannot be written.
     """
     bundle = Bundle(path)
-    desired = bundle.read_desired(member)
-    held = _read_held(member, folder)
+    carrier = LocalSteps(member, folder, installer, BundleDownloader(bundle, member), clock=clock)
+    record = read_journal(folder / "journal.json")
+    # The bundle may bring a new key of the manager; what is wrong with its metadata shows later.
+    order = StepOrder(step=Step("refresh", ""), known_time_s=record.known_time_s)
+    carrier.carry_out(order, threading.Event(), lambda _kind, _text: None, lambda _bytes: None)
+    keys = ManagerKeys(folder, member.enrolment.tuf_root).read()
+    desired = bundle.read_desired(member.enrolment.device, keys)
+    held = read_held(record.desired, keys)
     if held is not None and (desired.version, desired.epoch) < (held.version, held.epoch):
         raise SignatureError(
             f"{path}: holds document {desired.version}, this device has {held.version}: the bundle is old"
@@ -230,7 +243,6 @@ def apply_bundle(
     payload = bytes(bundle.read(f"desired/{desired.device}.json") or b"")
     stop = threading.Event()
     link = BundleLink(member, payload, desired.version, stop)
-    carrier = LocalSteps(member, folder, installer, BundleDownloader(bundle, member), clock=clock)
     agent = Agent(member, folder, installer, AgentOptions(), clock=clock, link=link, carrier=carrier)
     timer = threading.Timer(timeout_s, stop.set)
     timer.start()
@@ -241,12 +253,3 @@ def apply_bundle(
     with write_atomically(results, mode=0o644) as file:
         file.write(link.pack_results())
     return Applied(link.report, tuple(f"{event.kind}: {event.text}" for event in link.events))
-
-
-def _read_held(member: Membership, folder: Path) -> Desired | None:
-    record = read_journal(folder / "journal.json")
-    if not record.desired:
-        return None
-    with contextlib.suppress(SignatureError):  # the manager's key has changed
-        return unseal(record.desired.encode(), "desired", Desired, member.manager_keys, "journal")
-    return None

@@ -24,6 +24,7 @@ from edgekit_runtime.agent.artifacts.repository import Offer, RepositoryAttackEr
 from edgekit_runtime.agent.documents import DeltaOffer, DesiredModel
 from edgekit_runtime.agent.execution.install import Installer
 from edgekit_runtime.agent.execution.step_result import NoteKind, StepOrder, StepResult
+from edgekit_runtime.agent.manager_keys import ManagerKeys
 from edgekit_runtime.agent.membership import Membership
 from edgekit_runtime.errors import (
     BackendError,
@@ -94,7 +95,12 @@ class LocalSteps:
         self._downloads, self._disk = folder / "downloads", installer.slots.disk
         self._downloader = downloader
         self._repository = RepositoryClient(
-            folder / "tuf", member.enrolment.artifacts, member.enrolment.tuf_root, downloader, clock
+            folder / "tuf",
+            member.enrolment.artifacts,
+            member.enrolment.tuf_root,
+            downloader,
+            clock,
+            manager_keys=ManagerKeys(folder, member.enrolment.tuf_root, self._disk),
         )
 
     def carry_out(
@@ -105,10 +111,21 @@ class LocalSteps:
         count: Callable[[int], None],
     ) -> StepResult:
         """Carry out a step, see `StepCarrier`."""
+        meter = _Meter(count, order.most_bytes)
         wanted = order.step.wanted
-        assert wanted is not None  # noqa: S101  # `reconcile` names it in these steps
-        job = _Job(wanted, order, stop, note, _Meter(count, order.most_bytes))
+        if wanted is None:
+            return self._refresh(order, note, meter)
+        job = _Job(wanted, order, stop, note, meter)
         return self._download(job) if order.step.action == "download" else self._install(job)
+
+    def _refresh(self, order: StepOrder, note: Callable[[NoteKind, str], None], meter: _Meter) -> StepResult:
+        try:
+            self._repository.refresh(order.known_time_s, meter)
+        except RepositoryAttackError as error:
+            note("attack", str(error))
+        except (TransportError, OutputError) as error:
+            return StepResult(outcome="retry", code="network", reason=str(error))
+        return _UNCHANGED
 
     def _download(self, job: _Job) -> StepResult:
         wanted = job.wanted

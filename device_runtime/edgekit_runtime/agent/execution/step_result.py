@@ -74,7 +74,7 @@ class StepCarrier(Protocol):
         note: Callable[[NoteKind, str], None],
         count: Callable[[int], None],
     ) -> StepResult:
-        """Carry out a `download` or `install`, and return the result.
+        """Carry out a `download`, `install` or `refresh`, and return the result.
 
         Args:
             order: see `StepOrder`.

@@ -55,7 +55,7 @@ class StepRunner:
         """Begin a step; no other step may be running."""
         step = order.step
         self._step, self._stop = step, threading.Event()
-        if step.action == "download":
+        if step.action in ("download", "refresh"):  # what a refresh receives belongs to no execution
             self._counted = step.wanted
 
         def work() -> None:
@@ -130,7 +130,7 @@ class StepRunner:
 
     def _carry_out(self, order: StepOrder) -> StepResult:
         step = order.step
-        if step.action in ("download", "install"):
+        if step.action in ("download", "install", "refresh"):
             return self._carrier.carry_out(order, self._stop, self._note, self._count)
         try:
             if step.wanted is None:

@@ -1,4 +1,4 @@
-"""`edgekit fleet keys`: exchange the keys of the repository's roles."""
+"""`edgekit fleet keys`: exchange the keys of the repository's roles, and of the manager."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
 
 @click.group("keys")
 def command() -> None:
-    """Exchange the keys that sign what devices may fetch."""
+    """Exchange the keys that sign what devices may fetch, and what they shall run."""
 
 
 @command.command("rotate")
@@ -31,8 +31,9 @@ def command() -> None:
 @folder_option
 @as_json_option
 def rotate(roles: tuple[str, ...], root_folder: Path | None, path: Path | None, as_json: bool) -> None:
-    """Exchange the keys of root, targets, snapshot, timestamp or class-CLASS; devices follow by themselves.
+    """Exchange the keys of manager, root, targets, snapshot, timestamp or class-CLASS; devices follow.
 
+    manager is the key whose documents devices obey: a running manager signs all of them again with the new one.
     Without ROLE no key changes: the root is signed again, for two years. It may be done while the fleet runs.
     If it is cut off, do it again.
     """

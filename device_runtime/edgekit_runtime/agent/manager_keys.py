@@ -1,0 +1,143 @@
+"""The keys of the manager that this device obeys, as the newest root that it has followed names them.
+
+The root's own keys sign that, and they may be kept offline, so neither the fleet's server nor a thief of a
+manager's key can change whom a device obeys. A device begins with the root that it got when it enrolled. The
+process that follows newer ones writes their keys into a file in the agent's folder, `manager-keys.json`. The
+agent reads it, since it loads no library of TUF.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from edgekit_runtime.agent.documents import Desired
+from edgekit_runtime.agent.signing import key_id, unseal
+from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
+from edgekit_runtime.errors import ConfigError, SignatureError
+from edgekit_runtime.system.atomic_files import DISK, Disk, write_atomically
+
+FIELD: Final = "x-edgekit-manager-keys"
+"""Field of the root: key id of TUF -> key, in the form of the root's own `keys`."""
+_FILE: Final = "manager-keys.json"
+_KEY: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Followed:
+    """Content of the file.
+
+    Attributes:
+        first_root_sha256: digest of the root from which this one was reached; another fleet has another one.
+        version: version of the root that names the keys.
+        keys: the keys, 64 hexadecimal digits each.
+    """
+
+    first_root_sha256: str
+    version: Annotated[int, Range(1, 1 << 53)]
+    keys: tuple[str, ...]
+
+
+class ManagerKeys:
+    """The keys, as far as this device has followed the root."""
+
+    def __init__(self, folder: Path, first_root: str, disk: Disk = DISK) -> None:
+        """Use the file in the agent's folder.
+
+        Args:
+            folder: the agent's folder.
+            first_root: content of the root that the device got when it enrolled.
+            disk: carries changes out.
+        """
+        self._path, self._first_root, self._disk = folder / _FILE, first_root, disk
+        self._first_root_sha256 = hashlib.sha256(first_root.encode()).hexdigest()
+
+    def read(self) -> dict[str, Ed25519PublicKey]:
+        """Return key id -> key; nothing if the root names none."""
+        followed = self._read_file()
+        return read_named(self._first_root) if followed is None else _load(followed.keys)
+
+    def follow(self, version: int, named: object) -> None:
+        """Obey the keys that a verified root names, and no others, unless a newer root was followed before.
+
+        Args:
+            version: version of the root.
+            named: content of its field `FIELD`; None if it has none.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        before = self._read_file()
+        followed = _Followed(
+            first_root_sha256=self._first_root_sha256, version=version, keys=_list_keys(named)
+        )
+        if before == followed or (before is not None and before.version > version):
+            return
+        with write_atomically(self._path, mode=0o600, disk=self._disk) as file:
+            file.write(encode_json(to_plain(followed)))
+
+    def _read_file(self) -> _Followed | None:
+        """Return what is in the file; None if it is missing, damaged, or of another fleet."""
+        try:
+            followed = from_plain(_Followed, json.loads(self._path.read_bytes()), str(self._path))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, ConfigError) as error:
+            _logger.warning("%s: %s; the keys of the first root count", self._path, error)
+            return None
+        is_whole = all(_KEY.fullmatch(key) for key in followed.keys)
+        return followed if is_whole and followed.first_root_sha256 == self._first_root_sha256 else None
+
+
+def read_held(envelope: str, keys: Mapping[str, Ed25519PublicKey]) -> Desired | None:
+    """Return the document that the journal holds; None if there is none, or its key counts no more.
+
+    Args:
+        envelope: the field `desired` of the journal.
+        keys: see `ManagerKeys.read`.
+    """
+    if not envelope:
+        return None
+    try:
+        return unseal(envelope.encode(), "desired", Desired, keys, "the journal's document")
+    except SignatureError as error:
+        _logger.warning("%s", error)
+        return None
+
+
+def read_named(root: str) -> dict[str, Ed25519PublicKey]:
+    """Return key id -> key of the manager's keys that a root names; nothing if the text is no root.
+
+    Args:
+        root: content of the root; its signatures are not verified here.
+    """
+    try:
+        named = json.loads(root)["signed"][FIELD]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return _load(_list_keys(named))
+
+
+def _load(keys: tuple[str, ...]) -> dict[str, Ed25519PublicKey]:
+    public = [Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)) for key in keys]
+    return {key_id(key): key for key in public}
+
+
+def _list_keys(named: Any) -> tuple[str, ...]:
+    """Return the Ed25519 keys in the field of a root, 64 hexadecimal digits each; others are left out."""
+    found = []
+    for each in named.values() if isinstance(named, dict) else ():
+        with contextlib.suppress(KeyError, TypeError):
+            if each["keytype"] == "ed25519" and _KEY.fullmatch(each["keyval"]["public"]):
+                found.append(each["keyval"]["public"])
+    return tuple(sorted(found))

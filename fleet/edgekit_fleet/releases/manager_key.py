@@ -1,0 +1,77 @@
+"""The manager's own key: the newest root of the repository names it, and devices obey what it signs.
+
+Its private half lies among the keys of the repository, as the role `manager`. Between two steps of an
+exchange the old key and the next one are both there: the root decides which of them signs.
+"""
+
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from edgekit_fleet.releases.repository_keys import MANAGER_ROLE, RepositoryKeys
+from edgekit_fleet.store.fleet_folder import FleetFolder
+from edgekit_runtime.agent.manager_keys import read_named
+from edgekit_runtime.agent.signing import key_id
+from edgekit_runtime.errors import PackageError, SignatureError
+
+
+class ManagerKey:
+    """The key that signs desired documents, also after its exchange by another process."""
+
+    def __init__(self, folder: FleetFolder) -> None:
+        """Use the keys and the repository of a fleet; `read` looks there."""
+        self._repository, self._keys = folder.repository, RepositoryKeys(folder.repository_keys)
+        self._version = 0
+        self._key: Ed25519PrivateKey | None = None
+
+    def read(self) -> Ed25519PrivateKey:
+        """Return the key; without a newer root this only looks for one file.
+
+        Raises:
+            PackageError: there is no root, or it cannot be read.
+            SignatureError: the root names no key, or none that is here.
+        """
+        version = _find_root(self._repository, self._version)
+        if self._key is None or version != self._version:
+            self._key, self._version = self._find(version), version
+        return self._key
+
+    def _find(self, version: int) -> Ed25519PrivateKey:
+        named = read_named(_read_root(self._repository, version))
+        for key in self._keys.list_private(MANAGER_ROLE):
+            if key_id(key.public_key()) in named:
+                return key
+        raise SignatureError(
+            f"{self._keys.folder} holds no key of the manager that root {version} names; restore the folder"
+            " from a backup, or make a new key: `edgekit fleet keys rotate manager`"
+        )
+
+
+def read_newest_root(repository: Path) -> str:
+    """Return the newest root of the repository in a folder; a new device trusts it first.
+
+    Raises:
+        PackageError: there is none, or it cannot be read.
+    """
+    return _read_root(repository, _find_root(repository, 0))
+
+
+def _find_root(repository: Path, version: int) -> int:
+    """Return the version of the newest root; `version` is one that is there, or 0."""
+    folder = repository / "metadata"
+    if not version:
+        names = (path.name.split(".")[0] for path in folder.glob("*.root.json"))
+        version = max((int(name) for name in names if name.isdigit()), default=0)
+    if not version:
+        raise PackageError(f"{repository} has no root; restore it from a backup")
+    while (folder / f"{version + 1}.root.json").exists():
+        version += 1
+    return version
+
+
+def _read_root(repository: Path, version: int) -> str:
+    path = repository / "metadata" / f"{version}.root.json"
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as cause:
+        raise PackageError(f"cannot read {path}: {cause}; restore it from a backup") from cause
