@@ -4,6 +4,7 @@ import http.client
 import json
 import ssl
 from argparse import Namespace
+import time
 
 import pytest
 from cryptography import x509
@@ -16,11 +17,14 @@ from tests.fleet.fleet_device import FleetDevice, free_port, make_csr, post
 from edgekit_fleet.access import failure_limit
 from edgekit_fleet.identity.enrolment import list_revoked_serials
 from edgekit_fleet.operations import devices, running
+from edgekit_fleet.releases.manager_key import ManagerKey
+from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import AuditRow, CodeRow
 from edgekit_fleet.web.server import serve_devices
 from edgekit_runtime.agent.documents import EnrolmentCode, PackageKey
 from edgekit_runtime.agent.enrolment import enrol, renew
+from edgekit_runtime.agent.signing import key_id
 from edgekit_runtime.commands.enroll import run
 from edgekit_runtime.errors import ConfigError, OutputError, TransportError
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
@@ -33,6 +37,8 @@ class Site:
         self.folder, self.settings = FleetFolder(path), FleetSettings(web_port=free_port())
         self.folder.write_settings(self.settings)
         self.authority = running.open_authority(self.folder, self.settings)
+        self.repository = TufRepository(self.folder.repository, self.folder.repository_keys)
+        self.repository.create(time.time())
         self.store = self.folder.open_store()
         self.pem = self.authority.certificate_path.read_text()
 
@@ -215,21 +221,20 @@ def invite(site, name):
     return EnrolmentCode.parse(invitation.code)
 
 
-def test_renewal_changes_neither_package_keys_nor_the_first_root(site, monkeypatch, tmp_path):
+def test_renewal_changes_neither_package_keys_nor_whom_the_device_obeys(site, monkeypatch, tmp_path):
     served, config = tmp_path / "served", tmp_path / "device"
-    root = site.folder.repository / "metadata" / "1.root.json"
     monkeypatch.setattr("edgekit_fleet.web.app.find_keys_folder", lambda: served)
     served.mkdir()
     (served / f"vendor{PUBLIC_KEY_SUFFIX}").write_text("the vendor's")
-    root.write_text("the first root")
-    enrol(invite(site, "d1"), config, {})
+    first = site.repository.read_root(1).decode()
+    assert enrol(invite(site, "d1"), config, {}).enrolment.tuf_root == first
     (served / f"vendor{PUBLIC_KEY_SUFFIX}").write_text("a thief's")
     (served / f"second{PUBLIC_KEY_SUFFIX}").write_text("a thief's")
-    root.write_text("a thief's root")
+    site.repository.rotate(time.time(), roles=["manager", "root"])
     renewed = renew(config).enrolment
     assert [path.read_text() for path in (config / "keys").iterdir()] == ["the vendor's"]
     assert renewed.package_keys == (PackageKey(name="vendor", public_key="the vendor's"),)
-    assert renewed.tuf_root == "the first root"
+    assert renewed.tuf_root == first
     (config / "keys" / f"vendor{PUBLIC_KEY_SUFFIX}").unlink()  # trusted no longer, by hand
     renew(config)
     assert list((config / "keys").iterdir()) == []
@@ -271,6 +276,14 @@ def test_device_that_moves_to_another_fleet_trusts_keys_of_the_old_one_no_more(
     assert "  trusted no more, a key of the fleet before: vendor.pub.pem" in done.lines
     found = {"both": "of the fleet", "changed": "by hand", "hand": "by hand", "signs": "of the fleet"}
     assert trusted() == found
+
+
+def test_device_that_enrols_after_an_exchange_obeys_the_new_key_alone(site):
+    before = site.device("d1").enrol().manager
+    site.repository.rotate(time.time(), roles=["manager"])
+    after = site.device("d2").enrol().manager
+    assert before.keys().isdisjoint(after)
+    assert after.keys() == {key_id(ManagerKey(site.folder).read().public_key())}
 
 
 def test_renewal_brings_the_package_keys_that_the_fleet_lacked_at_the_enrolment(site, monkeypatch, tmp_path):

@@ -335,7 +335,8 @@ def rotate_keys(
     Args:
         folder: folder of the fleet.
         store: store of the fleet.
-        roles: `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`, `manager`; empty signs the root again.
+        roles: `manager`, `root`, `targets`, `snapshot`, `timestamp`, `class-CLASS`; empty signs the root
+            again.
         actor: who orders it.
         root_folder: folder of the root's private keys; beside the others by default.
 
