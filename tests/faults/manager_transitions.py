@@ -144,7 +144,7 @@ def _has_withdrawn(world: World) -> bool:
 
 
 def _rotate(world: World) -> None:
-    roles = ("timestamp", "snapshot", "targets", "class-x86-64", "root")
+    roles = ("timestamp", "snapshot", "targets", "class-x86-64", "root", "manager")
     with world.store() as store:
         releases.rotate_keys(world.fleet, store, roles, actor="ann")
 

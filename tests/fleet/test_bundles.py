@@ -15,9 +15,14 @@ from tests.waiting import wait_for
 
 from edgekit_fleet.operations import devices
 from edgekit_fleet.operations.bundles import collect_results, write_bundle
+from edgekit_fleet.operations.releases import rotate_keys
+from edgekit_fleet.releases.manager_key import ManagerKey
 from edgekit_fleet.releases.repository import NewTarget
 from edgekit_fleet.store.tables import DesiredRow, ReleaseRow
 from edgekit_runtime.agent.documents import DeltaOffer
+from edgekit_runtime.agent.manager_keys import ManagerKeys
+from edgekit_runtime.agent.membership import read_membership
+from edgekit_runtime.agent.signing import key_id
 from edgekit_runtime.errors import FleetError
 from edgekit_runtime.package.canonical_zip import read_members, write_archive
 
@@ -205,3 +210,36 @@ def test_forged_results_change_nothing(island):
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(FleetError, match="no file of results"):
         collect_results(store, [path], actor="test")
+
+
+def test_bundle_brings_the_managers_new_key_to_a_device_without_a_network(island):
+    first = bundle(island, "1.0.0", "first.bundle")
+    assert apply(island, first)[0] == 0
+    folder, store = island.fleet.folder, island.fleet.store
+    rotate_keys(folder, store, ("manager",), actor="test")
+    new_id = key_id(ManagerKey(folder).read().public_key())
+
+    def is_signed():
+        with store.transaction() as session:
+            return session.get(DesiredRow, "d1").key_id == new_id
+
+    wait_for(is_signed, "the document by the new key", 20)
+    code, text = apply(island, bundle(island, "2.0.0", "second.bundle"))
+    assert (code, installed(island)) == (0, "2.0.0"), text
+    code, text = apply(island, first)
+    assert code == SIGNATURE
+    assert "signed by key" in text
+    keys = ManagerKeys(island.home / "state" / "fleet", read_membership(island.home).enrolment.tuf_root)
+    keys.follow(99, {})
+    assert "no desired document yet" in island.run("fleet", "status")
+
+
+def test_document_by_the_old_key_goes_into_no_bundle(island):
+    bundle(island, "1.0.0", "first.bundle")
+    with island.fleet.store.transaction() as session:
+        session.get(DesiredRow, "d1").key_id = "an older one"
+        session.flush()
+    with pytest.raises(FleetError, match="has not signed its newest document"):
+        write_bundle(
+            *(island.fleet.folder, island.fleet.store, "r", "name=d1", island.path / "x"), actor="test"
+        )

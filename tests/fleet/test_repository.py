@@ -12,7 +12,13 @@ from tuf.api.exceptions import DownloadHTTPError, ExpiredMetadataError, Reposito
 from tuf.api.metadata import Metadata
 from tuf.ngclient import FetcherInterface, Updater
 
+from edgekit_fleet.releases import repository as repository_module
+from edgekit_fleet.releases.manager_key import ManagerKey, read_newest_root
 from edgekit_fleet.releases.repository import Lifetimes, NewTarget, PublishedTarget, TufRepository
+from edgekit_fleet.releases.repository_keys import RepositoryKeys
+from edgekit_fleet.store.fleet_folder import FleetFolder
+from edgekit_runtime.agent.manager_keys import read_named
+from edgekit_runtime.agent.signing import key_id
 from edgekit_runtime.errors import PackageError, SignatureError
 from edgekit_runtime.system.atomic_files import Disk
 
@@ -332,3 +338,68 @@ def test_kill_while_the_repository_is_made_is_made_good(tmp_path: Path) -> None:
         if not is_killed:
             assert calls > 20
             return
+
+
+def test_kill_at_any_step_of_its_exchange_leaves_the_manager_a_key_that_devices_obey(tmp_path: Path) -> None:
+    for calls in range(10_000):
+        folder = FleetFolder(tmp_path / str(calls))
+        make = functools.partial(TufRepository, folder.repository, folder.repository_keys)
+        make().create(NOW)
+        running, device = ManagerKey(folder), Device(make(), folder.path / "device")
+        old = key_id(running.read().public_key())
+        device.fetch("rpi5/digits-1.edgepkg")
+        try:
+            make(disk=KilledDisk(calls)).rotate(NOW + 10, roles=["manager"])
+        except Killed:
+            is_killed = True
+        else:
+            is_killed = False
+        between = key_id(running.read().public_key())
+        assert read_named(read_newest_root(folder.repository)).keys() == {between}
+        assert key_id(ManagerKey(folder).read().public_key()) == between
+        make().refresh(NOW + 11)
+        assert key_id(ManagerKey(folder).read().public_key()) == between
+        make().rotate(NOW + 20, roles=["manager"])
+        device.fetch("rpi5/digits-1.edgepkg")
+        after = read_named((device.folder / "root.json").read_text()).keys()
+        assert after == {key_id(running.read().public_key())}
+        assert after.isdisjoint({old, between})
+        if not is_killed:
+            assert calls > 5
+            return
+
+
+def test_key_that_a_killed_exchange_left_is_not_used_by_the_next_one(tmp_path: Path) -> None:
+    """A thief may have copied the folder in the meantime."""
+    folder = FleetFolder(tmp_path)
+    made = TufRepository(folder.repository, folder.repository_keys)
+    made.create(NOW)
+    left = RepositoryKeys(folder.repository_keys).next("manager").public_key.keyid
+    made.rotate(NOW + 10, roles=["manager"])
+    assert left not in read_newest_root(folder.repository)
+
+
+def test_repository_whose_root_names_no_manager_gets_a_key_by_an_exchange(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = FleetFolder(tmp_path)
+    made = TufRepository(folder.repository, folder.repository_keys)
+    with monkeypatch.context() as before:
+        before.setattr(repository_module, "_name_manager", lambda *_: None)
+        made.create(NOW)
+    with pytest.raises(SignatureError, match="keys rotate manager"):
+        ManagerKey(folder).read()
+    made.rotate(NOW + 10, roles=["manager"])
+    assert key_id(ManagerKey(folder).read().public_key()) in read_named(read_newest_root(folder.repository))
+
+
+def test_exchange_of_the_managers_key_needs_the_keys_of_the_root(tmp_path: Path) -> None:
+    folder = FleetFolder(tmp_path)
+    made = TufRepository(folder.repository, folder.repository_keys)
+    made.create(NOW, root_folder=tmp_path / "safe")
+    before = ManagerKey(folder).read()
+    with pytest.raises(SignatureError, match="offline keys"):
+        made.rotate(NOW + 10, roles=["manager"])
+    assert ManagerKey(folder).read().private_bytes_raw() == before.private_bytes_raw()
+    made.rotate(NOW + 10, roles=["manager"], root_folder=tmp_path / "safe")
+    assert ManagerKey(folder).read().private_bytes_raw() != before.private_bytes_raw()

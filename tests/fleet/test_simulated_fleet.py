@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.waiting import wait_for
 
+from edgekit_fleet.operations.releases import rotate_keys
 from edgekit_fleet.operations.rollouts import RolloutRequest, find_rollout, start_rollout
 from edgekit_fleet.rollouts.runner import RolloutRunner
 from edgekit_fleet.simulation.behaviour import DeviceBehaviour, VersionBehaviour
@@ -107,3 +108,14 @@ def test_lying_clock_shows_as_stale_and_keeps_the_model(site):
         site.roll_out("1.0.0", waves="100%", minimum=50)
         devices.wait_until(runs("1.0.0"), 30, devices=49)
         assert devices.devices[NAMES[0]].status == "stale"
+
+
+def test_devices_follow_the_exchange_of_the_managers_key(site):
+    with site.simulate() as devices:
+        devices.wait_until(lambda device: device.desired is not None, 20)
+        before = {name: device.desired.version for name, device in devices.devices.items()}
+        rotate_keys(site.fleet.folder, site.fleet.store, ("manager",), actor="test")
+        devices.wait_until(lambda device: device.desired.version > before[device.name], 20)
+        site.roll_out("1.0.0", waves="100%")
+        devices.wait_until(runs("1.0.0"), 30)
+        assert sum(device.counts.refused for device in devices.devices.values()) == 0

@@ -552,3 +552,36 @@ def test_install_that_hangs_for_ever_does_not_block_the_next_execution(site, mon
     assert get_state() == "timed_out"
     site.broker.deliver(site.order(wanted))
     wait_for(lambda: site.run(1.0) or get_state() == "refused", "the next execution")
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_documents_are_signed_again_after_the_exchange_of_the_managers_key(manager, is_restarted):
+    """Also if the exchange was made while the manager was down; the old ones go out no more."""
+    assert {name: made.version for name, made in manager.make_due().items()} == {"d1": 1, "d2": 1}
+    manager.manager = Ed25519PrivateKey.generate()
+    if is_restarted:
+        manager.open()
+    else:
+        assert manager.publisher.follow_key()
+    assert not manager.publisher.follow_key()
+    manager.inbox.put(
+        topic("d1", "hello"), seal(Hello(device="d1", sequence=1, runtime="1"), "hello", manager.key)
+    )
+    assert manager.take() == []
+    with manager.store.transaction() as session:
+        manager.publisher.mark_expiring(session, NOW_S)
+    made = manager.make_due()
+    public = manager.manager.public_key()
+    for name in ("d1", "d2"):
+        desired = unseal(made[name].envelope, "desired", Desired, {key_id(public): public}, name)
+        assert desired.version == 2
+    assert manager.make_due() == {}
+
+
+def test_number_at_the_end_that_a_thief_gave_a_document_is_not_followed(manager):
+    """After the exchange of the manager's key the device must take a higher number, and there must be one."""
+    manager.make_due()
+    hello = Hello(device="d1", sequence=1, desired_version=2**53, runtime="1")
+    manager.inbox.put(topic("d1", "hello"), seal(hello, "hello", manager.key))
+    assert [one.version for one in manager.take()] == [1]
+    assert manager.alarms() == []
