@@ -21,6 +21,7 @@ from tests.fleet.test_manager import versions, want
 from edgekit_fleet.access import tokens, users
 from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
 from edgekit_fleet.operations import records, running
+from edgekit_fleet.operations.releases import rotate_keys
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.shards import SHARDS, shard_of
 from edgekit_fleet.store.tables import ManagerRow
@@ -257,3 +258,11 @@ def test_every_manager_serves_console_and_interface(shared):
         assert ask(second, token, "GET", "/tokens")[0] == 200
         assert other.post("/logout").status == 303
         assert other.get("/devices").status == 303
+
+
+def test_managers_key_is_not_exchanged_while_another_manager_has_a_copy(two):
+    first, _other, stop = two
+    with pytest.raises(FleetError, match="stop the further ones"):
+        rotate_keys(first.folder, first.store, ("manager",), actor="test")
+    stop()
+    rotate_keys(first.folder, first.store, ("manager",), actor="test")

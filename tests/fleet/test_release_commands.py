@@ -21,6 +21,7 @@ from edgekit_fleet.store.attributes import replace_attributes
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import DeviceRow, ExecutionRow, RolloutRow, WantedModelRow
+from edgekit_runtime.agent.manager_keys import read_named
 from edgekit_runtime.errors import FleetError, OutputError, PackageError, SignatureError
 from edgekit_toolkit.cli import main
 
@@ -194,6 +195,12 @@ def test_keys_are_exchanged_and_the_root_names_the_new_ones(shell: Shell, packag
     before = json.loads(repository.read_root(1))["signed"]["roles"]["timestamp"]["keyids"]
     assert shell.run("keys", "rotate", "timestamp", "class-rpi5")["rotated"] == ["timestamp", "class-rpi5"]
     assert json.loads(repository.read_root(2))["signed"]["roles"]["timestamp"]["keyids"] != before
+    shell.run("keys", "rotate", "manager")
+    assert (
+        read_named(repository.read_root(2).decode())
+        .keys()
+        .isdisjoint(read_named(repository.read_root(3).decode()))
+    )
     error = shell.run("keys", "rotate", "nobody", code=FleetError.exit_code)["error"]
     assert "no role nobody" in error["message"]
 

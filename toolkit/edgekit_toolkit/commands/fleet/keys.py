@@ -17,7 +17,7 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
 
 @click.group("keys")
 def command() -> None:
-    """Exchange the keys that sign what devices may fetch, and what they shall run."""
+    """Exchange the keys that sign what devices may fetch, and what they are told to run."""
 
 
 @command.command("rotate")
