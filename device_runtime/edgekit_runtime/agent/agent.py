@@ -32,10 +32,9 @@ from edgekit_runtime.agent.execution.step_result import StepCarrier, StepOrder, 
 from edgekit_runtime.agent.execution.step_runner import StepRunner
 from edgekit_runtime.agent.figures import read_figures
 from edgekit_runtime.agent.journal import Journal, Progress
-from edgekit_runtime.agent.manager_keys import ManagerKeys, read_held
 from edgekit_runtime.agent.membership import Membership
-from edgekit_runtime.agent.metadata_refresh import MetadataRefresh
 from edgekit_runtime.agent.mqtt_link import MqttLink, Received
+from edgekit_runtime.agent.obeyed_documents import ObeyedDocuments
 from edgekit_runtime.agent.reconcile import (
     Action,
     NextSteps,
@@ -45,11 +44,10 @@ from edgekit_runtime.agent.reconcile import (
     count_time,
     reconcile,
 )
-from edgekit_runtime.agent.signing import UnknownKeyError, seal, seal_report, unseal
+from edgekit_runtime.agent.signing import seal, seal_report
 from edgekit_runtime.client.control import read_metrics
 from edgekit_runtime.errors import EdgekitError, OutputError, SignatureError
-from edgekit_runtime.power.sensors.battery import find_battery
-from edgekit_runtime.power.sensors.sysfs import Sysfs, read_label
+from edgekit_runtime.power.sensors.battery import read_battery
 from edgekit_runtime.system.engines import list_engines
 from edgekit_runtime.system.machine import machine_bytes
 
@@ -135,9 +133,7 @@ class Agent:
         self._device, self._clock = member.enrolment.device, clock
         self._options, self._renew = options or AgentOptions(), renew
         self._journal = Journal(folder / "journal.json", installer.slots.disk, clock)
-        self._keys_file = ManagerKeys(folder, member.enrolment.tuf_root)
-        self._manager_keys = self._keys_file.read()
-        self._refresh = MetadataRefresh(time.monotonic())
+        self._documents = ObeyedDocuments(folder, member.enrolment.tuf_root, time.monotonic())
         self._is_refreshing = False
         self._desired = self._read_desired()
         # The last run may have lost this much of their age: else a device that restarts in a loop never
@@ -234,13 +230,8 @@ class Agent:
             self._emit("attack", f"{message.kind}: {error}")
 
     def _take_desired(self, payload: bytes) -> None:
-        try:
-            desired = unseal(payload, "desired", Desired, self._manager_keys, "desired")
-        except UnknownKeyError:
-            if self._refresh.hold(payload, time.monotonic()):
-                return
-            raise
-        if not accept_desired(desired, self._desired, self._device):
+        desired = self._documents.unseal(payload, time.monotonic())
+        if desired is None or not accept_desired(desired, self._desired, self._device):
             return
         # Also if that is earlier than the last one: the manager's clock was wrong, its newest word counts.
         known_s = desired.issued_at
@@ -254,7 +245,7 @@ class Agent:
 
     def _read_desired(self) -> Desired | None:
         record = self._journal.record
-        held = read_held(record.desired, self._manager_keys)
+        held = self._documents.read_held(record.desired)
         if held is None and record.desired:  # the manager's key has changed
             with contextlib.suppress(OutputError):  # on a full disk: it counts no more all the same
                 # A thief of the old key may have stated a time far ahead.
@@ -267,15 +258,15 @@ class Agent:
         Args:
             result: result of a refresh; None after another step.
         """
-        keys = self._keys_file.read()
-        has_new_keys = keys.keys() != self._manager_keys.keys()
+        has_new_keys = self._documents.follow()
         if has_new_keys:
-            self._manager_keys = keys
             self._desired = self._read_desired()
         if result is None and not has_new_keys:
             return
         was_answered = result is not None and result.outcome != "retry"
-        waiting = self._refresh.end(time.monotonic(), was_answered=was_answered, has_new_keys=has_new_keys)
+        waiting = self._documents.end_refresh(
+            time.monotonic(), was_answered=was_answered, has_new_keys=has_new_keys
+        )
         if waiting is not None:
             self._take(Received("desired", waiting))
         if has_new_keys and self._desired is None and self._link.is_connected:
@@ -330,7 +321,7 @@ class Agent:
         plan = reconcile(self._desired, self._executions, self._views, conditions)
         self._save(plan.executions)
         self._executions = plan.executions
-        is_due = self._refresh.is_due(time.monotonic())
+        is_due = self._documents.is_refresh_due(time.monotonic())
         self._stop_needless(plan, is_urgent=is_due)
         step = None
         if not self._steps.is_busy:
@@ -533,13 +524,3 @@ def _read_boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
     except OSError:
         return ""
-
-
-def read_battery() -> tuple[float | None, bool]:
-    """Return the battery's charge from 0 to 1, or None without a battery, and whether it is charging."""
-    sysfs = Sysfs()
-    charges = [probe for probe in find_battery(sysfs).probes if probe.quantity == "charge"]
-    if not charges:
-        return None, False
-    folder = sysfs.root / "class/power_supply" / charges[0].name.split("/")[1]
-    return charges[0].read(0.0), read_label(folder / "status", "") not in ("Discharging", "")

@@ -70,7 +70,7 @@ def test_documents_by_the_old_key_are_refused_after_the_exchange(site):  # noqa:
     site.run_until(site.attacks, SOON_S)
     check_refused(site, thief)
     site.restart()
-    site.run_until(lambda: held(site) == 2, SOON_S)
+    site.run_until(lambda: held(site) == 3, SOON_S)
     check_refused(site, thief)
     site.check_recovers()
 

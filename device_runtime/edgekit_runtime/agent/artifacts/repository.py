@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from edgekit_runtime.agent.artifacts.download import Downloader, HttpStatusError, SlowError
 from edgekit_runtime.agent.manager_keys import FIELD, ManagerKeys
 from edgekit_runtime.errors import OutputError, SignatureError, TransportError
 
 if TYPE_CHECKING:
-    from tuf.api.metadata import TargetFile
     from tuf.ngclient.fetcher import FetcherInterface
     from tuf.ngclient.updater import Updater
+
+Found = TypeVar("Found")
 
 _FILE_TIMEOUT_S: Final = 60.0  # for one file of metadata
 _LATEST_S: Final = 1e11  # the year 5138; a thief of the manager's key may state any time
@@ -116,8 +117,8 @@ class RepositoryClient:
         self,
         known_time_s: float,
         count: Callable[[int], None],
-        look: "Callable[[Updater], TargetFile | None]",
-    ) -> "TargetFile | None":
+        look: "Callable[[Updater], Found]",
+    ) -> Found:
         from tuf.api.exceptions import DownloadError, DownloadLengthMismatchError, RepositoryError
         from tuf.ngclient.updater import Updater
 

@@ -23,6 +23,16 @@ def find_battery(sysfs: Sysfs) -> Family:
     return Family("battery", (), "no battery that the kernel knows of")
 
 
+def read_battery() -> tuple[float | None, bool]:
+    """Return the battery's charge from 0 to 1, or None without a battery, and whether it is charging."""
+    sysfs = Sysfs()
+    charges = [probe for probe in find_battery(sysfs).probes if probe.quantity == "charge"]
+    if not charges:
+        return None, False
+    folder = sysfs.root / "class/power_supply" / charges[0].name.split("/")[1]
+    return charges[0].read(0.0), read_label(folder / "status", "") not in ("Discharging", "")
+
+
 def _describe(folder: Path) -> Family:
     name = f"battery/{folder.name}"
     probes = [Probe(f"{name}/charge", "charge", partial(_read_charge, folder))]

@@ -1,0 +1,86 @@
+"""The documents that this device obeys: those by the manager's keys, which a newer root may exchange.
+
+A process of its own verifies the repository's metadata and follows the root: at each download, and when this
+module asks for it. It asks once a day, and when a document names an unknown key, since the manager's key may
+have been exchanged; the document waits for that. Anybody at the broker can send such documents. So each of
+these refreshes that brings no new key doubles the pause before the next one, until a day passes without them.
+"""
+
+import random
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.agent.documents import Desired
+from edgekit_runtime.agent.manager_keys import ManagerKeys, read_held
+from edgekit_runtime.agent.signing import UnknownKeyError, unseal
+
+_FIRST_S: Final = (120.0, 1920.0)  # spread: a whole site is switched on at once
+_DAILY_S: Final = 86_400.0
+_PAUSE_S: Final = 300.0
+_LONGEST_PAUSE_S: Final = 21_600.0
+
+
+class ObeyedDocuments:
+    """Verifies documents, and decides when the metadata is verified; one thread uses it. No clock here."""
+
+    def __init__(self, folder: Path, first_root: str, now_s: float) -> None:
+        """Read the keys.
+
+        Args:
+            folder: the agent's folder.
+            first_root: see `ManagerKeys`.
+            now_s: seconds of a clock that is never set back; also for the other methods.
+        """
+        self._manager_keys = ManagerKeys(folder, first_root)
+        self._keys = self._manager_keys.read()
+        self._waiting: bytes | None = None  # the newest document by an unknown key
+        self._daily_s = now_s + random.uniform(*_FIRST_S)  # noqa: S311  # no secret
+        self._next_s, self._pause_s = now_s, _PAUSE_S
+
+    def read_held(self, envelope: str) -> Desired | None:
+        """Return the document that the journal holds; None if there is none, or its key counts no more."""
+        return read_held(envelope, self._keys)
+
+    def unseal(self, payload: bytes, now_s: float) -> Desired | None:
+        """Return the document in an envelope, or None if it waits for a refresh of the metadata.
+
+        Of several documents by unknown keys the newest one waits: the manager repeats its own.
+
+        Raises:
+            SignatureError: it is malformed, or forged, as far as the last refresh has shown.
+        """
+        try:
+            return unseal(payload, "desired", Desired, self._keys, "desired")
+        except UnknownKeyError:
+            if self._waiting is None and now_s < self._next_s:
+                raise
+        self._waiting = payload
+        return None
+
+    def is_refresh_due(self, now_s: float) -> bool:
+        """Return whether the metadata is to be verified now."""
+        return now_s >= (self._daily_s if self._waiting is None else self._next_s)
+
+    def follow(self) -> bool:
+        """Read the keys after the metadata was verified; return whether they have changed."""
+        before, self._keys = self._keys, self._manager_keys.read()
+        return before.keys() != self._keys.keys()
+
+    def end_refresh(self, now_s: float, *, was_answered: bool, has_new_keys: bool) -> bytes | None:
+        """Note that the metadata was verified; return the document that waited for that.
+
+        Args:
+            now_s: see `__init__`.
+            was_answered: whether the repository answered, be it with metadata that was refused; else the
+                document goes on waiting.
+            has_new_keys: whether the manager's keys have changed.
+        """
+        self._daily_s = now_s + _DAILY_S
+        if has_new_keys or (self._waiting is None and now_s >= self._next_s):
+            self._next_s, self._pause_s = now_s, _PAUSE_S
+        elif self._waiting is not None:
+            self._next_s, self._pause_s = now_s + self._pause_s, min(2.0 * self._pause_s, _LONGEST_PAUSE_S)
+        if not was_answered and not has_new_keys:
+            return None
+        waiting, self._waiting = self._waiting, None
+        return waiting
