@@ -22,6 +22,7 @@ from edgekit_fleet.access import tokens, users
 from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration
 from edgekit_fleet.operations import records, running
 from edgekit_fleet.operations.releases import rotate_keys
+from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.shards import SHARDS, shard_of
 from edgekit_fleet.store.tables import ManagerRow
@@ -43,6 +44,7 @@ def shared(tmp_path, mosquitto, postgresql_url):
     settings = replace(settings, brokers=(f"127.0.0.1:{port}",))
     folder.write_settings(settings)
     authority = running.open_authority(folder, settings)
+    TufRepository(folder.repository, folder.repository_keys).create(time.time())
     with Mosquitto(write_configuration(folder, settings, authority), settings, authority) as broker:
         yield folder, settings, broker
 

@@ -1,5 +1,6 @@
 """The TUF repository: what devices can fetch, at any moment, whatever happens to its writer."""
 
+import contextlib
 import functools
 import shutil
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from tuf.ngclient import FetcherInterface, Updater
 from edgekit_fleet.releases import repository as repository_module
 from edgekit_fleet.releases.manager_key import ManagerKey, read_newest_root
 from edgekit_fleet.releases.repository import Lifetimes, NewTarget, PublishedTarget, TufRepository
-from edgekit_fleet.releases.repository_keys import RepositoryKeys
+from edgekit_fleet.releases.repository_keys import RepositoryKeys, read_signer
 from edgekit_fleet.store.fleet_folder import FleetFolder
 from edgekit_runtime.agent.manager_keys import read_named
 from edgekit_runtime.agent.signing import key_id
@@ -365,6 +366,35 @@ def test_kill_at_any_step_of_its_exchange_leaves_the_manager_a_key_that_devices_
         assert after == {key_id(running.read().public_key())}
         assert after.isdisjoint({old, between})
         if not is_killed:
+            assert calls > 5
+            return
+
+
+def test_exchange_that_is_killed_after_its_root_and_again_leaves_the_manager_a_key(tmp_path: Path) -> None:
+    """The key that the root names may still have the file of the next one."""
+
+    def make(folder: FleetFolder, calls: int | None = None) -> TufRepository:
+        disk = Disk() if calls is None else KilledDisk(calls)
+        return TufRepository(folder.repository, folder.repository_keys, disk=disk)
+
+    def is_named_next(folder: FleetFolder) -> bool:
+        path = folder.repository_keys / "manager.next.pem"
+        return path.exists() and read_signer(path).public_key.keyid in read_newest_root(folder.repository)
+
+    killed = FleetFolder(tmp_path / "killed")
+    make(killed).create(NOW)
+    for calls in range(10_000):
+        with contextlib.suppress(Killed):
+            make(killed, calls).rotate(NOW + 10, roles=["manager"])
+        if is_named_next(killed):
+            break
+    for calls in range(10_000):
+        folder = FleetFolder(shutil.copytree(killed.path, tmp_path / str(calls)))
+        try:
+            make(folder, calls).rotate(NOW + 20, roles=["manager"])
+        except Killed:
+            assert ManagerKey(folder).read()
+        else:
             assert calls > 5
             return
 
