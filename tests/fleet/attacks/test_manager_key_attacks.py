@@ -236,3 +236,13 @@ def test_root_that_is_withheld_later_takes_no_key_back(site):  # noqa: F811
     site.mirror.folder = before
     site.run(DAY_S + HOUR_S, 600.0)
     check_refused(site, thief)
+
+
+def test_bytes_of_a_refresh_count_in_the_month_and_for_no_execution(site):  # noqa: F811
+    (before,) = site.agent._journal.record.executions
+    metered_bytes = site.agent._journal.record.metered_bytes
+    site.broker.deliver(site.order(key=Ed25519PrivateKey.generate()))
+    site.run_until(site.attacks, SOON_S)
+    assert site.agent._journal.record.metered_bytes > metered_bytes
+    (progress,) = site.agent._executions
+    assert progress.report.sent_bytes == before.report.sent_bytes
