@@ -238,6 +238,7 @@ def _make_desired(row: dict[str, Any], now: float) -> dict[str, Any]:
         "version": 3,
         "content_sha256": "",
         "envelope": b"",
+        "key_id": "",
         "issued_at": now - _DAY_S,
         "expires_at": now + 6 * _DAY_S,
         "is_due": False,
