@@ -399,14 +399,19 @@ def test_exchange_that_is_killed_after_its_root_and_again_leaves_the_manager_a_k
             return
 
 
-def test_key_that_a_killed_exchange_left_is_not_used_by_the_next_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", ["manager", "timestamp", "targets", "class-rpi5"])
+def test_key_that_a_killed_exchange_left_is_not_used_by_the_next_one(tmp_path: Path, role: str) -> None:
     """A thief may have copied the folder in the meantime."""
     folder = FleetFolder(tmp_path)
     made = TufRepository(folder.repository, folder.repository_keys)
     made.create(NOW)
-    left = RepositoryKeys(folder.repository_keys).next("manager").public_key.keyid
-    made.rotate(NOW + 10, roles=["manager"])
-    assert left not in read_newest_root(folder.repository)
+    made.publish([new_target(tmp_path, b"weights")], NOW)
+    left = RepositoryKeys(folder.repository_keys).next(role).public_key.keyid
+    made.rotate(NOW + 10, roles=[role])
+    newest = max((folder.repository / "metadata").glob("*.targets.json")).read_text()
+    assert left not in read_newest_root(folder.repository) + newest
+    device = Device(made, tmp_path / "device")
+    assert device.fetch("rpi5/digits-1.edgepkg", NOW + 10) == b"weights"
 
 
 def test_repository_whose_root_names_no_manager_gets_a_key_by_an_exchange(

@@ -437,12 +437,12 @@ class TufRepository:
             signers = read_root_signers(root_folder)
             self._check_root_signers(root, signers, root_folder)
             self._finish_exchanges(root)
+            for role in listed:
+                self._keys.finish_exchange(role, frozenset(self._read_role_keys(role)))
             online = [role for role in ONLINE_ROLES if role in roles]
-            for role in online:
-                self._keys.next(role)
             classes = {role: listed[role] for role in roles if role.startswith(_CLASS_ROLE)}
-            for role in classes:
-                self._keys.next(role)
+            for role in (*online, *classes):  # not keys that an exchange left long ago: a thief may have them
+                self._keys.renew_next(role)
             self._commit({**self._delegate(top, classes, exchange=True), "targets": top}, now)
             for role in classes:
                 self._keys.finish_exchange(role, frozenset(self._read_role_keys(role)))
@@ -451,7 +451,6 @@ class TufRepository:
                     root.revoke_key(key, role)
                 root.add_key(self._keys.next(role).public_key, role)
             if MANAGER_ROLE in roles:
-                # Not one that an exchange left long ago: a thief may have that, too.
                 _name_manager(root, self._keys.renew_next(MANAGER_ROLE))
             if "root" in roles:
                 fresh = make_root_keys(root_folder, root_keys, self._disk)
