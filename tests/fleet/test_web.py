@@ -3,8 +3,8 @@
 import http.client
 import json
 import ssl
-from argparse import Namespace
 import time
+from argparse import Namespace
 
 import pytest
 from cryptography import x509
