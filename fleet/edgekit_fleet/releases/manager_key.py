@@ -41,9 +41,10 @@ class ManagerKey:
         for key in self._keys.list_private(MANAGER_ROLE):
             if key_id(key.public_key()) in named:
                 return key
+        root = _root_path(self._repository, version)
         raise SignatureError(
-            f"{self._keys.folder} holds no key of the manager that root {version} names; restore the folder"
-            " from a backup, or make a new key: `edgekit fleet keys rotate manager`"
+            f"{root} names no key of the manager that {self._keys.folder} holds; restore both from a backup, or"
+            " make a new key: `edgekit fleet keys rotate manager`"
         )
 
 
@@ -64,13 +65,17 @@ def _find_root(repository: Path, version: int) -> int:
         version = max((int(name) for name in names if name.isdigit()), default=0)
     if not version:
         raise PackageError(f"{repository} has no root; restore it from a backup")
-    while (folder / f"{version + 1}.root.json").exists():
+    while _root_path(repository, version + 1).exists():
         version += 1
     return version
 
 
+def _root_path(repository: Path, version: int) -> Path:
+    return repository / "metadata" / f"{version}.root.json"
+
+
 def _read_root(repository: Path, version: int) -> str:
-    path = repository / "metadata" / f"{version}.root.json"
+    path = _root_path(repository, version)
     try:
         return path.read_text()
     except (OSError, ValueError) as cause:
