@@ -43,8 +43,8 @@ class ManagerKey:
                 return key
         root = _root_path(self._repository, version)
         raise SignatureError(
-            f"{root} names no key of the manager that {self._keys.folder} holds; restore both from a backup, or"
-            " make a new key: `edgekit fleet keys rotate manager`"
+            f"{root} names no key of the manager that {self._keys.folder} holds; restore both from a backup,"
+            " or make a new key: `edgekit fleet keys rotate manager`"
         )
 
 
