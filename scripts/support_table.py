@@ -66,6 +66,8 @@ def _describe(evidence: Evidence) -> str:
     parts += [f"{evidence.left_out} left out"] * bool(evidence.left_out)
     if computed := _list_engines(evidence):
         parts.append(f"golden outputs on {', '.join(computed)}")
+    if evidence.kind == "real" and evidence.network_times is not None:
+        parts.append("costs of latency measured")
     dirty = " with uncommitted changes" if evidence.is_dirty else ""
     source = f"commit {evidence.commit[:9]}{dirty}" if evidence.commit else "a release"
     link = f"[{evidence.bench}](hil/evidence/{evidence.file_name})"

@@ -79,12 +79,7 @@ def test_profile_of_a_bench_takes_the_place_of_its_target() -> None:
     other = BenchTarget.of(make_bench("rpi5", "onnxruntime", name="shelf"))
 
     assert (found.name, found.is_profile) == ("rpi5-my-desk", True)
-    assert found.prediction == "profile rpi5-my-desk of 2026-11-23"
-    assert (other.name, other.is_profile, other.prediction) == (
-        "rpi5",
-        False,
-        "published figures of the target",
-    )
+    assert (other.name, other.is_profile) == ("rpi5", False)
 
 
 def test_profile_of_another_host_is_not_used() -> None:

@@ -13,6 +13,7 @@ from tests.hil.evidence_parts import EVIDENCE
 from edgekit_hil.evidence.evidence_file import (
     Checkout,
     Evidence,
+    NetworkTimes,
     describe_source,
     find_hil_folder,
     read_checkout,
@@ -29,6 +30,9 @@ def test_written_evidence_reads_back_equal(tmp_path: Path) -> None:
 
     assert path.name == "rpi5-desk-2026-11-23T100000.json"
     assert read_evidence(path) == EVIDENCE
+    times = NetworkTimes("2026-11-23", "onnxruntime 1.24.4", "0a", {"dense": 0.01})
+    timed = dataclasses.replace(EVIDENCE, network_times=times)
+    assert read_evidence(write_evidence(timed, tmp_path)) == timed
     assert EVIDENCE.count("passed") == 1
 
 

@@ -21,6 +21,7 @@ from edgekit_hil.benches.bench_writer import SshBench
 from edgekit_hil.evidence.evidence_file import read_evidence, write_evidence
 from edgekit_runtime.errors import BenchError, CutError
 from edgekit_toolkit.cli import main
+from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 from edgekit_toolkit.targets.writer import write_target
 
@@ -218,7 +219,40 @@ def test_run_leaves_evidence_and_junit(board: SshBoard, folder: Path) -> None:
     assert evidence.tests[0].proves
     assert evidence.left_out > 20  # by -k
     assert evidence.figures[0].unit == ""
+    assert evidence.network_times is None
+    assert not find_user_targets().exists()  # a stand-in is not profiled
     assert Xml.parse(folder / "junit.xml").getroot().find(".//testcase") is not None  # noqa: S314
+
+
+def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(board: SshBoard, folder: Path) -> None:
+    board.write_bench(folder / "bench.yaml", name="desk", kind="real")
+    options = ["--profile-seconds", "5", "--evidence", "seen"]
+
+    done = run_hil("run", "-k", "memory_is_near and italy", *options)
+    profile = find_user_targets() / "x86-64-desk.toml"
+    first = profile.read_bytes()
+    again = run_hil("run", "-k", "italy and tensorrt", *options)
+
+    assert (done.returncode, again.returncode) == (0, 0), done.stdout + done.stderr + again.stdout
+    assert profile.read_bytes() == first
+    evidence = next(one for one in map(read_evidence, (folder / "seen").glob("*.json")) if one.figures)
+    assert evidence.network_times is not None
+    assert set(evidence.network_times.seconds) == set(make_calibration_networks())
+    latency = next(each for each in evidence.figures if each.unit == "ms")
+    assert latency.predicted
+    assert "prediction by edgekit profile of" in latency.method
+
+
+def test_target_of_the_user_under_the_name_of_a_profile_is_kept(board: SshBoard, folder: Path) -> None:
+    board.write_bench(folder / "bench.yaml", name="desk", kind="real")
+    path = find_user_targets() / "x86-64-desk.toml"
+    write_target(path, replace(load_target("x86-64"), name="x86-64-desk", aliases=()))
+    before = path.read_bytes()
+
+    done = run_hil("run", "-k", "italy and tensorrt", "--evidence", "seen")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert path.read_bytes() == before
 
 
 def test_run_whose_evidence_cannot_be_written_is_refused_at_its_begin(board: SshBoard, folder: Path) -> None:
@@ -302,4 +336,5 @@ def test_targets_show_what_was_seen(folder: Path, capsys: pytest.CaptureFixture[
 
 def test_target_without_evidence_says_that_it_is_modelled(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["targets", "rpi-zero-2w"]) == 0
-    assert "No run on a bench yet: latency and energy are modelled" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Latency and energy are modelled by the coefficients below. No run on a bench yet" in shown

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.hil.evidence_parts import EVIDENCE
 
-from edgekit_hil.evidence.evidence_file import Evidence, list_committed, read_folders
+from edgekit_hil.evidence.evidence_file import Evidence, NetworkTimes, list_committed, read_folders
 from edgekit_toolkit.targets.loader import list_targets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +54,14 @@ def test_real_run_stands_in_its_own_column() -> None:
         in line
     )
     assert line.endswith("| no run yet |")
+
+
+def test_only_a_real_device_measures_costs() -> None:
+    times = NetworkTimes("2026-11-23", "onnxruntime 1.24.4", "0a", {"dense": 0.01})
+    measured = dataclasses.replace(EVIDENCE, network_times=times)
+
+    assert "costs of latency measured" in row("rpi5", measured)
+    assert "costs of latency" not in row("rpi5", dataclasses.replace(measured, kind="emulated"))
 
 
 @pytest.mark.parametrize("kind", ["emulated", "simulated"])

@@ -164,6 +164,7 @@ def packaged() -> dict[str, Any]:
             "backend": "onnxruntime",
             "form": "QDQ int8",
             "power_mode": None,
+            "cost_source": "coefficients of rpi5",
         },
         "source": {
             "file": "efficientnet_lite0_fp32.onnx",

@@ -181,6 +181,8 @@ def test_a_written_profile_reads_back_the_same(tmp_path) -> None:  # type: ignor
         ("ratios", {"conv": Figure(0, "1", "measured", "profile")}, "above 0"),
         ("uncertainty", Figure(0.5, "1", "measured", "profile"), "at least 1"),
         ("work", Figure(1, "1", "measured", "profile"), "unit"),
+        ("times", {"dense": Figure(0, "s", "measured", "profile")}, "above 0"),
+        ("times", {"dense": Figure(1, "1", "measured", "profile")}, "unit"),
     ],
 )
 def test_a_wrong_profile_is_refused(field: str, value: object, message: str) -> None:

@@ -11,7 +11,7 @@ from tests.toolkit import report_sample
 from tests.toolkit.report_page import Page, classes, text
 
 EVIL = "<script>alert(1)</script>\"'><img src=http://evil.test/x onerror=alert(2)>]]>--> &amp; {{x}}"
-LABELS = ("measured", "modelled", "estimated")
+LABELS = ("measured", "calibrated", "modelled", "estimated")
 # Strings with a fixed set of values in the schema; all others may hold anything.
 FIXED = {
     "schema",

@@ -97,6 +97,23 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkTimes:
+    """Times of the toolkit's calibration networks on the device, by which `edgekit package` predicts others.
+
+    Attributes:
+        date: date of the measurement.
+        engine: name and release of the engine on the device.
+        networks: digest of the networks.
+        seconds: time of one inference of each network, by its name.
+    """
+
+    date: str
+    engine: str
+    networks: str
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class TestOutcome:
     """The outcome of one test.
 
@@ -133,6 +150,7 @@ class Evidence:
         figures: all figures, in their order.
         curves: all curves, in their order.
         left_out: number of tests that the command line left out, such as by -k.
+        network_times: times of the profile by which this run's latencies were predicted, or None.
         format: version of the file format.
     """
 
@@ -147,12 +165,18 @@ class Evidence:
     figures: tuple[Figure, ...]
     curves: tuple[Curve, ...] = ()
     left_out: int = 0
+    network_times: NetworkTimes | None = None
     format: int = FORMAT
 
     @property
     def file_name(self) -> str:
         """Name of the file that holds this evidence."""
         return f"{self.target}-{self.bench}-{self.date[:19].replace(':', '')}.json"
+
+    @property
+    def latency_errors(self) -> tuple[float, ...]:
+        """Errors of the predicted latencies of this run."""
+        return tuple(each.error for each in self.figures if each.unit == "ms" and each.error is not None)
 
     def count(self, outcome: str) -> int:
         """Return how many tests had this outcome."""
@@ -234,13 +258,33 @@ def read_newest(target: str) -> list[Evidence]:
 
     This leaves out runs in which every test was skipped, and files of the user that cannot be read.
     """
+    return list({one.bench: one for one in _read_all(target)}.values())
+
+
+def _read_all(target: str) -> list[Evidence]:
+    """Return all evidence of a target that shows something, oldest first."""
     seen = read_folders([list_committed()])
     for path in (find_hil_folder() / "evidence").glob("*.json"):
         with contextlib.suppress(BenchError):
             seen.append(read_evidence(path))
     seen.sort(key=lambda each: each.date)
-    found = [one for one in seen if one.target == target and one.count("skipped") < len(one.tests)]
-    return list({one.bench: one for one in found}.values())
+    return [one for one in seen if one.target == target and one.count("skipped") < len(one.tests)]
+
+
+def read_measured_costs(target: str, networks: str | None = None) -> Evidence | None:
+    """Return the newest evidence with times of calibration networks on a real device, or None.
+
+    Times of an emulated device are never costs of its class.
+
+    Args:
+        target: target of the device.
+        networks: digest of the networks; None for any.
+    """
+    for each in reversed(_read_all(target)):
+        times = each.network_times if each.kind == "real" else None
+        if times is not None and networks in {times.networks, None}:
+            return each
+    return None
 
 
 def describe_source(evidence: Evidence, current: Checkout) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 
 from edgekit_hil.benches.opening import Bench
+from edgekit_hil.evidence.evidence_file import NetworkTimes
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.remote.measurement.machine_facts import describe_machine
 from edgekit_runtime.system.child_process import run_program
@@ -36,15 +37,15 @@ class BenchTarget:
             from this machine, its profile.
         engines: engines of the device, as packages name them; those that the target prefers come first.
         predicted_engine: engine of the predictions of latency and energy.
-        prediction: basis of those predictions, for the method of a figure.
-        is_profile: whether the basis is a profile of this bench.
+        is_profile: whether they are by a profile of this bench.
+        network_times: times behind the profile, for evidence; None without a profile that states them.
     """
 
     name: str
     engines: tuple[str, ...]
     predicted_engine: str
-    prediction: str
     is_profile: bool
+    network_times: NetworkTimes | None = None
 
     @classmethod
     def of(cls, bench: Bench) -> "BenchTarget":
@@ -54,17 +55,17 @@ class BenchTarget:
             BenchError: there is no such target.
         """
         settings = bench.file.settings
-        found, source = _show_target(settings.target), "published figures of the target"
-        name = settings.profile_name
+        found = _show_target(settings.target)
+        name, times = settings.profile_name, None
         is_profile = (find_config_folder() / "targets" / f"{name}.toml").is_file() and _holds_here(name)
         if is_profile:
             found = _show_target(name)
             (date,) = (each["date"] for each in found["sources"] if each["key"] == "profile")
-            source = f"profile {name} of {date}"
+            times = _read_times(found["transfer"], date)
         preferred = [each for each in (found["backend"]["default"], found["backend"]["fallback"]) if each]
         there = [each for each, needed in ENGINE_PACKAGES.items() if bench.facts.engines.keys() & set(needed)]
         engines = sorted(there, key=(*preferred, *ENGINE_PACKAGES).index)
-        return cls(found["name"], tuple(engines), preferred[0], source, is_profile)
+        return cls(found["name"], tuple(engines), preferred[0], is_profile, times)
 
     @property
     def engine(self) -> str:
@@ -72,6 +73,14 @@ class BenchTarget:
         if not self.engines:
             pytest.skip("the device has no engine: `edgekit device install` puts one there")
         return self.engines[0]
+
+
+def _read_times(transfer: dict[str, Any], date: str) -> NetworkTimes | None:
+    """Return the times of a profile, unless an earlier release wrote it, which kept none."""
+    seconds = {name: each["value"] for name, each in transfer["times"].items()}
+    if not seconds:
+        return None
+    return NetworkTimes(date, transfer["device_engine"], transfer["networks"], seconds)
 
 
 def _holds_here(name: str) -> bool:

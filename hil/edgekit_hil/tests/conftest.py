@@ -88,18 +88,27 @@ def device(working_bench: Bench, request: pytest.FixtureRequest) -> Iterator[Dev
         yield device
 
 
-@pytest.fixture
-def target(bench: Bench) -> BenchTarget:
-    """Return the target of the bench's packages."""
-    return BenchTarget.of(bench)
-
-
-@pytest.fixture
-def evidence(bench: Bench, request: pytest.FixtureRequest) -> Recorder:
-    """Return the recorder of this test's figures."""
-    record = request.config.pluginmanager.get_plugin("edgekit-hil-record")
+@pytest.fixture(scope="session")
+def run_record(pytestconfig: pytest.Config) -> RunRecord:
+    """Return the record of this run."""
+    record = pytestconfig.pluginmanager.get_plugin("edgekit-hil-record")
     assert isinstance(record, RunRecord)
-    return Recorder(record, bench, request.node.name)
+    return record
+
+
+@pytest.fixture
+def target(bench: Bench, run_record: RunRecord) -> BenchTarget:
+    """Return the target of the bench's packages; evidence keeps the times behind its profile."""
+    target = BenchTarget.of(bench)
+    if target.network_times is not None:
+        run_record.set_network_times(bench, target.network_times)
+    return target
+
+
+@pytest.fixture
+def evidence(bench: Bench, run_record: RunRecord, request: pytest.FixtureRequest) -> Recorder:
+    """Return the recorder of this test's figures."""
+    return Recorder(run_record, bench, request.node.name)
 
 
 @pytest.fixture(scope="session")

@@ -48,11 +48,13 @@ class Promise:
 
     Attributes:
         value: value in the unit of its name, or None.
-        label: `measured`, `modelled` or `estimated`.
+        label: `measured`, `calibrated`, `modelled` or `estimated`.
+        source: source of the costs behind a latency or an energy.
     """
 
     value: float | None
     label: str
+    source: str = ""
 
 
 class PackageMaker:
@@ -155,7 +157,7 @@ class PackageMaker:
         envelope = json.loads(package.with_suffix(".evidence.json").read_text(encoding="utf-8"))
         predicate: dict[str, Any] = json.loads(base64.b64decode(envelope["payload"]))["predicate"]
         stated = predicate.get(_PROMISES[what]) or {}
-        return Promise(stated.get("value"), stated.get("label", ""))
+        return Promise(stated.get("value"), stated.get("label", ""), predicate.get("cost_source", ""))
 
     def _keep(self, kept: Path, make: Callable[[Path], None]) -> None:
         """Fill a folder, unless that was done in an earlier run."""

@@ -16,6 +16,7 @@ from edgekit_hil.evidence.evidence_file import (
     Curve,
     Evidence,
     Figure,
+    NetworkTimes,
     TestOutcome,
     find_hil_folder,
     read_checkout,
@@ -74,6 +75,7 @@ class RunRecord:
         self._left_out: Counter[str] = Counter()
         self._figures: dict[str, list[Figure]] = {}
         self._curves: dict[str, list[Curve]] = {}
+        self._network_times: dict[str, NetworkTimes] = {}
         self._skipped: Counter[str] = Counter()
         self._written: list[Path] = []
 
@@ -84,6 +86,10 @@ class RunRecord:
     def add_curve(self, bench: Bench, curve: Curve) -> None:
         """Record a curve."""
         self._curves.setdefault(bench.file.settings.name, []).append(curve)
+
+    def set_network_times(self, bench: Bench, times: NetworkTimes) -> None:
+        """Record the times behind the predictions of this run."""
+        self._network_times[bench.file.settings.name] = times
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -132,6 +138,7 @@ class RunRecord:
                 tuple(self._figures.get(name, ())),
                 tuple(self._curves.get(name, ())),
                 left_out=self._left_out[name],
+                network_times=self._network_times.get(name),
             )
             path = write_evidence(evidence, self._folder)
             page = path.with_suffix(".html")

@@ -97,7 +97,7 @@ def record_latency(
     method = f"{kind} of {len(times_ms)} inferences"
     predicted_ms = promise.value if target.engine == target.predicted_engine else None
     if predicted_ms is not None:
-        method += f"; prediction by {target.prediction}"
+        method += f"; prediction by {promise.source}"
         if bench.slowdown != 1 and not target.is_profile:
             predicted_ms *= bench.slowdown
             method += f", times {bench.slowdown:g} for this bench"
@@ -129,7 +129,7 @@ def test_energy_of_an_inference_is_recorded(
     predicted_mj = promise.value if target.engine == target.predicted_engine else None
     # A prediction is of the whole board, as the target states its power.
     name, method = f"energy of {_MODEL} on {target.engine}", f"{bench.meter_text}, times the median latency"
-    compared = f"{method}; prediction from {target.prediction} and the target's power"
+    compared = f"{method}; prediction from {promise.source} and the target's power"
     evidence(f"{name}, whole board", busy_w * latency_ms, "mJ", compared, predicted_mj)
     evidence(f"{name}, above rest", (busy_w - idle_w) * latency_ms, "mJ", method)
     for title, watts in (("power at rest", idle), ("power under load", busy)):

@@ -194,6 +194,7 @@ def _search(
     from edgekit_toolkit.packaging.next_version import find_free_version
     from edgekit_toolkit.packaging.signing_keys import load_signer
     from edgekit_toolkit.pipeline.engine_tournament import search_engines
+    from edgekit_toolkit.pipeline.measured_costs import take_measured_costs
     from edgekit_toolkit.pipeline.publish import output_folder
     from edgekit_toolkit.pipeline.search import search, with_measured_memory
     from edgekit_toolkit.pipeline.variants import carry_variants
@@ -204,6 +205,7 @@ def _search(
             version = find_free_version(request.name, request.target.name, out)
             request = replace(request, version=version)
         with ProgressBar(console) as progress:
+            request = replace(request, target=take_measured_costs(request.target, progress.show))
             if request.backend == "auto":
                 run = search_engines(request, signer, progress.show)
             else:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 if TYPE_CHECKING:
-    import onnx
+    from collections.abc import Callable
+
     from rich.console import Console
 
+    from edgekit_offload.profiling.machine import Machine
     from edgekit_runtime.remote.measurement.machine_facts import MachineFacts
-    from edgekit_toolkit.commands.progress import ProgressBar
-    from edgekit_toolkit.costs.device_transfer import FittedRatios, HostRun
+    from edgekit_toolkit.costs.device_transfer import FittedRatios
+    from edgekit_toolkit.measurement.device_profile import DeviceTimes, HostRuns
     from edgekit_toolkit.targets.spec import Target
 
 _HOST_SHARE: Final = 0.2  # share of the time: the device is the slower one
-_SOURCE: Final = "profile"
 
 
 @click.command("profile")
@@ -66,53 +66,101 @@ def command(
     """
     import json
 
-    from edgekit_offload.profiling.machine import RunnableGraph, time_batches
     from edgekit_runtime.dataclass_json import to_plain
-    from edgekit_runtime.system.processor_speed import SpeedGate
     from edgekit_toolkit.commands.hil.bench_machine import find_device
     from edgekit_toolkit.commands.progress import ProgressBar
     from edgekit_toolkit.console import open_console, print_line
-    from edgekit_toolkit.costs.device_transfer import fit_ratios
-    from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
     from edgekit_toolkit.measurement.host_run import engine_name
     from edgekit_toolkit.targets.loader import find_user_targets
-    from edgekit_toolkit.targets.writer import write_target
 
     device, target = find_device(on), _find_target(on, base, name)
     path = output or find_user_targets() / f"{target.name}.toml"
     _check(target, path, is_forced=force)
-    networks = make_calibration_networks()
-    with ProgressBar(open_console(stderr=True)) as progress, contextlib.ExitStack() as held:
-        machine = held.enter_context(device)
-        work_s = SpeedGate().usual_s
-        here = _run_here(networks, work_s, seconds * _HOST_SHARE, progress)
-        progress.show(f"measuring {len(networks)} networks on {on}, about {seconds:.0f} s")
-        graphs = [RunnableGraph(network.SerializeToString()) for network in networks.values()]
-        measured = time_batches(machine, graphs, seconds=seconds)
-    fitted = fit_ratios(list(here.values()), [each.seconds for each in measured.timings])
-    write_target(path, _add_transfer(target, measured.machine, fitted, work_s=work_s, label=machine.label))
+    with ProgressBar(open_console(stderr=True)) as progress, device as machine:
+        found = measure_profile(machine, target, path, seconds, progress.show)
+    networks = dict(zip(found.here.runs, found.fitted.errors, strict=True))
     if as_json:
         document = {
             "target": target.name,
             "file": str(path),
-            "machine": to_plain(measured.machine),
+            "machine": to_plain(found.machine),
             "label": machine.label,
-            "fit": to_plain(fitted),
-            "uncertainty": fitted.uncertainty,
+            "fit": to_plain(found.fitted),
+            "uncertainty": found.fitted.uncertainty,
             "networks": {
-                network: {"here_s": here[network].whole_s, "there_s": timing.seconds, "error": error}
-                for network, timing, error in zip(networks, measured.timings, fitted.errors, strict=True)
+                network: {
+                    "here_s": found.here.runs[network].whole_s,
+                    "there_s": found.there.seconds[network],
+                    "error": error,
+                }
+                for network, error in networks.items()
             },
         }
         click.echo(json.dumps(document, indent=2))
     else:
         console = open_console()
-        _show(console, target.name, path, fitted, dict(zip(networks, fitted.errors, strict=True)))
-        if measured.machine.engine != engine_name():
-            there = f"the device runs {measured.machine.engine}, this machine {engine_name()}"
+        _show(console, target.name, path, found.fitted, networks)
+        if found.machine.engine != engine_name():
+            there = f"the device runs {found.machine.engine}, this machine {engine_name()}"
             print_line(
                 console, ("Note:", "yellow"), f"{there}; kernels of two releases may differ.", indent=0
             )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredProfile:
+    """A profile as it was measured: facts about the device, the networks on both sides, and the fit."""
+
+    machine: MachineFacts
+    here: HostRuns
+    there: DeviceTimes
+    fitted: FittedRatios
+
+
+def measure_profile(
+    machine: Machine, target: Target, path: Path, seconds: float, show: Callable[..., None]
+) -> MeasuredProfile:
+    """Measure a device, and write a target with its profile.
+
+    Args:
+        machine: the device.
+        target: target without a profile, under the name that it gets.
+        path: file of the target.
+        seconds: how long to measure on the device.
+        show: called with a description of each step.
+
+    Raises:
+        CutError: the device does not measure.
+    """
+    from edgekit_offload.profiling.machine import RunnableGraph, time_batches
+    from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+    from edgekit_toolkit.measurement.device_profile import (
+        SOURCE,
+        DeviceTimes,
+        add_profile,
+        digest_networks,
+        run_networks_here,
+    )
+    from edgekit_toolkit.targets.figures import Source
+    from edgekit_toolkit.targets.writer import write_target
+
+    networks = make_calibration_networks()
+    here = run_networks_here(seconds * _HOST_SHARE, show)
+    show(f"measuring {len(networks)} networks on {machine.text}, about {seconds:.0f} s")
+    graphs = [RunnableGraph(network.SerializeToString()) for network in networks.values()]
+    measured = time_batches(machine, graphs, seconds=seconds)
+    facts = measured.machine
+    title = f"edgekit profile of {facts.cpu}, {facts.cores} cores ({machine.label}), {facts.engine}"
+    there = DeviceTimes(
+        facts.engine,
+        digest_networks(networks),
+        {name: each.seconds for name, each in zip(networks, measured.timings, strict=True)},
+        is_real=machine.label == "measured",
+        source=Source(SOURCE, title, facts.date[:10], derivation="measured by edgekit profile"),
+    )
+    profiled, fitted = add_profile(target, here, there)
+    write_target(path, profiled)
+    return MeasuredProfile(facts, here, there, fitted)
 
 
 def _find_target(on: str, base: str | None, name: str | None) -> Target:
@@ -140,53 +188,6 @@ def _check(target: Target, path: Path, *, is_forced: bool) -> None:
         )
     if path.exists() and not is_forced:
         raise OutputError(f"{path} exists; give another --name, or --force to replace it")
-
-
-def _run_here(
-    networks: dict[str, onnx.ModelProto], work_s: float, seconds: float, progress: ProgressBar
-) -> dict[str, HostRun]:
-    from edgekit_runtime.remote.measurement.job_runner import make_inputs
-    from edgekit_toolkit.measurement.host_run import measure_host_run
-    from edgekit_toolkit.models.ort_session import session_for
-
-    found = {}
-    for number, (name, network) in enumerate(networks.items()):
-        progress.show("measuring here", number, len(networks))
-        feeds = make_inputs(session_for(network, threads=1))
-        found[name] = measure_host_run(network, feeds, work_s=work_s, seconds=seconds / len(networks))
-    return found
-
-
-def _add_transfer(
-    target: Target, facts: MachineFacts, fitted: FittedRatios, *, work_s: float, label: str
-) -> Target:
-    """Return a target that also holds the profile."""
-    from edgekit_runtime.remote.measurement.machine_facts import describe_machine
-    from edgekit_toolkit.measurement.host_run import engine_name
-    from edgekit_toolkit.targets.figures import Figure, Source
-    from edgekit_toolkit.targets.spec import Transfer
-
-    host = describe_machine()
-
-    def figure(value: float, unit: str) -> Figure:
-        return Figure(value, unit, "measured" if label == "measured" else "estimated", _SOURCE)
-
-    source = Source(
-        _SOURCE,
-        f"edgekit profile of {facts.cpu}, {facts.cores} cores ({label}), {facts.engine}",
-        facts.date[:10],
-        derivation=f"{len(fitted.errors)} networks ran on the device and by one thread on {host.cpu}; ratios"
-        " fitted by relative error; uncertainty is the worst network that was left out of the fit",
-    )
-    transfer = Transfer(
-        host=host.cpu,
-        engine=engine_name(),
-        work=figure(work_s, "s"),
-        ratios={kind: figure(ratio, "1") for kind, ratio in fitted.ratios.items()},
-        uncertainty=figure(fitted.uncertainty, "1"),
-    )
-    sources = (*(each for each in target.sources if each.key != _SOURCE), source)
-    return replace(target, transfer=transfer, sources=sources)
 
 
 def _show(console: Console, name: str, path: Path, fitted: FittedRatios, errors: dict[str, float]) -> None:

@@ -57,6 +57,8 @@ def _list(console: Console, found: Sequence[Target]) -> None:
         modes = ", ".join(mode.name for mode in target.power.modes)
         free = f"{target.memory.free.value / 1e9:.1f} GB"
         runs = [f"{one.kind} {one.date[:10]}" for one in _seen(target)]
+        if (costs := _find_costs(target)) is not None:
+            runs.append(f"costs measured on {costs.device.model}, {_date_of(costs)}")
         profiled = [source for source in target.sources if target.transfer and source.key == "profile"]
         seen = "\n".join([*runs, *(f"profile {source.date}" for source in profiled)]) or "no run"
         table.add_row(names, target.title, backend, target.quantization.form, free, modes, seen)
@@ -109,19 +111,49 @@ def _seen(target: Target) -> list[Evidence]:
     return read_newest(target.name)
 
 
+def _find_costs(target: Target) -> Evidence | None:
+    """Return the evidence that measured the costs of a target, or None."""
+    from edgekit_hil.evidence.evidence_file import read_measured_costs
+
+    if read_measured_costs(target.name) is None:
+        return None  # without the slow import
+    from edgekit_toolkit.pipeline.measured_costs import find_costs
+
+    return find_costs(target)
+
+
+def _date_of(costs: Evidence) -> str:
+    """Return the date on which costs were measured."""
+    return "" if costs.network_times is None else costs.network_times.date
+
+
+def _describe_costs(target: Target) -> str:
+    """Return where the costs of latency and energy come from, and how far off they were."""
+    energy = "Energy is that times published power."
+    if target.transfer is not None:
+        return f"Latency is predicted by the profile of source `profile`. {energy}"
+    if (costs := _find_costs(target)) is None:
+        return "Latency and energy are modelled by the coefficients below."
+    text = (
+        f"Latency is calibrated: measured on {costs.device.model} by bench {costs.bench}, {_date_of(costs)}"
+        f" ({costs.file_name})."
+    )
+    if errors := costs.latency_errors:
+        worst = max(errors, key=abs)
+        text += f" In that run the latency of {len(errors)} whole models was predicted, {worst:+.0%} off at worst."
+    return f"{text} {energy}"
+
+
 def _show_evidence(console: Console, target: Target) -> None:
     """Show the results of runs on benches, each with its source."""
     from rich.table import Table
 
     from edgekit_hil.evidence.evidence_file import describe_source, read_checkout
 
+    console.print(_describe_costs(target))
     seen = _seen(target)
     if not seen:
-        console.print(
-            "No run on a bench yet: latency and energy are modelled. `edgekit hil run` shows how far off they"
-            " are on your device."
-        )
-        return
+        console.print("No run on a bench yet: `edgekit hil run` shows how far off a prediction is on yours.")
     current = read_checkout()
     for one in seen:
         device = one.device

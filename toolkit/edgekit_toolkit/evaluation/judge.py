@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_latency
@@ -34,32 +35,43 @@ class Modelled:
         latency_ms, energy_mj: latency and energy of one inference; None if the model's work cannot be
             counted.
         uncertainty: factor by which the ratio of two latencies of this kind may be off.
+        source: source of the costs behind them.
+        latency_label: `calibrated` if times of networks on a real device of this kind are behind the latency.
     """
 
     latency_ms: float | None
     energy_mj: float | None
     uncertainty: float
+    source: str
+    latency_label: Literal["calibrated", "modelled"] = "modelled"
 
 
 def model_on_target(model: Model, target: Target, dims: Mapping[str, int], feeds: Feeds) -> Modelled:
     """Return latency and energy of one inference on the target, modelled.
 
-    The model is a profile of the target if one was made on this machine, else the roofline. Profiles are for
+    A profile predicts the latency if it holds on this machine, else the roofline does. Profiles are for
     onnxruntime.
     """
     transfer = target.transfer if target.backend.default == "ort" else None
     if transfer is not None and isinstance(model, OnnxModel) and find_foreign_profile(transfer) is None:
         run = measure_host_run(model.proto, feeds, work_s=transfer.work.value)
         latency_s = predict_latency_s(run, {kind: one.value for kind, one in transfer.ratios.items()})
-        mode = target.power.mode(target.power.default_mode)
-        return Modelled(latency_s * 1e3, mode.active.value * latency_s * 1e3, transfer.uncertainty.value)
-    uncertainty = target.costs.form_uncertainty
+        mode, uncertainty = target.power.mode(target.power.default_mode), transfer.uncertainty
+        source = target.source(uncertainty.source)
+        return Modelled(
+            latency_s * 1e3,
+            mode.active.value * latency_s * 1e3,
+            uncertainty.value,
+            f"{source.title}, {source.date}",
+            "calibrated" if uncertainty.status == "measured" else "modelled",
+        )
+    ratio_uncertainty, coefficients = target.costs.form_uncertainty, f"coefficients of {target.name}"
     try:
         work = model.node_costs(dims, float_outputs=target.backend.default == "tensorrt")
     except ModelError:
-        return Modelled(None, None, uncertainty)
+        return Modelled(None, None, ratio_uncertainty, coefficients)
     cost = model_cost(work, target)
-    return Modelled(cost.latency_s * 1e3, cost.energy_j * 1e3, uncertainty)
+    return Modelled(cost.latency_s * 1e3, cost.energy_j * 1e3, ratio_uncertainty, coefficients)
 
 
 def cost_of_nodes(model: Model, dims: Mapping[str, int]) -> list[NodeCost]:

@@ -72,6 +72,7 @@ def _target(run: Run) -> dict[str, Any]:
         "backend": run.request.backend,
         "form": target.quantization.form,
         "power_mode": None if len(target.power.modes) == 1 else target.power.default_mode,
+        "cost_source": _subject(run).modelled.source,
     }
 
 
@@ -130,7 +131,7 @@ def _latency_to_float(run: Run) -> dict[str, Any] | None:
         return None
     ratio = run.float_ratio(run.chosen)
     return {
-        "modelled": _figure(ratio.modelled, "modelled", run.request.target.name),
+        "modelled": _figure(ratio.modelled, run.chosen.modelled.latency_label, run.request.target.name),
         "uncertainty": ratio.uncertainty,
         "measured": _figure(ratio.here, "measured", "host"),
         "measured_to_source": _figure(ratio.here_to_source, "measured", "host"),
@@ -233,7 +234,9 @@ def _figures(run: Run, candidate: JudgedCandidate, held: HeldDrop | None) -> dic
     return {
         "size": _figure(costs["size"], "measured", "host"),
         "latency": _figure(
-            costs["latency"], "measured" if here else "modelled", "host" if here else target.name
+            costs["latency"],
+            "measured" if here else candidate.modelled.latency_label,
+            "host" if here else target.name,
         ),
         "host_latency": _figure(candidate.latency.median_s * 1e3, "measured", "host"),
         "memory": _memory(run, candidate),
@@ -338,7 +341,8 @@ def _varying(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
             "threads": run.request.threads,
             "label": "measured",
         },
-        "latency_on_target_ms": _figure(modelled.latency_ms, "modelled", run.request.target.name),
+        "latency_on_target_ms": _figure(modelled.latency_ms, modelled.latency_label, run.request.target.name),
         "energy_on_target_mj": _figure(modelled.energy_mj, "modelled", run.request.target.name),
+        "cost_source": modelled.source,
         "memory": shown["memory"],
     }

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, cast
 
 SCHEMA_ID = "https://edgekit.dev/report/v1"
 
-Label = Literal["measured", "modelled", "estimated"]
+Label = Literal["measured", "calibrated", "modelled", "estimated"]
 State = Literal["ok", "over", "not resolved", "not checked"]
 
 
@@ -29,6 +29,7 @@ class ReportedTarget(TypedDict):
     backend: str
     form: str
     power_mode: str | None
+    cost_source: str
 
 
 class ReportedTensor(TypedDict):

@@ -161,7 +161,7 @@ def show_latency_to_float(ratio: LatencyToFloat) -> str:
     parts = []
     if modelled["value"] is not None:
         uncertain = f"(may be off by {ratio['uncertainty']:.2g} x)"
-        parts.append(f"{modelled['value']:.2f} x modelled for {modelled['on']} {uncertain}")
+        parts.append(f"{modelled['value']:.2f} x {modelled['label']} for {modelled['on']} {uncertain}")
     if here is not None:
         parts.append(f"{here:.2f} x measured on this machine")
     return f"Latency against float32: {', '.join(parts) or MISSING}"

@@ -275,13 +275,16 @@ def _print_key(
     if report["sizes"]:
         sizes = f"Latency, memory and energy are for {show_sizes(report['sizes'])}"
         print_line(console, (sizes, "dim"))
+    labels = {one["figures"]["latency"]["label"] for one in report["candidates"]}
+    if labels & {"calibrated", "modelled"}:
+        print_line(console, (f"Costs of latency: {report['target']['cost_source']}", "dim"))
     words = []
     if any(candidate["chosen"] for candidate in shown):
         words.append("> chosen")
     if not all(candidate["meets"] for candidate in shown):
         words.append("x breaks a limit (!)")
     if None in shared.values():
-        words.append("mea. measured, mod. modelled, est. estimated")
+        words.append("mea. measured, cal. calibrated, mod. modelled, est. estimated")
     hidden = len(report["candidates"]) - len(shown)
     if hidden:
         words.append(f"{hidden} dominated not shown")

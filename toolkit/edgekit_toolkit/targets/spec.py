@@ -8,7 +8,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from edgekit_runtime.errors import TargetError
@@ -233,7 +233,7 @@ class Costs:
 class Transfer:
     """Converts times of one thread on a host to times on the device; `edgekit profile` measures it.
 
-    It holds on that host only.
+    Its ratios hold on that host only.
 
     Attributes:
         host: processor of the host.
@@ -242,6 +242,10 @@ class Transfer:
             tells how fast its processor was.
         ratios: time on the device over time on the host, for each kind of kernel.
         uncertainty: factor by which a latency may be off either way, at least 1.
+        device_engine: name and release of the engine on the device.
+        networks: digest of the calibration networks.
+        times: time of each calibration network on the device, by its name. They hold on any host: evidence
+            passes them on.
     """
 
     host: str
@@ -249,6 +253,9 @@ class Transfer:
     work: Figure
     ratios: Mapping[KernelKind, Figure]
     uncertainty: Figure
+    device_engine: str = ""  # profiles of an earlier release do not state these three
+    networks: str = ""
+    times: Mapping[str, Figure] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_figures(self, "s", "work")
@@ -260,6 +267,9 @@ class Transfer:
                 raise TargetError(f"ratios: expected {', '.join(get_args(KernelKind))}, got {kind!r}")
             if figure.unit != "1" or figure.value == 0:
                 raise TargetError(f"ratios.{kind}: expected a number above 0 of unit '1', got {figure}")
+        for name, figure in self.times.items():
+            if figure.unit != "s" or figure.value == 0:
+                raise TargetError(f"times.{name}: expected a time above 0 of unit 's', got {figure}")
         if self.uncertainty.value < 1:
             raise TargetError(f"uncertainty: expected a factor of at least 1, got {self.uncertainty.value}")
 

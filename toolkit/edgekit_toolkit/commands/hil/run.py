@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from edgekit_runtime.errors import BenchError
+from edgekit_runtime.errors import BenchError, CutError
+
+if TYPE_CHECKING:
+    from edgekit_hil.benches.bench_file import BenchSettings
 
 _OWN_FILE = Path("bench.yaml")
 
@@ -27,6 +31,11 @@ _OWN_FILE = Path("bench.yaml")
 @click.option(
     "--soak-seconds", type=click.IntRange(1), default=20, show_default=True, help="Length of the soak test."
 )
+@click.option(
+    "--profile-seconds", type=click.IntRange(5), default=60, show_default=True,
+    help="Length of the measurement of a real device for which packages are predicted by its own profile, if"
+    " it has none yet.",
+)  # fmt: skip
 def command(
     benches: tuple[str, ...],
     *,
@@ -34,8 +43,13 @@ def command(
     evidence: Path | None,
     junit: Path | None,
     soak_seconds: int,
+    profile_seconds: int,
 ) -> None:
-    """Run the tests, by pytest with labgrid underneath."""
+    """Run the tests, by pytest with labgrid underneath.
+
+    A real device whose target prefers onnxruntime is profiled before, unless it has a profile (`edgekit
+    profile`). The evidence keeps the times, by which `edgekit package` predicts latency on its class.
+    """
     import pytest
 
     import edgekit_hil
@@ -48,12 +62,13 @@ def command(
         raise BenchError(
             f"{_OWN_FILE} belongs to another user, and can run code; --bench {_OWN_FILE} takes it"
         )
-    for each in named:
-        find_bench(each)  # a malformed file is refused before anything begins
+    files = [find_bench(each) for each in named]  # a malformed file is refused before anything begins
     if not MODELS.is_dir():
         raise BenchError(
             f"the models that the tests install are in a checkout of edgekit, and {MODELS} is none"
         )
+    for each, file in zip(named, files, strict=True):
+        _profile_once(each, file.settings, profile_seconds)
     folder = Path(edgekit_hil.__file__).parent / "tests"
     arguments = [
         "-c",
@@ -78,3 +93,32 @@ def command(
         raise click.UsageError(f"-k {expression!r} fits no test")
     if code != pytest.ExitCode.OK:
         raise BenchError("a test failed or a named bench could not be used; the reasons stand above")
+
+
+def _profile_once(bench: str, settings: BenchSettings, seconds: float) -> None:
+    """Measure the profile of a real device of the user, unless a profile holds on this machine."""
+    from dataclasses import replace
+
+    from edgekit_toolkit.commands.hil.bench_machine import find_device
+    from edgekit_toolkit.commands.profile import measure_profile
+    from edgekit_toolkit.commands.progress import ProgressBar
+    from edgekit_toolkit.console import open_console
+    from edgekit_toolkit.measurement.host_run import find_foreign_profile
+    from edgekit_toolkit.targets.loader import find_user_targets, load_target
+
+    folder = find_user_targets()
+    target = load_target(settings.target, [folder])
+    if settings.kind != "real" or not settings.has_time or target.backend.default != "ort":
+        return
+    path = folder / f"{settings.profile_name}.toml"
+    if path.is_file():
+        transfer = load_target(str(path)).transfer
+        # A target that the user wrote under this name is kept.
+        if transfer is None or (transfer.times and find_foreign_profile(transfer) is None):
+            return
+    target = replace(target, name=settings.profile_name, aliases=(), transfer=None)
+    try:
+        with ProgressBar(open_console(stderr=True)) as progress, find_device(bench) as machine:
+            measure_profile(machine, target, path, seconds, progress.show)
+    except (BenchError, CutError) as error:  # the tests say what they lack
+        click.echo(f"bench '{settings.name}' has no profile: {error}", err=True)

@@ -13,6 +13,7 @@ COUNTED: ReportedFigure = {"value": 0, "label": "modelled", "on": "host"}
 
 _MEANING = {
     "measured": "taken on the machine named",
+    "calibrated": "a run on the host, times what networks took on a real device of this kind over the host",
     "modelled": "computed from a model of the device, with measured parts",
     "estimated": "a rough figure from the device class; measure before you rely on it",
 }
@@ -32,8 +33,8 @@ def badge(figure: ReportedFigure, *, what: str | None = None) -> Markup:
 
 
 def legend() -> Markup:
-    """Return the meaning of the three labels."""
-    labels: tuple[Label, ...] = ("measured", "modelled", "estimated")
+    """Return the meaning of the labels."""
+    labels: tuple[Label, ...] = ("measured", "calibrated", "modelled", "estimated")
     entries = [
         el("p", badge({"value": None, "label": label, "on": "where"}), f" {_MEANING[label]}")
         for label in labels

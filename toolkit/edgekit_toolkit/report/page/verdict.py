@@ -195,9 +195,13 @@ def _context(
 ) -> list[Markup]:
     """Return the context of a value: sizes, the source's size and score, host latency."""
     compared = _compared(report, name, value, subject)
-    if name not in {"latency", "memory", "energy"} or value is None or not report["sizes"]:
+    if name not in {"latency", "memory", "energy"} or value is None:
         return compared
-    return [*compared, el("p", el("span", f"for {show_sizes(report['sizes'])}"), class_="context")]
+    notes = [f"for {show_sizes(report['sizes'])}"] if report["sizes"] else []
+    label = None if subject is None else subject["figures"][name]["label"]
+    if label in {"calibrated", "modelled"}:
+        notes.append(f"costs: {report['target']['cost_source']}")
+    return [*compared, *(el("p", el("span", note), class_="context") for note in notes)]
 
 
 def _compared(

@@ -1,0 +1,115 @@
+"""Evidence of a real device turns the modelled latency of its class into a calibrated one."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from tests.hil.evidence_parts import EVIDENCE
+from tests.toolkit.package_run import edgekit, mlp, package, saved
+
+from edgekit_hil.evidence.evidence_file import Evidence, Figure, NetworkTimes, find_hil_folder, write_evidence
+from edgekit_runtime.errors import TargetError
+from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+from edgekit_toolkit.measurement.device_profile import digest_networks
+from edgekit_toolkit.pipeline import measured_costs
+from edgekit_toolkit.pipeline.measured_costs import find_costs
+from edgekit_toolkit.targets.loader import load_target
+
+pytestmark = pytest.mark.usefixtures("new_home")
+NETWORKS = make_calibration_networks()
+TIMES = NetworkTimes(
+    "2026-11-22", "onnxruntime 1.24.4", digest_networks(NETWORKS), dict.fromkeys(NETWORKS, 0.01)
+)
+MEASURED = dataclasses.replace(
+    EVIDENCE,
+    target="rpi4",
+    network_times=TIMES,
+    figures=(Figure("latency of a on ort", 2.0, "ms", "median of 50", "t", 2.2),),
+)
+
+
+@pytest.fixture(autouse=True)
+def short_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_costs, "HOST_S", 0.1)
+
+
+def keep(evidence: Evidence) -> None:
+    write_evidence(evidence, find_hil_folder() / "evidence")
+
+
+def report(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = package(
+        saved(mlp(), folder / "net.onnx"), folder / "out", "--json", target="rpi4"
+    ).json
+    return found
+
+
+def words(*arguments: str) -> str:
+    """Return what a command prints, without its line breaks."""
+    return " ".join(edgekit(*arguments).stdout.split())
+
+
+def test_package_predicts_by_the_evidence_of_a_real_device_and_names_it(tmp_path: Path) -> None:
+    keep(MEASURED)
+
+    found = report(tmp_path)
+
+    labels = {one["figures"]["latency"]["label"] for one in found["candidates"]}
+    assert labels == {"calibrated"}
+    assert {one["figures"]["energy"]["label"] for one in found["candidates"]} == {"modelled"}
+    assert found["target"]["cost_source"] == (
+        f"Pi 5, onnxruntime 1.24.4, evidence {MEASURED.file_name}, 2026-11-22"
+    )
+
+
+@pytest.mark.parametrize("kind", ["emulated", "simulated"])
+def test_package_does_not_take_the_times_of_an_emulated_device(
+    tmp_path: Path, kind: Literal["emulated", "simulated"]
+) -> None:
+    keep(dataclasses.replace(MEASURED, kind=kind))
+
+    found = report(tmp_path)
+
+    assert {one["figures"]["latency"]["label"] for one in found["candidates"]} == {"modelled"}
+    assert found["target"]["cost_source"] == "coefficients of rpi4"
+
+
+def test_newest_times_count_also_beside_a_later_run_without_any() -> None:
+    older = dataclasses.replace(MEASURED, date="2026-11-20T10:00:00+00:00")
+    later = dataclasses.replace(MEASURED, date="2026-11-25T10:00:00+00:00", network_times=None)
+    for evidence in (older, MEASURED, later):
+        keep(evidence)
+
+    assert find_costs(load_target("rpi4")) == MEASURED
+
+
+def test_times_of_other_networks_are_not_used() -> None:
+    keep(dataclasses.replace(MEASURED, network_times=dataclasses.replace(TIMES, networks="another")))
+
+    assert find_costs(load_target("rpi4")) is None
+
+
+def test_target_with_another_engine_or_several_power_modes_has_no_use_for_times() -> None:
+    keep(dataclasses.replace(MEASURED, target="jetson-orin-nano"))
+
+    assert find_costs(load_target("jetson-orin-nano")) is None
+
+
+def test_times_of_networks_that_did_not_run_here_are_refused() -> None:
+    missing = dict(list(TIMES.seconds.items())[1:])
+    keep(dataclasses.replace(MEASURED, network_times=dataclasses.replace(TIMES, seconds=missing)))
+
+    with pytest.raises(TargetError, match="other calibration networks"):
+        measured_costs.take_measured_costs(load_target("rpi4"), lambda *_: None)
+
+
+def test_targets_say_on_which_device_and_when_costs_were_measured() -> None:
+    assert "modelled by the coefficients below" in words("targets", "rpi4")
+    keep(MEASURED)
+
+    shown = words("targets", "rpi4")
+
+    assert "Latency is calibrated: measured on Pi 5 by bench desk, 2026-11-22" in shown
+    assert "the latency of 1 whole models was predicted, +10% off at worst" in shown
+    assert "2026-11-22" in words("targets")

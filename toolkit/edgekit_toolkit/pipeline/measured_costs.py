@@ -1,0 +1,48 @@
+"""Costs that runs on a device of the target's class have measured: they take the place of coefficients."""
+
+from edgekit_hil.evidence.evidence_file import Evidence, read_measured_costs
+from edgekit_toolkit.measurement.arithmetic import measures_here
+from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+from edgekit_toolkit.measurement.device_profile import (
+    HOST_S,
+    SOURCE,
+    DeviceTimes,
+    add_profile,
+    digest_networks,
+    run_networks_here,
+)
+from edgekit_toolkit.pipeline.request import Progress
+from edgekit_toolkit.targets.figures import Source
+from edgekit_toolkit.targets.spec import Target
+
+
+def find_costs(target: Target) -> Evidence | None:
+    """Return the evidence whose times predict latency on a target, or None.
+
+    A target with a profile of its own keeps that one. Evidence does not state a power mode, so it counts only
+    for targets with one.
+    """
+    if target.transfer is not None or target.backend.default != "ort" or len(target.power.modes) > 1:
+        return None
+    return read_measured_costs(target.name, digest_networks(make_calibration_networks()))
+
+
+def take_measured_costs(target: Target, show: Progress) -> Target:
+    """Return the target with the costs that evidence has measured, if there is any.
+
+    Args:
+        target: target of a package.
+        show: called with a description of each step.
+    """
+    if measures_here(target) or (evidence := find_costs(target)) is None:
+        return target
+    times = evidence.network_times
+    assert times is not None  # noqa: S101  # `find_costs` asks for it
+    source = Source(
+        SOURCE,
+        f"{evidence.device.model}, {times.engine}, evidence {evidence.file_name}",
+        times.date,
+        derivation=f"networks measured by bench {evidence.bench}",
+    )
+    there = DeviceTimes(times.engine, times.networks, times.seconds, is_real=True, source=source)
+    return add_profile(target, run_networks_here(HOST_S, show), there)[0]
