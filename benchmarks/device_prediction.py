@@ -1,61 +1,78 @@
-"""Latency on a slowed device, predicted from runs here after a calibration, beside what was measured there.
+"""Latency and peak memory on a slowed device: predicted here, beside what was measured there.
 
     PYTHONPATH=device_runtime:toolkit:offload:fleet:hil .venv/bin/python benchmarks/device_prediction.py \
-        [--share 0.2 ...] [--json FILE] [MODEL.onnx ...]
+        [--folder ../shared/models/models] [--only NAME ...] [--share 0.33 0.2 0.1] [--seconds 50] \
+        [--json FILE]
 
-The device is emulated: a share of one processor of this machine (needs root). Ratios are fitted on
-`calibration_networks`; the models shown took no part in it. About two minutes a share.
+Models: models/tiny and those of `--folder`. The device is emulated (needs root).
+
+- Latency, on a share of one processor of this machine: ratios are fitted on `calibration_networks`; the
+  models shown took no part in it. ONNX models only: a profile is of onnxruntime.
+- Peak memory, on the bench `constrained`: what `edgekit package` states, beside the peak of a process there
+  that opens the model and runs it. For a .tflite both are measured, each in a process of its own.
+
+Three shares take about 10 minutes for 16 models at rest; `--seconds` is the length of one measurement.
 """
+
+import telemetry_off  # noqa: F401
 
 import argparse
 import json
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import onnx
-
+from edgekit_hil.benches.bench_file import find_bench
+from edgekit_hil.benches.opening import open_bench
+from edgekit_hil.tests.test_figures import measure
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_batches
 from edgekit_runtime.remote.measurement.job_runner import make_inputs
-from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings
-from edgekit_runtime.system.processor_speed import SpeedGate
 from edgekit_toolkit.costs.device_transfer import fit_ratios, predict_latency_s
+from edgekit_toolkit.evaluation.judge import find_memory
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+from edgekit_toolkit.measurement.device_profile import HostRuns, run_networks_here
 from edgekit_toolkit.measurement.host_run import measure_host_run
-from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.models.ort_session import session_for
+from edgekit_toolkit.samples.generated import generate_feeds
+from edgekit_toolkit.targets.loader import load_target
+from memory_estimate import Case, load, write
+from results import machine
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = (ROOT / "models/tiny", ROOT.parent / "shared/models/models")
+GOAL = 0.1
+MB = 1e6
 
 
-def find_models(named: Sequence[Path]) -> dict[str, onnx.ModelProto]:
-    paths = list(named) or [path for folder in FOLDERS for path in sorted(folder.glob("*.onnx"))]
-    return {path.stem: onnx.load(path) for path in paths}
+def find_models(folders: Sequence[Path], only: Sequence[str]) -> list[Case]:
+    paths = [
+        path
+        for folder in folders
+        for path in sorted(folder.iterdir())
+        if path.suffix in {".onnx", ".tflite"} and (not only or path.name in only or path.stem in only)
+    ]
+    return [load(path) for path in paths]
 
 
-def feeds_of(model: onnx.ModelProto) -> Feeds:
-    return make_inputs(create_session(model.SerializeToString(), make_settings(OrtOptions()), ()))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", type=Path)
-    parser.add_argument("--share", type=float, nargs="+", default=[0.33, 0.2, 0.1])
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    networks, models = make_calibration_networks(), find_models(args.models)
-    everything = networks | models
-    work_s = SpeedGate().usual_s
-    here = {
-        name: measure_host_run(model, feeds_of(model), work_s=work_s, seconds=1.0)
-        for name, model in everything.items()
-    }
-    found = []
-    for share in args.share:
-        machine = Machine.parse(f"local@{share:.0%}")
-        graphs = [RunnableGraph(model.SerializeToString()) for model in everything.values()]
-        measured = time_batches(machine, graphs, seconds=50)
-        there = dict(zip(everything, measured.timings, strict=True))
-        fitted = fit_ratios([here[name] for name in networks], [there[name].seconds for name in networks])
+def predict_latencies(
+    models: Mapping[str, OnnxModel], shares: Sequence[float], seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Print a table for each share; yields its rows."""
+    networks = make_calibration_networks()
+    here: HostRuns = run_networks_here(len(networks), lambda *_: None)
+    runs = dict(here.runs)
+    for name, model in models.items():
+        feeds = make_inputs(session_for(model.proto, threads=1))
+        runs[name] = measure_host_run(model.proto, feeds, work_s=here.work_s)
+    graphs = [RunnableGraph(each.SerializeToString()) for each in networks.values()]
+    graphs += [RunnableGraph(model.proto.SerializeToString()) for model in models.values()]
+    for share in shares:
+        measured = time_batches(Machine.parse(f"local@{share:.0%}"), graphs, seconds=seconds)
+        there = dict(zip(runs, measured.timings, strict=True))
+        fitted = fit_ratios(
+            [here.runs[name] for name in networks], [there[name].seconds for name in networks]
+        )
         print(
             f"\n{share:.0%} of one processor; a network left out of the fit: off by"
             f" {fitted.uncertainty:.2f} x at most"
@@ -65,28 +82,84 @@ def main() -> None:
         print("| --- | --- | --- | --- | --- | --- |")
         errors = []
         for name in models:
-            predicted_s, timing = predict_latency_s(here[name], fitted.ratios), there[name]
+            predicted_s, timing = predict_latency_s(runs[name], fitted.ratios), there[name]
             errors.append(predicted_s / timing.seconds - 1)
-            cells = (here[name].whole_s * 1e3, predicted_s * 1e3, timing.seconds * 1e3)
+            cells = [1e3 * each for each in (runs[name].whole_s, predicted_s, timing.seconds)]
             print(
-                f"| {name} | "
-                + " | ".join(f"{cell:.3g}" for cell in cells)
-                + f" | {100 * errors[-1]:+.1f} | {100 * timing.spread:.1f} |"
+                f"| {name} | {' | '.join(f'{cell:.3g}' for cell in cells)} | {errors[-1]:+.1%}"
+                f" | {timing.spread:.1%} |"
             )
-            found.append(
-                {
-                    "share": share,
-                    "model": name,
-                    "here_s": here[name].whole_s,
-                    "predicted_s": predicted_s,
-                    "measured_s": timing.seconds,
-                }
+            yield {
+                "share": share,
+                "model": name,
+                "here_s": runs[name].whole_s,
+                "predicted_s": predicted_s,
+                "measured_s": timing.seconds,
+                "spread": timing.spread,
+                "error": errors[-1],
+            }
+        print_summary(f"latency at {share:.0%}", errors)
+        left_out = dict(zip(networks, fitted.errors, strict=True))
+        print(", ".join(f"{name} {error:+.1%}" for name, error in left_out.items()), flush=True)
+
+
+def predict_memory(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
+    """Print a table of peak memory on the bench `constrained`; yields its rows."""
+    target, errors = load_target("x86-64"), []
+    print("\n| model | stated, MB | engine's part | peak on `constrained`, MB | error, % |")
+    print("| --- | --- | --- | --- | --- |")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_bench(find_bench("constrained")) as bench,
+        bench.open_folder("prediction", "benchmarks/device_prediction.py") as device,
+    ):
+        for case in cases:
+            feeds = generate_feeds(case.model.specs()[0], 1, 0, case.dims)[0]
+            stated = find_memory(case.model, target, case.dims, feeds)
+            if isinstance(stated, str):
+                print(f"| {case.name} | {stated} | | | |", flush=True)
+                continue
+            package = write(Path(folder), case.model, feeds)
+            if not errors:
+                (key,) = (Path(folder) / "keys").glob("*.pub.pem")
+                device.edgekit("keys", "trust", device.put(key, "bench.pub.pem"))
+            peak_bytes = measure(device, package, 1.0)["peak_bytes"]
+            errors.append(stated.total_bytes / peak_bytes - 1)
+            cells = [each / MB for each in (stated.total_bytes, stated.engine_bytes, peak_bytes)]
+            print(
+                f"| {case.name} | {' | '.join(f'{cell:.1f}' for cell in cells)} | {errors[-1]:+.1%} |",
+                flush=True,
             )
-        within = sum(abs(error) <= 0.1 for error in errors)
-        print(f"within 10 %: {within} of {len(errors)}")
-        for name, error in zip(networks, fitted.errors, strict=True):
-            print(f"   {name:24} {100 * error:+.1f} {there[name].spread * 100:.0f}")
+            yield {
+                "model": case.name,
+                "stated_bytes": stated.total_bytes,
+                "engine_bytes": stated.engine_bytes,
+                "peak_bytes": peak_bytes,
+                "error": errors[-1],
+            }
+    print_summary("peak memory", errors)
+
+
+def print_summary(what: str, errors: Sequence[float]) -> None:
+    within = sum(abs(error) <= GOAL for error in errors)
+    worst = max(errors, key=abs)
+    print(f"{what}: within {GOAL:.0%}: {within} of {len(errors)}; worst {worst:+.1%}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--folder", type=Path, action="append", default=[], help="further models")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these models alone")
+    parser.add_argument("--share", type=float, nargs="*", default=[0.33, 0.2, 0.1])
+    parser.add_argument("--seconds", type=float, default=50.0, help="length of a measurement of latency")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    cases = find_models([ROOT / "models/tiny", *args.folder], args.only)
+    onnx_models = {case.name: case.model for case in cases if isinstance(case.model, OnnxModel)}
+    memory = list(predict_memory(cases))
+    latency = list(predict_latencies(onnx_models, args.share, args.seconds)) if args.share else []
     if args.json:
+        found = {"machine": machine(), "latency": latency, "memory": memory}
         args.json.write_text(json.dumps(found, indent=1))
 
 

@@ -116,10 +116,11 @@ def load(path: Path, shape: Sequence[int] = ()) -> Case:
 
 def int8(case: Case, folder: Path) -> Case | None:
     """The int8 form of a model, or None where it cannot be made."""
-    assert isinstance(case.model, onnx.ModelProto)
+    assert isinstance(case.model, OnnxModel)
     # Per-channel scales need opset 13.
-    versions = [item.version for item in case.model.opset_import if item.domain == ""]
-    model = case.model if max(versions) >= 13 else onnx.version_converter.convert_version(case.model, 13)
+    model = case.model.proto
+    if max(item.version for item in model.opset_import if item.domain == "") < 13:
+        model = onnx.version_converter.convert_version(model, 13)
     source, prepared, target = (
         folder / f"{case.name}-{step}.onnx" for step in ("source", "prepared", "int8")
     )
@@ -139,7 +140,7 @@ def int8(case: Case, folder: Path) -> Case | None:
     except Exception as error:  # whatever the quantizer cannot do
         skip(f"{case.name} int8", f"cannot be made: {str(error)[:100]}")
         return None
-    return Case(f"{case.name} int8", onnx.load(target), case.dims)
+    return Case(f"{case.name} int8", OnnxModel(onnx.load(target)), case.dims)
 
 
 def cases(shared: Path, ocr: Path | None) -> Iterator[Case]:

@@ -111,5 +111,5 @@ def test_targets_say_on_which_device_and_when_costs_were_measured() -> None:
     shown = words("targets", "rpi4")
 
     assert "Latency is calibrated: measured on Pi 5 by bench desk, 2026-11-22" in shown
-    assert "1 latencies of whole models were predicted, +10% off at worst" in shown
+    assert "predicted 1 latencies of whole models, +10% off at worst" in shown
     assert " costs " in words("targets")

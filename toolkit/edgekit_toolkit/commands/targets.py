@@ -140,7 +140,7 @@ def _describe_costs(target: Target) -> str:
     )
     if errors := costs.latency_errors:
         worst = max(errors, key=abs)
-        text += f" In that run, {len(errors)} latencies of whole models were predicted, {worst:+.0%} off at worst."
+        text += f" That run predicted {len(errors)} latencies of whole models, {worst:+.0%} off at worst."
     return f"{text} {energy}"
 
 
