@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import cycle, islice
 from pathlib import Path
@@ -25,7 +26,8 @@ from edgekit_hil.tests.booted_machine import (
     FIRST,
     MODEL,
     SECOND,
-    CutInUpdate,
+    UPDATE_EVENTS,
+    InterruptedUpdate,
     Outcome,
     ServiceMachine,
     try_event,
@@ -34,11 +36,17 @@ from edgekit_hil.tests.host_side import Fleet, HostSide
 from edgekit_hil.tests.models import PackageMaker
 from edgekit_runtime.errors import BenchError
 
-_IN_UPDATE: Final = "power cut in an update by a fleet"
+ALL: Final = (*EVENTS, *UPDATE_EVENTS)
 
 
-def run_events(count: int, seconds: float) -> tuple[list[Outcome], list[str]]:
-    """Return the outcomes of `count` events, and the messages of those after which nothing served."""
+def run_events(names: Sequence[str], count: int, seconds: float) -> tuple[list[Outcome], list[str]]:
+    """Return the outcomes of `count` events, and the messages of those after which nothing served.
+
+    Args:
+        names: events to try, in turn.
+        count: how many events.
+        seconds: when the last one may begin.
+    """
     outcomes, failures = [], []
     with contextlib.ExitStack() as held:
         bench = held.enter_context(open_bench(find_bench("arm64-booted")))
@@ -49,9 +57,13 @@ def run_events(count: int, seconds: float) -> tuple[list[Outcome], list[str]]:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
         fleet = Fleet(HostSide(bench), folder, maker.home)
         held.enter_context(fleet.up())
-        events = {**EVENTS, _IN_UPDATE: CutInUpdate(fleet, packages[SECOND], target)}
+        updates = {
+            name: InterruptedUpdate(fleet, packages[SECOND], target, interrupt)
+            for name, interrupt in UPDATE_EVENTS.items()
+        }
+        events = {**EVENTS, **updates}
         end_s = time.monotonic() + seconds
-        for number, event in enumerate(islice(cycle(events), count)):
+        for number, event in enumerate(islice(cycle(names), count)):
             if time.monotonic() > end_s:
                 break
             try:
@@ -70,12 +82,13 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=14_400, help="begin none later; default: %(default)s"
     )
+    parser.add_argument("--event", action="append", choices=ALL, metavar="NAME", help="default: all, in turn")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    outcomes, failures = run_events(arguments.count, arguments.seconds)
+    outcomes, failures = run_events(arguments.event or ALL, arguments.count, arguments.seconds)
     print("| event | times | right | until it answers, s, at most | until systemd restarts it, s, at most |")
     print("|---|---|---|---|---|")
-    for event in (*EVENTS, _IN_UPDATE):
+    for event in ALL:
         of_event = [each for each in outcomes if each.event == event]
         if of_event:
             right = sum(each.is_right for each in of_event)

@@ -4,6 +4,7 @@
 `EVENTS` begins there and does something to the machine; then the right version must serve again.
 """
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -22,8 +23,10 @@ _SERVING: Final = "serving"
 _SETTLE_S: Final = 240.0  # a boot and a start of the service, on a machine under load
 _SHORT_WATCHDOG_US: Final = 10_000_000
 _BEFORE_PANIC_S: Final = 3  # for the shell that ordered it
+_BEFORE_REBOOT_S: Final = 1  # likewise; systemd also ends the shell
 _ROLLOUT_S: Final = 240.0
 _INSTALL_S: Final = 12.0  # an installation takes about that long here
+_AFTER_BEGIN_S: Final = 5.0  # of an update by a fleet, which reports its begin late
 _AS_EDGEKIT: Final = (
     "runuser -u edgekit -- env EDGEKIT_STATE=/var/lib/edgekit EDGEKIT_HOME=/etc/edgekit"
     " EDGEKIT_CACHE=/var/cache/edgekit"
@@ -153,6 +156,32 @@ class ServiceMachine:
         self._machine.cycle()
         self.reconnect()
 
+    def read_boot(self) -> str:
+        """Return the id of the present boot."""
+        return self.run("cat /proc/sys/kernel/random/boot_id")
+
+    def wait_boot(self, before: str) -> None:
+        """Connect again once the machine has booted after the boot `before`.
+
+        Raises:
+            BenchError: it has not booted within four minutes.
+        """
+        deadline = time.monotonic() + _SETTLE_S
+        while time.monotonic() < deadline:
+            # The connection ends at any moment while the machine goes down; labgrid has no class for that.
+            with contextlib.suppress(Exception):
+                self.reconnect()
+                if self.read_boot() != before:
+                    return
+            time.sleep(0.5)
+        raise BenchError("the machine did not boot again")
+
+    def reboot(self) -> None:
+        """Reboot by systemd, which stops each unit, and connect when the machine is up again."""
+        before = self.read_boot()
+        self.run(f"(sleep {_BEFORE_REBOOT_S}; systemctl reboot) >/dev/null 2>&1 &")
+        self.wait_boot(before)
+
     def read_times(self) -> dict[str, float]:
         """Return when the service ended and started, in seconds of the machine's clock, and its process."""
         names = ("ExecMainStartTimestampMonotonic", "InactiveEnterTimestampMonotonic", "MainPID", "NRestarts")
@@ -201,55 +230,72 @@ def limit_memory(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
     return (FIRST,)
 
 
-def cut_power_in_installation(machine: ServiceMachine, rng: random.Random) -> tuple[str, ...]:
-    """Cut the power at any point of an installation of the second version, or shortly after it."""
+def _install_for_a_while(machine: ServiceMachine, rng: random.Random) -> tuple[str, ...]:
+    """Return at any point of an installation of the second version, or shortly after it.
+
+    Returns:
+        The versions that may serve after an end of the machine at this moment.
+    """
     install = (
         f"{_AS_EDGEKIT} edgekit-device install /srv/packages/{SECOND}.edgepkg && sync && touch /run/installed"
     )
     machine.run(f"systemd-run --quiet --unit=installing sh -c '{install}'")
     time.sleep(rng.uniform(0, _INSTALL_S))
     installed = machine.run("test -e /run/installed && echo yes || true") == "yes"
-    machine.cut_power()
     return (SECOND,) if installed else (FIRST, SECOND)
+
+
+def cut_power_in_installation(machine: ServiceMachine, rng: random.Random) -> tuple[str, ...]:
+    """Cut the power at any point of an installation of the second version, or shortly after it."""
+    expected = _install_for_a_while(machine, rng)
+    machine.cut_power()
+    return expected
+
+
+def reboot_in_installation(machine: ServiceMachine, rng: random.Random) -> tuple[str, ...]:
+    """Reboot in order at any point of an installation of the second version, or shortly after it."""
+    expected = _install_for_a_while(machine, rng)
+    machine.reboot()
+    return expected
 
 
 def panic(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
     """Let the kernel panic; the watchdog of the board must reset the machine."""
     manager = "org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
     machine.run(f"busctl set-property {manager} RuntimeWatchdogUSec t {_SHORT_WATCHDOG_US}")
-    boot = machine.run("cat /proc/sys/kernel/random/boot_id; sync")
-    machine.run(f"(sleep {_BEFORE_PANIC_S}; echo c >/proc/sysrq-trigger) >/dev/null 2>&1 &")
-    time.sleep(2 * _BEFORE_PANIC_S)
-    machine.reconnect()
-    if machine.run("cat /proc/sys/kernel/random/boot_id") == boot:
-        raise BenchError("the machine did not boot again")
+    boot = machine.read_boot()
+    machine.run(f"sync; (sleep {_BEFORE_PANIC_S}; echo c >/proc/sysrq-trigger) >/dev/null 2>&1 &")
+    machine.wait_boot(boot)
     return (FIRST,)
 
 
 @dataclass(frozen=True, slots=True)
-class CutInUpdate:
-    """The event that the power fails while a fleet updates the machine to the second version.
+class InterruptedUpdate:
+    """The event that the machine goes down while a fleet updates it to the second version.
 
     Attributes:
         fleet: running fleet.
         package: package of the second version.
         target: target of the machine.
+        interrupt: brings the machine down, and returns when it is up again.
     """
 
     fleet: Fleet
     package: Path
     target: str
+    interrupt: Callable[[ServiceMachine], None]
 
     def __call__(self, machine: ServiceMachine, rng: random.Random) -> tuple[str, ...]:
-        """Cut the power in an update, and wait until the fleet has ended its rollout."""
+        """Interrupt an update, and wait until the fleet has ended its rollout."""
         name = f"booted-{rng.getrandbits(32):08x}"
         machine.join_fleet(self.fleet.invite(name), self.target)
         self.fleet.start_rollout(name, self.package, to=f"bench={name}")
         self.fleet.wait_begun(name)
-        machine.cut_power()
+        time.sleep(rng.uniform(0, _AFTER_BEGIN_S))
+        self.interrupt(machine)
         ended = self.fleet.wait_ended(name, _ROLLOUT_S)
         if ended["state"] != "succeeded":
-            raise BenchError(f"the rollout did not go on after the power cut: {ended}")
+            raise BenchError(f"the rollout did not go on after the boot: {ended}")
         machine.run("systemctl is-active edgekit-agent")
         return (SECOND,)
 
@@ -260,8 +306,14 @@ EVENTS: Final[Mapping[str, Event]] = {
     "out of memory: another program": exhaust_memory,
     "out of memory: the service": limit_memory,
     "power cut in an installation": cut_power_in_installation,
+    "reboot in an installation": reboot_in_installation,
     "kernel panic": panic,
 }
+UPDATE_EVENTS: Final[Mapping[str, Callable[[ServiceMachine], None]]] = {
+    "power cut in an update by a fleet": ServiceMachine.cut_power,
+    "reboot in an update by a fleet": ServiceMachine.reboot,
+}
+"""How the machine goes down in an `InterruptedUpdate`, by the name of the event."""
 _ENDS_SERVICE: Final = {"kill -9", "service hangs", "out of memory: the service"}
 
 
@@ -271,7 +323,7 @@ def try_event(machine: ServiceMachine, name: str, event: Event, seed: int) -> Ou
     Args:
         machine: machine on which it happens.
         name: name of the event.
-        event: one of `EVENTS`, or a `CutInUpdate`.
+        event: one of `EVENTS`, or an `InterruptedUpdate`.
         seed: seed of its random choices.
 
     Raises:

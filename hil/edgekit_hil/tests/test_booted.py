@@ -16,7 +16,8 @@ from edgekit_hil.tests.booted_machine import (
     FIRST,
     MODEL,
     SECOND,
-    CutInUpdate,
+    UPDATE_EVENTS,
+    InterruptedUpdate,
     ServiceMachine,
     try_event,
 )
@@ -25,8 +26,8 @@ from edgekit_hil.tests.host_side import Fleet, HostSide, require_mosquitto
 from edgekit_hil.tests.models import PackageMaker
 
 _DOWNLOAD_BYTES = 1 << 20
-# Cut after 7.5, 1.6, 11.5 and 2.9 s of an installation of about 12 s.
-_SEEDS = {"power cut in an installation": (5, 1, 2, 3)}
+# After 7.5, 1.6, 11.5 and 2.9 s of an installation of about 12 s.
+_SEEDS = {"power cut in an installation": (5, 1, 2, 3), "reboot in an installation": (5, 1)}
 
 
 def require_booted(bench: Bench) -> None:
@@ -64,7 +65,7 @@ def test_right_version_serves_after_event(
     assert outcome.is_right, outcome
     method = "emulated machine, wall clock"
     if event in _SEEDS:
-        method += f"; random moment {seed} of {len(_SEEDS[event])}, version {outcome.version} serves"
+        method += f"; random moment {seed}, version {outcome.version} serves"
     evidence(f"until the service answers after: {event}", outcome.seconds, "s", method)
     if outcome.restart_s is not None:
         assert 0.0 < outcome.restart_s < 10.0, outcome  # the unit says 100 ms; the machine is emulated
@@ -72,20 +73,27 @@ def test_right_version_serves_after_event(
 
 
 @pytest.mark.usefixtures("working_bench")
-def test_update_of_a_fleet_goes_on_after_a_power_cut_in_its_middle(
-    bench: Bench, machine: ServiceMachine, packages: PackageMaker, evidence: Recorder, tmp_path: Path
+@pytest.mark.parametrize("interruption", UPDATE_EVENTS)
+def test_update_of_a_fleet_goes_on_after_the_machine_went_down_in_its_middle(
+    bench: Bench,
+    machine: ServiceMachine,
+    packages: PackageMaker,
+    evidence: Recorder,
+    tmp_path: Path,
+    interruption: str,
 ) -> None:
-    """The power fails while the agent updates a model; its unit starts again, and the update ends."""
+    """The machine goes down while the agent updates a model; its unit starts again, and the update ends."""
     require_mosquitto()
     target = bench.file.settings.target
     fleet = Fleet(HostSide(bench), tmp_path, packages.home)
     with fleet.up():
-        event = CutInUpdate(fleet, packages.make(MODEL, target, "ort", SECOND), target)
-        outcome = try_event(machine, "power cut in an update", event, seed=1)
+        package = packages.make(MODEL, target, "ort", SECOND)
+        event = InterruptedUpdate(fleet, package, target, UPDATE_EVENTS[interruption])
+        outcome = try_event(machine, interruption, event, seed=1)
 
     assert outcome.is_right, outcome
     method = "from the first word of the fleet, with the boot; emulated machine, wall clock"
-    evidence("until the service answers after: power cut in an update", outcome.seconds, "s", method)
+    evidence(f"until the service answers after: {interruption}", outcome.seconds, "s", method)
 
 
 @pytest.fixture
