@@ -10,10 +10,10 @@ from tests.toolkit.package_run import edgekit, mlp, package, saved
 
 from edgekit_hil.evidence.evidence_file import Evidence, Figure, NetworkTimes, find_hil_folder, write_evidence
 from edgekit_runtime.errors import TargetError
+from edgekit_toolkit.measurement import measured_costs
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
 from edgekit_toolkit.measurement.device_profile import digest_networks
-from edgekit_toolkit.pipeline import measured_costs
-from edgekit_toolkit.pipeline.measured_costs import find_costs
+from edgekit_toolkit.measurement.measured_costs import find_costs
 from edgekit_toolkit.targets.loader import load_target
 
 pytestmark = pytest.mark.usefixtures("new_home")

@@ -191,10 +191,10 @@ def _search(
 ) -> tuple[Report, list[Path]]:
     """Search and write; returns the report and its files."""
     from edgekit_toolkit.commands.progress import ProgressBar
+    from edgekit_toolkit.measurement.measured_costs import take_measured_costs
     from edgekit_toolkit.packaging.next_version import find_free_version
     from edgekit_toolkit.packaging.signing_keys import load_signer
     from edgekit_toolkit.pipeline.engine_tournament import search_engines
-    from edgekit_toolkit.pipeline.measured_costs import take_measured_costs
     from edgekit_toolkit.pipeline.publish import output_folder
     from edgekit_toolkit.pipeline.search import search, with_measured_memory
     from edgekit_toolkit.pipeline.variants import carry_variants

@@ -117,7 +117,7 @@ def _find_costs(target: Target) -> Evidence | None:
 
     if read_measured_costs(target.name) is None:
         return None  # without the slow import
-    from edgekit_toolkit.pipeline.measured_costs import find_costs
+    from edgekit_toolkit.measurement.measured_costs import find_costs
 
     return find_costs(target)
 

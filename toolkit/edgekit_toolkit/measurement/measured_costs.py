@@ -1,5 +1,7 @@
 """Costs that runs on a device of the target's class have measured: they take the place of coefficients."""
 
+from collections.abc import Callable
+
 from edgekit_hil.evidence.evidence_file import Evidence, read_measured_costs
 from edgekit_toolkit.measurement.arithmetic import measures_here
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
@@ -11,7 +13,6 @@ from edgekit_toolkit.measurement.device_profile import (
     digest_networks,
     run_networks_here,
 )
-from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.targets.figures import Source
 from edgekit_toolkit.targets.spec import Target
 
@@ -27,7 +28,7 @@ def find_costs(target: Target) -> Evidence | None:
     return read_measured_costs(target.name, digest_networks(make_calibration_networks()))
 
 
-def take_measured_costs(target: Target, show: Progress) -> Target:
+def take_measured_costs(target: Target, show: Callable[..., None]) -> Target:
     """Return the target with the costs that evidence has measured, if there is any.
 
     Args:
