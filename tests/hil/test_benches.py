@@ -142,7 +142,7 @@ def test_error_in_a_run_does_not_break_a_real_bench(tmp_path: Path, error: type[
     assert lock.describe() is None
 
 
-def test_bench_that_is_made_anew_does_not_stay_broken(tmp_path: Path) -> None:
+def test_bench_that_each_run_creates_does_not_stay_broken(tmp_path: Path) -> None:
     lock = BenchLock.of(read_bench(write_bench(tmp_path / "a.yaml", resources={})))
     with lock.hold(keeps_state=False):
         lock.mark_broken("no answer")

@@ -18,7 +18,7 @@ SHIPPED: Final = Path(__file__).parent
 
 _SECTION: Final = "edgekit"
 _SERVICE: Final = "NetworkService"
-_MADE_ANEW: Final = {"BootedMachineDriver", "QEMUDriver"}
+_MAKES_DEVICE: Final = {"BootedMachineDriver", "QEMUDriver"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def read_bench(path: Path) -> BenchFile:
     main = _find_main(sections)
     if main is None:
         raise BenchError(f"{path}: the section 'targets:' needs a target 'main' with 'drivers:'")
-    place = None if _MADE_ANEW & set(_list_entries(main.get("drivers"))) else _find_place(main)
+    place = None if _MAKES_DEVICE & set(_list_entries(main.get("drivers"))) else _find_place(main)
     return BenchFile(path, settings, place or settings.name, place is not None)
 
 

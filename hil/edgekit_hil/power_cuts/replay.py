@@ -18,7 +18,7 @@ _REPAIRED: Final = (0, 1, 2)  # exit codes of e2fsck
 
 
 class Replay:
-    """Replays cuts of one recording, cheapest in order of time.
+    """Replays cuts of one recording, in the order of time.
 
     Attributes:
         mended: how many file systems needed a repair first, as a device does at its start.

@@ -59,7 +59,8 @@ class Outcome:
         expected: versions that may serve.
         restart_s: time from the end of the service to the start of its next process, by the machine's clock;
             None if it should not end, or the machine booted.
-        seconds: time from the event to the first answer, by this machine's clock.
+        seconds: time from the begin of the event to the first answer, by this machine's clock; it includes
+            what the event interrupts, such as an installation.
     """
 
     event: str
@@ -214,7 +215,7 @@ def exhaust_memory(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]
     machine.run(f"{hog}; [ $? = 137 ]")
     after = machine.read_times()["MainPID"]
     if before != after:
-        raise BenchError("the kernel killed the service in the place of the program that took all memory")
+        raise BenchError("the kernel killed the service instead of the program that took all memory")
     return (FIRST,)
 
 

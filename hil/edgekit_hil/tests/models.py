@@ -18,6 +18,7 @@ from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]  
 
 import edgekit_hil
 import edgekit_runtime
+from edgekit_hil.evidence.evidence_file import list_committed
 from edgekit_hil.images.programs import run_checked
 from edgekit_hil.tests import large_model
 from edgekit_hil.tests.bench_target import TOOLKIT
@@ -185,7 +186,7 @@ class PackageMaker:
 
 
 def _hash_sources() -> str:
-    """Return a digest of the sources of packages: models, runtime, toolkit, installed versions."""
+    """Return a digest of the sources of packages: models, runtime, toolkit, versions, measured costs."""
     runtime = Path(edgekit_runtime.__file__).parent
     beside = [
         runtime.parent / "edgekit_toolkit",
@@ -193,7 +194,11 @@ def _hash_sources() -> str:
     ]  # in a release, in a checkout
     versions = sorted(f"{each.name}=={each.version}" for each in distributions())
     digest = hashlib.sha256("\n".join(versions).encode())
-    for folder in (MODELS, runtime, *beside):
-        for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.toml"), *folder.rglob("*.onnx"))):
-            digest.update(path.name.encode() + path.read_bytes())
+    paths = [
+        path
+        for folder in (MODELS, runtime, *beside)
+        for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.toml"), *folder.rglob("*.onnx")))
+    ]
+    for path in (*paths, Path(large_model.__file__), *sorted(list_committed().glob("*.json"))):
+        digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
