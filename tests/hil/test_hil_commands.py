@@ -337,4 +337,4 @@ def test_targets_show_what_was_seen(folder: Path, capsys: pytest.CaptureFixture[
 def test_target_without_evidence_says_that_it_is_modelled(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["targets", "rpi-zero-2w"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Latency and energy are modelled by the coefficients below. No run on a bench yet" in shown
+    assert "energy are modelled by the coefficients below. No run on a bench yet" in shown

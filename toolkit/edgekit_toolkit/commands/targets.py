@@ -133,7 +133,7 @@ def _describe_costs(target: Target) -> str:
     if target.transfer is not None:
         return f"Latency is predicted by the profile of source `profile`. {energy}"
     if (costs := _find_costs(target)) is None:
-        return "Latency and energy are modelled by the coefficients below."
+        return "Latency, unless measured here, and energy are modelled by the coefficients below."
     text = (
         f"Latency is calibrated: measured on {costs.device.model} by bench {costs.bench}, {_date_of(costs)}"
         f" ({costs.file_name})."

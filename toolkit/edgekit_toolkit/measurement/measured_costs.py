@@ -20,11 +20,13 @@ from edgekit_toolkit.targets.spec import Target
 def find_costs(target: Target) -> Evidence | None:
     """Return the evidence whose times predict latency on a target, or None.
 
-    A target with a profile of its own keeps that one. Evidence does not state a power mode, so it counts only
-    for targets with one.
+    A target with a profile of its own keeps that one, and one that is measured on this machine needs none.
+    Evidence does not state a power mode, so it counts only for targets with one.
     """
     if target.transfer is not None or target.backend.default != "ort" or len(target.power.modes) > 1:
         return None
+    if read_measured_costs(target.name) is None or measures_here(target):
+        return None  # the usual case, without the networks
     return read_measured_costs(target.name, digest_networks(make_calibration_networks()))
 
 
@@ -35,7 +37,7 @@ def take_measured_costs(target: Target, show: Callable[..., None]) -> Target:
         target: target of a package.
         show: called with a description of each step.
     """
-    if measures_here(target) or (evidence := find_costs(target)) is None:
+    if (evidence := find_costs(target)) is None:
         return target
     times = evidence.network_times
     assert times is not None  # noqa: S101  # `find_costs` asks for it
