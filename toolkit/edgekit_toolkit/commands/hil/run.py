@@ -119,6 +119,10 @@ def _profile_once(bench: str, settings: BenchSettings, seconds: float) -> None:
     target = replace(target, name=settings.profile_name, aliases=(), transfer=None)
     try:
         with ProgressBar(open_console(stderr=True)) as progress, find_device(bench) as machine:
-            measure_profile(machine, target, path, seconds, progress.show)
+            found = measure_profile(machine, target, path, seconds, progress.show)
+        click.echo(
+            f"profile of bench '{settings.name}': {path}; networks left out of the fit were off by"
+            f" {found.fitted.uncertainty:.2f} x at most"
+        )
     except (BenchError, CutError) as error:  # the tests say what they lack
         click.echo(f"bench '{settings.name}' has no profile: {error}", err=True)
