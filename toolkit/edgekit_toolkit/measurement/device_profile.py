@@ -22,7 +22,7 @@ from edgekit_toolkit.targets.spec import Target, Transfer
 
 SOURCE: Final = "profile"
 """Key of the source of what was measured on a device."""
-HOST_S: Final = 12.0
+HOST_S: Final = 6.0
 """Seconds that the networks run here."""
 
 
