@@ -25,7 +25,6 @@ _SHORT_WATCHDOG_US: Final = 10_000_000
 _BEFORE_PANIC_S: Final = 3  # for the shell that ordered it
 _BEFORE_REBOOT_S: Final = 1  # likewise; systemd also ends the shell
 _ROLLOUT_S: Final = 240.0
-_INSTALL_S: Final = 12.0  # an installation takes about that long here
 _AFTER_BEGIN_S: Final = 5.0  # of an update by a fleet, which reports its begin late
 _AS_EDGEKIT: Final = (
     "runuser -u edgekit -- env EDGEKIT_STATE=/var/lib/edgekit EDGEKIT_HOME=/etc/edgekit"
@@ -76,7 +75,11 @@ class Outcome:
 
 
 class ServiceMachine:
-    """The booted machine with the service under systemd and one installed model."""
+    """The booted machine with the service under systemd and one installed model.
+
+    Attributes:
+        install_s: duration of an installation, by this machine's clock.
+    """
 
     def __init__(self, bench: Bench, packages: Mapping[str, Path], public_key: Path) -> None:
         """Install the service, and save the machine as a snapshot.
@@ -99,7 +102,9 @@ class ServiceMachine:
         self.run("EDGEKIT_HOME=/etc/edgekit edgekit-device keys trust /srv/bench.pub.pem")
         self.run("mkdir /srv/packages && mv /srv/*.edgepkg /srv/packages")
         self.run("systemctl daemon-reload && systemctl enable --now edgekit")
+        begun_s = time.monotonic()
         self.install(FIRST)
+        self.install_s = time.monotonic() - begun_s
         self.wait_serving()
         self.run("sync")
         self._machine.save(_SERVING)
@@ -241,7 +246,7 @@ def _install_for_a_while(machine: ServiceMachine, rng: random.Random) -> tuple[s
         f"{_AS_EDGEKIT} edgekit-device install /srv/packages/{SECOND}.edgepkg && sync && touch /run/installed"
     )
     machine.run(f"systemd-run --quiet --unit=installing sh -c '{install}'")
-    time.sleep(rng.uniform(0, _INSTALL_S))
+    time.sleep(rng.uniform(0, machine.install_s))
     installed = machine.run("test -e /run/installed && echo yes || true") == "yes"
     return (SECOND,) if installed else (FIRST, SECOND)
 
