@@ -5,10 +5,12 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import onnx
 import onnxruntime
 
@@ -16,11 +18,13 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.ort import create_session, make_settings
 from edgekit_runtime.system.processor_speed import find_cpu, time_fixed_work
 from edgekit_toolkit.costs.device_transfer import HostRun
+from edgekit_toolkit.measurement.calibration_networks import make_call_network
 from edgekit_toolkit.onnx_graph.ort_options import ort_options
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.spec import KernelKind, Transfer
 
 _MIN_ROUNDS, _MAX_ROUNDS = 7, 100
+_CALLS: Final = 200  # of the network with one value, in a row
 _BATCH_S: Final = 0.005  # runs in a row; the fixed work between them has emptied the nearest caches
 _PROFILED_ROUNDS: Final = 5
 _KERNEL_SUFFIX: Final = "_kernel_time"
@@ -75,16 +79,33 @@ def _measure(model: onnx.ModelProto, feeds: Feeds, work_s: float, seconds: float
     while not repeats or time.perf_counter() - begin_s < _BATCH_S:
         run(names, feeds, None)  # the compiled session under the public one, as devices run it
         repeats += 1
+    call = _open_call()
     ratios: list[float] = []
+    call_ratios: list[float] = []
     until_s = time.monotonic() + seconds
     while len(ratios) < _MIN_ROUNDS or (len(ratios) < _MAX_ROUNDS and time.monotonic() < until_s):
         begin_s = time.perf_counter()
         for _ in range(repeats):
             run(names, feeds, None)
-        ratios.append((time.perf_counter() - begin_s) / repeats / time_fixed_work())
+        now_s = time.perf_counter()
+        for _ in range(_CALLS):
+            call()
+        call_s, fixed_s = (time.perf_counter() - now_s) / _CALLS, time_fixed_work()
+        ratios.append((now_s - begin_s) / repeats / fixed_s)
+        call_ratios.append(call_s / fixed_s)
     shares = _measure_shares(model, feeds, folder)
     whole_s = statistics.median(ratios) * work_s
-    return HostRun({kind: share * whole_s for kind, share in shares.items()})
+    called_s = min(statistics.median(call_ratios) * work_s, whole_s)
+    kernels: dict[KernelKind, float] = {kind: share * (whole_s - called_s) for kind, share in shares.items()}
+    return HostRun({**kernels, "call": called_s})
+
+
+def _open_call() -> Callable[[], Any]:
+    """Return a function that runs a network of one value: nearly all of its time is the call."""
+    session = _open(make_call_network(), None)
+    run, names = getattr(session, "_sess", session).run, [node.name for node in session.get_outputs()]
+    feeds = {"input": np.zeros(1, np.float32)}
+    return lambda: run(names, feeds, None)
 
 
 def _open(model: onnx.ModelProto, folder: Path | None) -> onnxruntime.InferenceSession:

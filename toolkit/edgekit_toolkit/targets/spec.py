@@ -20,8 +20,9 @@ Architecture = Literal["aarch64", "x86_64"]
 BackendName = Literal["ort", "tensorrt", "litert"]
 CodeType = Literal["int8", "uint8"]
 KernelKind = Literal[
-    "conv", "depthwise", "matmul", "int8-conv", "int8-depthwise", "int8-matmul", "recurrent", "other"
+    "conv", "depthwise", "matmul", "int8-conv", "int8-depthwise", "int8-matmul", "recurrent", "other", "call"
 ]
+"""Kernels of a network; `call` is what the engine takes beside them, to begin and end a run."""
 
 NAME_PATTERN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
