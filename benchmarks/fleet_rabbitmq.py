@@ -183,8 +183,6 @@ def running_manager(folder: FleetFolder, brokers: tuple[tuple[str, int], ...]) -
     """Run a manager that is connected to the first of these brokers that answers."""
     settings, authority = folder.read_settings(), Authority(folder.identity)
     repository = TufRepository(folder.repository, folder.repository_keys)
-    if not repository.exists:
-        repository.create(time.time())
     stop, started = asyncio.Event(), threading.Event()
     with contextlib.closing(folder.open_store()) as store:
         shards = Shards()
@@ -259,6 +257,7 @@ def measure(
 
     for found in probe_broker(authority, addresses):
         note(f"doctor: {found.check}", f"{found.effect}: {found.text}")
+    TufRepository(fleet.repository, fleet.repository_keys).create(time.time())
     with contextlib.closing(fleet.open_store()) as store:
         members = enrol_simulated(store, authority, names, fleet.path / "devices")
     access = read_access(fleet, settings, addresses[::-1])
