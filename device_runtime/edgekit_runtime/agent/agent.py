@@ -230,7 +230,7 @@ class Agent:
             self._emit("attack", f"{message.kind}: {error}")
 
     def _take_desired(self, payload: bytes) -> None:
-        desired = self._documents.unseal(payload, time.monotonic())
+        desired = self._documents.unseal(payload, time.monotonic(), self._link.reconnect_s)
         if desired is None or not accept_desired(desired, self._desired, self._device):
             return
         # Also if that is earlier than the last one: the manager's clock was wrong, its newest word counts.

@@ -4,6 +4,7 @@ A process of its own verifies the repository's metadata and follows the root: at
 module asks for it. It asks once a day, and when a document names an unknown key, since the manager's key may
 have been exchanged; the document waits for that. Anybody at the broker can send such documents. So each of
 these refreshes that brings no new key doubles the pause before the next one, until a day passes without them.
+After an exchange all devices get such a document at once, so their refreshes are spread at random.
 """
 
 import random
@@ -41,10 +42,15 @@ class ObeyedDocuments:
         """Return the document that the journal holds; None if there is none, or its key counts no more."""
         return read_held(envelope, self._keys)
 
-    def unseal(self, payload: bytes, now_s: float) -> Desired | None:
+    def unseal(self, payload: bytes, now_s: float, width_s: float) -> Desired | None:
         """Return the document in an envelope, or None if it waits for a refresh of the metadata.
 
         Of several documents by unknown keys the newest one waits: the manager repeats its own.
+
+        Args:
+            payload: the envelope.
+            now_s: see `__init__`.
+            width_s: time over which the devices of the fleet spread the refresh for the first such document.
 
         Raises:
             SignatureError: it is malformed, or forged, as far as the last refresh has shown.
@@ -52,8 +58,10 @@ class ObeyedDocuments:
         try:
             return unseal(payload, "desired", Desired, self._keys, "desired")
         except UnknownKeyError:
-            if self._waiting is None and now_s < self._next_s:
-                raise
+            if self._waiting is None:
+                if now_s < self._next_s:
+                    raise
+                self._next_s = now_s + random.uniform(0.0, width_s)  # noqa: S311  # no secret
         self._waiting = payload
         return None
 
@@ -79,7 +87,8 @@ class ObeyedDocuments:
         if has_new_keys or (self._waiting is None and now_s >= self._next_s):
             self._next_s, self._pause_s = now_s, _PAUSE_S
         elif self._waiting is not None:
-            self._next_s, self._pause_s = now_s + self._pause_s, min(2.0 * self._pause_s, _LONGEST_PAUSE_S)
+            self._next_s = now_s + self._pause_s * random.uniform(0.5, 1.5)  # noqa: S311  # no secret
+            self._pause_s = min(2.0 * self._pause_s, _LONGEST_PAUSE_S)
         if not was_answered and not has_new_keys:
             return None
         waiting, self._waiting = self._waiting, None

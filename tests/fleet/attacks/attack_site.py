@@ -238,6 +238,7 @@ class AttackSite:
             "expires_at": self.clock.time() - self.clock.lie_s + 7 * 86_400.0,
             "epoch": 5,
             "models": tuple(named),
+            "reconnect_s": 1.0,
         }
         key = changes.pop("key", self.manager)
         return seal(Desired(**{**stated, **changes}), "desired", key)

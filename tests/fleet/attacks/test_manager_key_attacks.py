@@ -11,6 +11,7 @@ from tests.fleet.attacks.attack_site import only, site  # noqa: F401  # a fixtur
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 
 from edgekit_fleet.releases.repository import TufRepository
+from edgekit_runtime.agent import obeyed_documents
 from edgekit_runtime.agent.agent import AgentOptions
 from edgekit_runtime.agent.manager_keys import ManagerKeys
 from edgekit_runtime.agent.signing import key_id
@@ -145,7 +146,7 @@ def test_flood_of_documents_by_unknown_keys_costs_few_refreshes(site):  # noqa: 
         for _ in range(3):
             site.broker.deliver(site.order(key=Ed25519PrivateKey.generate()))
         site.run(60.0, 30.0)
-    assert 5 <= count_refreshes(site) - before <= 12
+    assert 5 <= count_refreshes(site) - before <= 16
     assert (
         0 < site.agent._journal.record.metered_bytes - counted_bytes <= site.mirror.sent_bytes - before_bytes
     )
@@ -153,9 +154,26 @@ def test_flood_of_documents_by_unknown_keys_costs_few_refreshes(site):  # noqa: 
     (progress,) = site.agent._journal.record.executions
     assert progress.report.sent_bytes == package.report.sent_bytes
     site.exchange_key()
-    site.run(6 * HOUR_S, 600.0)
+    site.run(9 * HOUR_S, 600.0)
     take(site, order_by(site, site.manager))
     site.check_unharmed()
+
+
+def test_refreshes_after_an_exchange_are_spread_over_the_window_of_reconnects(site, monkeypatch):  # noqa: F811
+    """As wide as the manager states it, since all devices get the new document at once."""
+    widths = []
+    monkeypatch.setattr(
+        obeyed_documents.random, "uniform", lambda low, high: widths.append((low, high)) or high
+    )
+    site.broker.deliver(site.order(site.publish("1.0.0"), reconnect_s=40.0))
+    site.run_until(lambda: held(site) == site.version, SOON_S)
+    widths.clear()
+    before = count_refreshes(site)
+    site.broker.deliver(site.order(key=Ed25519PrivateKey.generate()))
+    site.run(39.0)
+    assert (count_refreshes(site), widths) == (before, [(0.0, 40.0)])
+    site.run(3.0)
+    assert (count_refreshes(site), widths) == (before + 1, [(0.0, 40.0), (0.5, 1.5)])
 
 
 def test_old_flood_does_not_delay_an_exchange_a_week_later(site):  # noqa: F811
