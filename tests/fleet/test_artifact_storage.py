@@ -115,6 +115,24 @@ def test_storage_that_is_not_there_is_an_error_and_gets_all_later(tmp_path: Path
     assert device.fetch("rpi5/digits-1.edgepkg") == b"weights"
 
 
+def test_key_is_not_exchanged_while_the_storage_cannot_be_reached(
+    stored: StoredRepository, tmp_path: Path
+) -> None:
+    """Devices could not fetch the root that names it."""
+    stored.copy.rename(tmp_path / "away")
+    storage = ArtifactStorage(f"file://{stored.copy}")
+    stored.copy.rmdir()
+    stored.copy.write_text("a file where the folder should be")
+    repository = TufRepository(stored.made.folder, tmp_path / "keys", storage=storage)
+    before = list_names(stored.made.folder) | list_names(tmp_path / "keys")
+    with pytest.raises(OutputError, match="cannot be copied to file://"):
+        repository.rotate(NOW + 1, roles=["manager"])
+    assert list_names(stored.made.folder) | list_names(tmp_path / "keys") == before
+    stored.copy.unlink()
+    repository.rotate(NOW + 1, roles=["manager"])
+    assert (stored.copy / "metadata" / "2.root.json").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -265,7 +265,10 @@ class Agent:
             return
         was_answered = result is not None and result.outcome != "retry"
         waiting = self._documents.end_refresh(
-            time.monotonic(), was_answered=was_answered, has_new_keys=has_new_keys
+            time.monotonic(),
+            was_answered=was_answered,
+            has_cost=was_answered or (result is not None and result.code == "cut-off"),
+            has_new_keys=has_new_keys,
         )
         if waiting is not None:
             self._take(Received("desired", waiting))

@@ -74,13 +74,16 @@ class ObeyedDocuments:
         before, self._keys = self._keys, self._manager_keys.read()
         return before.keys() != self._keys.keys()
 
-    def end_refresh(self, now_s: float, *, was_answered: bool, has_new_keys: bool) -> bytes | None:
+    def end_refresh(
+        self, now_s: float, *, was_answered: bool, has_cost: bool, has_new_keys: bool
+    ) -> bytes | None:
         """Note that the metadata was verified; return the document that waited for that.
 
         Args:
             now_s: see `__init__`.
             was_answered: whether the repository answered, be it with metadata that was refused; else the
                 document goes on waiting.
+            has_cost: whether bytes were received; the pause after the next refresh doubles only then.
             has_new_keys: whether the manager's keys have changed.
         """
         self._daily_s = now_s + _DAILY_S
@@ -88,7 +91,8 @@ class ObeyedDocuments:
             self._next_s, self._pause_s = now_s, _PAUSE_S
         elif self._waiting is not None:
             self._next_s = now_s + self._pause_s * random.uniform(0.5, 1.5)  # noqa: S311  # no secret
-            self._pause_s = min(2.0 * self._pause_s, _LONGEST_PAUSE_S)
+            if has_cost:
+                self._pause_s = min(2.0 * self._pause_s, _LONGEST_PAUSE_S)
         if not was_answered and not has_new_keys:
             return None
         waiting, self._waiting = self._waiting, None

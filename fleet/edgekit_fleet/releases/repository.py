@@ -422,10 +422,13 @@ class TufRepository:
 
         Raises:
             SignatureError: too few keys of the root are there, or the root's own keys have another number.
-            OutputError: the folder cannot be written.
+            OutputError: the folder cannot be written; or the storage cannot, and then nothing has changed.
             ValueError: an unknown role.
         """
         root_folder = root_folder or self._keys.folder
+        if self._storage is not None:
+            # Else the manager would sign by a root that devices cannot fetch, and they would refuse that.
+            self._storage.copy(self.folder)
         with self._change():
             top, listed = self._read_targets()
             known_roles = ("root", *ONLINE_ROLES, MANAGER_ROLE, *listed)

@@ -199,10 +199,10 @@ def test_document_by_a_new_key_waits_for_a_repository_that_does_not_answer(site)
     site.exchange_key()
     site.mirror.change = fail
     site.broker.deliver(order_by(site, site.manager))
-    site.run(60.0)
+    site.run(DAY_S, 60.0)
     assert site.attacks() == []
     site.mirror.change = lambda _path, data: data
-    site.run_until(lambda: held(site) == site.version, 2 * HOUR_S)
+    site.run_until(lambda: held(site) == site.version, 500.0)
     site.check_unharmed()
 
 

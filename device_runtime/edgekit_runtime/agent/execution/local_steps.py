@@ -48,15 +48,17 @@ class _Meter:
     """Counts the bytes that a step receives: metadata, delta and package share one budget.
 
     Attributes:
+        came_bytes: bytes that have come.
         left_bytes: bytes that may still come, or None without a limit.
     """
 
     def __init__(self, count: Callable[[int], None], most_bytes: int | None) -> None:
-        self._count, self.left_bytes = count, most_bytes
+        self._count, self.came_bytes, self.left_bytes = count, 0, most_bytes
 
     def __call__(self, came_bytes: int) -> None:
         """Count received bytes."""
         self._count(came_bytes)
+        self.came_bytes += came_bytes
         if self.left_bytes is not None:
             self.left_bytes = max(0, self.left_bytes - came_bytes)
 
@@ -124,7 +126,8 @@ class LocalSteps:
         except RepositoryAttackError as error:
             note("attack", str(error))
         except (TransportError, OutputError) as error:
-            return StepResult(outcome="retry", code="network", reason=str(error))
+            code = "cut-off" if meter.came_bytes else "network"
+            return StepResult(outcome="retry", code=code, reason=str(error))
         return _UNCHANGED
 
     def _download(self, job: _Job) -> StepResult:
