@@ -5,6 +5,7 @@ import contextlib
 import os
 import re
 import signal
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,13 +13,13 @@ from types import SimpleNamespace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gmqtt.mqtt.handler import MQTTConnectError
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 from tests.fleet.conftest import Fleet
 from tests.fleet.fleet_device import eventually, free_port, make_csr, post
 
 from edgekit_fleet.manager import control_loop, inbox
 from edgekit_fleet.operations import devices, running
-from edgekit_fleet.releases.repository import NewTarget, open_repository
+from edgekit_fleet.releases.repository import NewTarget, TufRepository, open_repository
 from edgekit_fleet.store.database import open_store, sqlite_url
 from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
@@ -136,6 +137,33 @@ def test_files_that_no_metadata_names_are_deleted_by_the_manager(fleet_settings)
     with Fleet(*fleet_settings).up() as fleet:
         asyncio.run(eventually(lambda: repository.list_targets() == {}))
         assert fleet.failure is None
+
+
+def test_manager_serves_its_devices_while_it_cleans_and_a_rejoin_cleans_no_more(fleet_settings, monkeypatch):
+    cleaned, may_end = [], threading.Event()
+    monkeypatch.setattr(
+        TufRepository, "remove_unused", lambda *_: cleaned.append(1) or (may_end.wait(60) and 0)
+    )
+    with Fleet(*fleet_settings).up() as fleet:
+
+        async def run():
+            await eventually(lambda: cleaned)
+            turned_at, holder = fleet.loop._turned_at, fleet.loop.shards._holder
+            device = fleet.device("d1").enrol()
+            await device.connect()
+            await eventually(lambda: device.desired and fleet.loop._turned_at > turned_at)
+            may_end.set()
+            with fleet.store.transaction() as session:
+                session.execute(delete(ManagerRow))
+            await eventually(lambda: fleet.loop.shards._holder != holder and fleet.loop._refreshed_at > 0)
+            await eventually(fleet.loop._refreshing.done)
+            assert cleaned == [1]
+            await device.disconnect()
+
+        try:
+            asyncio.run(run())
+        finally:
+            may_end.set()
 
 
 def test_fleet_on_an_ipv6_address_serves_its_devices(tmp_path, mosquitto):

@@ -118,6 +118,8 @@ class ControlLoop:
         self._store, self.shards = parts.store, parts.shards
         self._repository = repository
         self._has_run = False
+        self._cleaned_at = float("-inf")  # monotonic, and not of `_join`: a rejoin must not clean again
+        self._refreshing: asyncio.Task[list[Expiry]] | None = None
         self._join()
 
     def _join(self) -> None:
@@ -138,7 +140,7 @@ class ControlLoop:
             parts.broker.reload()
         self._link = BrokerLink(self.inbox.put, parts.authority.name_manager(shards.number))
         self._decided_at = self._kept_at = self._expired_at = self._beat_at = float("-inf")
-        self._refreshed_at = self._cleaned_at = self._aged_at = float("-inf")
+        self._refreshed_at = self._aged_at = float("-inf")
         self._aging: Iterator[str] = iter(())  # devices whose old figures are still to be deleted
         self._decided_number = self._audit_seen
         self._silent_until: dict[str, float] = {}  # devices whose messages the broker drops
@@ -155,8 +157,13 @@ class ControlLoop:
             UnavailableError: another manager has taken over, and the store allows one.
             TransportError: our own broker cannot be reached at the start; a broker of others may come later.
         """
-        while not stop.is_set():
-            await self._run_once(stop)
+        try:
+            while not stop.is_set():
+                await self._run_once(stop)
+        finally:
+            if self._refreshing is not None:
+                self._refreshing.cancel()
+                await asyncio.wait([self._refreshing])
 
     async def _run_once(self, stop: asyncio.Event) -> None:
         try:
@@ -294,7 +301,7 @@ class ControlLoop:
             except TransportError as error:
                 _log.error("%s", error)
             self._silence_floods(self._parts.broker, time.monotonic())
-        expiries = await self._refresh(now)
+        expiries = self._follow_refresh(now)
         self._follow_key()
         with self._store.concurrent_transaction() as session:
             self.shards.check(session)
@@ -354,10 +361,18 @@ class ControlLoop:
         if devices:
             forget_old_figures(session, devices, now)
 
+    def _follow_refresh(self, now: float) -> list[Expiry]:
+        """Begin a refresh beside the turns, which send the heartbeat; returns what the last one has found."""
+        last = self._refreshing
+        if last is not None and not last.done():
+            return []
+        self._refreshing = asyncio.create_task(self._refresh(now))
+        return [] if last is None else last.result()
+
     async def _refresh(self, now: float) -> list[Expiry]:
-        """Sign the repository again if it is due; returns everything of the fleet that expires."""
-        repository = self._repository
-        if repository is None or now - self._refreshed_at < _REFRESH_S or not repository.exists:
+        """Sign and clean the repository if it is due; returns everything of the fleet that expires."""
+        repository, clock = self._repository, time.monotonic()
+        if repository is None or clock - self._refreshed_at < _REFRESH_S or not repository.exists:
             return []
         try:
             await asyncio.to_thread(repository.refresh, now)
@@ -366,8 +381,8 @@ class ControlLoop:
             return []
         except PackageError as error:  # also a missing key; devices report `stale` if nobody repairs it
             _log.error("the repository cannot be signed again: %s", error)
-        self._refreshed_at = now
-        if now - self._cleaned_at >= _CLEAN_S:
+        self._refreshed_at = clock
+        if clock - self._cleaned_at >= _CLEAN_S:
             await self._clean(repository, now)
         try:
             return await asyncio.to_thread(list_expiries, self._parts.authority, repository)
@@ -381,7 +396,7 @@ class ControlLoop:
         except (OutputError, PackageError) as error:  # also a missing key
             _log.error("%s", error)
             return
-        self._cleaned_at = now
+        self._cleaned_at = time.monotonic()
         if removed:
             _log.info("deleted %d files of the repository that nothing has named for a day", removed)
 
