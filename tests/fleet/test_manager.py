@@ -343,6 +343,33 @@ def test_device_that_floods_the_broker_is_silenced_and_others_are_heard(fleet, m
     asyncio.run(run())
 
 
+def test_manager_that_skips_a_flood_goes_on_reading_at_once(fleet, monkeypatch):
+    """While it waits, the broker's queue for it overflows."""
+    fleet.device("d1").enrol()
+    asyncio.run(eventually(lambda: "d1" in fleet.loop.index.devices))
+    done, take, sleep = [], inbox.Inbox.take, control_loop._sleep_until
+
+    def note_take(self, *arguments):
+        done.append(self.skipped)
+        return take(self, *arguments)
+
+    async def note_sleep(stop, limit_s):
+        done.append(limit_s)
+        await sleep(stop, limit_s)
+
+    def flood():
+        fleet.loop.index.devices["d1"].paid_until = float("inf")
+        for _ in range(control_loop._MESSAGES_A_TURN):
+            fleet.loop.inbox.put("ek/v1/d/d1/event", b"")
+
+    monkeypatch.setattr(inbox.Inbox, "take", note_take)
+    monkeypatch.setattr(control_loop, "_sleep_until", note_sleep)
+    fleet.events.call_soon_threadsafe(flood)
+    skipped = control_loop._MESSAGES_A_TURN
+    asyncio.run(eventually(lambda: skipped in done[:-1]))
+    assert done[done.index(skipped) + 1] == control_loop._READ_S
+
+
 def test_late_last_will_of_an_old_connection_is_ignored(fleet):
     async def run():
         device = fleet.device("d1").enrol()

@@ -146,6 +146,7 @@ class ControlLoop:
         self._silent_until: dict[str, float] = {}  # devices whose messages the broker drops
         self._hellos: list[str] = []
         self._unsure: float | None = None  # time of a turn that may have been committed, or not
+        self._received = 0  # messages since the turn before, with those that were skipped
         self._has_more = False  # devices of a wave that wait for their documents
         self._is_balancing = False  # it may have been committed, or not
         self._has_joined = True
@@ -192,7 +193,8 @@ class ControlLoop:
                 except OutputError as error:  # a full disk or a lost database: nothing is forgotten
                     _log.error("%s; trying again", error)
                     await _sleep_until(stop, 1.0)
-                if not self._is_behind:
+                # Also if all were skipped: while the manager waits, the broker's queue for it overflows.
+                if not self._has_more and self._received < _MESSAGES_A_TURN:
                     with self._link.unread():
                         await _sleep_until(stop, _BATCH_S)
                 await _sleep_until(stop, _READ_S)
@@ -201,12 +203,6 @@ class ControlLoop:
             with contextlib.suppress(OutputError), self._store.concurrent_transaction() as session:
                 self.shards.leave(session)
 
-    @property
-    def _is_behind(self) -> bool:
-        # Also if all were skipped: while the manager waits, the broker's queue for it overflows.
-        received = self.inbox.count_pending() + self.inbox.skipped
-        return self._has_more or received >= _MESSAGES_A_TURN
-
     async def turn(self) -> None:
         """Do what is due now: one batch of messages, decisions, documents, upkeep.
 
@@ -214,6 +210,7 @@ class ControlLoop:
             UnavailableError: another manager has taken over, or the clock was set back.
             OutputError: the store cannot be written.
         """
+        self._received = self.inbox.count_pending() + self.inbox.skipped
         self._check_clock()
         if self._unsure is not None:
             self._settle()
@@ -278,7 +275,8 @@ class ControlLoop:
         """Report that this manager is alive, and take or leave shards."""
         self._is_balancing = True
         with self._store.concurrent_transaction() as session:
-            balance = self.shards.balance(session, now, may_leave=not self._is_behind)
+            may_leave = not self._has_more and self.inbox.count_pending() < _MESSAGES_A_TURN
+            balance = self.shards.balance(session, now, may_leave=may_leave)
             self.index.load_shards(session, balance.taken.keys())
         self.shards.apply(balance)
         self.index.drop_shards(balance.left)

@@ -420,9 +420,6 @@ def test_flood_of_one_device_delays_no_other_and_raises_one_alarm(manager):
     for begin in (0, 2000):
         for sequence in range(begin + 1, begin + 2001):
             manager.inbox.put(topic("d1", "reported"), seal(report(sequence), "reported", manager.key))
-        assert (
-            manager.inbox.count_pending() + manager.inbox.skipped == 2000
-        )  # the manager goes on to read as fast as it can
         for name in others:
             hello = seal(Hello(device=name, sequence=begin + 1, runtime="1"), "hello", manager.key)
             manager.inbox.put(topic(name, "hello"), hello)
