@@ -343,6 +343,26 @@ def test_device_that_floods_the_broker_is_silenced_and_others_are_heard(fleet, m
     asyncio.run(run())
 
 
+def test_silenced_device_is_heard_again_though_the_manager_has_joined_again(fleet, monkeypatch):
+    monkeypatch.setattr(control_loop, "_FLOOD", 1)
+    monkeypatch.setattr(control_loop, "_SILENT_S", 4.0)
+    acl = fleet.folder.broker / "acl"
+    fleet.device("d1").enrol()
+
+    async def run():
+        await eventually(lambda: "d1" in fleet.loop.index.devices)
+        fleet.loop.index.devices["d1"].paid_until = float("inf")
+        fleet.events.call_soon_threadsafe(fleet.loop.inbox.put, "ek/v1/d/d1/event", b"")
+        await eventually(lambda: "user d1" in acl.read_text())
+        holder = fleet.loop.shards._holder
+        with fleet.store.transaction() as session:
+            session.execute(delete(ManagerRow))
+        await eventually(lambda: fleet.loop.shards._holder != holder)
+        await eventually(lambda: "user d1" not in acl.read_text())
+
+    asyncio.run(run())
+
+
 def test_manager_that_skips_a_flood_goes_on_reading_at_once(fleet, monkeypatch):
     """While it waits, the broker's queue for it overflows."""
     fleet.device("d1").enrol()

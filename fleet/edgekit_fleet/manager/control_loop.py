@@ -120,6 +120,7 @@ class ControlLoop:
         self._has_run = False
         self._cleaned_at = float("-inf")  # monotonic, and not of `_join`: a rejoin must not clean again
         self._refreshing: asyncio.Task[list[Expiry]] | None = None
+        self._silent_until: dict[str, float] = {}  # devices whose messages the broker drops
         self._join()
 
     def _join(self) -> None:
@@ -143,7 +144,6 @@ class ControlLoop:
         self._refreshed_at = self._aged_at = float("-inf")
         self._aging: Iterator[str] = iter(())  # devices whose old figures are still to be deleted
         self._decided_number = self._audit_seen
-        self._silent_until: dict[str, float] = {}  # devices whose messages the broker drops
         self._hellos: list[str] = []
         self._unsure: float | None = None  # time of a turn that may have been committed, or not
         self._received = 0  # messages since the turn before, with those that were skipped
