@@ -192,7 +192,7 @@ def running_manager(folder: FleetFolder, brokers: tuple[tuple[str, int], ...]) -
                 store=store,
                 settings=settings,
                 authority=authority,
-                read_key=ManagerKey(folder).read,
+                key=ManagerKey(folder),
                 broker=None,
                 decide=RolloutRunner(shards).turn,
                 shards=shards,

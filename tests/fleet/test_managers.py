@@ -268,3 +268,31 @@ def test_managers_key_is_not_exchanged_while_another_manager_has_a_copy(two):
         rotate_keys(first.folder, first.store, ("manager",), actor="test")
     stop()
     rotate_keys(first.folder, first.store, ("manager",), actor="test")
+
+
+def test_managers_key_is_not_exchanged_beside_a_joined_manager_alone(shared):
+    folder, settings, _ = shared
+    with contextlib.closing(folder.open_store()) as store:
+        with Joining(copy_of(folder), settings).up(), pytest.raises(FleetError, match="1 further"):
+            rotate_keys(folder, store, ("manager",), actor="test")
+        with store.transaction() as session:
+            session.add_all(
+                ManagerRow(number=each, holder=f"dead-{each}", heartbeat_at=time.time() - 60.0, turned_at=0.0)
+                for each in range(2)
+            )
+        rotate_keys(folder, store, ("manager",), actor="test")
+
+
+def test_manager_with_a_copy_from_before_the_exchange_does_not_start(shared):
+    folder, settings, _ = shared
+    copy = copy_of(folder)
+    with contextlib.closing(folder.open_store()) as store:
+        rotate_keys(folder, store, ("manager",), actor="test")
+        rotate_keys(folder, store, ("timestamp",), actor="test")
+    with (
+        pytest.raises(ConfigError, match="of root 1, and was exchanged by root 2"),
+        Joining(copy, settings).up(),
+    ):
+        pass
+    with Fleet(folder, settings).up() as fleet:
+        assert fleet.failure is None

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -27,6 +26,7 @@ from edgekit_fleet.manager.broker_link import BrokerLink, make_context
 from edgekit_fleet.manager.expiry import Expiry, alarm_expiries, list_expiries
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.manager.publisher import Outgoing, Publisher
+from edgekit_fleet.releases.manager_key import ManagerKey, check_newest
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.releases.withdrawn import list_withdrawn
 from edgekit_fleet.store.database import Store
@@ -74,7 +74,7 @@ class ManagerParts:
 
     Attributes:
         store, settings, authority: store, settings and authority of the fleet.
-        read_key: returns the key that signs desired documents, as it is now.
+        key: the key that signs desired documents.
         broker: our own broker, restarted when it ends; None if others run the broker.
         decide: decides on rollouts.
         shards: shards of this manager.
@@ -85,7 +85,7 @@ class ManagerParts:
     store: Store
     settings: FleetSettings
     authority: Authority
-    read_key: Callable[[], Ed25519PrivateKey]
+    key: ManagerKey
     broker: Mosquitto | None
     decide: Decide
     shards: Shards
@@ -112,6 +112,7 @@ class ControlLoop:
 
         Raises:
             UnavailableError: the store allows no further manager.
+            ConfigError: the manager's key was exchanged, and the folder has an old one.
             OutputError: the store cannot be written.
         """
         self._parts = parts
@@ -127,10 +128,11 @@ class ControlLoop:
         shards, parts = self.shards, self._parts
         self.index = DeviceIndex(shards)
         self.inbox = Inbox(self.index, shards)
-        self._publisher = Publisher(self.index, shards, parts.read_key, parts.settings.desired_life_s)
+        self._publisher = Publisher(self.index, shards, parts.key.read, parts.settings.desired_life_s)
         now = self._turned_at = time.time()
         with self._store.transaction() as session:
             forget_future(session, now)
+            check_newest(session, parts.key)
             shards.join(session, now)
             balance = shards.balance(session, now)
             self.index.load_shards(session, balance.taken.keys())
@@ -156,6 +158,7 @@ class ControlLoop:
 
         Raises:
             UnavailableError: another manager has taken over, and the store allows one.
+            ConfigError: see `__init__`.
             TransportError: our own broker cannot be reached at the start; a broker of others may come later.
         """
         try:

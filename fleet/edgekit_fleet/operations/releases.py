@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from edgekit_fleet.operations.names import check_name
 from edgekit_fleet.releases.delta_offers import find_bases, publish_deltas
+from edgekit_fleet.releases.manager_key import ManagerKey, record_exchange
 from edgekit_fleet.releases.repository import NewTarget, PublishedTarget, open_repository
 from edgekit_fleet.releases.repository_keys import MANAGER_ROLE
 from edgekit_fleet.rollouts.gates import GateLimits
@@ -21,7 +22,8 @@ from edgekit_fleet.rollouts.runner import OPEN_STATES
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder
-from edgekit_fleet.store.tables import ManagerRow, ReleasePackageRow, ReleaseRow, RolloutRow
+from edgekit_fleet.store.shards import count_living
+from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow, RolloutRow
 from edgekit_runtime.agent.documents import DeltaOffer
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import to_plain
@@ -349,15 +351,19 @@ def rotate_keys(
     repository = open_repository(folder)
     if MANAGER_ROLE in roles:
         with store.snapshot() as session:
-            count = session.scalar(select(func.count()).select_from(ManagerRow)) or 0
-        if count > 1:
+            further = count_living(session, time.time()) - folder.is_running
+        if further > 0:
             raise FleetError(
-                f"{count} managers share this fleet, each with a copy of the manager's key; stop the further"
+                f"{further} further managers run, each with a copy of the manager's key; stop the further"
                 " ones, exchange the key, and give each a new copy of the folder before it starts again"
             )
     try:
         repository.rotate(time.time(), roles=roles, root_folder=root_folder)
     except ValueError as cause:
         raise FleetError(str(cause)) from cause
+    key = None
+    if MANAGER_ROLE in roles:
+        key = ManagerKey(folder)
+        key.read()
     with store.transaction() as session:
-        audit.record(session, actor, "keys.rotate", ",".join(roles) or "root, the same keys")
+        record_exchange(session, actor, ",".join(roles) or "root, the same keys", key)

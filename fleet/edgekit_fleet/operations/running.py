@@ -109,7 +109,7 @@ def start(
             store=store,
             settings=settings,
             authority=authority,
-            read_key=ManagerKey(folder).read,
+            key=ManagerKey(folder),
             broker=broker,
             decide=decide or RolloutRunner(shards).turn,
             shards=shards,

@@ -5,23 +5,34 @@ exchange the old key and the next one are both there: the root decides which of 
 """
 
 from pathlib import Path
+from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from edgekit_fleet.releases.repository_keys import MANAGER_ROLE, RepositoryKeys
+from edgekit_fleet.store import audit
 from edgekit_fleet.store.fleet_folder import FleetFolder
+from edgekit_fleet.store.tables import AuditRow
 from edgekit_runtime.agent.manager_keys import read_named
 from edgekit_runtime.agent.signing import key_id
-from edgekit_runtime.errors import PackageError, SignatureError
+from edgekit_runtime.errors import ConfigError, PackageError, SignatureError
+
+_EXCHANGED: Final = "keys.rotate"
 
 
 class ManagerKey:
-    """The key that signs desired documents, also after its exchange by another process."""
+    """The key that signs desired documents, also after its exchange by another process.
+
+    Attributes:
+        version: version of the root that names it, 0 before the first `read`.
+    """
 
     def __init__(self, folder: FleetFolder) -> None:
         """Use the keys and the repository of a fleet; `read` looks there."""
         self._repository, self._keys = folder.repository, RepositoryKeys(folder.repository_keys)
-        self._version = 0
+        self.version = 0
         self._key: Ed25519PrivateKey | None = None
 
     def read(self) -> Ed25519PrivateKey:
@@ -31,9 +42,9 @@ class ManagerKey:
             PackageError: there is no root, or it cannot be read.
             SignatureError: the root names no key, or none that is here.
         """
-        version = _find_root(self._repository, self._version)
-        if self._key is None or version != self._version:
-            self._key, self._version = self._find(version), version
+        version = _find_root(self._repository, self.version)
+        if self._key is None or version != self.version:
+            self._key, self.version = self._find(version), version
         return self._key
 
     def _find(self, version: int) -> Ed25519PrivateKey:
@@ -45,6 +56,38 @@ class ManagerKey:
         raise SignatureError(
             f"{root} names no key of the manager that {self._keys.folder} holds; restore both from a backup,"
             " or make a new key: `edgekit fleet keys rotate manager`"
+        )
+
+
+def record_exchange(session: Session, actor: str, roles: str, key: ManagerKey | None) -> None:
+    """Write an exchange of keys to the audit log.
+
+    Args:
+        session: session of a transaction.
+        actor: who ordered it.
+        roles: whose keys.
+        key: the manager's key, as it was read after its exchange; None if it is the same.
+    """
+    audit.record(session, actor, _EXCHANGED, roles, **({} if key is None else {"root": key.version}))
+
+
+def check_newest(session: Session, key: ManagerKey) -> None:
+    """Check that the manager's key was not exchanged in another folder.
+
+    Args:
+        session: session of the store.
+        key: the key that this manager has read.
+
+    Raises:
+        ConfigError: it was, and devices refuse what this one signs.
+    """
+    statement = select(AuditRow.detail).where(AuditRow.action == _EXCHANGED).order_by(AuditRow.number.desc())
+    root = next((detail["root"] for detail in session.scalars(statement) if "root" in detail), 0)
+    if key.version < root:
+        raise ConfigError(
+            f"the manager's key in this folder is that of root {key.version}, and was exchanged by root"
+            f" {root}: devices refuse what it signs; restore a new backup of the first manager's folder here,"
+            " or exchange the key there: `edgekit fleet keys rotate manager`"
         )
 
 

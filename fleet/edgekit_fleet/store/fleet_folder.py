@@ -173,6 +173,18 @@ class FleetFolder:
             yield is_alone
 
     @property
+    def is_running(self) -> bool:
+        """Return whether a manager runs in this folder."""
+        try:
+            with (self.path / _LOCK).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        return False
+
+    @property
     def has_joined(self) -> bool:
         """Return whether this is the folder of a further manager."""
         return (self.path / _JOINED).exists()

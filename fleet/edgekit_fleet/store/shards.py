@@ -203,6 +203,18 @@ def check_free(session: Session, now: float) -> None:
             )
 
 
+def count_living(session: Session, now: float) -> int:
+    """Return how many managers have sent a heartbeat within the lease.
+
+    Args:
+        session: session of the store.
+        now: seconds since 1970.
+    """
+    clock = _read_clock(session, now)
+    is_living = ManagerRow.heartbeat_at.between(clock - LEASE_S, clock + LEASE_S)
+    return session.scalar(select(func.count()).select_from(ManagerRow).where(is_living)) or 0
+
+
 def _remove_silent(session: Session, clock: float) -> None:
     """Remove managers without a heartbeat for too long; one in mid-transaction stays until that ends."""
     silent = select(ManagerRow).where(
