@@ -427,11 +427,13 @@ class Inbox:
             device.hello_sequence, device.is_online = document.sequence, document.online
             device.will_sha256 = document.will_sha256
             if document.online:
-                device.desired_held, device.reported = _read_held(document), document.reported
+                device.desired_held = _read_held(document, device.desired_sent)
+                device.reported = document.reported
         elif isinstance(document, Reported):
             if document.sequence <= device.sequence:
                 return False
-            device.sequence, device.desired_held = document.sequence, _read_held(document)
+            device.sequence = document.sequence
+            device.desired_held = _read_held(document, device.desired_sent)
             self._reports[device.name] = document
             self._figures[device.name] = self._choose_figures(device, document, now)
         else:
@@ -508,13 +510,18 @@ def _device_of(topic: str) -> str:
     return parts[3] if len(parts) == 5 else ""
 
 
-def _read_held(document: Hello | Reported) -> int:
+def _read_held(document: Hello | Reported, sent: int) -> int:
     """Return the number of the document that a device holds.
 
     A thief of the manager's key may number documents up to the end, and the next number must be higher. Such
-    a number counts as none: after the exchange of the key the device takes any.
+    a number counts as none, unless it is of ours: after the exchange of the key the device takes any.
+
+    Args:
+        document: what the device said.
+        sent: number of the newest document that this manager sent it.
     """
-    return document.desired_version if document.desired_version < _MOST_HELD else 0
+    held = document.desired_version
+    return held if held < _MOST_HELD or held <= sent else 0
 
 
 def _find_status(report: Reported) -> dict[str, str]:

@@ -433,6 +433,18 @@ def test_flood_of_one_device_delays_no_other_and_raises_one_alarm(manager):
         assert sum(alarm.detail["dropped"] for alarm in alarms) == manager.inbox.refused["flood"]
 
 
+def test_device_that_holds_the_highest_number_is_sent_one_document(manager):
+    hello = Hello(device="d1", sequence=1, desired_version=2**52 - 1, runtime="1")
+    manager.inbox.put(topic("d1", "hello"), seal(hello, "hello", manager.key))
+    manager.take()
+    version = manager.make_due()["d1"].version
+    said = replace(report(2), desired_version=version)
+    manager.inbox.put(topic("d1", "reported"), seal(said, "reported", manager.key))
+    manager.take()
+    known = manager.index.devices["d1"]
+    assert (known.desired_held, known.desired_sent) == (version, version)
+
+
 def test_figures_of_versions_that_a_device_invents_are_bounded(manager):
     model = ReportedModel(model="kws", version="1", manifest_sha256="0" * 64, health="healthy")
     for sequence in range(1, 41):
