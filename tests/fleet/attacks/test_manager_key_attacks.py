@@ -176,6 +176,34 @@ def test_refreshes_after_an_exchange_are_spread_over_the_window_of_reconnects(si
     assert (count_refreshes(site), widths) == (before + 1, [(0.0, 40.0), (0.5, 1.5)])
 
 
+@pytest.mark.parametrize(
+    ("name", "bytes_per_s"), [("2.root.json", None), ("2.root.json", 1000.0), (".snapshot.json", None)]
+)
+def test_hostile_mirror_costs_a_bounded_number_of_bytes(site, name, bytes_per_s):  # noqa: F811
+    """Somebody at the broker causes the refreshes; he may have the keys that lie on the server, too."""
+
+    def state_more(signed):
+        signed.version += 1
+        signed.snapshot_meta.version += 1
+        signed.snapshot_meta.length = 1 << 30
+
+    timestamp = site.forge("timestamp.json", state_more)
+
+    def change(path, data):
+        site.mirror.is_endless = path.endswith(name)
+        if site.mirror.is_endless:
+            return b""
+        return timestamp if path.endswith("timestamp.json") else data
+
+    before_bytes = site.agent._journal.record.metered_bytes
+    site.mirror.change, site.mirror.bytes_per_s = change, bytes_per_s
+    while site.clock.passed_s < DAY_S:
+        site.broker.deliver(site.order(key=Ed25519PrivateKey.generate()))
+        site.run(60.0, 30.0)
+    came_bytes = site.agent._journal.record.metered_bytes - before_bytes
+    assert 5 * 60_000 < came_bytes < 16 * (320 << 10)
+
+
 def test_old_flood_does_not_delay_an_exchange_a_week_later(site):  # noqa: F811
     for _ in range(10):
         site.broker.deliver(site.order(key=Ed25519PrivateKey.generate()))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Found = TypeVar("Found")
 
 _FILE_TIMEOUT_S: Final = 60.0  # for one file of metadata
+_MAX_ROOT_BYTES: Final = 64 << 10
 _LATEST_S: Final = 1e11  # the year 5138; a thief of the manager's key may state any time
 
 
@@ -120,6 +121,7 @@ class RepositoryClient:
         look: "Callable[[Updater], Found]",
     ) -> Found:
         from tuf.api.exceptions import DownloadError, DownloadLengthMismatchError, RepositoryError
+        from tuf.ngclient.config import UpdaterConfig
         from tuf.ngclient.updater import Updater
 
         try:
@@ -128,6 +130,7 @@ class RepositoryClient:
                 str(self._folder),
                 f"{self._url}/metadata/",
                 fetcher=_make_fetcher(self._downloader, count),
+                config=UpdaterConfig(root_max_length=_MAX_ROOT_BYTES),
                 bootstrap=self._root,
             )
             now = datetime.fromtimestamp(min(max(self._clock(), known_time_s), _LATEST_S), timezone.utc)
@@ -144,7 +147,7 @@ class RepositoryClient:
         except DownloadLengthMismatchError as cause:
             raise RepositoryAttackError("endless-data", f"{self._url}: endless-data: {cause}") from cause
         except DownloadError as cause:
-            if isinstance(cause.__cause__, SlowError):
+            if isinstance(cause.__cause__, (SlowError, RepositoryAttackError)):
                 raise cause.__cause__ from cause
             raise TransportError(f"{self._url}: {cause.__cause__ or cause}") from cause
         except OSError as cause:

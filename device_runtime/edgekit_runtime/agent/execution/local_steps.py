@@ -40,6 +40,7 @@ from edgekit_runtime.system.engines import EngineMissingError, check_backends
 from edgekit_runtime.system.machine import available_bytes, machine_bytes
 
 _MAX_WRITE_FAILURES: Final = 3  # by a full disk, before the execution fails
+_MAX_REFRESH_BYTES: Final = 256 << 10  # anybody at the broker can cause one, and the budget does not stop it
 _MEMORY_AGAIN_S: Final = 300.0
 _UNCHANGED: Final = StepResult()
 
@@ -121,8 +122,15 @@ class LocalSteps:
         return self._download(job) if order.step.action == "download" else self._install(job)
 
     def _refresh(self, order: StepOrder, note: Callable[[NoteKind, str], None], meter: _Meter) -> StepResult:
+        def count(came_bytes: int) -> None:
+            meter(came_bytes)
+            if meter.came_bytes > _MAX_REFRESH_BYTES:
+                raise RepositoryAttackError(
+                    "endless-data", f"endless-data: the metadata has over {_MAX_REFRESH_BYTES} bytes"
+                )
+
         try:
-            self._repository.refresh(order.known_time_s, meter)
+            self._repository.refresh(order.known_time_s, count)
         except RepositoryAttackError as error:
             note("attack", str(error))
         except (TransportError, OutputError) as error:
