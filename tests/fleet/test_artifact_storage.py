@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import os
+import shutil
 import subprocess
+import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +69,34 @@ def test_file_that_is_lost_here_stays_in_the_storage(stored: StoredRepository, t
     stored.made.remove_unused(NOW + 2 * DAY_S)
     stored.made.refresh(NOW + 2 * DAY_S)
     assert stored.device(tmp_path / "d").fetch("rpi5/digits-1.edgepkg", NOW + 2 * DAY_S) == b"weights"
+
+
+def test_package_from_after_the_restored_backup_stays_in_the_storage(
+    stored: StoredRepository, tmp_path: Path
+) -> None:
+    shutil.copytree(stored.made.folder, tmp_path / "backup")
+    (newer,) = stored.made.publish([new_target(tmp_path, b"weights")], NOW)
+    shutil.rmtree(stored.made.folder)
+    shutil.copytree(tmp_path / "backup", stored.made.folder)
+    stored.made.remove_unused(time.time() + 10 * DAY_S)
+    assert (stored.copy / "targets" / "rpi5" / f"{newer.sha256}.digits-1.edgepkg").exists()
+
+
+def test_storage_that_fails_at_a_clean_loses_the_rest_at_the_next_one(
+    stored: StoredRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OutputError("no route")
+
+    stored.made.publish([new_target(tmp_path, b"weights")], NOW)
+    stored.made.withdraw(["rpi5/digits-1.edgepkg"], NOW + 1)
+    with monkeypatch.context() as cut:
+        cut.setattr(ArtifactStorage, "remove", fail)
+        with pytest.raises(OutputError, match="no route"):
+            stored.made.remove_unused(NOW + 2 * DAY_S)
+    stored.made.remove_unused(NOW + 2 * DAY_S)
+    stored.made.refresh(NOW + 2 * DAY_S)
+    assert list_names(stored.copy) == list_names(stored.made.folder)
 
 
 def test_copy_that_is_cut_off_anywhere_leaves_the_old_or_the_new_repository(

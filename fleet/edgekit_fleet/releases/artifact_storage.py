@@ -5,7 +5,6 @@ is read before the others are listed, and copied last: devices see the old repos
 a copy is cut off or two run at once.
 """
 
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -76,12 +75,8 @@ class ArtifactStorage:
             ) from cause
         return copied
 
-    def remove(self, is_unused: Callable[[str], bool], before: float) -> None:
-        """Delete files that were copied before a time.
-
-        Args:
-            is_unused: whether to delete the file of a name.
-            before: seconds since 1970.
+    def remove(self, name: str) -> None:
+        """Delete a file, if it is there.
 
         Raises:
             OutputError: the storage cannot be reached or refuses; try again.
@@ -90,17 +85,12 @@ class ArtifactStorage:
         from obstore.exceptions import BaseError
 
         try:
-            there = [one for page in obstore.list(self._store) for one in page]
-            names = [
-                one["path"]
-                for one in there
-                if is_unused(one["path"]) and one["last_modified"].timestamp() < before
-            ]
-            if names:
-                obstore.delete(self._store, names)
+            obstore.delete(self._store, name)
+        except FileNotFoundError:
+            return
         except (BaseError, OSError) as cause:
             first = str(cause).partition("\n")[0]
-            raise OutputError(f"cannot delete unused files of {self.url}: {first}") from cause
+            raise OutputError(f"cannot delete {name} of {self.url}: {first}") from cause
 
     def _put(self, name: str, content: bytes | Path, cache: str) -> None:
         import obstore

@@ -297,7 +297,8 @@ class TufRepository:
         """Delete what neither the metadata nor that of the last day names, here and in the storage.
 
         These are files of withdrawn releases, metadata that newer one has replaced, and what a killed process
-        left. The root stays: a device may be any number of versions behind.
+        left. The root stays: a device may be any number of versions behind. What only the storage has stays,
+        too: after a backup was restored, these are files of newer releases.
 
         Args:
             now: seconds since 1970.
@@ -318,15 +319,14 @@ class TufRepository:
                 if name in kept or not _REMOVABLE.fullmatch(name):
                     continue
                 try:
-                    if path.stat().st_mtime < before:
-                        self._disk.remove(path)
-                        removed += 1
+                    if path.stat().st_mtime >= before:
+                        continue
+                    if self._storage is not None:  # first: only what is here is looked for there
+                        self._storage.remove(name)
+                    self._disk.remove(path)
+                    removed += 1
                 except OSError as cause:
                     raise OutputError(f"cannot delete {path}: {cause.strerror}") from cause
-            if self._storage is not None:
-                self._storage.remove(
-                    lambda name: name not in kept and bool(_REMOVABLE.fullmatch(name)), before
-                )
         return removed
 
     def _list_named(self, since: float) -> set[str]:
