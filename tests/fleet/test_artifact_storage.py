@@ -16,6 +16,7 @@ from tests.fleet.fleet_device import free_port
 from tests.fleet.test_repository import DAY_S, NOW, Device, list_names, new_target
 from tests.waiting import wait_for
 
+from edgekit_fleet.releases import artifact_storage
 from edgekit_fleet.releases.artifact_storage import ArtifactStorage
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.store.fleet_folder import FleetSettings
@@ -69,6 +70,17 @@ def test_file_that_is_lost_here_stays_in_the_storage(stored: StoredRepository, t
     stored.made.remove_unused(NOW + 2 * DAY_S)
     stored.made.refresh(NOW + 2 * DAY_S)
     assert stored.device(tmp_path / "d").fetch("rpi5/digits-1.edgepkg", NOW + 2 * DAY_S) == b"weights"
+
+
+def test_file_that_is_deleted_during_a_copy_is_left_out(
+    stored: StoredRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = artifact_storage._list_files
+    monkeypatch.setattr(
+        artifact_storage, "_list_files", lambda folder: [folder / "targets" / "gone", *listed(folder)]
+    )
+    stored.made.publish([new_target(tmp_path, b"weights")], NOW)
+    assert stored.device(tmp_path / "d").fetch("rpi5/digits-1.edgepkg") == b"weights"
 
 
 def test_package_from_after_the_restored_backup_stays_in_the_storage(

@@ -13,6 +13,7 @@ from tests.runtime.conftest import maker as maker  # a fixture
 from tests.runtime.slot_cases import write_keys
 
 from edgekit_fleet.operations import releases
+from edgekit_fleet.releases.delta_offers import Base
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.releases.withdrawn import list_withdrawn
 from edgekit_fleet.rollouts.progress import Decision
@@ -169,6 +170,30 @@ def test_release_stays_offered_if_one_with_its_file_is_withdrawn_meanwhile(
     store.close()
     offered = TufRepository(shell.folder.repository, shell.folder.repository_keys).list_targets()
     assert list(offered) == ["x86-64/linear-1.0.0-x86-64.edgepkg"]
+
+
+def test_release_that_is_made_while_one_with_its_file_is_withdrawn_stays_offered(
+    shell: Shell, packages: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.run("release", packages[0], "--keys", shell.keys, "--name", "first")
+    withdraw = TufRepository.withdraw
+
+    def release_second(self: TufRepository, paths: Any, now: float) -> None:
+        shell.run("release", packages[0], "--keys", shell.keys, "--name", "second")
+        withdraw(self, paths, now)
+
+    monkeypatch.setattr(TufRepository, "withdraw", release_second)
+    shell.run("withdraw", "first")
+    offered = TufRepository(shell.folder.repository, shell.folder.repository_keys).list_targets()
+    assert list(offered) == ["x86-64/linear-1.0.0-x86-64.edgepkg"]
+
+
+def test_release_whose_delta_starts_from_a_file_that_was_just_deleted_has_no_delta(
+    shell: Shell, packages: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = Base("0" * 64, shell.folder.repository / "targets" / "gone", "x86-64")
+    monkeypatch.setattr(releases, "find_bases", lambda *_: (gone,))
+    assert shell.run("release", packages[0], "--keys", shell.keys, "--name", "first")["deltas"] == []
 
 
 def test_withdrawal_that_was_cut_off_is_made_good(

@@ -402,9 +402,11 @@ class ControlLoop:
             _log.info("deleted %d files of the repository that nothing has named for a day", removed)
 
     def _remove_unused(self, repository: TufRepository, now: float) -> int:
-        with self._store.snapshot() as session:  # a process may have been killed before it withdrew them
-            withdrawn = list_withdrawn(session, now - _CLEAN_S)
-        repository.withdraw(withdrawn, now)
+        def find_withdrawn() -> set[str]:
+            with self._store.snapshot() as session:
+                return list_withdrawn(session, now - _CLEAN_S)
+
+        repository.withdraw(find_withdrawn, now)  # a process may have been killed before it withdrew them
         return repository.remove_unused(now)
 
     def _follow_administration(self, session: Session) -> tuple[list[str], int]:

@@ -17,6 +17,7 @@ from edgekit_fleet.releases.delta_offers import find_bases, publish_deltas
 from edgekit_fleet.releases.manager_key import ManagerKey, record_exchange
 from edgekit_fleet.releases.repository import NewTarget, PublishedTarget, open_repository
 from edgekit_fleet.releases.repository_keys import MANAGER_ROLE
+from edgekit_fleet.releases.withdrawn import list_withdrawn
 from edgekit_fleet.rollouts.gates import GateLimits
 from edgekit_fleet.rollouts.runner import OPEN_STATES
 from edgekit_fleet.store import audit
@@ -115,8 +116,11 @@ def make_release(
         session.add_all(rows)
         digests = {manifest.file_name: manifest.sha256 for _, manifest in manifests}
         audit.record(session, actor, "release.make", name, note=note, packages=digests)
-    # Another release that had the same file may have been withdrawn before this one was recorded.
-    if not repository.list_targets().keys() >= {target.path for target in targets}:
+    # Another release that had the same file may have been withdrawn before this one was recorded. Who takes
+    # the lock later to withdraw it sees the record.
+    with repository.lock():
+        is_offered = repository.list_targets().keys() >= {target.path for target in targets}
+    if not is_offered:
         repository.publish(targets, now)
     return find_release(store, name)
 
@@ -258,8 +262,13 @@ def withdraw_release(folder: FleetFolder, store: Store, name: str, actor: str) -
             files[one.release == name] |= {one.path, *(str(delta["path"]) for delta in one.deltas)}
         gone = files[True] - files[False]
         audit.record(session, actor, "release.withdraw", name, files=sorted(gone))
+
+    def find_gone() -> set[str]:
+        with store.snapshot() as session:
+            return gone & list_withdrawn(session, float("inf"))
+
     # After the store: no device is told to fetch a release that is withdrawn there and still offered.
-    repository.withdraw(gone, now)
+    repository.withdraw(find_gone, now)
     return find_release(store, name)
 
 

@@ -61,7 +61,11 @@ class ArtifactStorage:
                 there = {one["path"]: one["size"] for page in obstore.list(self._store) for one in page}
                 for path in _list_files(repository):
                     name = path.relative_to(repository).as_posix()
-                    if there.get(name) != path.stat().st_size:
+                    try:
+                        size_bytes = path.stat().st_size
+                    except FileNotFoundError:  # no metadata names it any more, and it was just deleted
+                        continue
+                    if there.get(name) != size_bytes:
                         self._put(name, path, IMMUTABLE)
                         copied += 1
                 self._put(TIMESTAMP, timestamp, CHANGING)

@@ -116,10 +116,13 @@ def _make(
 ) -> Iterator[tuple[Manifest, Base, NewTarget]]:
     for path, manifest, bases in wanted:
         for base in bases:
-            sizes = (path.stat().st_size, base.path.stat().st_size)
-            if time.monotonic() > give_up_s or max(sizes) > _MAX_PACKAGE_BYTES:
+            try:
+                sizes = (path.stat().st_size, base.path.stat().st_size)
+                if time.monotonic() > give_up_s or max(sizes) > _MAX_PACKAGE_BYTES:
+                    continue
+                delta = make_delta(base.path, path)
+            except FileNotFoundError:  # its release is withdrawn, and the manager has just deleted it
                 continue
-            delta = make_delta(base.path, path)
             if delta is None:
                 continue
             suffix, content = delta

@@ -22,7 +22,7 @@ import hashlib
 import itertools
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -227,14 +227,20 @@ class TufRepository:
                 self._commit(self._delegate(top, changed), now)
         return tuple(_describe(file) for _, file in published)
 
-    def withdraw(self, paths: Collection[str], now: float) -> None:
+    def withdraw(self, paths: Collection[str] | Callable[[], Collection[str]], now: float) -> None:
         """Offer the files at these paths no longer; a device that has one installed keeps it.
+
+        Args:
+            paths: the paths, or what returns them once no other process changes the repository.
+            now: seconds since 1970.
 
         Raises:
             OutputError: the folder cannot be written.
             SignatureError: a key is missing.
         """
         with self._change():
+            if callable(paths):
+                paths = paths()
             _, roles = self._read_targets()
             changed = {
                 role: listed for role, listed in roles.items() if not listed.targets.keys().isdisjoint(paths)
