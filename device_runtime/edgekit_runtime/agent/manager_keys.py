@@ -63,7 +63,7 @@ class ManagerKeys:
         self._first_root_sha256 = hashlib.sha256(first_root.encode()).hexdigest()
 
     def read(self) -> dict[str, Ed25519PublicKey]:
-        """Return key id -> key; nothing if the root names none."""
+        """Return key id -> key; nothing if the root names none, or the file is damaged."""
         followed = self._read_file()
         return read_named(self._first_root) if followed is None else _load(followed.keys)
 
@@ -87,16 +87,21 @@ class ManagerKeys:
             file.write(encode_json(to_plain(followed)))
 
     def _read_file(self) -> _Followed | None:
-        """Return what is in the file; None if it is missing, damaged, or of another fleet."""
+        """Return what is in the file, no keys if it is damaged; None if there is none, or of another fleet.
+
+        A damaged file may have named a new key, and the one of the first root may be stolen.
+        """
+        nobody = _Followed(first_root_sha256=self._first_root_sha256, version=1, keys=())
         try:
             followed = from_plain(_Followed, json.loads(self._path.read_bytes()), str(self._path))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, ConfigError) as error:
-            _logger.warning("%s: %s; the keys of the first root count", self._path, error)
-            return None
-        is_whole = all(_KEY.fullmatch(key) for key in followed.keys)
-        return followed if is_whole and followed.first_root_sha256 == self._first_root_sha256 else None
+            _logger.warning("%s: %s; nobody is obeyed until the metadata is verified", self._path, error)
+            return nobody
+        if not all(_KEY.fullmatch(key) for key in followed.keys):
+            return nobody
+        return followed if followed.first_root_sha256 == self._first_root_sha256 else None
 
 
 def read_held(envelope: str, keys: Mapping[str, Ed25519PublicKey]) -> Desired | None:

@@ -35,7 +35,8 @@ class ObeyedDocuments:
         self._manager_keys = ManagerKeys(folder, first_root)
         self._keys = self._manager_keys.read()
         self._waiting: bytes | None = None  # the newest document by an unknown key
-        self._daily_s = now_s + random.uniform(*_FIRST_S)  # noqa: S311  # no secret
+        wait_s = random.uniform(*_FIRST_S) if self._keys else 0.0  # noqa: S311  # no secret
+        self._daily_s = now_s + wait_s
         self._next_s, self._pause_s = now_s, _PAUSE_S
 
     def read_held(self, envelope: str) -> Desired | None:

@@ -253,11 +253,24 @@ def test_document_by_a_new_key_interrupts_a_download(site, monkeypatch):  # noqa
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"keys":["zz"]}', b"\x00" * 200])
-def test_damaged_file_of_keys_costs_only_a_refresh(site, content):  # noqa: F811
+def test_damaged_file_of_keys_gives_no_old_key_back_and_costs_only_a_refresh(site, content):  # noqa: F811
+    def fail(path, data):
+        raise OSError("no route")
+
     thief = site.exchange_key()
     take(site, order_by(site, site.manager))
     (site.folder / "agent" / "manager-keys.json").write_bytes(content)
+    site.mirror.change = fail
     site.restart()
+    site.broker.deliver(site.order(key=thief, removed=("linear",)))
+    site.run(60.0)
+    site.check_unharmed()
+    assert held(site) != site.version
+    site.mirror.change = lambda _path, data: data
+    site.restart()
+    before = count_refreshes(site)
+    site.run(SOON_S)
+    assert count_refreshes(site) == before + 1
     take(site, order_by(site, site.manager))
     check_refused(site, thief)
 
