@@ -27,6 +27,7 @@ from edgekit_runtime.agent.enrolment import enrol, renew
 from edgekit_runtime.agent.signing import key_id
 from edgekit_runtime.commands.enroll import run
 from edgekit_runtime.errors import ConfigError, OutputError, TransportError
+from edgekit_runtime.system.atomic_files import Disk
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX
 
 
@@ -276,6 +277,30 @@ def test_device_that_moves_to_another_fleet_trusts_keys_of_the_old_one_no_more(
     assert "  trusted no more, a key of the fleet before: vendor.pub.pem" in done.lines
     found = {"both": "of the fleet", "changed": "by hand", "hand": "by hand", "signs": "of the fleet"}
     assert trusted() == found
+
+
+def test_move_to_another_fleet_that_is_cut_off_leaves_the_old_trust(site, monkeypatch, tmp_path):
+    class FullDisk(Disk):
+        def create(self, path, mode):
+            if "device.crt" in path.name:
+                raise OSError(28, "No space left on device")
+            return super().create(path, mode)
+
+    served, config = tmp_path / "served", tmp_path / "device"
+    monkeypatch.setattr("edgekit_fleet.web.app.find_keys_folder", lambda: served)
+    served.mkdir()
+    (served / f"old{PUBLIC_KEY_SUFFIX}").write_text("of the old fleet")
+    enrol(invite(site, "d1"), config, {})
+    (served / f"old{PUBLIC_KEY_SUFFIX}").rename(served / f"new{PUBLIC_KEY_SUFFIX}")
+    other = Site(tmp_path / "other")
+    with serve_devices(other.store, other.folder, other.settings, other.authority):
+        code = invite(other, "d1")
+        with pytest.raises(OutputError):
+            enrol(code, config, {}, FullDisk())
+        assert (config / "keys" / f"old{PUBLIC_KEY_SUFFIX}").exists()
+        enrol(code, config, {})
+    other.store.close()
+    assert [path.name for path in (config / "keys").iterdir()] == [f"new{PUBLIC_KEY_SUFFIX}"]
 
 
 def test_device_that_enrols_after_an_exchange_obeys_the_new_key_alone(site):

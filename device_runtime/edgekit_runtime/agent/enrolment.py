@@ -206,18 +206,21 @@ def _store(
     old_keys: Sequence[PackageKey] = (),
     disk: Disk,
 ) -> None:
-    """Store the answer; the file that makes this device a member comes last."""
+    """Store the answer; the file that makes this device a member comes last.
+
+    Until then the old file says which keys to forget, if this is cut off and done again.
+    """
     if _read_certificate(answer.authority) != _read_certificate(authority):
         raise EnrolmentError("the fleet's answer names another authority than its server")
     keys = config / "keys"
     make_keys_folder(keys, 0o755)
-    for each in set(old_keys) - set(new_keys):
-        forget_key(keys, each.name, each.public_key.encode())
     for each in new_keys:
         write_public_file(keys / f"{each.name}{PUBLIC_KEY_SUFFIX}", each.public_key.encode())
     folder = config / "fleet"
     with write_atomically(folder / CERTIFICATE, mode=0o600, disk=disk) as file:
         file.write(answer.certificate.encode())
+    for each in set(old_keys) - set(new_keys):
+        forget_key(keys, each.name, each.public_key.encode())
     with write_atomically(folder / ENROLMENT, mode=0o600, disk=disk) as file:
         file.write(encode_json(to_plain(answer)))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgekit_runtime.errors import OutputError, SignatureError
-from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.atomic_files import DISK, write_atomically
 from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, list_keys
 from edgekit_runtime.trust.trust_store import read_public_file, read_public_key
 
@@ -94,6 +94,7 @@ def forget_key(folder: Path, name: str, pem: bytes) -> None:
     try:
         if path.read_bytes() == pem and not _signs_here(name, folder):
             path.unlink()
+            DISK.sync_folder(folder)
     except FileNotFoundError:
         return
     except OSError as cause:
