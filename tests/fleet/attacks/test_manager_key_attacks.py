@@ -211,7 +211,7 @@ def test_old_flood_does_not_delay_an_exchange_a_week_later(site):  # noqa: F811
     site.run(3 * DAY_S, 600.0)
     site.repository.refresh(site.clock.time())
     site.broker.deliver(site.order(key=Ed25519PrivateKey.generate()))
-    site.run(600.0, 60.0)
+    site.run(900.0, 60.0)
     site.exchange_key()
     site.broker.sent.clear()
     site.broker.deliver(order_by(site, site.manager))
