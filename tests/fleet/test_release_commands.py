@@ -193,7 +193,8 @@ def test_release_whose_delta_starts_from_a_file_that_was_just_deleted_has_no_del
 ) -> None:
     gone = Base("0" * 64, shell.folder.repository / "targets" / "gone", "x86-64")
     monkeypatch.setattr(releases, "find_bases", lambda *_: (gone,))
-    assert shell.run("release", packages[0], "--keys", shell.keys, "--name", "first")["deltas"] == []
+    (made,) = shell.run("release", packages[0], "--keys", shell.keys, "--name", "first")
+    assert made["deltas"] == []
 
 
 def test_withdrawal_that_was_cut_off_is_made_good(

@@ -68,7 +68,7 @@ class ObeyedDocuments:
 
     def is_refresh_due(self, now_s: float) -> bool:
         """Return whether the metadata is to be verified now."""
-        return now_s >= (self._daily_s if self._waiting is None else self._next_s)
+        return now_s >= self._daily_s or (self._waiting is not None and now_s >= self._next_s)
 
     def follow(self) -> bool:
         """Read the keys after the metadata was verified; return whether they have changed."""
