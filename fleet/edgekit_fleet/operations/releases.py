@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from edgekit_fleet.operations.names import check_name
 from edgekit_fleet.releases.delta_offers import find_bases, publish_deltas
-from edgekit_fleet.releases.manager_key import ManagerKey, record_exchange
+from edgekit_fleet.releases.manager_key import ManagerKey, check_copies, record_exchange
 from edgekit_fleet.releases.repository import NewTarget, PublishedTarget, open_repository
 from edgekit_fleet.releases.repository_keys import MANAGER_ROLE
 from edgekit_fleet.releases.withdrawn import list_withdrawn
@@ -23,7 +23,6 @@ from edgekit_fleet.rollouts.runner import OPEN_STATES
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder
-from edgekit_fleet.store.shards import count_living
 from edgekit_fleet.store.tables import ReleasePackageRow, ReleaseRow, RolloutRow
 from edgekit_runtime.agent.documents import DeltaOffer
 from edgekit_runtime.canonical_json import JsonValue
@@ -360,12 +359,7 @@ def rotate_keys(
     repository = open_repository(folder)
     if MANAGER_ROLE in roles:
         with store.snapshot() as session:
-            further = count_living(session, time.time()) - folder.is_running
-        if further > 0:
-            raise FleetError(
-                f"{further} further managers run, each with a copy of the manager's key; stop the further"
-                " ones, exchange the key, and give each a new copy of the folder before it starts again"
-            )
+            check_copies(session, folder, time.time())
     try:
         repository.rotate(time.time(), roles=roles, root_folder=root_folder)
     except ValueError as cause:

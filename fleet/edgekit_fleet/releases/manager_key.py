@@ -14,10 +14,11 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.releases.repository_keys import MANAGER_ROLE, RepositoryKeys
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.fleet_folder import FleetFolder
+from edgekit_fleet.store.shards import count_living
 from edgekit_fleet.store.tables import AuditRow
 from edgekit_runtime.agent.manager_keys import read_named
 from edgekit_runtime.agent.signing import key_id
-from edgekit_runtime.errors import ConfigError, PackageError, SignatureError
+from edgekit_runtime.errors import ConfigError, FleetError, PackageError, SignatureError
 
 _EXCHANGED: Final = "keys.rotate"
 
@@ -56,6 +57,25 @@ class ManagerKey:
         raise SignatureError(
             f"{root} names no key of the manager that {self._keys.folder} holds; restore both from a backup,"
             " or make a new key: `edgekit fleet keys rotate manager`"
+        )
+
+
+def check_copies(session: Session, folder: FleetFolder, now: float) -> None:
+    """Check that no other manager has a copy of the key and runs, before the key is exchanged.
+
+    Args:
+        session: session of the store.
+        folder: folder of the fleet.
+        now: seconds since 1970.
+
+    Raises:
+        FleetError: others run.
+    """
+    further = count_living(session, now) - folder.is_running
+    if further > 0:
+        raise FleetError(
+            f"{further} further managers run, each with a copy of the manager's key; stop the further ones,"
+            " exchange the key, and give each a new copy of the folder before it starts again"
         )
 
 
