@@ -9,12 +9,13 @@ import pytest
 from tests.hil.evidence_parts import FACTS
 
 from edgekit_hil.benches.bench_file import BenchSettings
+from edgekit_hil.evidence.evidence_file import NetworkTimes
 from edgekit_hil.tests import bench_target
 from edgekit_hil.tests.bench_target import BenchTarget
 from edgekit_hil.tests.models import PackageMaker
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.remote.measurement.machine_facts import describe_machine
-from edgekit_toolkit.targets.figures import Figure, Source
+from edgekit_toolkit.targets.figures import Figure, Source, Status
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 from edgekit_toolkit.targets.spec import Transfer
 from edgekit_toolkit.targets.writer import write_target
@@ -26,15 +27,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench_target._show_target.cache_clear()
 
 
-def make_bench(target: str, *engines: str, name: str = "My_desk") -> Any:
+def make_bench(target: str, *engines: str, name: str = "My_desk", keeps_state: bool = True) -> Any:
     facts = dataclasses.replace(FACTS, engines=dict.fromkeys(engines, "1"))
     settings = BenchSettings(name, "real", target, "aarch64")
-    return SimpleNamespace(facts=facts, file=SimpleNamespace(settings=settings))
+    return SimpleNamespace(facts=facts, file=SimpleNamespace(settings=settings, keeps_state=keeps_state))
 
 
-def write_profile(name: str, *, host: str, engine: str) -> None:
-    one = Figure(1.0, "1", "measured", "profile")
-    transfer = Transfer(host, engine, Figure(1.0, "s", "measured", "profile"), {"conv": one}, one)
+def write_profile(
+    name: str, *, host: str, engine: str, status: Status = "measured", device_engine: str = "onnxruntime 1"
+) -> None:
+    one, second = Figure(1.0, "1", status, "profile"), Figure(1.0, "s", status, "profile")
+    transfer = Transfer(
+        *(host, engine, second, {"conv": one}, one, device_engine), networks="0a", times={"dense": second}
+    )
     base = load_target("rpi5")
     source = Source("profile", "edgekit profile of a board", "2026-11-23", derivation="measured")
     target = dataclasses.replace(
@@ -80,6 +85,23 @@ def test_profile_of_a_bench_takes_the_place_of_its_target() -> None:
 
     assert (found.name, found.is_profile) == ("rpi5-my-desk", True)
     assert (other.name, other.is_profile) == ("rpi5", False)
+    assert found.network_times == NetworkTimes("2026-11-23", "onnxruntime 1", "0a", {"dense": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("profile", "keeps_state"),
+    [({"status": "estimated"}, True), ({"device_engine": "onnxruntime 2"}, True), ({}, False)],
+    ids=["of an emulated device", "with another engine", "of this machine"],
+)
+def test_times_that_are_not_those_of_the_device_as_it_is_are_no_evidence(
+    profile: dict[str, Any], keeps_state: bool
+) -> None:
+    here = describe_machine()
+    write_profile("rpi5-my-desk", host=here.cpu, engine=here.engine, **profile)
+
+    found = BenchTarget.of(make_bench("rpi5", "onnxruntime", keeps_state=keeps_state))
+
+    assert (found.is_profile, found.network_times) == (True, None)
 
 
 def test_profile_of_another_host_is_not_used() -> None:

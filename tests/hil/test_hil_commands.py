@@ -21,7 +21,10 @@ from edgekit_hil.benches.bench_writer import SshBench
 from edgekit_hil.evidence.evidence_file import read_evidence, write_evidence
 from edgekit_runtime.errors import BenchError, CutError
 from edgekit_toolkit.cli import main
-from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+from edgekit_toolkit.measurement.calibration_networks import (
+    digest_calibration_networks,
+    make_calibration_networks,
+)
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 from edgekit_toolkit.targets.writer import write_target
 
@@ -241,6 +244,39 @@ def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(board: SshBoa
     latency = next(each for each in evidence.figures if each.unit == "ms")
     assert latency.predicted
     assert "prediction by edgekit profile of" in latency.method
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('status = "measured", source = "profile"', 'status = "estimated", source = "profile"'),
+        (f'networks = "{digest_calibration_networks()}"', 'networks = "other"'),
+        ('device_engine = "onnxruntime ', 'device_engine = "onnxruntime 0.'),
+    ],
+    ids=["of an emulated device", "of other networks", "with another engine"],
+)
+def test_profile_that_does_not_hold_for_the_device_is_measured_again(
+    board: SshBoard, folder: Path, before: str, after: str
+) -> None:
+    board.write_bench(folder / "bench.yaml", name="desk", kind="real")
+    options = ["-k", "italy and tensorrt", "--evidence", "seen", "--profile-seconds", "5"]
+    run_hil("run", *options)
+    profile = find_user_targets() / "x86-64-desk.toml"
+    measured = profile.read_text()
+    assert before in measured
+    profile.write_text(measured.replace(before, after))
+
+    done = run_hil("run", *options)
+
+    assert "profile of bench 'desk'" in done.stdout, done.stdout + done.stderr
+    assert after not in profile.read_text()
+
+
+def test_run_on_this_machine_itself_measures_no_profile_of_its_class(folder: Path) -> None:
+    done = run_hil("run", "--bench", "local", "-k", "italy and tensorrt", "--evidence", "seen")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not find_user_targets().exists()
 
 
 def test_target_of_the_user_under_the_name_of_a_profile_is_kept(board: SshBoard, folder: Path) -> None:

@@ -12,8 +12,12 @@ from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.processor_speed import find_cpu
 from edgekit_toolkit.costs.device_transfer import HostRun, fit_ratios, predict_latency_s
 from edgekit_toolkit.evaluation.judge import model_on_target
-from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
-from edgekit_toolkit.measurement.host_run import engine_name, measure_host_run
+from edgekit_toolkit.measurement.calibration_networks import (
+    digest_calibration_networks,
+    digest_networks,
+    make_calibration_networks,
+)
+from edgekit_toolkit.measurement.host_run import engine_name, find_foreign_profile, measure_host_run
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.targets.figures import Figure, Source
@@ -89,6 +93,16 @@ def test_calibration_networks_are_always_the_same() -> None:
     ]
 
 
+def test_digest_of_networks_covers_weights_but_not_inferred_shapes() -> None:
+    digest, networks = digest_calibration_networks(), make_calibration_networks()
+    networks["dense"].graph.value_info.clear()
+    networks["dense"].graph.output[0].type.Clear()
+    assert digest_networks(networks) == digest
+
+    networks["dense"].graph.initializer[0].raw_data = bytes(512 * 512 * 4)
+    assert digest_networks(networks) != digest
+
+
 def test_a_model_that_onnxruntime_refuses_is_a_clear_error() -> None:
     graph = helper.make_graph(
         [helper.make_node("NoSuchOperator", ["x"], ["y"])],
@@ -100,7 +114,7 @@ def test_a_model_that_onnxruntime_refuses_is_a_clear_error() -> None:
         measure_host_run(helper.make_model(graph), {"x": np.zeros(1, np.float32)}, work_s=WORK_S)
 
 
-def make_profiled(host: str, engine: str) -> Target:
+def make_profiled(host: str, engine: str, networks: str | None = None) -> Target:
     target = load_target("rpi5")
     transfer = Transfer(
         host=host,
@@ -108,6 +122,7 @@ def make_profiled(host: str, engine: str) -> Target:
         work=Figure(WORK_S, "s", "measured", "profile"),
         ratios={"conv": Figure(1000.0, "1", "measured", "profile")},
         uncertainty=Figure(1.1, "1", "measured", "profile"),
+        networks=digest_calibration_networks() if networks is None else networks,
     )
     source = Source("profile", "a profile", "2026-11-23", derivation="a test")
     return dataclasses.replace(
@@ -130,10 +145,15 @@ def test_a_profile_of_this_machine_predicts_latency() -> None:
     assert latency_ms > 5 * roofline_ms  # the ratio of 1000 shows
 
 
-def test_a_profile_of_another_host_or_engine_is_not_used() -> None:
+def test_a_profile_of_another_host_or_engine_or_other_networks_is_not_used() -> None:
     expected = predict(load_target("rpi5"))
     assert predict(make_profiled("another processor", engine_name())) == expected
     assert predict(make_profiled(find_cpu(), "onnxruntime 0.1")) == expected
+    for networks in ("", "other"):
+        profiled = make_profiled(find_cpu(), engine_name(), networks)
+        assert predict(profiled) == expected
+        assert profiled.transfer is not None
+        assert find_foreign_profile(profiled.transfer) == "with other networks"
 
 
 def test_a_target_that_prefers_another_engine_has_no_use_for_a_profile() -> None:

@@ -11,15 +11,17 @@ from tests.toolkit.package_run import edgekit, mlp, package, saved
 from edgekit_hil.evidence.evidence_file import Evidence, Figure, NetworkTimes, find_hil_folder, write_evidence
 from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.measurement import measured_costs
-from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
-from edgekit_toolkit.measurement.device_profile import digest_networks
+from edgekit_toolkit.measurement.calibration_networks import (
+    digest_calibration_networks,
+    make_calibration_networks,
+)
 from edgekit_toolkit.measurement.measured_costs import find_costs
 from edgekit_toolkit.targets.loader import load_target
 
 pytestmark = pytest.mark.usefixtures("new_home")
 NETWORKS = make_calibration_networks()
 TIMES = NetworkTimes(
-    "2026-11-22", "onnxruntime 1.24.4", digest_networks(NETWORKS), dict.fromkeys(NETWORKS, 0.01)
+    "2026-11-22", "onnxruntime 1.24.4", digest_calibration_networks(), dict.fromkeys(NETWORKS, 0.01)
 )
 MEASURED = dataclasses.replace(
     EVIDENCE,

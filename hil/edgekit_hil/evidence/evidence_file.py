@@ -48,6 +48,10 @@ class DeviceFacts:
     free_bytes: int
     clock: str = ""
 
+    def has_engine(self, named: str) -> bool:
+        """Return whether the device has an engine, named with its release: `onnxruntime 1.24.4`."""
+        return named in {f"{name.removesuffix('-gpu')} {release}" for name, release in self.engines.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:

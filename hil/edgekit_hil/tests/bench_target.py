@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from edgekit_hil.benches.opening import Bench
-from edgekit_hil.evidence.evidence_file import NetworkTimes
+from edgekit_hil.evidence.evidence_file import DeviceFacts, NetworkTimes
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.remote.measurement.machine_facts import describe_machine
 from edgekit_runtime.system.child_process import run_program
@@ -38,7 +38,8 @@ class BenchTarget:
         engines: engines of the device, as packages name them; those that the target prefers come first.
         predicted_engine: engine of the predictions of latency and energy.
         is_profile: whether they are by a profile of this bench.
-        network_times: times behind the profile, for evidence; None without a profile that states them.
+        network_times: times behind the profile, for evidence; None without a profile of this device that states
+            them.
     """
 
     name: str
@@ -61,7 +62,8 @@ class BenchTarget:
         if is_profile:
             found = _show_target(name)
             (date,) = (each["date"] for each in found["sources"] if each["key"] == "profile")
-            times = _read_times(found["transfer"], date)
+            if bench.file.keeps_state:  # bench `local` is any machine: its times say nothing of others
+                times = _read_times(found["transfer"], date, bench.facts)
         preferred = [each for each in (found["backend"]["default"], found["backend"]["fallback"]) if each]
         there = [each for each, needed in ENGINE_PACKAGES.items() if bench.facts.engines.keys() & set(needed)]
         engines = sorted(there, key=(*preferred, *ENGINE_PACKAGES).index)
@@ -75,10 +77,11 @@ class BenchTarget:
         return self.engines[0]
 
 
-def _read_times(transfer: dict[str, Any], date: str) -> NetworkTimes | None:
-    """Return the times of a profile, unless an earlier release wrote it, which kept none."""
-    seconds = {name: each["value"] for name, each in transfer["times"].items()}
-    if not seconds:
+def _read_times(transfer: dict[str, Any], date: str, facts: DeviceFacts) -> NetworkTimes | None:
+    """Return the times of a profile if a device was measured with the engine that it has now, or None."""
+    times = transfer["times"]
+    seconds = {name: each["value"] for name, each in times.items() if each["status"] == "measured"}
+    if not seconds or not facts.has_engine(transfer["device_engine"]):
         return None
     return NetworkTimes(date, transfer["device_engine"], transfer["networks"], seconds)
 

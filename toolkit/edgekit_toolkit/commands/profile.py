@@ -133,12 +133,14 @@ def measure_profile(
         CutError: the device does not measure.
     """
     from edgekit_offload.profiling.machine import RunnableGraph, time_batches
-    from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+    from edgekit_toolkit.measurement.calibration_networks import (
+        digest_calibration_networks,
+        make_calibration_networks,
+    )
     from edgekit_toolkit.measurement.device_profile import (
         SOURCE,
         DeviceTimes,
         add_profile,
-        digest_networks,
         run_networks_here,
     )
     from edgekit_toolkit.targets.figures import Source
@@ -153,7 +155,7 @@ def measure_profile(
     title = f"edgekit profile of {facts.cpu}, {facts.cores} cores ({machine.label}), {facts.engine}"
     there = DeviceTimes(
         facts.engine,
-        digest_networks(networks),
+        digest_calibration_networks(),
         {name: each.seconds for name, each in zip(networks, measured.timings, strict=True)},
         is_real=machine.label == "measured",
         source=Source(SOURCE, title, facts.date[:10], derivation="measured by edgekit profile"),

@@ -4,7 +4,9 @@ They resemble what runs on devices: stacks of convolutions, separable convolutio
 recurrent and temporal layers; most also with 8-bit codes. Their outputs mean nothing.
 """
 
-from collections.abc import Callable
+import functools
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,6 +44,26 @@ def make_calibration_networks() -> dict[str, onnx.ModelProto]:
         plan(net)
         networks[name] = net.build()
     return {**networks, "call": make_call_network()}
+
+
+def digest_networks(networks: Mapping[str, onnx.ModelProto]) -> str:
+    """Return a digest of networks: times of different networks must not be mixed.
+
+    It covers inputs, nodes and weights. What shape inference adds may differ between releases of onnx.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(networks):
+        graph = networks[name].graph
+        digest.update(name.encode())
+        for part in (*graph.input, *graph.node, *graph.initializer):
+            digest.update(part.SerializeToString(deterministic=True))
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def digest_calibration_networks() -> str:
+    """Return the digest of this release's calibration networks."""
+    return digest_networks(make_calibration_networks())
 
 
 def make_call_network() -> onnx.ModelProto:

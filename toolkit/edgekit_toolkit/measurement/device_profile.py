@@ -3,18 +3,18 @@
 The times on the device are measured now (`edgekit profile`), or come from evidence of another host.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
-
-import onnx
 
 from edgekit_runtime.errors import TargetError
 from edgekit_runtime.remote.measurement.job_runner import make_inputs
 from edgekit_runtime.system.processor_speed import SpeedGate, find_cpu
 from edgekit_toolkit.costs.device_transfer import FittedRatios, HostRun, fit_ratios
-from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+from edgekit_toolkit.measurement.calibration_networks import (
+    digest_calibration_networks,
+    make_calibration_networks,
+)
 from edgekit_toolkit.measurement.host_run import engine_name, measure_host_run
 from edgekit_toolkit.models.ort_session import session_for
 from edgekit_toolkit.targets.figures import Figure, Source
@@ -58,14 +58,6 @@ class DeviceTimes:
     source: Source
 
 
-def digest_networks(networks: Mapping[str, onnx.ModelProto]) -> str:
-    """Return a digest of networks: times of different networks must not be mixed."""
-    digest = hashlib.sha256()
-    for name in sorted(networks):
-        digest.update(name.encode() + networks[name].graph.SerializeToString(deterministic=True))
-    return digest.hexdigest()[:16]
-
-
 def run_networks_here(seconds: float, show: Callable[..., None]) -> HostRuns:
     """Run the calibration networks on this machine.
 
@@ -88,7 +80,7 @@ def add_profile(target: Target, here: HostRuns, there: DeviceTimes) -> tuple[Tar
     Raises:
         TargetError: the times are of other networks than those that ran here.
     """
-    if there.networks != digest_networks(make_calibration_networks()) or set(there.seconds) != set(here.runs):
+    if there.networks != digest_calibration_networks() or set(there.seconds) != set(here.runs):
         raise TargetError(
             f"{there.source.title}: its times are of other calibration networks than those of this release"
         )

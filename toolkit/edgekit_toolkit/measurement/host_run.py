@@ -18,7 +18,7 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.ort import create_session, make_settings
 from edgekit_runtime.system.processor_speed import find_cpu, time_fixed_work
 from edgekit_toolkit.costs.device_transfer import HostRun
-from edgekit_toolkit.measurement.calibration_networks import make_call_network
+from edgekit_toolkit.measurement.calibration_networks import digest_calibration_networks, make_call_network
 from edgekit_toolkit.onnx_graph.ort_options import ort_options
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.spec import KernelKind, Transfer
@@ -64,11 +64,13 @@ def engine_name() -> str:
 
 
 def find_foreign_profile(transfer: Transfer) -> str | None:
-    """Return the machine on which a profile was made if it was another one, or None if it holds here."""
+    """Return how a profile was made if it does not hold here, such as on another machine, or None."""
     if transfer.host != find_cpu():
         return f"on a host with {transfer.host}, not {find_cpu()}"
     if transfer.engine != engine_name():
         return f"with {transfer.engine}, not {engine_name()}"
+    if transfer.networks != digest_calibration_networks():
+        return "with other networks"
     return None
 
 

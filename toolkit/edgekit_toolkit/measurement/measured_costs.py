@@ -4,13 +4,12 @@ from collections.abc import Callable
 
 from edgekit_hil.evidence.evidence_file import Evidence, read_measured_costs
 from edgekit_toolkit.measurement.arithmetic import measures_here
-from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+from edgekit_toolkit.measurement.calibration_networks import digest_calibration_networks
 from edgekit_toolkit.measurement.device_profile import (
     HOST_S,
     SOURCE,
     DeviceTimes,
     add_profile,
-    digest_networks,
     run_networks_here,
 )
 from edgekit_toolkit.targets.figures import Source
@@ -27,7 +26,7 @@ def find_costs(target: Target) -> Evidence | None:
         return None
     if read_measured_costs(target.name) is None or measures_here(target):
         return None  # the usual case, without the networks
-    return read_measured_costs(target.name, digest_networks(make_calibration_networks()))
+    return read_measured_costs(target.name, digest_calibration_networks())
 
 
 def take_measured_costs(target: Target, show: Callable[..., None]) -> Target:

@@ -11,7 +11,8 @@ import click
 from edgekit_runtime.errors import BenchError, CutError
 
 if TYPE_CHECKING:
-    from edgekit_hil.benches.bench_file import BenchSettings
+    from edgekit_hil.benches.bench_file import BenchFile
+    from edgekit_toolkit.targets.spec import Transfer
 
 _OWN_FILE = Path("bench.yaml")
 
@@ -47,8 +48,8 @@ def command(
 ) -> None:
     """Run the tests, by pytest with labgrid underneath.
 
-    A real device whose target prefers onnxruntime is profiled before, unless it has a profile (`edgekit
-    profile`). The evidence keeps the times, by which `edgekit package` predicts latency on its class.
+    A real device over the network whose target prefers onnxruntime is profiled before, unless it has a
+    profile that holds (`edgekit profile`). The evidence keeps the times, by which `edgekit package` predicts latency on its class.
     """
     import pytest
 
@@ -68,7 +69,7 @@ def command(
             f"the models that the tests install are in a checkout of edgekit, and {MODELS} is none"
         )
     for each, file in zip(named, files, strict=True):
-        _profile_once(each, file.settings, profile_seconds)
+        _profile_once(each, file, profile_seconds)
     folder = Path(edgekit_hil.__file__).parent / "tests"
     arguments = [
         "-c",
@@ -95,29 +96,33 @@ def command(
         raise BenchError("a test failed or a named bench could not be used; the reasons stand above")
 
 
-def _profile_once(bench: str, settings: BenchSettings, seconds: float) -> None:
-    """Measure the profile of a real device of the user, unless a profile holds on this machine."""
+def _profile_once(bench: str, file: BenchFile, seconds: float) -> None:
+    """Measure the profile of a real device of the user, unless one holds for it and on this machine."""
     from dataclasses import replace
 
     from edgekit_toolkit.commands.hil.bench_machine import find_device
     from edgekit_toolkit.commands.profile import measure_profile
     from edgekit_toolkit.commands.progress import ProgressBar
     from edgekit_toolkit.console import open_console
-    from edgekit_toolkit.measurement.host_run import find_foreign_profile
     from edgekit_toolkit.targets.loader import find_user_targets, load_target
 
-    folder = find_user_targets()
+    settings, folder = file.settings, find_user_targets()
     target = load_target(settings.target, [folder])
-    if settings.kind != "real" or not settings.has_time or target.backend.default != "ort":
+    if (
+        settings.kind != "real"
+        or not file.keeps_state
+        or not settings.has_time
+        or target.backend.default != "ort"
+    ):
         return
     path = folder / f"{settings.profile_name}.toml"
-    if path.is_file():
-        transfer = load_target(str(path)).transfer
-        # A target that the user wrote under this name is kept.
-        if transfer is None or (transfer.times and find_foreign_profile(transfer) is None):
-            return
+    transfer = load_target(str(path)).transfer if path.is_file() else None
+    if path.is_file() and transfer is None:
+        return  # a target that the user wrote under this name is kept
     target = replace(target, name=settings.profile_name, aliases=(), transfer=None)
     try:
+        if transfer is not None and _holds(transfer, file):
+            return
         with ProgressBar(open_console(stderr=True)) as progress, find_device(bench) as machine:
             found = measure_profile(machine, target, path, seconds, progress.show)
         click.echo(
@@ -125,4 +130,19 @@ def _profile_once(bench: str, settings: BenchSettings, seconds: float) -> None:
             f" {found.fitted.uncertainty:.2f} x at most"
         )
     except (BenchError, CutError) as error:  # the tests say what they lack
-        click.echo(f"bench '{settings.name}' has no profile: {error}", err=True)
+        click.echo(f"bench '{settings.name}' is not profiled: {error}", err=True)
+
+
+def _holds(transfer: Transfer, file: BenchFile) -> bool:
+    """Return whether a profile holds on this machine, and for the engine that a bench's device has now.
+
+    Raises:
+        BenchError: the bench is not available.
+    """
+    from edgekit_hil.benches.opening import open_bench
+    from edgekit_toolkit.measurement.host_run import find_foreign_profile
+
+    if find_foreign_profile(transfer) is not None or transfer.work.status != "measured":
+        return False
+    with open_bench(file) as opened:
+        return opened.facts.has_engine(transfer.device_engine)
