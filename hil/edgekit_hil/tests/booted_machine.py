@@ -23,7 +23,7 @@ _SERVING: Final = "serving"
 _SETTLE_S: Final = 240.0  # a boot and a start of the service, on a machine under load
 _SHORT_WATCHDOG_US: Final = 10_000_000
 _BEFORE_PANIC_S: Final = 3  # for the shell that ordered it
-_BEFORE_REBOOT_S: Final = 1  # likewise; systemd also ends the shell
+_BEFORE_REBOOT_S: Final = 0.2  # likewise; systemd also ends the shell
 _ROLLOUT_S: Final = 240.0
 _AFTER_BEGIN_S: Final = 5.0  # of an update by a fleet, which reports its begin late
 _AS_EDGEKIT: Final = (
@@ -48,6 +48,28 @@ print(reply["model_version"], len(reply["outputs"][0]["data"]))
 """
 
 
+_INSTALL: Final = (
+    "systemd-run --quiet --unit=installing sh -c '"
+    f"{_AS_EDGEKIT} edgekit-device install /srv/packages/{SECOND}.edgepkg;"
+    " code=$?; sync; echo $code >/srv/installed; sync'"
+)
+"""Begins an installation of the second version; its exit code is on the disk after its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What is expected after an event.
+
+    Attributes:
+        versions: versions that may serve.
+        moment: when the machine went down, and whether that was before the end of what the event interrupts;
+            empty for other events.
+    """
+
+    versions: tuple[str, ...]
+    moment: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The outcome of an event.
@@ -55,7 +77,7 @@ class Outcome:
     Attributes:
         event: name of the event.
         version: version that serves afterwards.
-        expected: versions that may serve.
+        expected: what was expected.
         restart_s: time from the end of the service to the start of its next process, by the machine's clock;
             None if it should not end, or the machine booted.
         seconds: time from the begin of the event to the first answer, by this machine's clock; it includes
@@ -64,21 +86,22 @@ class Outcome:
 
     event: str
     version: str
-    expected: tuple[str, ...]
+    expected: Expectation
     restart_s: float | None
     seconds: float
 
     @property
     def is_right(self) -> bool:
         """Whether the right version serves."""
-        return self.version in self.expected
+        return self.version in self.expected.versions
 
 
 class ServiceMachine:
     """The booted machine with the service under systemd and one installed model.
 
     Attributes:
-        install_s: duration of an installation, by this machine's clock.
+        install_s: duration of an installation of the second version as events begin it, on the machine of the
+            snapshot, by this machine's clock.
     """
 
     def __init__(self, bench: Bench, packages: Mapping[str, Path], public_key: Path) -> None:
@@ -102,12 +125,15 @@ class ServiceMachine:
         self.run("EDGEKIT_HOME=/etc/edgekit edgekit-device keys trust /srv/bench.pub.pem")
         self.run("mkdir /srv/packages && mv /srv/*.edgepkg /srv/packages")
         self.run("systemctl daemon-reload && systemctl enable --now edgekit")
-        begun_s = time.monotonic()
         self.install(FIRST)
-        self.install_s = time.monotonic() - begun_s
         self.wait_serving()
         self.run("sync")
+        self._boot = self.read_boot()
         self._machine.save(_SERVING)
+        self.begin()
+        begun_s = time.monotonic()
+        self.install(SECOND)
+        self.install_s = time.monotonic() - begun_s
 
     def begin(self) -> None:
         """Restore the machine on which the first version serves; the bench breaks if it does not answer."""
@@ -182,11 +208,16 @@ class ServiceMachine:
             time.sleep(0.5)
         raise BenchError("the machine did not boot again")
 
-    def reboot(self) -> None:
-        """Reboot by systemd, which stops each unit, and connect when the machine is up again."""
-        before = self.read_boot()
-        self.run(f"(sleep {_BEFORE_REBOOT_S}; systemctl reboot) >/dev/null 2>&1 &")
-        self.wait_boot(before)
+    def reboot(self, after_s: float = 0.0, *, beside: str = "true") -> None:
+        """Reboot by systemd, which stops each unit, and connect when the machine is up again.
+
+        Args:
+            after_s: seconds until then, by the machine's clock.
+            beside: command that begins at the same time.
+        """
+        delay_s = max(after_s, _BEFORE_REBOOT_S)
+        self.run(f"systemd-run --quiet sh -c 'sleep {delay_s:.2f}; systemctl reboot' & {beside}; wait")
+        self.wait_boot(self._boot)
 
     def read_times(self) -> dict[str, float]:
         """Return when the service ended and started, in seconds of the machine's clock, and its process."""
@@ -196,24 +227,24 @@ class ServiceMachine:
         return {name: float(found[name] or 0) / (1e6 if "Timestamp" in name else 1) for name in names}
 
 
-Event = Callable[[ServiceMachine, random.Random], tuple[str, ...]]
-"""Event: acts on the machine, and returns the versions that may serve afterwards."""
+Event = Callable[[ServiceMachine, random.Random], Expectation]
+"""Event: acts on the machine, and returns what is expected afterwards."""
 
 
-def kill(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
+def kill(machine: ServiceMachine, _: random.Random) -> Expectation:
     """Kill the service by SIGKILL."""
     machine.run("kill -9 $(systemctl show edgekit -p MainPID --value)")
-    return (FIRST,)
+    return Expectation((FIRST,))
 
 
-def hang(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
+def hang(machine: ServiceMachine, _: random.Random) -> Expectation:
     """Stop the service's process, so that it no longer feeds systemd's watchdog; wait until it has ended."""
     pid = machine.run("systemctl show edgekit -p MainPID --value")
     machine.run(f"kill -STOP {pid}; while [ -e /proc/{pid} ]; do sleep 0.5; done")
-    return (FIRST,)
+    return Expectation((FIRST,))
 
 
-def exhaust_memory(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
+def exhaust_memory(machine: ServiceMachine, _: random.Random) -> Expectation:
     """Take all memory of the machine in another program; the kernel must kill that, not the service."""
     before = machine.read_times()["MainPID"]
     hog = "python3 -S -c 'held = [bytearray(16 << 20) for _ in range(128)]'"
@@ -221,10 +252,10 @@ def exhaust_memory(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]
     after = machine.read_times()["MainPID"]
     if before != after:
         raise BenchError("the kernel killed the service instead of the program that took all memory")
-    return (FIRST,)
+    return Expectation((FIRST,))
 
 
-def limit_memory(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
+def limit_memory(machine: ServiceMachine, _: random.Random) -> Expectation:
     """Have the kernel kill the service for its own use of memory."""
     pid = machine.run("systemctl show edgekit -p MainPID --value")
     limit = "echo 8M >/sys/fs/cgroup/system.slice/edgekit.service/memory.max"
@@ -233,46 +264,44 @@ def limit_memory(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
         f" while [ -e /proc/{pid} ]; do {limit}; sleep 0.2; done;"
         " systemctl set-property --runtime edgekit MemoryMax=infinity"
     )
-    return (FIRST,)
+    return Expectation((FIRST,))
 
 
-def _install_for_a_while(machine: ServiceMachine, rng: random.Random) -> tuple[str, ...]:
-    """Return at any point of an installation of the second version, or shortly after it.
-
-    Returns:
-        The versions that may serve after an end of the machine at this moment.
-    """
-    install = (
-        f"{_AS_EDGEKIT} edgekit-device install /srv/packages/{SECOND}.edgepkg && sync && touch /run/installed"
-    )
-    machine.run(f"systemd-run --quiet --unit=installing sh -c '{install}'")
-    time.sleep(rng.uniform(0, machine.install_s))
-    installed = machine.run("test -e /run/installed && echo yes || true") == "yes"
-    return (SECOND,) if installed else (FIRST, SECOND)
+def _find_expected(machine: ServiceMachine, share: float) -> Expectation:
+    """Return what is expected after the machine went down at a share of the time of an installation."""
+    moment = f"{share:.0%} of the time of an installation"
+    code = machine.run("cat /srv/installed 2>/dev/null || true")
+    if not code:
+        return Expectation((FIRST, SECOND), f"{moment}, before its end")
+    if code != "0":
+        raise BenchError(f"the installation ended with {code} before the machine went down")
+    return Expectation((SECOND,), f"{moment}, after its end")
 
 
-def cut_power_in_installation(machine: ServiceMachine, rng: random.Random) -> tuple[str, ...]:
+def cut_power_in_installation(machine: ServiceMachine, rng: random.Random) -> Expectation:
     """Cut the power at any point of an installation of the second version, or shortly after it."""
-    expected = _install_for_a_while(machine, rng)
+    share = rng.uniform(0, 1)
+    machine.run(_INSTALL)
+    time.sleep(share * machine.install_s)
     machine.cut_power()
-    return expected
+    return _find_expected(machine, share)
 
 
-def reboot_in_installation(machine: ServiceMachine, rng: random.Random) -> tuple[str, ...]:
+def reboot_in_installation(machine: ServiceMachine, rng: random.Random) -> Expectation:
     """Reboot in order at any point of an installation of the second version, or shortly after it."""
-    expected = _install_for_a_while(machine, rng)
-    machine.reboot()
-    return expected
+    share = rng.uniform(0, 1)
+    machine.reboot(share * machine.install_s, beside=_INSTALL)
+    return _find_expected(machine, share)
 
 
-def panic(machine: ServiceMachine, _: random.Random) -> tuple[str, ...]:
+def panic(machine: ServiceMachine, _: random.Random) -> Expectation:
     """Let the kernel panic; the watchdog of the board must reset the machine."""
     manager = "org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
     machine.run(f"busctl set-property {manager} RuntimeWatchdogUSec t {_SHORT_WATCHDOG_US}")
     boot = machine.read_boot()
     machine.run(f"sync; (sleep {_BEFORE_PANIC_S}; echo c >/proc/sysrq-trigger) >/dev/null 2>&1 &")
     machine.wait_boot(boot)
-    return (FIRST,)
+    return Expectation((FIRST,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,19 +320,20 @@ class InterruptedUpdate:
     target: str
     interrupt: Callable[[ServiceMachine], None]
 
-    def __call__(self, machine: ServiceMachine, rng: random.Random) -> tuple[str, ...]:
+    def __call__(self, machine: ServiceMachine, rng: random.Random) -> Expectation:
         """Interrupt an update, and wait until the fleet has ended its rollout."""
         name = f"booted-{rng.getrandbits(32):08x}"
         machine.join_fleet(self.fleet.invite(name), self.target)
         self.fleet.start_rollout(name, self.package, to=f"bench={name}")
         self.fleet.wait_begun(name)
         time.sleep(rng.uniform(0, _AFTER_BEGIN_S))
+        self.fleet.check_open(name)
         self.interrupt(machine)
         ended = self.fleet.wait_ended(name, _ROLLOUT_S)
         if ended["state"] != "succeeded":
             raise BenchError(f"the rollout did not go on after the boot: {ended}")
         machine.run("systemctl is-active edgekit-agent")
-        return (SECOND,)
+        return Expectation((SECOND,), "before the fleet knew the end of the update")
 
 
 EVENTS: Final[Mapping[str, Event]] = {

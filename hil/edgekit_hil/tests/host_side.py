@@ -184,11 +184,20 @@ class Fleet:
             BenchError: it has not begun in two minutes, or the update has ended already.
         """
         deadline = time.monotonic() + _BEGIN_LIMIT_S
-        while not (states := [each["state"] for each in self.run("device", name)["executions"]]):
+        while not self.check_open(name):
             if time.monotonic() > deadline:
                 raise BenchError(f"device {name} begins no update")
+
+    def check_open(self, name: str) -> bool:
+        """Return whether a device has begun an update.
+
+        Raises:
+            BenchError: the update has ended already.
+        """
+        states = [each["state"] for each in self.run("device", name)["executions"]]
         if "succeeded" in states:
-            raise BenchError(f"device {name} has ended its update before it was seen to begin")
+            raise BenchError(f"device {name} has ended its update, which was to be interrupted")
+        return bool(states)
 
 
 def _read_last(text: str) -> Any:

@@ -49,7 +49,8 @@ def command(
     """Run the tests, by pytest with labgrid underneath.
 
     A real device over the network whose target prefers onnxruntime is profiled before, unless it has a
-    profile that holds (`edgekit profile`). The evidence keeps the times, by which `edgekit package` predicts latency on its class.
+    profile that holds (`edgekit profile`). The evidence keeps the times, by which `edgekit package` predicts
+    latency on its class.
     """
     import pytest
 
