@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.agent.site import Site
 from tests.fleet.conftest import Fleet
-from tests.fleet.fleet_device import free_port
+from tests.free_port import free_port
 from tests.runtime.conftest import maker as make_maker
 from tests.waiting import wait_for
 

@@ -86,8 +86,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     outcomes, failures = run_events(arguments.event or ALL, arguments.count, arguments.seconds)
-    print("| event | times | right | until it answers, s, at most | until systemd restarts it, s, at most |")
-    print("|---|---|---|---|---|")
+    print(
+        "| event | times | right | in an installation or update | until it answers, s, at most"
+        " | until systemd restarts it, s, at most |"
+    )
+    print("|---|---|---|---|---|---|")
     for event in ALL:
         of_event = [each for each in outcomes if each.event == event]
         if of_event:
@@ -95,7 +98,8 @@ def main() -> int:
             restarts = [each.restart_s for each in of_event if each.restart_s is not None]
             restart = f"{max(restarts):.2f}" if restarts else "it was not to end, or booted"
             longest = max(each.seconds for each in of_event)
-            print(f"| {event} | {len(of_event)} | {right} | {longest:.0f} | {restart} |")
+            middle = sum(each.expected.is_interrupted for each in of_event)
+            print(f"| {event} | {len(of_event)} | {right} | {middle} | {longest:.0f} | {restart} |")
     print(*failures, sep="\n")
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1))

@@ -31,7 +31,6 @@ LEFT_OUT: Final = {
     "tests/agent/test_agent.py": _NEEDS_FLEET,
     "tests/agent/test_agent_cdn.py": _NEEDS_FLEET,
     "tests/agent/test_agent_deltas.py": _NEEDS_FLEET,
-    "tests/agent/test_agent_downloads.py": _NEEDS_FLEET,
     "tests/agent/test_agent_orders.py": _NEEDS_FLEET,
     "tests/agent/test_agent_service.py": _NEEDS_FLEET,
     "tests/agent/test_agent_trial.py": _NEEDS_FLEET,

@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from tests.fleet.fleet_device import free_port
+from tests.free_port import free_port
 
 from edgekit_fleet.identity.authority import Authority
 from edgekit_runtime.agent.artifacts.download import (

@@ -27,7 +27,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from tests.agent.parts import make_desired, want
 from tests.faults.disk_calls import KINDS, DiskCalls, Kind
 from tests.faults.processes import Outcome, end_with, fork, memory_folder, try_all
-from tests.fleet.fleet_device import free_port, make_csr
+from tests.fleet.fleet_device import make_csr
+from tests.free_port import free_port
 from tests.runtime.conftest import PackageMaker
 
 from edgekit_fleet.operations.running import open_authority

@@ -10,8 +10,9 @@ import threading
 import time
 
 import pytest
-from tests.fleet.fleet_device import FleetDevice, free_port
+from tests.fleet.fleet_device import FleetDevice
 from tests.fleet.postgresql_server import PostgresqlServer, new_database
+from tests.free_port import free_port
 
 from edgekit_fleet.operations import devices, running
 from edgekit_fleet.store.database import open_store, sqlite_url

@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import http.client
 import json
-import socket
 import ssl
 import time
 from dataclasses import replace
@@ -33,12 +32,6 @@ from edgekit_runtime.agent.manager_keys import read_named
 from edgekit_runtime.agent.signing import seal, unseal
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import from_plain
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def make_csr(key, name="anything"):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fleet.fleet_device import free_port
+from tests.free_port import free_port
 
 _START_S = 30.0
 _PREFIX = "edgekit-postgresql-"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fleet.fleet_device import free_port
 from tests.fleet.test_repository import DAY_S, NOW, Device, list_names, new_target
+from tests.free_port import free_port
 from tests.waiting import wait_for
 
 from edgekit_fleet.releases import artifact_storage

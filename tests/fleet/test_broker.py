@@ -4,7 +4,7 @@ import socket
 import time
 
 import pytest
-from tests.fleet.fleet_device import free_port
+from tests.free_port import free_port
 
 from edgekit_fleet.operations.doctor import probe_broker, probe_own
 from edgekit_runtime.errors import ConfigError, TransportError

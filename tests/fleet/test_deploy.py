@@ -17,7 +17,8 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from tests.fleet.fleet_device import free_port, make_csr
+from tests.fleet.fleet_device import make_csr
+from tests.free_port import free_port
 from tests.offload.export_parts import cached_environment
 from tests.waiting import wait_for
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.fleet.conftest import Fleet
-from tests.fleet.fleet_device import eventually, free_port
+from tests.fleet.fleet_device import eventually
+from tests.free_port import free_port
 
 from edgekit_fleet.store.fleet_folder import FleetFolder
 from edgekit_toolkit.cli import main

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.fleet.conftest import mosquitto  # noqa: F401  # a fixture
-from tests.fleet.fleet_device import free_port
+from tests.free_port import free_port
 from tests.waiting import wait_for
 
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings

@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gmqtt.mqtt.handler import MQTTConnectError
 from sqlalchemy import delete, select, update
 from tests.fleet.conftest import Fleet
-from tests.fleet.fleet_device import eventually, free_port, make_csr, post
+from tests.fleet.fleet_device import eventually, make_csr, post
+from tests.free_port import free_port
 
 from edgekit_fleet.manager import control_loop, inbox
 from edgekit_fleet.operations import devices, running

@@ -15,8 +15,9 @@ import pytest
 from sqlalchemy import delete, select, text
 from tests.fleet.conftest import Fleet
 from tests.fleet.console.conftest import PASSWORD, Client
-from tests.fleet.fleet_device import eventually, free_port
+from tests.fleet.fleet_device import eventually
 from tests.fleet.test_manager import versions, want
+from tests.free_port import free_port
 
 from edgekit_fleet.access import tokens, users
 from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration

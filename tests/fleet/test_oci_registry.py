@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.fleet.fleet_device import free_port
+from tests.free_port import free_port
 from tests.waiting import wait_for
 
 from edgekit_fleet.releases.oci_registry import fetch_package

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from tests.fleet.fleet_device import free_port
+from tests.free_port import free_port
 from tests.waiting import wait_for
 
 from edgekit_fleet.broker.mosquitto import Mosquitto, write_configuration

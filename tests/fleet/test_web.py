@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 from sqlalchemy import event, select, update
-from tests.fleet.fleet_device import FleetDevice, free_port, make_csr, post
+from tests.fleet.fleet_device import FleetDevice, make_csr, post
+from tests.free_port import free_port
 
 from edgekit_fleet.access import failure_limit
 from edgekit_fleet.identity.enrolment import list_revoked_serials

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.fleet.fleet_device import free_port
+from tests.free_port import free_port
 from tests.hil.ssh_device import find_obstacle, open_device
 
 from edgekit_fleet.operations import devices

@@ -38,8 +38,8 @@ class BenchTarget:
         engines: engines of the device, as packages name them; those that the target prefers come first.
         predicted_engine: engine of the predictions of latency and energy.
         is_profile: whether they are by a profile of this bench.
-        network_times: times behind the profile, for evidence; None without a profile of this device that states
-            them.
+        network_times: times behind the profile, for evidence; None without a profile of this device that
+            states them.
     """
 
     name: str

@@ -62,12 +62,13 @@ class Expectation:
 
     Attributes:
         versions: versions that may serve.
-        moment: when the machine went down, and whether that was before the end of what the event interrupts;
-            empty for other events.
+        share: share of the time of an installation after which the machine went down; None for other events.
+        is_interrupted: whether it went down before the end of an installation or update.
     """
 
     versions: tuple[str, ...]
-    moment: str = ""
+    share: float | None = None
+    is_interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,13 +270,10 @@ def limit_memory(machine: ServiceMachine, _: random.Random) -> Expectation:
 
 def _find_expected(machine: ServiceMachine, share: float) -> Expectation:
     """Return what is expected after the machine went down at a share of the time of an installation."""
-    moment = f"{share:.0%} of the time of an installation"
     code = machine.run("cat /srv/installed 2>/dev/null || true")
-    if not code:
-        return Expectation((FIRST, SECOND), f"{moment}, before its end")
-    if code != "0":
+    if code not in ("", "0"):
         raise BenchError(f"the installation ended with {code} before the machine went down")
-    return Expectation((SECOND,), f"{moment}, after its end")
+    return Expectation((SECOND,) if code else (FIRST, SECOND), share, is_interrupted=not code)
 
 
 def cut_power_in_installation(machine: ServiceMachine, rng: random.Random) -> Expectation:
@@ -333,7 +331,7 @@ class InterruptedUpdate:
         if ended["state"] != "succeeded":
             raise BenchError(f"the rollout did not go on after the boot: {ended}")
         machine.run("systemctl is-active edgekit-agent")
-        return Expectation((SECOND,), "before the fleet knew the end of the update")
+        return Expectation((SECOND,), is_interrupted=True)
 
 
 EVENTS: Final[Mapping[str, Event]] = {

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from tests.chromium import browser  # noqa: F401  # a fixture
 from tests.fleet.conftest import mosquitto  # noqa: F401  # a fixture
-from tests.fleet.fleet_device import free_port
+from tests.free_port import free_port
 from tests.waiting import bounded, wait_for
 
 from edgekit_fleet.demo.network import Network
