@@ -7,11 +7,13 @@
 Models: models/tiny and those of `--folder`. The device is emulated (needs root).
 
 - Latency, on a share of one processor of this machine: ratios are fitted on `calibration_networks`; the
-  models shown took no part in it. ONNX models only: a profile is of onnxruntime.
+  models shown took no part in it. Each network runs here for a second, longer than in `edgekit profile`, so
+  that chance here counts less. ONNX models only: a profile is of onnxruntime.
 - Peak memory, on the bench `constrained`: what `edgekit package` states, beside the peak of a process there
   that opens the model and runs it. For a .tflite both are measured, each in a process of its own.
 
-Three shares take about 10 minutes for 16 models at rest; `--seconds` is the length of one measurement.
+Latency is shown for 10 models and memory for 18; three shares take about 4 minutes at rest. `--seconds` is
+the length of one measurement on the device.
 """
 
 import telemetry_off  # noqa: F401

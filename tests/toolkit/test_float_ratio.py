@@ -14,7 +14,7 @@ def test_choice_that_is_slower_here_is_said_to_be_with_both_figures():
     assert note.startswith(
         "slower on this machine: it takes 1.19 x float32 and 1.10 x the source model (measured"
     )
-    assert "0.62 x float32 as modelled for rpi5, which may be off by 1.4 x" in note
+    assert "0.62 x float32 as predicted for rpi5, which may be off by 1.4 x" in note
 
 
 def test_choice_without_a_modelled_figure_says_that_nothing_clearly_faster_keeps_the_limits():
@@ -62,4 +62,4 @@ def test_report_and_terminal_state_both_ratios(tmp_path: Path):
     assert (outcome["modelled"]["on"], outcome["measured"]["on"]) == ("rpi5", "host")
     assert "Latency against float32: " in told.stdout
     assert "x measured on this machine" in " ".join(told.stdout.split())
-    assert "modelled for the target" in " ".join(told.stdout.split())
+    assert "predicted for the target" in " ".join(told.stdout.split())

@@ -8,6 +8,7 @@ import pytest
 from tests.hil.evidence_parts import EVIDENCE
 from tests.toolkit.package_run import edgekit, mlp, package, saved
 
+from edgekit_hil.evidence import evidence_file
 from edgekit_hil.evidence.evidence_file import Evidence, Figure, NetworkTimes, find_hil_folder, write_evidence
 from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.measurement import measured_costs
@@ -15,6 +16,7 @@ from edgekit_toolkit.measurement.calibration_networks import (
     digest_calibration_networks,
     make_calibration_networks,
 )
+from edgekit_toolkit.measurement.host_run import engine_name
 from edgekit_toolkit.measurement.measured_costs import find_costs
 from edgekit_toolkit.targets.loader import load_target
 
@@ -63,6 +65,10 @@ def test_package_predicts_by_the_evidence_of_a_real_device_and_names_it(tmp_path
     assert found["target"]["cost_source"] == (
         f"Pi 5, onnxruntime 1.24.4, evidence {MEASURED.file_name}, 2026-11-22"
     )
+    note = (
+        f"latency is calibrated with onnxruntime 1.24.4 on the device, and this machine has {engine_name()}"
+    )
+    assert (note in " ".join(found["warnings"])) == (engine_name() != "onnxruntime 1.24.4")
 
 
 @pytest.mark.parametrize("kind", ["emulated", "simulated"])
@@ -92,10 +98,34 @@ def test_times_of_other_networks_are_not_used() -> None:
     assert find_costs(load_target("rpi4")) is None
 
 
-def test_target_with_another_engine_or_several_power_modes_has_no_use_for_times() -> None:
-    keep(dataclasses.replace(MEASURED, target="jetson-orin-nano"))
+def test_target_that_prefers_another_engine_has_no_use_for_times() -> None:
+    keep(dataclasses.replace(MEASURED, target="android-arm64"))
 
-    assert find_costs(load_target("jetson-orin-nano")) is None
+    assert find_costs(load_target("android-arm64")) is None
+
+
+def test_target_with_several_power_modes_has_no_use_for_times() -> None:
+    keep(MEASURED)
+    target = load_target("rpi4")
+    (mode,) = target.power.modes
+    power = dataclasses.replace(target.power, modes=(mode, dataclasses.replace(mode, name="slow")))
+
+    assert find_costs(target) == MEASURED
+    assert find_costs(dataclasses.replace(target, power=power)) is None
+
+
+@pytest.mark.parametrize("newest", ["committed", "own"])
+def test_newest_times_count_whether_committed_or_of_the_user(
+    newest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence_file, "list_committed", lambda: tmp_path / "committed")
+    later = "2026-11-25T10:00:00+00:00"
+    dates = {"committed": MEASURED.date, "own": MEASURED.date, newest: later}
+    committed, own = (dataclasses.replace(MEASURED, date=dates[of], bench=of) for of in ("committed", "own"))
+    write_evidence(committed, tmp_path / "committed")
+    keep(own)
+
+    assert find_costs(load_target("rpi4")) == (own if newest == "own" else committed)
 
 
 def test_times_of_networks_that_did_not_run_here_are_refused() -> None:

@@ -117,6 +117,20 @@ def test_every_budget_tile_with_a_value_carries_label_and_place(tmp_path: Path) 
     assert not any(label in shown["Energy"] for label in LABELS)
 
 
+def test_source_of_measured_costs_stands_on_the_tile_of_latency_alone(tmp_path: Path) -> None:
+    document = report_sample.packaged()
+    document["budget"] = []
+    for candidate in document["candidates"]:
+        figures = candidate["figures"]
+        figures["latency"] = {**figures["latency"], "value": 24.9, "label": "calibrated"}
+        figures["energy"] = {**figures["energy"], "value": 3.0, "label": "modelled"}
+    page = Page(document, tmp_path)
+
+    shown = {text(tile.find("h3")): text(tile) for tile in page.all("div", "tile")}
+    assert "modelled" in shown["Energy"]
+    assert [name for name, words in shown.items() if "costs:" in words] == ["Latency"]
+
+
 def test_warnings_stand_above_the_decision(tmp_path: Path) -> None:
     document = report_sample.packaged()
     page = Page(document, tmp_path)

@@ -232,7 +232,7 @@ def modelled(name: str, latency: float, host: float, size: float = 1e6) -> Measu
 def test_modelled_latency_decides_beyond_its_uncertainty() -> None:
     found = choose([modelled("float", 10, 1.0), modelled("int8", 6, 1.3)], Budget({}))
     assert found.chosen == "int8"
-    assert "the fastest as modelled for the target, by more than its uncertainty of 1.4 x" in found.reason
+    assert "the fastest as predicted for the target, by more than its uncertainty of 1.4 x" in found.reason
 
 
 def test_latencies_measured_on_the_target_within_their_spread_are_alike() -> None:
@@ -266,7 +266,7 @@ def test_within_the_uncertainty_of_the_model_the_measured_order_decides() -> Non
     found = choose([modelled("float", 10, 1.0), modelled("int8", 8, 1.3, size=1e5)], Budget({}))
     assert found.chosen == "float"
     assert (
-        "the fastest measured on this machine, of 2 alike within 1.4 x as modelled for the target"
+        "the fastest measured on this machine, of 2 alike within 1.4 x as predicted for the target"
         in found.reason
     )
 
@@ -283,7 +283,7 @@ def test_smallest_of_the_fastest_is_only_said_of_several() -> None:
         "the smallest of 2 that measurements on this machine cannot tell apart (within 10 % or their spread)"
         in found.reason
     )
-    assert "of 3 alike within 1.4 x as modelled for the target" in found.reason
+    assert "of 3 alike within 1.4 x as predicted for the target" in found.reason
 
 
 def test_only_candidate_that_keeps_the_limits_is_not_called_the_fastest() -> None:
@@ -357,7 +357,7 @@ def test_candidate_that_cannot_be_modelled_is_compared_by_what_was_measured_here
     dynamic = candidate("dynamic", latency=math.inf, host=0.5, size=5e5, uncertainty=1.4)
     found = choose([modelled("float", 10, 1.0), modelled("slow", 16, 0.1), dynamic], Budget({}))
     assert found.chosen == "dynamic"
-    assert "of 1 alike within 1.4 x as modelled for the target and 1 that cannot be modelled" in found.reason
+    assert "of 1 alike within 1.4 x as predicted for the target and 1 that cannot be modelled" in found.reason
     slower = candidate("dynamic", latency=math.inf, host=1.2, size=5e5, uncertainty=1.4)
     assert choose([modelled("float", 10, 1.0), slower], Budget({})).chosen == "float"
 

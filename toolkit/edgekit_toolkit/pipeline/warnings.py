@@ -56,6 +56,11 @@ def find_warnings(run: Run) -> list[str]:
             f"the profile of {request.target.name} was made {foreign}, so latency is modelled from its"
             " coefficients; profile the device from this machine: edgekit profile --on"
         )
+    elif transfer is not None and transfer.device_engine not in ("", transfer.engine):
+        notes.append(
+            f"latency is calibrated with {transfer.device_engine} on the device, and this machine has"
+            f" {transfer.engine}, whose kernels may differ"
+        )
     if run.load.is_heavy:
         notes.append(
             f"latency on this machine is in doubt: while it was measured, {run.load}; repeat on a quiet"

@@ -156,7 +156,7 @@ def origin(figure: ReportedFigure) -> str:
 
 
 def show_latency_to_float(ratio: LatencyToFloat) -> str:
-    """Return the latency of a choice against float32, as modelled for the target and as measured here."""
+    """Return the latency of a choice against float32, as predicted for the target and as measured here."""
     modelled, here = ratio["modelled"], ratio["measured"]["value"]
     parts = []
     if modelled["value"] is not None:

@@ -162,14 +162,14 @@ def _find_fastest(candidates: Sequence[Measured], *, on_gpu: bool) -> tuple[Sequ
         return level, f"{'the smallest of the fastest' if len(level) > 1 else 'the fastest'}, measured"
     if len(near) == 1 and not silent:
         margin = f"by more than its uncertainty of {near[0].alike:.2g} x"
-        return near, f"the fastest as modelled for the target, {margin}"
+        return near, f"the fastest as predicted for the target, {margin}"
     if not hosted:
         told = " as far as the target's model can tell" if near else ""
         return near or silent, f"the smallest of the fastest{told}"
     fastest, place = _fit_for_gpu(hosted) if on_gpu else _fastest_here(hosted)
     if not near:
         return fastest, f"{place}, since latency on the target cannot be modelled"
-    rivals = f"{len(near)} alike within {near[0].alike:.2g} x as modelled for the target"
+    rivals = f"{len(near)} alike within {near[0].alike:.2g} x as predicted for the target"
     if silent:
         rivals += f" and {len(silent)} that cannot be modelled"
     return fastest, f"{place}, of {rivals}"

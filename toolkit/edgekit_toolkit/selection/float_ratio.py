@@ -54,7 +54,7 @@ def find_slowdown(ratio: FloatRatio, target: str) -> list[str]:
     if ratio.modelled is None:
         return [f"{said}; no form that keeps every limit is clearly faster"]
     note = (
-        f"{said}, {ratio.modelled:.2f} x float32 as modelled for {target}, which may be off by"
+        f"{said}, {ratio.modelled:.2f} x float32 as predicted for {target}, which may be off by"
         f" {ratio.uncertainty:.2g} x; measure on {target} before you rely on it"
     )
     return [note]

@@ -199,7 +199,7 @@ def _context(
         return compared
     notes = [f"for {show_sizes(report['sizes'])}"] if report["sizes"] else []
     label = None if subject is None else subject["figures"][name]["label"]
-    if label in {"calibrated", "modelled"}:
+    if name == "latency" and label in {"calibrated", "modelled"}:
         notes.append(f"costs: {report['target']['cost_source']}")
     return [*compared, *(el("p", el("span", note), class_="context") for note in notes)]
 
