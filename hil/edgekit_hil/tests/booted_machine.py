@@ -51,7 +51,7 @@ print(reply["model_version"], len(reply["outputs"][0]["data"]))
 _INSTALL: Final = (
     "systemd-run --quiet --unit=installing sh -c '"
     f"{_AS_EDGEKIT} edgekit-device install /srv/packages/{SECOND}.edgepkg;"
-    " code=$?; sync; echo $code >/srv/installed; sync'"
+    " echo $? >/srv/installed; sync'"
 )
 """Begins an installation of the second version; its exit code is on the disk after its end."""
 
