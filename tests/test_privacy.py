@@ -62,7 +62,7 @@ class Home:
         self.folder, self.calls = folder, folder / "calls"
         for name in ("home", "work", "tmp"):
             (folder / name).mkdir()
-        packages = ("device_runtime", "toolkit", "offload", "fleet")
+        packages = ("device_runtime", "toolkit", "offload", "fleet", "hil")
         self.started = {
             "cwd": folder / "work",
             "stdout": subprocess.PIPE,

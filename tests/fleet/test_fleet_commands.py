@@ -41,7 +41,9 @@ def test_up_starts_all_once_and_ctrl_c_ends_all(tmp_path, mosquitto, capsys):
         str(tmp_path / "f"),
         *ports,
     ]
-    path = os.pathsep.join(str(ROOT / name) for name in ("device_runtime", "toolkit", "offload", "fleet"))
+    path = os.pathsep.join(
+        str(ROOT / name) for name in ("device_runtime", "toolkit", "offload", "fleet", "hil")
+    )
     process = subprocess.Popen(
         [*command, "--json"], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}, text=True
     )

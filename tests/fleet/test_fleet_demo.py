@@ -24,7 +24,9 @@ def folder():
 
 
 def start(folder, *options):
-    path = os.pathsep.join(str(ROOT / name) for name in ("device_runtime", "toolkit", "offload", "fleet"))
+    path = os.pathsep.join(
+        str(ROOT / name) for name in ("device_runtime", "toolkit", "offload", "fleet", "hil")
+    )
     return subprocess.Popen(
         [sys.executable, "-m", "edgekit_toolkit", "fleet", "demo", *options],
         env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder)},

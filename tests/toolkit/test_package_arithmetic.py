@@ -45,7 +45,9 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_on(python: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run `edgekit ARGUMENTS` in another Python."""
-    paths = os.pathsep.join(str(ROOT / name) for name in ("device_runtime", "toolkit", "offload", "fleet"))
+    paths = os.pathsep.join(
+        str(ROOT / name) for name in ("device_runtime", "toolkit", "offload", "fleet", "hil")
+    )
     return subprocess.run(
         [python, "-c", RUN, *map(str, arguments)],
         capture_output=True,
