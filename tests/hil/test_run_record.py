@@ -4,10 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from tests.hil.evidence_parts import FACTS
 
-from edgekit_hil.evidence.evidence_file import read_evidence
+from edgekit_hil.benches.bench_file import find_bench
+from edgekit_hil.benches.opening import Bench
+from edgekit_hil.evidence.evidence_file import Curve, read_evidence
+from edgekit_hil.tests.conftest import Recorder
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
@@ -67,3 +72,14 @@ def test_test_that_fails_before_or_after_its_body_has_failed(tmp_path: Path) -> 
         "test_before": ("failed", "RuntimeError: cannot be set up"),
         "test_after": ("failed", "RuntimeError: cannot be tidied up"),
     }
+
+
+def test_long_curve_keeps_its_peaks_in_a_thousand_points() -> None:
+    record, points = Mock(), [(float(at), 1.0) for at in range(12_345)]
+    points[7_001] = (7_001.0, 9.0)
+    bench = Bench(find_bench("local"), FACTS, None, "/", None, None, "", None)
+    Recorder(record, bench, "test").curve("answers", ("s", "ms"), points)
+    curve: Curve = record.add_curve.call_args.args[1]
+    assert 500 < len(curve.x) == len(curve.y) <= 1000
+    assert list(curve.x) == sorted(curve.x)
+    assert (7_001.0, 9.0) in zip(curve.x, curve.y, strict=True)

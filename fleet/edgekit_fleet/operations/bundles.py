@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from edgekit_fleet.manager.inbox import DeviceIndex, Inbox
 from edgekit_fleet.releases.manager_key import ManagerKey
-from edgekit_fleet.releases.repository import open_repository
+from edgekit_fleet.releases.repository import name_target_file, open_repository
 from edgekit_fleet.rollouts.selector import parse_selector
 from edgekit_fleet.rollouts.views import read_devices, read_packages
 from edgekit_fleet.store import audit
@@ -141,8 +141,7 @@ def _read_payload(envelope: bytes) -> Desired:
 
 
 def _map_target(repository: Path, path: str, sha256: str) -> tuple[str, memoryview]:
-    folder, _, name = path.rpartition("/")
-    place = f"targets/{folder}/{sha256}.{name}"
+    place = name_target_file(path, sha256)
     try:
         with (repository / place).open("rb") as file:
             return place, memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

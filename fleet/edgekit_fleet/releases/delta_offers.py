@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.releases.deltas import make_delta
-from edgekit_fleet.releases.repository import NewTarget, TufRepository
+from edgekit_fleet.releases.repository import NewTarget, TufRepository, name_target_file
 from edgekit_fleet.store.tables import DeviceRow, ReleasePackageRow, ReleaseRow
 from edgekit_runtime.agent.documents import DeltaOffer
 from edgekit_runtime.errors import OutputError
@@ -69,8 +69,7 @@ def find_bases(session: Session, repository: Path, manifest: Manifest) -> tuple[
     bases = []
     for digest in chosen[:MAX_DELTAS]:
         row = released[digest]
-        folder, _, name = row.path.rpartition("/")
-        path = repository / "targets" / folder / f"{row.sha256}.{name}"
+        path = repository / name_target_file(row.path, row.sha256)
         if path.exists():
             bases.append(Base(digest, path, manifest.target))
     return tuple(bases)

@@ -353,7 +353,7 @@ class TufRepository:
                 if f"metadata/{metadata}" not in named:
                     named.add(f"metadata/{metadata}")
                     listed = self._parse(metadata, Targets).signed.targets.values()
-                    named |= {_place(file) for file in listed}
+                    named |= {name_target_file(file.path, file.hashes["sha256"]) for file in listed}
         return named
 
     def pack_metadata(self, now: float, expires_at: float) -> dict[str, bytes]:
@@ -553,7 +553,7 @@ class TufRepository:
             digest, size_bytes = hash_file(target.source), target.source.stat().st_size
         except OSError as cause:
             raise PackageError(f"cannot read {target.source}: {cause.strerror}") from cause
-        path = self.folder / "targets" / target.device_class / f"{digest}.{target.name}"
+        path = self.folder / name_target_file(target.path, digest)
         make_folders(path.parent, disk=self._disk)
         if not path.exists():
             with (
@@ -694,10 +694,15 @@ def _describe_meta(version: int, data: bytes) -> MetaFile:
     return MetaFile(version, len(data), {"sha256": hashlib.sha256(data).hexdigest()})
 
 
-def _place(file: TargetFile) -> str:
-    """Return the name of a target's file in the repository."""
-    device_class, _, name = file.path.rpartition("/")
-    return f"targets/{device_class}/{file.hashes['sha256']}.{name}"
+def name_target_file(path: str, sha256: str) -> str:
+    """Return where the file of a target lies, from the repository's folder on.
+
+    Args:
+        path: path of the target, `CLASS/NAME`.
+        sha256: digest of its content, in hexadecimal digits.
+    """
+    device_class, _, name = path.rpartition("/")
+    return f"targets/{device_class}/{sha256}.{name}"
 
 
 def _describe(file: TargetFile) -> PublishedTarget:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 import pytest
@@ -18,6 +19,7 @@ from edgekit_hil.tests.plugin import RunRecord
 from edgekit_runtime.errors import BenchError
 
 _OF_TIME: Final = ("s", "ms", "mJ")
+_MOST_POINTS: Final = 1000  # of a curve; a plot shows no more, and evidence is committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Recorder:
         self.record.add_figure(self.bench, Figure(name, value, unit, method, self.test, predicted))
 
     def curve(self, name: str, labels: tuple[str, str], points: Sequence[tuple[float, float]]) -> None:
-        """Record a curve, see `Curve`.
+        """Record a curve, see `Curve`: of many points in turn only the one with the greatest y.
 
         Args:
             name: what was measured.
@@ -46,7 +48,9 @@ class Recorder:
         """
         if not self.bench.file.settings.has_time:
             return
-        x, y = zip(*points, strict=True)
+        width = -(-len(points) // _MOST_POINTS)
+        groups = (points[begin : begin + width] for begin in range(0, len(points), width))
+        x, y = zip(*(max(group, key=itemgetter(1)) for group in groups), strict=True)
         self.record.add_curve(self.bench, Curve(name, *labels, x, y, self.test))
 
 
