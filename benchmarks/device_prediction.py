@@ -7,8 +7,7 @@
 Models: models/tiny and those of `--folder`. The device is emulated (needs root).
 
 - Latency, on a share of one processor of this machine: ratios are fitted on `calibration_networks`; the
-  models shown took no part in it. Each network runs here for a second, longer than in `edgekit profile`, so
-  that chance here counts less. ONNX models only: a profile is of onnxruntime.
+  models shown took no part in it. ONNX models only: a profile is of onnxruntime.
 - Peak memory, on the bench `constrained`: what `edgekit package` states, beside the peak of a process there
   that opens the model and runs it. For a .tflite both are measured, each in a process of its own.
 
@@ -30,11 +29,11 @@ from edgekit_hil.benches.opening import open_bench
 from edgekit_hil.tests.test_figures import measure
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_batches
 from edgekit_runtime.remote.measurement.job_runner import make_inputs
-from edgekit_toolkit.costs.device_transfer import fit_ratios, predict_latency_s
+from edgekit_toolkit.costs.device_transfer import fit_ratios
 from edgekit_toolkit.evaluation.judge import find_memory
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
-from edgekit_toolkit.measurement.device_profile import HostRuns, run_networks_here
-from edgekit_toolkit.measurement.host_run import measure_host_run
+from edgekit_toolkit.measurement.device_profile import HOST_S
+from edgekit_toolkit.measurement.host_run import measure_host_runs
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.models.ort_session import session_for
 from edgekit_toolkit.samples.generated import generate_feeds
@@ -62,31 +61,26 @@ def predict_latencies(
 ) -> Iterator[dict[str, Any]]:
     """Print a table for each share; yields its rows."""
     networks = make_calibration_networks()
-    here: HostRuns = run_networks_here(len(networks), lambda *_: None)
-    runs = dict(here.runs)
+    here = {}
     for name, model in models.items():
         feeds = make_inputs(session_for(model.proto, threads=1))
-        runs[name] = measure_host_run(model.proto, feeds, work_s=here.work_s)
+        here[name] = measure_host_runs([(model.proto, feeds)], HOST_S)  # as `edgekit package` does it
     graphs = [RunnableGraph(each.SerializeToString()) for each in networks.values()]
     graphs += [RunnableGraph(model.proto.SerializeToString()) for model in models.values()]
     for share in shares:
         measured = time_batches(Machine.parse(f"local@{share:.0%}"), graphs, seconds=seconds)
-        there = dict(zip(runs, measured.timings, strict=True))
-        fitted = fit_ratios(
-            [here.runs[name] for name in networks], [there[name].seconds for name in networks]
-        )
-        print(
-            f"\n{share:.0%} of one processor; a network left out of the fit: off by"
-            f" {fitted.uncertainty:.2f} x at most"
-        )
-        print(", ".join(f"{kind} {ratio:.2f}" for kind, ratio in fitted.ratios.items()))
-        print("| model | here, ms | predicted, ms | measured, ms | error, % | spread, % |")
-        print("| --- | --- | --- | --- | --- | --- |")
-        errors = []
+        there = dict(zip([*networks, *models], measured.timings, strict=True))
+        network_s = [there[name].seconds for name in networks]
+        print(f"\n{share:.0%} of one processor")
+        print("| model | here, ms | predicted, ms | measured, ms | times as long | error, % | spread, % |")
+        print("| --- | --- | --- | --- | --- | --- | --- |")
+        errors, fits = [], []
         for name in models:
-            predicted_s, timing = predict_latency_s(runs[name], fitted.ratios), there[name]
+            fits.append(fit_ratios(list(here[name].networks.values()), network_s))
+            (run,) = here[name].models
+            predicted_s, timing = fits[-1].predict_s(run), there[name]
             errors.append(predicted_s / timing.seconds - 1)
-            cells = [1e3 * each for each in (runs[name].whole_s, predicted_s, timing.seconds)]
+            cells = [1e3 * run.whole_s, 1e3 * predicted_s, 1e3 * timing.seconds, timing.seconds / run.whole_s]
             print(
                 f"| {name} | {' | '.join(f'{cell:.3g}' for cell in cells)} | {errors[-1]:+.1%}"
                 f" | {timing.spread:.1%} |"
@@ -94,15 +88,19 @@ def predict_latencies(
             yield {
                 "share": share,
                 "model": name,
-                "here_s": runs[name].whole_s,
+                "here_s": run.whole_s,
                 "predicted_s": predicted_s,
                 "measured_s": timing.seconds,
                 "spread": timing.spread,
                 "error": errors[-1],
             }
         print_summary(f"latency at {share:.0%}", errors)
+        fitted = fits[-1]
+        ratios = ", ".join(f"{kind} {ratio:.2f}" for kind, ratio in fitted.ratios.items())
+        print(f"one fit: {ratios}, {fitted.s_per_spilled_byte * 1e12:.0f} us for a spilled MB")
         left_out = dict(zip(networks, fitted.errors, strict=True))
-        print(", ".join(f"{name} {error:+.1%}" for name, error in left_out.items()), flush=True)
+        print("networks left out: " + ", ".join(f"{name} {error:+.1%}" for name, error in left_out.items()))
+        print(f"their worst: {fitted.uncertainty:.2f} x", flush=True)
 
 
 def predict_memory(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:

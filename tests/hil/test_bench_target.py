@@ -14,10 +14,9 @@ from edgekit_hil.tests import bench_target
 from edgekit_hil.tests.bench_target import BenchTarget
 from edgekit_hil.tests.models import PackageMaker
 from edgekit_runtime.errors import BenchError
-from edgekit_runtime.remote.measurement.machine_facts import describe_machine
 from edgekit_toolkit.targets.figures import Figure, Source, Status
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
-from edgekit_toolkit.targets.spec import Transfer
+from edgekit_toolkit.targets.spec import DeviceTimes
 from edgekit_toolkit.targets.writer import write_target
 
 
@@ -34,16 +33,13 @@ def make_bench(target: str, *engines: str, name: str = "My_desk", keeps_state: b
 
 
 def write_profile(
-    name: str, *, host: str, engine: str, status: Status = "measured", device_engine: str = "onnxruntime 1"
+    name: str, *, device: str = FACTS.model, engine: str = "onnxruntime 1", status: Status = "measured"
 ) -> None:
-    one, second = Figure(1.0, "1", status, "profile"), Figure(1.0, "s", status, "profile")
-    transfer = Transfer(
-        *(host, engine, second, {"conv": one}, one, device_engine), networks="0a", times={"dense": second}
-    )
+    times = DeviceTimes(device, engine, "0a", {"dense": Figure(1.0, "s", status, "profile")})
     base = load_target("rpi5")
     source = Source("profile", "edgekit profile of a board", "2026-11-23", derivation="measured")
     target = dataclasses.replace(
-        base, name=name, aliases=(), transfer=transfer, sources=(*base.sources, source)
+        base, name=name, aliases=(), device_times=times, sources=(*base.sources, source)
     )
     write_target(find_user_targets() / f"{name}.toml", target)
 
@@ -77,8 +73,7 @@ def test_target_that_nobody_knows_is_refused() -> None:
 
 
 def test_profile_of_a_bench_takes_the_place_of_its_target() -> None:
-    here = describe_machine()
-    write_profile("rpi5-my-desk", host=here.cpu, engine=here.engine)
+    write_profile("rpi5-my-desk")
 
     found = BenchTarget.of(make_bench("rpi5", "onnxruntime"))
     other = BenchTarget.of(make_bench("rpi5", "onnxruntime", name="shelf"))
@@ -90,22 +85,27 @@ def test_profile_of_a_bench_takes_the_place_of_its_target() -> None:
 
 @pytest.mark.parametrize(
     ("profile", "keeps_state"),
-    [({"status": "estimated"}, True), ({"device_engine": "onnxruntime 2"}, True), ({}, False)],
-    ids=["of an emulated device", "with another engine", "of this machine"],
+    [
+        ({"status": "estimated"}, True),
+        ({"engine": "onnxruntime 2"}, True),
+        ({"device": "another board"}, True),
+        ({}, False),
+    ],
+    ids=["of an emulated device", "with another engine", "of another board", "of this machine"],
 )
 def test_times_that_are_not_those_of_the_device_as_it_is_are_no_evidence(
     profile: dict[str, Any], keeps_state: bool
 ) -> None:
-    here = describe_machine()
-    write_profile("rpi5-my-desk", host=here.cpu, engine=here.engine, **profile)
+    write_profile("rpi5-my-desk", **profile)
 
     found = BenchTarget.of(make_bench("rpi5", "onnxruntime", keeps_state=keeps_state))
 
     assert (found.is_profile, found.network_times) == (True, None)
 
 
-def test_profile_of_another_host_is_not_used() -> None:
-    write_profile("rpi5-my-desk", host="another processor", engine=describe_machine().engine)
+def test_target_of_the_user_under_the_name_of_a_profile_is_not_used() -> None:
+    board = dataclasses.replace(load_target("rpi5"), name="rpi5-my-desk", aliases=())
+    write_target(find_user_targets() / "rpi5-my-desk.toml", board)
 
     assert BenchTarget.of(make_bench("rpi5", "onnxruntime")).name == "rpi5"
 

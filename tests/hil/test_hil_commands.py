@@ -72,7 +72,7 @@ def test_device_of_a_bench_is_profiled_over_its_own_connection(
     assert main(["targets", "x86-64-desk"]) == 0
     assert "edgekit profile of" in " ".join(capsys.readouterr().out.split())
     target = load_target(found["target"], [find_user_targets()])
-    assert target.transfer is not None
+    assert target.device_times is not None
     assert any("edgekit profile of" in source.title for source in target.sources)
 
 
@@ -251,9 +251,10 @@ def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(board: SshBoa
     [
         ('status = "measured", source = "profile"', 'status = "estimated", source = "profile"'),
         (f'networks = "{digest_calibration_networks()}"', 'networks = "other"'),
-        ('device_engine = "onnxruntime ', 'device_engine = "onnxruntime 0.'),
+        ('engine = "onnxruntime ', 'engine = "onnxruntime 0.'),
+        ('device = "', 'device = "another '),
     ],
-    ids=["of an emulated device", "of other networks", "with another engine"],
+    ids=["of an emulated device", "of other networks", "with another engine", "of another board"],
 )
 def test_profile_that_does_not_hold_for_the_device_is_measured_again(
     board: SshBoard, folder: Path, before: str, after: str

@@ -169,10 +169,9 @@ def test_rounds_at_another_speed_do_not_keep_a_measurement_from_ending() -> None
     assert timing.seconds > 0
 
 
-def test_batches_time_each_graph_at_one_speed() -> None:
+def test_batches_time_each_graph() -> None:
     graph = RunnableGraph((MODELS / "digits_cnn.onnx").read_bytes(), {"threads": 1})
     measured = time_batches(LOCAL, [graph, graph], seconds=0.1)
-    assert [timing.usual_s for timing in measured.timings] == [measured.machine.usual_s] * 2
     assert all(timing.rounds >= 5 and timing.seconds > 0 for timing in measured.timings)
 
 

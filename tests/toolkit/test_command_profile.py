@@ -27,14 +27,17 @@ def test_a_profiled_machine_becomes_a_target_that_predicts() -> None:
     document = json.loads(result.stdout)
     assert document["target"] == "rpi5-profiled"
     target = load_target("rpi5-profiled", [find_user_targets()])
-    assert target.transfer is not None
+    assert target.device_times is not None
     assert target.costs == load_target("rpi5").costs
     # Not how long it takes: other tests run beside this one.
-    assert set(target.transfer.ratios) == set(document["fit"]["ratios"])
+    assert {name: each.value for name, each in target.device_times.seconds.items()} == {
+        name: each["there_s"] for name, each in document["networks"].items()
+    }
     assert len(document["networks"]) == len(make_calibration_networks())
     network = make_calibration_networks()["dense-small"]
     feeds: Feeds = {"input": np.zeros((1, 48), np.float32)}
-    assert model_on_target(OnnxModel(network), target, {}, feeds).uncertainty == document["uncertainty"]
+    (found,) = model_on_target([OnnxModel(network)], target, {}, feeds)
+    assert (found.latency_label, "edgekit profile of" in found.source) == ("calibrated", True)
 
 
 def test_a_machine_or_target_that_does_not_exist_is_refused_before_anything_is_measured(home: Path) -> None:

@@ -9,57 +9,75 @@ from onnx import TensorProto, helper
 from edgekit_runtime.errors import BackendError, TargetError
 from edgekit_runtime.remote.measurement.job_runner import make_inputs
 from edgekit_runtime.sessions.ort_products import saturates
-from edgekit_runtime.system.processor_speed import find_cpu
-from edgekit_toolkit.costs.device_transfer import HostRun, fit_ratios, predict_latency_s
-from edgekit_toolkit.evaluation.judge import model_on_target
+from edgekit_toolkit.costs.device_transfer import FittedRatios, HostRun, KernelKind, fit_ratios
+from edgekit_toolkit.evaluation.judge import Modelled, model_on_target
+from edgekit_toolkit.measurement import device_profile
 from edgekit_toolkit.measurement.calibration_networks import (
     digest_calibration_networks,
     digest_networks,
     make_calibration_networks,
 )
-from edgekit_toolkit.measurement.host_run import engine_name, find_foreign_profile, measure_host_run
+from edgekit_toolkit.measurement.host_run import engine_name, measure_host_runs
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.targets.figures import Figure, Source
 from edgekit_toolkit.targets.loader import load_target, read_target
-from edgekit_toolkit.targets.spec import KernelKind, Target, Transfer
+from edgekit_toolkit.targets.spec import DeviceTimes, Target
 from edgekit_toolkit.targets.writer import write_target
 
-RATIOS = {"conv": 6.0, "int8-conv": 9.0, "other": 4.0}
-WORK_S = 1e-4
+DEVICE = FittedRatios({"conv": 6.0, "int8-conv": 9.0, "other": 4.0}, 2e-10, (0.0,))
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_profile, "HOST_S", 0.0)
 
 
 def make_runs(count: int, seed: int = 0) -> list[HostRun]:
     values = np.random.default_rng(seed)
-    return [HostRun({kind: float(values.uniform(1e-5, 1e-2)) for kind in RATIOS}) for _ in range(count)]
+    return [
+        HostRun(
+            {kind: float(values.uniform(1e-5, 1e-2)) for kind in DEVICE.ratios},
+            float(values.uniform(0, 1e8)),
+        )
+        for _ in range(count)
+    ]
 
 
-def test_exact_times_give_back_the_ratios() -> None:
+def test_exact_times_give_back_the_ratios_and_the_time_of_spilled_bytes() -> None:
     runs = make_runs(20)
-    fitted = fit_ratios(runs, [predict_latency_s(run, RATIOS) for run in runs])
-    # The pull towards one ratio is never 0.
-    assert fitted.ratios == pytest.approx(RATIOS, rel=0.02)
+    fitted = fit_ratios(runs, [DEVICE.predict_s(run) for run in runs])
+    # The pulls are never 0.
+    assert fitted.ratios == pytest.approx(DEVICE.ratios, rel=0.02)
+    assert fitted.s_per_spilled_byte == pytest.approx(2e-10, rel=0.02)
     assert fitted.uncertainty == 1.05
 
 
 def test_noisy_times_state_the_error_of_networks_that_were_left_out() -> None:
     runs, values = make_runs(20), np.random.default_rng(1)
-    there = [predict_latency_s(run, RATIOS) * float(values.uniform(0.8, 1.25)) for run in runs]
+    there = [DEVICE.predict_s(run) * float(values.uniform(0.8, 1.25)) for run in runs]
     fitted = fit_ratios(runs, there)
     assert 1.15 < fitted.uncertainty < 1.4
-    fresh = make_runs(50, seed=2)
-    errors = [predict_latency_s(run, fitted.ratios) / predict_latency_s(run, RATIOS) for run in fresh]
+    errors = [fitted.predict_s(run) / DEVICE.predict_s(run) for run in make_runs(50, seed=2)]
     assert max(max(one, 1 / one) for one in errors) < fitted.uncertainty
 
 
 def test_a_kind_that_no_network_shows_counts_with_the_largest_ratio() -> None:
-    assert predict_latency_s(HostRun({"recurrent": 1.0}), {"conv": 3.0, "other": 5.0}) == 5.0
+    fitted = FittedRatios({"conv": 3.0, "other": 5.0}, 0.0, (0.0,))
+    assert fitted.predict_s(HostRun({"recurrent": 1.0})) == 5.0
 
 
 def test_kinds_that_cannot_be_told_apart_keep_a_common_ratio() -> None:
     runs = [HostRun({"conv": seconds, "matmul": seconds}) for seconds in (1e-3, 2e-3, 5e-3, 9e-3)]
     fitted = fit_ratios(runs, [8 * run.whole_s for run in runs])
     assert fitted.ratios == pytest.approx({"conv": 8.0, "matmul": 8.0})
+    assert fitted.s_per_spilled_byte == 0
+
+
+def test_spilled_bytes_never_make_a_device_faster() -> None:
+    runs = make_runs(20)
+    quick = FittedRatios(DEVICE.ratios, -2e-11, (0.0,))
+    assert fit_ratios(runs, [quick.predict_s(run) for run in runs]).s_per_spilled_byte == 0
 
 
 @pytest.mark.parametrize(
@@ -72,21 +90,29 @@ def test_times_that_cannot_be_fitted_are_refused(there: list[float]) -> None:
 
 @pytest.mark.int8_products
 def test_calibration_networks_cover_every_kind_and_run() -> None:
-    kinds, call_shares = set(), {}
-    for name, network in make_calibration_networks().items():
+    networks = make_calibration_networks()
+    for network in networks.values():
         onnx.checker.check_model(network, full_check=True)
         session = session_for(network, threads=1)
-        feeds = make_inputs(session)
-        assert all(np.isfinite(output).all() for output in run_session(session, feeds))
-        run = measure_host_run(network, feeds, work_s=WORK_S, seconds=0)
-        assert run.whole_s > 0
-        call_shares[name] = run.seconds["call"] / run.whole_s
-        kinds |= set(run.seconds)
-    assert call_shares["call"] > 0.5
+        assert all(np.isfinite(output).all() for output in run_session(session, make_inputs(session)))
+    runs = measure_host_runs((), 0).networks
+    assert set(runs) == set(networks)
+    assert all(run.whole_s > 0 for run in runs.values())
+    call_shares = {name: run.seconds["call"] / run.whole_s for name, run in runs.items()}
+    assert call_shares["call"] == 1
     assert call_shares["conv-large"] < 0.1  # four large convolutions beside microseconds
     # Without VNNI the engine runs these two in float, so that their sums are exact.
     in_float = {"int8-depthwise", "int8-matmul"} if saturates() else set()
-    assert kinds == set(get_args(KernelKind)) - in_float
+    assert {kind for run in runs.values() for kind in run.seconds} == set(get_args(KernelKind)) - in_float
+
+
+def test_bytes_beyond_the_caches_of_a_small_board_are_counted_in_each_kernel() -> None:
+    runs = measure_host_runs((), 0).networks
+    # Each kernel reads and writes maps of 32 x 64 x 64 values, 512 KiB, once or twice: one or two maps of
+    # three are beyond the caches. Four kernels in each of two blocks.
+    map_bytes = 32 * 64 * 64 * 4
+    assert runs["maps"].spilled_bytes == 2 * (1 + 2 + 1 + 2) * map_bytes
+    assert runs["dense-small"].spilled_bytes == 0
 
 
 def test_calibration_networks_are_always_the_same() -> None:
@@ -114,70 +140,67 @@ def test_a_model_that_onnxruntime_refuses_is_a_clear_error() -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
     )
     with pytest.raises(BackendError, match="cannot run the model"):
-        measure_host_run(helper.make_model(graph), {"x": np.zeros(1, np.float32)}, work_s=WORK_S)
+        measure_host_runs([(helper.make_model(graph), {"x": np.zeros(1, np.float32)})], 0)
 
 
-def make_profiled(host: str, engine: str, networks: str | None = None) -> Target:
-    target = load_target("rpi5")
-    transfer = Transfer(
-        host=host,
-        engine=engine,
-        work=Figure(WORK_S, "s", "measured", "profile"),
-        ratios={"conv": Figure(1000.0, "1", "measured", "profile")},
-        uncertainty=Figure(1.1, "1", "measured", "profile"),
-        networks=digest_calibration_networks() if networks is None else networks,
+def make_profiled(base: str = "rpi5", networks: str | None = None) -> Target:
+    target = load_target(base)
+    second = Figure(1.0, "s", "measured", "profile")
+    times = DeviceTimes(
+        'a "quoted" \\ board\n',
+        engine_name(),
+        digest_calibration_networks() if networks is None else networks,
+        dict.fromkeys(make_calibration_networks(), second),
     )
     source = Source("profile", "a profile", "2026-11-23", derivation="a test")
     return dataclasses.replace(
-        target, name="rpi5-profiled", transfer=transfer, sources=(*target.sources, source)
+        target, name=f"{base}-profiled", device_times=times, sources=(*target.sources, source)
     )
 
 
-def predict(target: Target) -> tuple[float, float]:
+def predict(target: Target) -> Modelled:
     network = make_calibration_networks()["conv-small"]
     feeds = make_inputs(session_for(network, threads=1))
-    found = model_on_target(OnnxModel(network), target, {}, feeds)
+    one, same = model_on_target([OnnxModel(network)] * 2, target, {}, feeds)
+    assert one.source == same.source
+    return one
+
+
+def test_times_of_a_device_predict_latency_on_it() -> None:
+    found = predict(make_profiled())
+    assert (found.source, found.latency_label) == ("a profile, 2026-11-23", "calibrated")
     assert found.latency_ms is not None
-    return found.latency_ms, found.uncertainty
+    # All networks take a second there, and the model is one of them.
+    assert 50 < found.latency_ms < 20_000
 
 
-def test_a_profile_of_this_machine_predicts_latency() -> None:
-    latency_ms, uncertainty = predict(make_profiled(find_cpu(), engine_name()))
-    roofline_ms, _ = predict(load_target("rpi5"))
-    assert uncertainty == 1.1
-    assert latency_ms > 5 * roofline_ms  # the ratio of 1000 shows
+@pytest.mark.parametrize("networks", ["", "other"])
+def test_times_of_other_networks_are_not_used(networks: str) -> None:
+    found, expected = predict(make_profiled(networks=networks)), predict(load_target("rpi5"))
+    assert found == dataclasses.replace(expected, source="coefficients of rpi5-profiled")
 
 
-def test_a_profile_of_another_host_or_engine_or_other_networks_is_not_used() -> None:
-    expected = predict(load_target("rpi5"))
-    assert predict(make_profiled("another processor", engine_name())) == expected
-    assert predict(make_profiled(find_cpu(), "onnxruntime 0.1")) == expected
-    for networks in ("", "other"):
-        profiled = make_profiled(find_cpu(), engine_name(), networks)
-        assert predict(profiled) == expected
-        assert profiled.transfer is not None
-        assert find_foreign_profile(profiled.transfer) == "with other networks"
+def test_times_that_lack_a_network_are_refused() -> None:
+    profiled = make_profiled()
+    assert profiled.device_times is not None
+    few = dict(list(profiled.device_times.seconds.items())[1:])
+    target = dataclasses.replace(
+        profiled, device_times=dataclasses.replace(profiled.device_times, seconds=few)
+    )
+    with pytest.raises(TargetError, match="other calibration networks"):
+        predict(target)
 
 
 def test_a_target_that_prefers_another_engine_has_no_use_for_a_profile() -> None:
-    jetson = load_target("jetson-orin-nano")
-    profiled = make_profiled(find_cpu(), engine_name())
-    target = dataclasses.replace(
-        jetson, transfer=profiled.transfer, sources=(*jetson.sources, profiled.sources[-1])
-    )
-    assert predict(target) == predict(jetson)
+    assert predict(make_profiled("jetson-orin-nano")).source == "coefficients of jetson-orin-nano-profiled"
 
 
 def test_another_power_mode_drops_the_profile() -> None:
-    target = load_target("jetson-orin-nano")
-    profiled = dataclasses.replace(
-        target,
-        transfer=make_profiled("a", "b").transfer,
-        sources=(*target.sources, Source("profile", "a profile", "2026-11-23", derivation="a test")),
-    )
-    other = next(mode.name for mode in target.power.modes if mode.name != target.power.default_mode)
-    assert profiled.in_mode(target.power.default_mode).transfer is not None
-    assert profiled.in_mode(other).transfer is None
+    profiled = make_profiled("jetson-orin-nano")
+    default = profiled.power.default_mode
+    other = next(mode.name for mode in profiled.power.modes if mode.name != default)
+    assert profiled.in_mode(default).device_times is not None
+    assert profiled.in_mode(other).device_times is None
 
 
 @pytest.mark.parametrize("name", ["rpi5", "jetson-orin-nano", "x86-64"])
@@ -188,25 +211,19 @@ def test_a_written_target_reads_back_the_same(name: str, tmp_path) -> None:  # t
 
 
 def test_a_written_profile_reads_back_the_same(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    target = make_profiled('a "quoted" \\ host\n', "onnxruntime 1")
+    target = make_profiled()
     write_target(tmp_path / "rpi5-profiled.toml", target)
     assert read_target(tmp_path / "rpi5-profiled.toml") == target
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "message"),
+    ("seconds", "message"),
     [
-        ("ratios", {}, "at least one kind"),
-        ("ratios", {"nonsense": Figure(1, "1", "measured", "profile")}, "nonsense"),
-        ("ratios", {"conv": Figure(0, "1", "measured", "profile")}, "above 0"),
-        ("uncertainty", Figure(0.5, "1", "measured", "profile"), "at least 1"),
-        ("work", Figure(1, "1", "measured", "profile"), "unit"),
-        ("times", {"dense": Figure(0, "s", "measured", "profile")}, "above 0"),
-        ("times", {"dense": Figure(1, "1", "measured", "profile")}, "unit"),
+        ({}, "one network at least"),
+        ({"dense": Figure(0, "s", "measured", "profile")}, "above 0"),
+        ({"dense": Figure(1, "1", "measured", "profile")}, "unit"),
     ],
 )
-def test_a_wrong_profile_is_refused(field: str, value: object, message: str) -> None:
-    transfer = make_profiled("a", "b").transfer
-    assert transfer is not None
+def test_wrong_times_are_refused(seconds: dict[str, Figure], message: str) -> None:
     with pytest.raises(TargetError, match=message):
-        dataclasses.replace(transfer, **{field: value})  # type: ignore[arg-type]
+        DeviceTimes("a board", "onnxruntime 1", "0a", seconds)

@@ -1,4 +1,4 @@
-"""Names this processor, and tells whether it runs at its usual speed now, so that timings compare.
+"""Names this machine, and tells whether it runs at its usual speed now, so that timings compare.
 
 If other machines share a core, or if its clock changes with load and heat, the same work takes up to twice as
 long for seconds at a time.
@@ -86,12 +86,12 @@ def begin_anywhere(draws: random.Random, share: float) -> None:
 
 
 def find_cpu() -> str:
-    """Return the processor's name in the kernel or the device tree."""
+    """Return the model of the board in the device tree, else the processor's name."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/device-tree/model").read_text(encoding="utf-8", errors="replace").strip("\0\n ")
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Model"):
+            if key.strip() == "model name":
                 return value.strip()
-    with contextlib.suppress(OSError):
-        return Path("/proc/device-tree/model").read_text(encoding="utf-8", errors="replace").strip("\0\n ")
     return platform.processor() or platform.machine()

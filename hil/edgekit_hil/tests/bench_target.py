@@ -11,7 +11,6 @@ import pytest
 from edgekit_hil.benches.opening import Bench
 from edgekit_hil.evidence.evidence_file import DeviceFacts, NetworkTimes
 from edgekit_runtime.errors import BenchError
-from edgekit_runtime.remote.measurement.machine_facts import describe_machine
 from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_config_folder
 
@@ -33,8 +32,8 @@ class BenchTarget:
     """The target of a bench, beside the engines of its device.
 
     Attributes:
-        name: target of packages: the bench's target or, if `edgekit profile --on` has measured this bench
-            from this machine, its profile.
+        name: target of packages: the bench's target or, if `edgekit profile --on` has measured this bench,
+            its profile.
         engines: engines of the device, as packages name them; those that the target prefers come first.
         predicted_engine: engine of the predictions of latency and energy.
         is_profile: whether they are by a profile of this bench.
@@ -58,12 +57,12 @@ class BenchTarget:
         settings = bench.file.settings
         found = _show_target(settings.target)
         name, times = settings.profile_name, None
-        is_profile = (find_config_folder() / "targets" / f"{name}.toml").is_file() and _holds_here(name)
+        has_file = (find_config_folder() / "targets" / f"{name}.toml").is_file()
+        is_profile = has_file and bool(_show_target(name)["device_times"])  # else a target of the user
         if is_profile:
             found = _show_target(name)
-            (date,) = (each["date"] for each in found["sources"] if each["key"] == "profile")
             if bench.file.keeps_state:  # bench `local` is any machine: its times say nothing of others
-                times = _read_times(found["transfer"], date, bench.facts)
+                times = _read_times(found, bench.facts)
         preferred = [each for each in (found["backend"]["default"], found["backend"]["fallback"]) if each]
         there = [each for each, needed in ENGINE_PACKAGES.items() if bench.facts.engines.keys() & set(needed)]
         engines = sorted(there, key=(*preferred, *ENGINE_PACKAGES).index)
@@ -77,19 +76,14 @@ class BenchTarget:
         return self.engines[0]
 
 
-def _read_times(transfer: dict[str, Any], date: str, facts: DeviceFacts) -> NetworkTimes | None:
-    """Return the times of a profile if a device was measured with the engine that it has now, or None."""
-    times = transfer["times"]
-    seconds = {name: each["value"] for name, each in times.items() if each["status"] == "measured"}
-    if not seconds or not facts.has_engine(transfer["device_engine"]):
+def _read_times(found: dict[str, Any], facts: DeviceFacts) -> NetworkTimes | None:
+    """Return the times of a profile if they are of this real device and its engine, or None."""
+    times = found["device_times"]
+    seconds = {name: each["value"] for name, each in times["seconds"].items() if each["status"] == "measured"}
+    if not seconds or times["device"] != facts.model or not facts.has_engine(times["engine"]):
         return None
-    return NetworkTimes(date, transfer["device_engine"], transfer["networks"], seconds)
-
-
-def _holds_here(name: str) -> bool:
-    """Return whether a profile was made on this machine by its engine: `edgekit package` ignores others."""
-    transfer, host = _show_target(name)["transfer"], describe_machine()
-    return bool(transfer) and (transfer["host"], transfer["engine"]) == (host.cpu, host.engine)
+    (date,) = (each["date"] for each in found["sources"] if each["key"] == "profile")
+    return NetworkTimes(date, times["engine"], times["networks"], seconds)
 
 
 @functools.cache

@@ -205,7 +205,7 @@ def _search(
             version = find_free_version(request.name, request.target.name, out)
             request = replace(request, version=version)
         with ProgressBar(console) as progress:
-            request = replace(request, target=take_measured_costs(request.target, progress.show))
+            request = replace(request, target=take_measured_costs(request.target))
             if request.backend == "auto":
                 run = search_engines(request, signer, progress.show)
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from edgekit_offload.profiling.machine import Machine
     from edgekit_runtime.remote.measurement.machine_facts import MachineFacts
     from edgekit_toolkit.costs.device_transfer import FittedRatios
-    from edgekit_toolkit.measurement.device_profile import DeviceTimes, HostRuns
-    from edgekit_toolkit.targets.spec import Target
-
-_HOST_SHARE: Final = 0.2  # share of the time: the device is the slower one
+    from edgekit_toolkit.measurement.host_run import HostRuns
+    from edgekit_toolkit.targets.spec import DeviceTimes, Target
 
 
 @click.command("profile")
@@ -56,9 +54,10 @@ def command(
 ) -> None:
     """Measure MACHINE and write a target with which `edgekit package` predicts latency on it.
 
-    The same small networks run on the device and here. How much longer each kind of kernel takes there is
-    fitted on whole networks; the error of networks that the fit has not seen is the uncertainty that reports
-    state. The profile holds for packages that are made on this machine, with this release of the engine.
+    Small networks run on the device, and the profile is their times. It holds on any machine: there
+    `edgekit package` runs the same networks beside a model. How much longer each kind of kernel takes on the
+    device is fitted on whole networks; the error of networks that the fit has not seen is the uncertainty
+    that reports state.
 
     `edgekit hil run` makes its packages by the profile of a bench, and shows how far off it is there.
 
@@ -78,7 +77,7 @@ def command(
     _check(target, path, is_forced=force)
     with ProgressBar(open_console(stderr=True)) as progress, device as machine:
         found = measure_profile(machine, target, path, seconds, progress.show)
-    networks = dict(zip(found.here.runs, found.fitted.errors, strict=True))
+    networks = dict(zip(found.here.networks, found.fitted.errors, strict=True))
     if as_json:
         document = {
             "target": target.name,
@@ -89,8 +88,8 @@ def command(
             "uncertainty": found.fitted.uncertainty,
             "networks": {
                 network: {
-                    "here_s": found.here.runs[network].whole_s,
-                    "there_s": found.there.seconds[network],
+                    "here_s": found.here.networks[network].whole_s,
+                    "there_s": found.times.seconds[network].value,
                     "error": error,
                 }
                 for network, error in networks.items()
@@ -113,7 +112,7 @@ class MeasuredProfile:
 
     machine: MachineFacts
     here: HostRuns
-    there: DeviceTimes
+    times: DeviceTimes
     fitted: FittedRatios
 
 
@@ -133,36 +132,31 @@ def measure_profile(
         CutError: the device does not measure.
     """
     from edgekit_offload.profiling.machine import RunnableGraph, time_batches
-    from edgekit_toolkit.measurement.calibration_networks import (
-        digest_calibration_networks,
-        make_calibration_networks,
-    )
-    from edgekit_toolkit.measurement.device_profile import (
-        SOURCE,
-        DeviceTimes,
-        add_profile,
-        run_networks_here,
-    )
+    from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+    from edgekit_toolkit.measurement.device_profile import HOST_S, SOURCE, add_times, fit_here
+    from edgekit_toolkit.measurement.host_run import measure_host_runs
     from edgekit_toolkit.targets.figures import Source
     from edgekit_toolkit.targets.writer import write_target
 
     networks = make_calibration_networks()
-    here = run_networks_here(seconds * _HOST_SHARE, show)
     show(f"measuring {len(networks)} networks on {machine.text}, about {seconds:.0f} s")
     graphs = [RunnableGraph(network.SerializeToString()) for network in networks.values()]
     measured = time_batches(machine, graphs, seconds=seconds)
     facts = measured.machine
     title = f"edgekit profile of {facts.cpu}, {facts.cores} cores ({machine.label}), {facts.engine}"
-    there = DeviceTimes(
-        facts.engine,
-        digest_calibration_networks(),
-        {name: each.seconds for name, each in zip(networks, measured.timings, strict=True)},
-        is_real=machine.label == "measured",
-        source=Source(SOURCE, title, facts.date[:10], derivation="measured by edgekit profile"),
+    source = Source(
+        *(SOURCE, title),
+        date=facts.date[:10],
+        derivation=f"{len(networks)} networks ran there; ratios are fitted by relative error where a package"
+        " is made, and the worst network that was left out of the fit is the uncertainty",
     )
-    profiled, fitted = add_profile(target, here, there)
+    there = {name: each.seconds for name, each in zip(networks, measured.timings, strict=True)}
+    profiled = add_times(target, facts.cpu, facts.engine, there, source, is_real=machine.label == "measured")
     write_target(path, profiled)
-    return MeasuredProfile(facts, here, there, fitted)
+    show("measuring here")
+    here, times = measure_host_runs((), HOST_S), profiled.device_times
+    assert times is not None  # noqa: S101  # for the type checker
+    return MeasuredProfile(facts, here, times, fit_here(times, here))
 
 
 def _find_target(on: str, base: str | None, name: str | None) -> Target:
@@ -176,7 +170,7 @@ def _find_target(on: str, base: str | None, name: str | None) -> Target:
     target = load_target(base, [find_user_targets()])
     if base != own_base or own_name is None:
         own_name = f"{target.name}-profiled"
-    return replace(target, name=name or own_name, aliases=(), transfer=None)
+    return replace(target, name=name or own_name, aliases=(), device_times=None)
 
 
 def _check(target: Target, path: Path, *, is_forced: bool) -> None:

@@ -59,7 +59,7 @@ def _list(console: Console, found: Sequence[Target]) -> None:
         runs = [f"{one.kind} {one.date[:10]}" for one in _seen(target)]
         if (costs := _find_costs(target)) is not None:
             runs.append(f"costs measured on {costs.device.model}, {_date_of(costs)}")
-        profiled = [source for source in target.sources if target.transfer and source.key == "profile"]
+        profiled = [source for source in target.sources if target.device_times and source.key == "profile"]
         seen = "\n".join([*runs, *(f"profile {source.date}" for source in profiled)]) or "no run"
         table.add_row(names, target.title, backend, target.quantization.form, free, modes, seen)
     console.print(table)
@@ -130,7 +130,7 @@ def _date_of(costs: Evidence) -> str:
 def _describe_costs(target: Target) -> str:
     """Return where the costs of latency and energy come from, and how far off they were."""
     energy = "Energy is that times published power."
-    if target.transfer is not None:
+    if target.device_times is not None:
         return f"Latency is predicted by the profile of source `profile`. {energy}"
     if (costs := _find_costs(target)) is None:
         return "Latency, unless measured here, and energy are modelled by the coefficients below."

@@ -7,10 +7,9 @@ from typing import Literal
 
 from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_latency
-from edgekit_toolkit.costs.device_transfer import predict_latency_s
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.costs.target_model import NodeCost, model_cost
-from edgekit_toolkit.measurement.host_run import find_foreign_profile, measure_host_run
+from edgekit_toolkit.measurement.device_profile import is_current, predict_latencies
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_engine_bytes, measure_model_memory
 from edgekit_toolkit.models.model import Model, Runner
 from edgekit_toolkit.models.onnx import OnnxModel
@@ -46,25 +45,36 @@ class Modelled:
     latency_label: Literal["calibrated", "modelled"] = "modelled"
 
 
-def model_on_target(model: Model, target: Target, dims: Mapping[str, int], feeds: Feeds) -> Modelled:
-    """Return latency and energy of one inference on the target, modelled.
+def model_on_target(
+    models: Sequence[Model], target: Target, dims: Mapping[str, int], feeds: Feeds
+) -> list[Modelled]:
+    """Return latency and energy of one inference of each model on the target, modelled.
 
-    A profile predicts the latency if it holds on this machine, else the roofline does. Profiles are for
+    Times of a device predict the latency if the target has them, else the roofline does. They are for
     onnxruntime.
     """
-    transfer = target.transfer if target.backend.default == "ort" else None
-    if transfer is not None and isinstance(model, OnnxModel) and find_foreign_profile(transfer) is None:
-        run = measure_host_run(model.proto, feeds, work_s=transfer.work.value)
-        latency_s = predict_latency_s(run, {kind: one.value for kind, one in transfer.ratios.items()})
-        mode, uncertainty = target.power.mode(target.power.default_mode), transfer.uncertainty
-        source = target.source(uncertainty.source)
-        return Modelled(
+    times = target.device_times if target.backend.default == "ort" else None
+    if times is None or not is_current(times):
+        return [_model_by_coefficients(model, target, dims) for model in models]
+    protos = [(model.proto, feeds) for model in models if isinstance(model, OnnxModel)]
+    if len(protos) < len(models):
+        return [_model_by_coefficients(model, target, dims) for model in models]
+    latencies, fitted = predict_latencies(protos, times)
+    active_w = target.power.mode(target.power.default_mode).active.value
+    source = target.source(next(iter(times.seconds.values())).source)
+    return [
+        Modelled(
             latency_s * 1e3,
-            mode.active.value * latency_s * 1e3,
-            uncertainty.value,
+            active_w * latency_s * 1e3,
+            fitted.uncertainty,
             f"{source.title}, {source.date}",
-            "calibrated" if uncertainty.status == "measured" else "modelled",
+            "calibrated" if times.is_real else "modelled",
         )
+        for latency_s in latencies
+    ]
+
+
+def _model_by_coefficients(model: Model, target: Target, dims: Mapping[str, int]) -> Modelled:
     ratio_uncertainty, coefficients = target.costs.form_uncertainty, f"coefficients of {target.name}"
     try:
         work = model.node_costs(dims, float_outputs=target.backend.default == "tensorrt")

@@ -6,6 +6,7 @@ recurrent and temporal layers; most also with 8-bit codes. Their outputs mean no
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -28,6 +29,10 @@ def make_calibration_networks() -> dict[str, onnx.ModelProto]:
         "separable-large": lambda net: _separable(net, channels=32, size=56, blocks=4),
         "separable-middle": lambda net: _separable(net, channels=128, size=14, blocks=4),
         "separable-small": lambda net: _separable(net, channels=16, size=16, blocks=4),
+        "separable-wide": lambda net: _separable(net, channels=8, size=112, blocks=2),
+        "mobile-large": lambda net: _mobile(net, size=192, widths=(8, 16, 32, 32, 64)),
+        "mobile-middle": lambda net: _mobile(net, size=128, widths=(16, 16, 32, 32, 64)),
+        "mobile-small": lambda net: _mobile(net, size=96, widths=(8, 16, 32, 32, 64)),
         "pointwise": lambda net: _stack(net, channels=128, size=28, layers=3, kernel=1),
         "first-layer": lambda net: _stack(net, channels=3, size=96, layers=1, to=16),
         "dense": lambda net: _dense(net, width=512, layers=3),
@@ -43,7 +48,12 @@ def make_calibration_networks() -> dict[str, onnx.ModelProto]:
         net = _Builder(codes=False)
         plan(net)
         networks[name] = net.build()
-    return {**networks, "call": make_call_network()}
+    call = _Builder(codes=False)
+    call.start(1)
+    call.add("Relu")
+    # Of one value: nearly all of its time is what the engine takes beside kernels.
+    networks["call"] = call.build()
+    return networks
 
 
 def digest_networks(networks: Mapping[str, onnx.ModelProto]) -> str:
@@ -64,14 +74,6 @@ def digest_networks(networks: Mapping[str, onnx.ModelProto]) -> str:
 def digest_calibration_networks() -> str:
     """Return the digest of this release's calibration networks."""
     return digest_networks(make_calibration_networks())
-
-
-def make_call_network() -> onnx.ModelProto:
-    """Return a network of one value: nearly all of its time is what the engine takes beside kernels."""
-    net = _Builder(codes=False)
-    net.start(1)
-    net.add("Relu")
-    return net.build()
 
 
 @dataclass
@@ -167,6 +169,17 @@ def _separable(net: _Builder, *, channels: int, size: int, blocks: int) -> None:
     for _ in range(blocks):
         net.layer("Conv", channels, 1, 3, 3, pads=[1] * 4, group=channels)
         net.layer("Conv", channels, channels, 1, 1)
+    net.add("GlobalAveragePool")
+
+
+def _mobile(net: _Builder, *, size: int, widths: tuple[int, ...]) -> None:
+    """First layers of a network for images: a convolution, then separable ones, every second one shrinks."""
+    net.start(1, 3, size, size)
+    net.layer("Conv", widths[0], 3, 3, 3, pads=[1] * 4, strides=[2, 2])
+    for number, (channels, to) in enumerate(itertools.pairwise(widths)):
+        strides = [1 + number % 2] * 2
+        net.layer("Conv", channels, 1, 3, 3, pads=[1] * 4, group=channels, strides=strides)
+        net.layer("Conv", to, channels, 1, 1)
     net.add("GlobalAveragePool")
 
 

@@ -1,110 +1,88 @@
-"""A target with measured costs: times of the calibration networks on a device, beside their times here.
+"""A target whose latency is predicted from times of the calibration networks on a device.
 
-The times on the device are measured now (`edgekit profile`), or come from evidence of another host.
+The times were measured by `edgekit profile`, or come from evidence of another host. They hold wherever the
+networks can run beside the model.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
+import onnx
+
 from edgekit_runtime.errors import TargetError
-from edgekit_runtime.remote.measurement.job_runner import make_inputs
-from edgekit_runtime.system.processor_speed import SpeedGate, find_cpu
-from edgekit_toolkit.costs.device_transfer import FittedRatios, HostRun, fit_ratios
-from edgekit_toolkit.measurement.calibration_networks import (
-    digest_calibration_networks,
-    make_calibration_networks,
-)
-from edgekit_toolkit.measurement.host_run import engine_name, measure_host_run
-from edgekit_toolkit.models.ort_session import session_for
-from edgekit_toolkit.targets.figures import Figure, Source
-from edgekit_toolkit.targets.spec import Target, Transfer
+from edgekit_toolkit.costs.device_transfer import FittedRatios, fit_ratios
+from edgekit_toolkit.measurement.calibration_networks import digest_calibration_networks
+from edgekit_toolkit.measurement.host_run import HostRuns, measure_host_runs
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.targets.figures import Figure, Source, Status
+from edgekit_toolkit.targets.spec import DeviceTimes, Target
 
 SOURCE: Final = "profile"
 """Key of the source of what was measured on a device."""
-HOST_S: Final = 6.0
-"""Seconds that the networks run here."""
+HOST_S: Final = 4.0
+"""How long models and networks run here, seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostRuns:
-    """Runs of the calibration networks on this machine.
-
-    Attributes:
-        work_s: processor time of the fixed work at the speed at which the times count.
-        runs: run of each network, by its name.
-    """
-
-    work_s: float
-    runs: Mapping[str, HostRun]
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTimes:
-    """Times of the calibration networks on a device.
-
-    Attributes:
-        engine: name and release of the engine there.
-        networks: digest of the networks.
-        seconds: time of one inference of each network, by its name.
-        is_real: whether a real device was measured, not an emulated one.
-        source: source of the times.
-    """
-
-    engine: str
-    networks: str
-    seconds: Mapping[str, float]
-    is_real: bool
-    source: Source
-
-
-def run_networks_here(seconds: float, show: Callable[..., None]) -> HostRuns:
-    """Run the calibration networks on this machine.
+def add_times(
+    target: Target, device: str, engine: str, seconds: Mapping[str, float], source: Source, *, is_real: bool
+) -> Target:
+    """Return a target with times of this release's calibration networks on a device.
 
     Args:
-        seconds: how long to measure them, together.
-        show: called with a description of the step, the number of networks done, and their count.
+        target: the target that the device is one of.
+        device: model of the device.
+        engine: name and release of the engine there.
+        seconds: time of one inference of each network, by its name.
+        source: source of the times, under the key `SOURCE`.
+        is_real: whether a real device was measured, not an emulated one.
     """
-    networks, work_s = make_calibration_networks(), SpeedGate().usual_s
-    runs = {}
-    for number, (name, network) in enumerate(networks.items()):
-        show("measuring here", number, len(networks))
-        feeds = make_inputs(session_for(network, threads=1))
-        runs[name] = measure_host_run(network, feeds, work_s=work_s, seconds=seconds / len(networks))
-    return HostRuns(work_s, runs)
+    status: Status = "measured" if is_real else "estimated"
+    figures = {name: Figure(each, "s", status, SOURCE) for name, each in seconds.items()}
+    others = (each for each in target.sources if each.key != SOURCE)
+    return replace(
+        target,
+        device_times=DeviceTimes(device, engine, digest_calibration_networks(), figures),
+        sources=(*others, source),
+    )
 
 
-def add_profile(target: Target, here: HostRuns, there: DeviceTimes) -> tuple[Target, FittedRatios]:
-    """Return a target with a profile that holds on this machine, and its fit.
+def is_current(times: DeviceTimes) -> bool:
+    """Return whether times are those of this release's networks: others cannot be compared with runs here."""
+    return times.networks == digest_calibration_networks()
+
+
+def fit_here(times: DeviceTimes, here: HostRuns) -> FittedRatios:
+    """Return what turns runs on this machine into times on a device.
+
+    Args:
+        times: times on the device, of this release's networks.
+        here: runs on this machine.
 
     Raises:
-        TargetError: the times are of other networks than those that ran here.
+        TargetError: the times are of other networks, whatever their digest says.
     """
-    if there.networks != digest_calibration_networks() or set(there.seconds) != set(here.runs):
+    if set(times.seconds) != set(here.networks):
         raise TargetError(
-            f"{there.source.title}: its times are of other calibration networks than those of this release"
+            f"times of {times.device} are of other calibration networks than those of this release; measure"
+            " them again: edgekit profile --on"
         )
-    fitted = fit_ratios(list(here.runs.values()), [there.seconds[name] for name in here.runs])
+    return fit_ratios(list(here.networks.values()), [times.seconds[name].value for name in here.networks])
 
-    def figure(value: float, unit: str) -> Figure:
-        return Figure(value, unit, "measured" if there.is_real else "estimated", SOURCE)
 
-    transfer = Transfer(
-        host=find_cpu(),
-        engine=engine_name(),
-        work=figure(here.work_s, "s"),
-        ratios={kind: figure(ratio, "1") for kind, ratio in fitted.ratios.items()},
-        uncertainty=figure(fitted.uncertainty, "1"),
-        device_engine=there.engine,
-        networks=there.networks,
-        times={name: figure(seconds, "s") for name, seconds in there.seconds.items()},
-    )
-    derivation = (
-        f"{there.source.derivation}; {len(here.runs)} networks ran there and by one thread on {find_cpu()};"
-        " ratios fitted by relative error; uncertainty is the worst network that was left out of the fit"
-    )
-    sources = (
-        *(each for each in target.sources if each.key != SOURCE),
-        replace(there.source, derivation=derivation),
-    )
-    return replace(target, transfer=transfer, sources=sources), fitted
+def predict_latencies(
+    models: Sequence[tuple[onnx.ModelProto, Feeds]], times: DeviceTimes
+) -> tuple[list[float], FittedRatios]:
+    """Return the time of one inference of each model on a device, seconds, and the fit behind it.
+
+    Args:
+        models: models, and values of their inputs by name.
+        times: times on the device, of this release's networks.
+
+    Raises:
+        BackendError: onnxruntime refuses a model or its inputs here.
+        TargetError: the times are of other networks, whatever their digest says.
+    """
+    here = measure_host_runs(models, HOST_S)
+    fitted = fit_here(times, here)
+    return [fitted.predict_s(run) for run in here.models], fitted

@@ -1,12 +1,17 @@
-"""Time of each kind of kernel in one inference here, by one thread: the base of a prediction for a device."""
+"""Time of each kind of kernel in one inference here, by one thread: the base of a prediction for a device.
 
+Models and calibration networks run in turns, so that what slows this machine meanwhile slows both alike. Each
+network measured for a while by itself differed by 5 to 10 % from one minute to the next; in turns, its time
+over that of the others differs by less than 1 %.
+"""
+
+import functools
 import json
-import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,17 +20,17 @@ import onnx
 import onnxruntime
 
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.remote.measurement.job_runner import make_inputs
 from edgekit_runtime.sessions.ort import create_session, make_settings
-from edgekit_runtime.system.processor_speed import find_cpu, time_fixed_work
-from edgekit_toolkit.costs.device_transfer import HostRun
-from edgekit_toolkit.measurement.calibration_networks import digest_calibration_networks, make_call_network
+from edgekit_toolkit.costs.device_transfer import CACHE_BYTES, HostRun, KernelKind
+from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+from edgekit_toolkit.models.ort_session import session_for
 from edgekit_toolkit.onnx_graph.ort_options import ort_options
 from edgekit_toolkit.samples.generated import Feeds
-from edgekit_toolkit.targets.spec import KernelKind, Transfer
 
-_MIN_ROUNDS, _MAX_ROUNDS = 7, 100
-_CALLS: Final = 200  # of the network with one value, in a row
-_BATCH_S: Final = 0.005  # runs in a row; the fixed work between them has emptied the nearest caches
+_CALL: Final = "call"  # the network whose time is what the engine takes beside kernels
+_MIN_ROUNDS: Final = 7
+_BATCH_S: Final = 0.005  # runs in a row
 _PROFILED_ROUNDS: Final = 5
 _KERNEL_SUFFIX: Final = "_kernel_time"
 _OPTIMISED: Final = "optimised.onnx"
@@ -36,26 +41,35 @@ _INT8_CONVS: Final = ("QLinearConv", "ConvInteger")
 _RECURRENT: Final = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM")
 
 
-def measure_host_run(model: onnx.ModelProto, feeds: Feeds, *, work_s: float, seconds: float = 1.0) -> HostRun:
-    """Return the time of one inference by one thread, for each kind of kernel.
+@dataclass(frozen=True, slots=True)
+class HostRuns:
+    """Runs on this machine, measured in turns.
 
-    A processor that others share changes its speed. So each run is compared with a fixed piece of work beside
-    it, and the times returned are those at one speed.
+    Attributes:
+        networks: run of each calibration network, by its name.
+        models: runs of the models, in order.
+    """
+
+    networks: Mapping[str, HostRun]
+    models: Sequence[HostRun]
+
+
+def measure_host_runs(models: Sequence[tuple[onnx.ModelProto, Feeds]], seconds: float) -> HostRuns:
+    """Return the time of one inference of each model and calibration network, for each kind of kernel.
 
     Args:
-        model: the model, which onnxruntime runs with its own options.
-        feeds: name -> values of each input.
-        work_s: processor time of the fixed work at that speed.
-        seconds: how long to measure, approximately.
+        models: models, which onnxruntime runs with their own options, and values of their inputs by name.
+        seconds: how long to measure, approximately; each runs seven times at least.
 
     Raises:
-        BackendError: onnxruntime refuses the model or its inputs.
+        BackendError: onnxruntime refuses a model or its inputs.
     """
-    try:
-        with tempfile.TemporaryDirectory(prefix="edgekit-profile-") as folder:
-            return _measure(model, feeds, work_s, seconds, Path(folder))
-    except Exception as error:  # onnxruntime's classes share no base but Exception
-        raise BackendError(f"onnxruntime cannot run the model: {error}") from error
+    networks = _open_networks()
+    sessions = [*networks.values(), *(_open_timed(model, feeds) for model, feeds in models)]
+    whole_s = _time_in_turns(sessions, seconds)
+    call_s = whole_s[list(networks).index(_CALL)]
+    runs = [session.split(whole, call_s) for session, whole in zip(sessions, whole_s, strict=True)]
+    return HostRuns(dict(zip(networks, runs, strict=False)), runs[len(networks) :])
 
 
 def engine_name() -> str:
@@ -63,51 +77,73 @@ def engine_name() -> str:
     return f"onnxruntime {onnxruntime.__version__}"
 
 
-def find_foreign_profile(transfer: Transfer) -> str | None:
-    """Return how a profile was made if it does not hold here, such as on another machine, or None."""
-    if transfer.host != find_cpu():
-        return f"on a host with {transfer.host}, not {find_cpu()}"
-    if transfer.engine != engine_name():
-        return f"with {transfer.engine}, not {engine_name()}"
-    if transfer.networks != digest_calibration_networks():
-        return "with other networks"
-    return None
+@dataclass(frozen=True, slots=True)
+class _TimedSession:
+    """A model that is open.
+
+    Attributes:
+        run: runs it once.
+        repeats: runs that fill a batch.
+        shares: share of each kind of kernel in the time of all kernels.
+        spilled_bytes: bytes beyond `CACHE_BYTES` that its kernels read and write in a run.
+    """
+
+    run: Callable[[], object]
+    repeats: int
+    shares: Mapping[KernelKind, float]
+    spilled_bytes: float
+
+    def split(self, whole_s: float, call_s: float) -> HostRun:
+        """Return the run that takes `whole_s`, split into kinds of kernels."""
+        call_s = min(call_s, whole_s)
+        kernels = {kind: share * (whole_s - call_s) for kind, share in self.shares.items()}
+        return HostRun({**kernels, "call": call_s}, self.spilled_bytes)
 
 
-def _measure(model: onnx.ModelProto, feeds: Feeds, work_s: float, seconds: float, folder: Path) -> HostRun:
-    session = _open(model, None)
-    run, names = getattr(session, "_sess", session).run, [node.name for node in session.get_outputs()]
-    begin_s, repeats = time.perf_counter(), 0
-    while not repeats or time.perf_counter() - begin_s < _BATCH_S:
-        run(names, feeds, None)  # the compiled session under the public one, as devices run it
-        repeats += 1
-    call = _open_call()
-    ratios: list[float] = []
-    call_ratios: list[float] = []
-    until_s = time.monotonic() + seconds
-    while len(ratios) < _MIN_ROUNDS or (len(ratios) < _MAX_ROUNDS and time.monotonic() < until_s):
-        begin_s = time.perf_counter()
-        for _ in range(repeats):
-            run(names, feeds, None)
-        now_s = time.perf_counter()
-        for _ in range(_CALLS):
-            call()
-        call_s, fixed_s = (time.perf_counter() - now_s) / _CALLS, time_fixed_work()
-        ratios.append((now_s - begin_s) / repeats / fixed_s)
-        call_ratios.append(call_s / fixed_s)
-    shares = _measure_shares(model, feeds, folder)
-    whole_s = statistics.median(ratios) * work_s
-    called_s = min(statistics.median(call_ratios) * work_s, whole_s)
-    kernels: dict[KernelKind, float] = {kind: share * (whole_s - called_s) for kind, share in shares.items()}
-    return HostRun({**kernels, "call": called_s})
+@functools.cache
+def _open_networks() -> Mapping[str, _TimedSession]:
+    networks = make_calibration_networks()
+    return {
+        name: _open_timed(network, make_inputs(session_for(network, threads=1)))
+        for name, network in networks.items()
+    }
 
 
-def _open_call() -> Callable[[], Any]:
-    """Return a function that runs a network of one value: nearly all of its time is the call."""
-    session = _open(make_call_network(), None)
-    run, names = getattr(session, "_sess", session).run, [node.name for node in session.get_outputs()]
-    feeds = {"input": np.zeros(1, np.float32)}
-    return lambda: run(names, feeds, None)
+def _open_timed(model: onnx.ModelProto, feeds: Feeds) -> _TimedSession:
+    try:
+        session = _open(model, None)
+        inner, names = getattr(session, "_sess", session), [node.name for node in session.get_outputs()]
+
+        def run() -> object:
+            return inner.run(names, feeds, None)  # the compiled session, as devices run it
+
+        begin_s, repeats = time.perf_counter(), 0
+        while not repeats or time.perf_counter() - begin_s < _BATCH_S:
+            run()
+            repeats += 1
+        with tempfile.TemporaryDirectory(prefix="edgekit-profile-") as folder:
+            shares, spilled_bytes = _profile(model, feeds, Path(folder))
+    except Exception as error:  # onnxruntime's classes share no base but Exception
+        raise BackendError(f"onnxruntime cannot run the model: {error}") from error
+    return _TimedSession(run, repeats, shares, spilled_bytes)
+
+
+def _time_in_turns(sessions: Sequence[_TimedSession], seconds: float) -> list[float]:
+    """Return the median time of a run of each, from batches in turns of random order."""
+    found: list[list[float]] = [[] for _ in sessions]
+    orders, until_s = np.random.default_rng(0), time.monotonic() + seconds
+    while len(found[0]) < _MIN_ROUNDS or time.monotonic() < until_s:
+        for number in orders.permutation(len(sessions)):
+            run, repeats = sessions[number].run, sessions[number].repeats
+            if repeats > 1:
+                run()  # refills caches that the others used
+            begin_s = (
+                time.thread_time()
+            )  # waiting for a processor does not count; the engine has no other thread
+            for _ in range(repeats):
+                run()
+            found[number].append((time.thread_time() - begin_s) / repeats)
+    return [float(np.median(times)) for times in found]
 
 
 def _open(model: onnx.ModelProto, folder: Path | None) -> onnxruntime.InferenceSession:
@@ -121,26 +157,34 @@ def _open(model: onnx.ModelProto, folder: Path | None) -> onnxruntime.InferenceS
     return create_session(model.SerializeToString(), settings, options.disabled_optimizers)
 
 
-def _measure_shares(model: onnx.ModelProto, feeds: Feeds, folder: Path) -> dict[KernelKind, float]:
-    """Return the share of each kind of kernel in the time of all kernels."""
+def _profile(model: onnx.ModelProto, feeds: Feeds, folder: Path) -> tuple[dict[KernelKind, float], float]:
+    """Return the share of each kind of kernel in the time of all kernels, and the spilled bytes of a run."""
     session = _open(model, folder)
     for _ in range(_PROFILED_ROUNDS + 1):
         session.run(None, feeds)
-    times: dict[tuple[str, str], list[float]] = defaultdict(list)
+    events: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for event in json.loads(Path(session.end_profiling()).read_bytes()):
         name = event.get("name", "")
         if event.get("cat") == "Node" and name.endswith(_KERNEL_SUFFIX):
-            key = (name.removesuffix(_KERNEL_SUFFIX), event["args"]["op_name"])
-            times[key].append(event["dur"] + 0.5)  # onnxruntime truncates times to whole microseconds
+            events[name.removesuffix(_KERNEL_SUFFIX), event["args"]["op_name"]].append(event)
     optimised = onnx.load(folder / _OPTIMISED)
     grouped = {node.name for node in optimised.graph.node if _count_groups(node) > 1}
     found: dict[KernelKind, float] = defaultdict(float)
-    for (name, op), values in times.items():
+    spilled_bytes = 0
+    for (name, op), of_kernel in events.items():
         # The first run allocates. Nodes in the body of a loop run several times.
-        rest = values[len(values) // (_PROFILED_ROUNDS + 1) :]
-        found[_find_kind(op, is_grouped=name in grouped)] += sum(rest)
-    total = sum(found.values())
-    return {kind: value / total for kind, value in found.items()} if total else {"other": 1.0}
+        rest = of_kernel[len(of_kernel) // (_PROFILED_ROUNDS + 1) :]
+        # onnxruntime truncates times to whole microseconds.
+        found[_find_kind(op, is_grouped=name in grouped)] += sum(event["dur"] + 0.5 for event in rest)
+        spilled_bytes += sum(max(_count_bytes(event["args"]) - CACHE_BYTES, 0) for event in rest)
+    if not (total := sum(found.values())):
+        return {"other": 1.0}, 0.0
+    return {kind: value / total for kind, value in found.items()}, spilled_bytes / _PROFILED_ROUNDS
+
+
+def _count_bytes(kernel: Mapping[str, Any]) -> int:
+    """Return the bytes that a kernel reads and writes, from its profile."""
+    return sum(int(kernel.get(part, 0)) for part in ("activation_size", "parameter_size", "output_size"))
 
 
 def _count_groups(node: onnx.NodeProto) -> int:

@@ -1,17 +1,9 @@
 """Costs that runs on a device of the target's class have measured: they take the place of coefficients."""
 
-from collections.abc import Callable
-
 from edgekit_hil.evidence.evidence_file import Evidence, read_measured_costs
 from edgekit_toolkit.measurement.arithmetic import measures_here
 from edgekit_toolkit.measurement.calibration_networks import digest_calibration_networks
-from edgekit_toolkit.measurement.device_profile import (
-    HOST_S,
-    SOURCE,
-    DeviceTimes,
-    add_profile,
-    run_networks_here,
-)
+from edgekit_toolkit.measurement.device_profile import SOURCE, add_times
 from edgekit_toolkit.targets.figures import Source
 from edgekit_toolkit.targets.spec import Target
 
@@ -22,19 +14,18 @@ def find_costs(target: Target) -> Evidence | None:
     A target with a profile of its own keeps that one, and one that is measured on this machine needs none.
     Evidence does not state a power mode, so it counts only for targets with one.
     """
-    if target.transfer is not None or target.backend.default != "ort" or len(target.power.modes) > 1:
+    if target.device_times is not None or target.backend.default != "ort" or len(target.power.modes) > 1:
         return None
     if read_measured_costs(target.name) is None or measures_here(target):
         return None  # the usual case, without the networks
     return read_measured_costs(target.name, digest_calibration_networks())
 
 
-def take_measured_costs(target: Target, show: Callable[..., None]) -> Target:
+def take_measured_costs(target: Target) -> Target:
     """Return the target with the costs that evidence has measured, if there is any.
 
     Args:
         target: target of a package.
-        show: called with a description of each step.
     """
     if (evidence := find_costs(target)) is None:
         return target
@@ -46,5 +37,4 @@ def take_measured_costs(target: Target, show: Callable[..., None]) -> Target:
         times.date,
         derivation=f"networks measured by bench {evidence.bench}",
     )
-    there = DeviceTimes(times.engine, times.networks, times.seconds, is_real=True, source=source)
-    return add_profile(target, run_networks_here(HOST_S, show), there)[0]
+    return add_times(target, evidence.device.model, times.engine, times.seconds, source, is_real=True)

@@ -48,11 +48,11 @@ def draft_packages(
     target, dims = request.target, prepared.dims
     here = measures_here(target)
     source_latency, *own_latencies = latencies
+    on_target = model_on_target([one.model for one in candidates], target, dims, prepared.feeds[0])
     drafted = []
-    for place, (one, latency) in enumerate(zip(candidates, own_latencies, strict=True)):
+    for place, (one, latency, modelled) in enumerate(zip(candidates, own_latencies, on_target, strict=True)):
         score = scores.choosing.of(place)
         confirmation = None if scores.confirmation is None else scores.confirmation.of(place)
-        modelled = model_on_target(one.model, target, dims, prepared.feeds[0])
         memory = find_memory(one.model, target, dims, prepared.feeds[0])
         figures = {
             **_figures(one, prepared, memory),

@@ -5,7 +5,8 @@ import platform
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_toolkit.measurement.arithmetic import instruction_set, measures_here
-from edgekit_toolkit.measurement.host_run import find_foreign_profile
+from edgekit_toolkit.measurement.device_profile import is_current
+from edgekit_toolkit.measurement.host_run import engine_name
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.attachments import class_names, find_labels_problem
 from edgekit_toolkit.pipeline.prepare import list_sizes
@@ -50,17 +51,17 @@ def find_warnings(run: Run) -> list[str]:
         notes.append(
             "memory is estimated for the onnxruntime fallback; TensorRT's CUDA context is not modelled"
         )
-    transfer = request.target.transfer
-    if transfer is not None and (foreign := find_foreign_profile(transfer)) is not None:
-        notes.append(
-            f"the profile of {request.target.name} was made {foreign}, so latency is modelled from its"
-            " coefficients; profile the device from this machine: edgekit profile --on"
-        )
-    elif transfer is not None and transfer.device_engine not in ("", transfer.engine):
-        notes.append(
-            f"latency is calibrated with {transfer.device_engine} on the device, and this machine has"
-            f" {transfer.engine}, whose kernels may differ"
-        )
+    if (times := request.target.device_times) is not None:
+        if not is_current(times):
+            notes.append(
+                f"the profile of {request.target.name} is of other networks than those of this release, so"
+                " latency is modelled from its coefficients; measure it again: edgekit profile --on"
+            )
+        elif times.engine != (here := engine_name()):
+            notes.append(
+                f"latency is predicted from times of {times.engine} on the device, and this machine has"
+                f" {here}, whose kernels may differ"
+            )
     if run.load.is_heavy:
         notes.append(
             f"latency on this machine is in doubt: while it was measured, {run.load}; repeat on a quiet"

@@ -8,8 +8,8 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
 
 from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.targets.figures import Figure, Source, check_figures
@@ -19,10 +19,6 @@ Form = Literal["symmetric", "asymmetric"]
 Architecture = Literal["aarch64", "x86_64"]
 BackendName = Literal["ort", "tensorrt", "litert"]
 CodeType = Literal["int8", "uint8"]
-KernelKind = Literal[
-    "conv", "depthwise", "matmul", "int8-conv", "int8-depthwise", "int8-matmul", "recurrent", "other", "call"
-]
-"""Kernels of a network; `call` is what the engine takes beside them, to begin and end a run."""
 
 NAME_PATTERN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -231,48 +227,32 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """Converts times of one thread on a host to times on the device; `edgekit profile` measures it.
-
-    Its ratios hold on that host only.
+class DeviceTimes:
+    """Times of the calibration networks on a device; `edgekit profile` measures them. They hold on any host.
 
     Attributes:
-        host: processor of the host.
-        engine: name and release of the engine on the host; the source states that of the device.
-        work: processor time of the fixed work of `edgekit_runtime.system.processor_speed` on the host, which
-            tells how fast its processor was.
-        ratios: time on the device over time on the host, for each kind of kernel.
-        uncertainty: factor by which a latency may be off either way, at least 1.
-        device_engine: name and release of the engine on the device.
-        networks: digest of the calibration networks.
-        times: time of each calibration network on the device, by its name. They hold on any host: evidence
-            passes them on.
+        device: model of the board, else of its processor.
+        engine: name and release of the engine there.
+        networks: digest of the networks.
+        seconds: time of one inference of each network, by its name.
     """
 
-    host: str
+    device: str
     engine: str
-    work: Figure
-    ratios: Mapping[KernelKind, Figure]
-    uncertainty: Figure
-    device_engine: str = ""  # profiles of an earlier release do not state these three
-    networks: str = ""
-    times: Mapping[str, Figure] = field(default_factory=dict)
+    networks: str
+    seconds: Mapping[str, Figure]
 
     def __post_init__(self) -> None:
-        check_figures(self, "s", "work")
-        check_figures(self, "1", "uncertainty")
-        if not self.ratios:
-            raise TargetError("ratios: expected at least one kind of kernel, got none")
-        for kind, figure in self.ratios.items():
-            if kind not in get_args(KernelKind):
-                raise TargetError(f"ratios: expected {', '.join(get_args(KernelKind))}, got {kind!r}")
-            if figure.unit != "1" or figure.value == 0:
-                raise TargetError(f"ratios.{kind}: expected a number above 0 of unit '1', got {figure}")
-        for name, figure in self.times.items():
+        if not self.seconds:
+            raise TargetError("seconds: expected the time of one network at least, got none")
+        for name, figure in self.seconds.items():
             if figure.unit != "s" or figure.value == 0:
-                raise TargetError(f"times.{name}: expected a time above 0 of unit 's', got {figure}")
-        if self.uncertainty.value < 1:
-            raise TargetError(f"uncertainty: expected a factor of at least 1, got {self.uncertainty.value}")
+                raise TargetError(f"seconds.{name}: expected a time above 0 of unit 's', got {figure}")
+
+    @property
+    def is_real(self) -> bool:
+        """Whether a real device was measured, not an emulated one."""
+        return all(figure.status == "measured" for figure in self.seconds.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +271,7 @@ class Target:
     backend: Backend
     costs: Costs
     sources: tuple[Source, ...]
-    transfer: Transfer | None = None
+    device_times: DeviceTimes | None = None
     aliases: tuple[str, ...] = ()
     accelerator: str = ""
     notes: str = ""
@@ -330,12 +310,12 @@ class Target:
             raise TargetError(f"{self.name}: {error}") from error
         power = dataclasses.replace(self.power, default_mode=power_mode)
         # Times were measured in one mode.
-        transfer = self.transfer if power_mode == self.power.default_mode else None
-        return dataclasses.replace(self, power=power, transfer=transfer)
+        times = self.device_times if power_mode == self.power.default_mode else None
+        return dataclasses.replace(self, power=power, device_times=times)
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Each figure with its path, such as `power.modes.25W.active`."""
-        for part in ("memory", "storage", "cpu", "power", "costs", "transfer"):
+        for part in ("memory", "storage", "cpu", "power", "costs", "device_times"):
             yield from _figures(part, getattr(self, part))
 
     def _check_sources(self) -> None:

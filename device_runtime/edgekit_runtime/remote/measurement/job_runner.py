@@ -40,7 +40,6 @@ from edgekit_runtime.system.processor_speed import (
     MOST_WAITING,
     SpeedGate,
     begin_anywhere,
-    time_fixed_work,
 )
 from edgekit_runtime.tensors import DTYPES, Array
 
@@ -74,6 +73,8 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
         BackendError: onnxruntime is missing or refused a graph or its inputs.
         TransportError: this machine cannot connect to itself.
     """
+    if job.kind == "batch":
+        return _time_batches(job, blobs)
     gate = SpeedGate(job.usual_s, min(job.seconds, _FIND_SPEED_S))
     facts = replace(describe_machine(job.quota), usual_s=gate.usual_s)
     with tempfile.TemporaryDirectory(prefix="edgekit-measure-") as folder:
@@ -82,8 +83,6 @@ def measure(job: Job, blobs: Sequence[memoryview]) -> Measured:
             request = measure_request(PAUSE_S, job.seconds * _REQUEST_SHARE, gate, facts.quota or 1.0)
             return replace(measured, machine=replace(facts, usual_s=gate.usual_s), request=request)
         runs = [_open_half(graph, blobs, Path(folder), number) for number, graph in enumerate(job.graphs)]
-        if job.kind == "batch":
-            return Measured(facts, _time_batches(runs, gate.usual_s, job.seconds))
         clocks, has_waits = [_Clock(run, gate, job.quota) for run in runs], _has_waits(facts, job)
         orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds * MOST_WAITING
         for run in runs * _WARMUP_ROUNDS:
@@ -369,12 +368,14 @@ class _Clock:
         return len(self.seconds) + len(self.others)
 
 
-def _time_batches(runs: Sequence[Callable[[], object]], usual_s: float, seconds: float) -> tuple[Timing, ...]:
-    """Return the mean time of a run in batches, at the usual speed of the processor.
+def _time_batches(job: Job, blobs: Sequence[memoryview]) -> Measured:
+    """Return the mean time of a run of each graph in batches, which come in turns of random order.
 
-    A batch is long enough to compare with a piece of fixed work beside it, so batches at any speed count.
+    What slows the machine for a while slows all graphs alike, so their times compare with each other.
     """
-    repeats = []
+    facts, repeats = describe_machine(job.quota), []
+    with tempfile.TemporaryDirectory(prefix="edgekit-measure-") as folder:
+        runs = [_open_half(graph, blobs, Path(folder), number) for number, graph in enumerate(job.graphs)]
     for run in runs:
         begin, count = time.perf_counter(), 0
         while not count or time.perf_counter() - begin < _BATCH_S:
@@ -382,16 +383,15 @@ def _time_batches(runs: Sequence[Callable[[], object]], usual_s: float, seconds:
             count += 1
         repeats.append(count)
     found: list[list[float]] = [[] for _ in runs]
-    orders, until_s = np.random.default_rng(0), time.monotonic() + seconds
+    orders, until_s = np.random.default_rng(0), time.monotonic() + job.seconds
     while len(found[-1]) < _MIN_ROUNDS or (time.monotonic() < until_s and len(found[-1]) < _MAX_ROUNDS):
         for number in orders.permutation(len(runs)):
             runs[number]()  # refills caches that the others used
             begin = time.perf_counter()
             for _ in range(repeats[number]):
                 runs[number]()
-            each_s = (time.perf_counter() - begin) / repeats[number]
-            found[number].append(each_s * usual_s / time_fixed_work())
-    return tuple(replace(_summarise(times), usual_s=usual_s) for times in found)
+            found[number].append((time.perf_counter() - begin) / repeats[number])
+    return Measured(facts, tuple(map(_summarise, found)))
 
 
 def _lacks_rounds(clocks: Sequence[_Clock], seconds: float, until_s: float) -> bool:

@@ -12,7 +12,7 @@ from edgekit_runtime.errors import BenchError, CutError
 
 if TYPE_CHECKING:
     from edgekit_hil.benches.bench_file import BenchFile
-    from edgekit_toolkit.targets.spec import Transfer
+    from edgekit_toolkit.targets.spec import DeviceTimes
 
 _OWN_FILE = Path("bench.yaml")
 
@@ -98,7 +98,7 @@ def command(
 
 
 def _profile_once(bench: str, file: BenchFile, seconds: float) -> None:
-    """Measure the profile of a real device of the user, unless one holds for it and on this machine."""
+    """Measure the profile of a real device of the user, unless there is one that holds for it."""
     from dataclasses import replace
 
     from edgekit_toolkit.commands.hil.bench_machine import find_device
@@ -117,12 +117,12 @@ def _profile_once(bench: str, file: BenchFile, seconds: float) -> None:
     ):
         return
     path = folder / f"{settings.profile_name}.toml"
-    transfer = load_target(str(path)).transfer if path.is_file() else None
-    if path.is_file() and transfer is None:
+    times = load_target(str(path)).device_times if path.is_file() else None
+    if path.is_file() and times is None:
         return  # a target that the user wrote under this name is kept
-    target = replace(target, name=settings.profile_name, aliases=(), transfer=None)
+    target = replace(target, name=settings.profile_name, aliases=(), device_times=None)
     try:
-        if transfer is not None and _holds(transfer, file):
+        if times is not None and _holds(times, file):
             return
         with ProgressBar(open_console(stderr=True)) as progress, find_device(bench) as machine:
             found = measure_profile(machine, target, path, seconds, progress.show)
@@ -134,16 +134,16 @@ def _profile_once(bench: str, file: BenchFile, seconds: float) -> None:
         click.echo(f"bench '{settings.name}' is not profiled: {error}", err=True)
 
 
-def _holds(transfer: Transfer, file: BenchFile) -> bool:
-    """Return whether a profile holds on this machine, and for the engine that a bench's device has now.
+def _holds(times: DeviceTimes, file: BenchFile) -> bool:
+    """Return whether a profile is of the device that a bench has now, and of its engine.
 
     Raises:
         BenchError: the bench is not available.
     """
     from edgekit_hil.benches.opening import open_bench
-    from edgekit_toolkit.measurement.host_run import find_foreign_profile
+    from edgekit_toolkit.measurement.device_profile import is_current
 
-    if find_foreign_profile(transfer) is not None or transfer.work.status != "measured":
+    if not is_current(times) or not times.is_real:
         return False
     with open_bench(file) as opened:
-        return opened.facts.has_engine(transfer.device_engine)
+        return opened.facts.model == times.device and opened.facts.has_engine(times.engine)
