@@ -33,6 +33,8 @@ def test_a_profiled_machine_becomes_a_target_that_predicts() -> None:
     assert {name: each.value for name, each in target.device_times.seconds.items()} == {
         name: each["there_s"] for name, each in document["networks"].items()
     }
+    assert target.device_times.uncertainty is not None
+    assert target.device_times.uncertainty.value == document["uncertainty"]
     assert len(document["networks"]) == len(make_calibration_networks())
     network = make_calibration_networks()["dense-small"]
     feeds: Feeds = {"input": np.zeros((1, 48), np.float32)}

@@ -217,13 +217,16 @@ def test_a_written_profile_reads_back_the_same(tmp_path) -> None:  # type: ignor
 
 
 @pytest.mark.parametrize(
-    ("seconds", "message"),
+    ("seconds", "uncertainty", "message"),
     [
-        ({}, "one network at least"),
-        ({"dense": Figure(0, "s", "measured", "profile")}, "above 0"),
-        ({"dense": Figure(1, "1", "measured", "profile")}, "unit"),
+        ({}, 1.1, "one network at least"),
+        ({"dense": Figure(0, "s", "measured", "profile")}, 1.1, "above 0"),
+        ({"dense": Figure(1, "1", "measured", "profile")}, 1.1, "unit"),
+        ({"dense": Figure(1, "s", "measured", "profile")}, 0.9, "at least 1"),
     ],
 )
-def test_wrong_times_are_refused(seconds: dict[str, Figure], message: str) -> None:
+def test_wrong_times_are_refused(seconds: dict[str, Figure], uncertainty: float, message: str) -> None:
     with pytest.raises(TargetError, match=message):
-        DeviceTimes("a board", "onnxruntime 1", "0a", seconds)
+        DeviceTimes(
+            *("a board", "onnxruntime 1", "0a", seconds), Figure(uncertainty, "1", "measured", "profile")
+        )

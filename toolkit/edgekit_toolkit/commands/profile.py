@@ -135,7 +135,7 @@ def measure_profile(
     from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
     from edgekit_toolkit.measurement.device_profile import HOST_S, SOURCE, add_times, fit_here
     from edgekit_toolkit.measurement.host_run import measure_host_runs
-    from edgekit_toolkit.targets.figures import Source
+    from edgekit_toolkit.targets.figures import Figure, Source
     from edgekit_toolkit.targets.writer import write_target
 
     networks = make_calibration_networks()
@@ -152,11 +152,13 @@ def measure_profile(
     )
     there = {name: each.seconds for name, each in zip(networks, measured.timings, strict=True)}
     profiled = add_times(target, facts.cpu, facts.engine, there, source, is_real=machine.label == "measured")
-    write_target(path, profiled)
     show("measuring here")
     here, times = measure_host_runs((), HOST_S), profiled.device_times
     assert times is not None  # noqa: S101  # for the type checker
-    return MeasuredProfile(facts, here, times, fit_here(times, here))
+    fitted = fit_here(times, here)
+    times = replace(times, uncertainty=Figure(fitted.uncertainty, "1", "measured", SOURCE))
+    write_target(path, replace(profiled, device_times=times))
+    return MeasuredProfile(facts, here, times, fitted)
 
 
 def _find_target(on: str, base: str | None, name: str | None) -> Target:
@@ -188,9 +190,12 @@ def _check(target: Target, path: Path, *, is_forced: bool) -> None:
 
 def _show(console: Console, name: str, path: Path, fitted: FittedRatios, errors: dict[str, float]) -> None:
     from edgekit_toolkit.console import print_line, print_section
+    from edgekit_toolkit.costs.device_transfer import CACHE_BYTES
 
     ratios = [(kind, f"{ratio:.2f} x as long as here") for kind, ratio in sorted(fitted.ratios.items())]
-    print_section(console, "Kernels on the device", ratios)
+    spilled = f"{fitted.s_per_spilled_byte * 1e12:.0f} us more for each MB"
+    spill_row = (f"data of a kernel beyond {CACHE_BYTES >> 10} KiB", spilled)
+    print_section(console, "Kernels on the device", [*ratios, spill_row])
     worst = sorted(errors, key=lambda network: -abs(errors[network]))[:5]
     rows = [(network, f"{errors[network]:+.1%}") for network in worst]
     print_section(console, "Worst predictions of networks that the fit had not seen", rows)

@@ -235,14 +235,19 @@ class DeviceTimes:
         engine: name and release of the engine there.
         networks: digest of the networks.
         seconds: time of one inference of each network, by its name.
+        uncertainty: factor by which the networks were predicted wrong at worst, each by the others, where the
+            device was profiled; None for times from evidence. `package` finds its own.
     """
 
     device: str
     engine: str
     networks: str
     seconds: Mapping[str, Figure]
+    uncertainty: Figure | None = None
 
     def __post_init__(self) -> None:
+        if self.uncertainty is not None and (self.uncertainty.unit != "1" or self.uncertainty.value < 1):
+            raise TargetError(f"uncertainty: expected a factor of at least 1, got {self.uncertainty}")
         if not self.seconds:
             raise TargetError("seconds: expected the time of one network at least, got none")
         for name, figure in self.seconds.items():
