@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as Xml
 
 import pytest
@@ -20,12 +21,15 @@ from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.bench_writer import SshBench
 from edgekit_hil.evidence.evidence_file import read_evidence, write_evidence
 from edgekit_runtime.errors import BenchError, CutError
+from edgekit_runtime.remote.measurement.machine_facts import describe_machine
 from edgekit_toolkit.cli import main
 from edgekit_toolkit.measurement.calibration_networks import (
     digest_calibration_networks,
     make_calibration_networks,
 )
+from edgekit_toolkit.targets.figures import Figure, Source
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
+from edgekit_toolkit.targets.spec import DeviceTimes
 from edgekit_toolkit.targets.writer import write_target
 
 
@@ -247,30 +251,40 @@ def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(board: SshBoa
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    "change",
     [
-        ('status = "measured", source = "profile"', 'status = "estimated", source = "profile"'),
-        (f'networks = "{digest_calibration_networks()}"', 'networks = "other"'),
-        ('engine = "onnxruntime ', 'engine = "onnxruntime 0.'),
-        ('device = "', 'device = "another '),
+        {"seconds": {"call": Figure(1e-6, "s", "estimated", "profile")}},
+        {"networks": "other"},
+        {"engine": "onnxruntime 0.1"},
+        {"device": "another board"},
     ],
     ids=["of an emulated device", "of other networks", "with another engine", "of another board"],
 )
 def test_profile_that_does_not_hold_for_the_device_is_measured_again(
-    board: SshBoard, folder: Path, before: str, after: str
+    board: SshBoard, folder: Path, change: dict[str, Any]
 ) -> None:
     board.write_bench(folder / "bench.yaml", name="desk", kind="real")
-    options = ["-k", "italy and tensorrt", "--evidence", "seen", "--profile-seconds", "5"]
-    run_hil("run", *options)
-    profile = find_user_targets() / "x86-64-desk.toml"
-    measured = profile.read_text()
-    assert before in measured
-    profile.write_text(measured.replace(before, after))
+    here = describe_machine()
+    second = Figure(1e-6, "s", "measured", "profile")
+    times = DeviceTimes(here.cpu, here.engine, digest_calibration_networks(), {"call": second})
+    base = load_target("x86-64")
+    source = Source("profile", "a profile", "2026-11-23", derivation="a test")
+    path = find_user_targets() / "x86-64-desk.toml"
+    target = replace(
+        base,
+        name="x86-64-desk",
+        aliases=(),
+        device_times=replace(times, **change),
+        sources=(*base.sources, source),
+    )
+    write_target(path, target)
 
-    done = run_hil("run", *options)
+    done = run_hil("run", "-k", "italy and tensorrt", "--evidence", "seen", "--profile-seconds", "5")
 
     assert "profile of bench 'desk'" in done.stdout, done.stdout + done.stderr
-    assert after not in profile.read_text()
+    found = load_target(str(path)).device_times
+    assert found is not None
+    assert replace(found, seconds=times.seconds, uncertainty=None) == times
 
 
 def test_run_on_this_machine_itself_measures_no_profile_of_its_class(folder: Path) -> None:
