@@ -14,6 +14,7 @@ from edgekit_hil.tests import bench_target
 from edgekit_hil.tests.bench_target import BenchTarget
 from edgekit_hil.tests.models import PackageMaker
 from edgekit_runtime.errors import BenchError
+from edgekit_toolkit.measurement.arithmetic import measures_here
 from edgekit_toolkit.targets.figures import Figure, Source, Status
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 from edgekit_toolkit.targets.spec import DeviceTimes
@@ -124,3 +125,18 @@ def test_package_is_made_for_a_target_of_the_user(tmp_path: Path, monkeypatch: p
     assert made.name == "italy_power_mlp-1.0.0-my-board.edgepkg"
     assert again == made
     assert other.parent != made.parent
+    promise = packages.read_promise(made, "latency_ms")
+    assert (promise.label, promise.source) == ("modelled", "coefficients of my-board")
+
+
+def test_promise_of_a_latency_is_what_the_package_holds_against_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+    packages = PackageMaker()
+
+    here = packages.read_promise(packages.make("italy_power_mlp", "x86-64", "ort"), "latency_ms")
+
+    is_here = measures_here(load_target("x86-64"))  # it is not without VNNI
+    expected = ("measured", "a run where the package was made")
+    assert (here.label, here.source) == (expected if is_here else ("modelled", "coefficients of x86-64"))
