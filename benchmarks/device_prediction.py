@@ -2,17 +2,16 @@
 
     PYTHONPATH=device_runtime:toolkit:offload:fleet:hil .venv/bin/python benchmarks/device_prediction.py \
         [--folder ../shared/models/models] [--only NAME ...] [--share 0.33 0.2 0.1] [--seconds 50] \
-        [--json FILE]
+        [--engine ort] [--no-memory] [--json FILE]
 
 Models: models/tiny and those of `--folder`. The device is emulated (needs root).
 
 - Latency, on a share of one processor of this machine: ratios are fitted on `calibration_networks`; the
-  models shown took no part in it. ONNX models only: a profile is of onnxruntime.
+  models shown took no part in it. ONNX models run in onnxruntime, `.tflite` models in LiteRT.
 - Peak memory, on the bench `constrained`: what `edgekit package` states, beside the peak of a process there
   that opens the model and runs it. For a .tflite both are measured, each in a process of its own.
 
-Latency is shown for 10 models and memory for 18; three shares take about 4 minutes at rest. `--seconds` is
-the length of one measurement on the device.
+Three shares take about 6 minutes at rest. `--seconds` is the length of one measurement on the device.
 """
 
 import telemetry_off  # noqa: F401
@@ -28,14 +27,12 @@ from edgekit_hil.benches.bench_file import find_bench
 from edgekit_hil.benches.opening import open_bench
 from edgekit_hil.tests.test_figures import measure
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_batches
-from edgekit_runtime.remote.measurement.job_runner import make_inputs
 from edgekit_toolkit.costs.device_transfer import fit_ratios
 from edgekit_toolkit.evaluation.judge import find_memory
-from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+from edgekit_toolkit.measurement.calibration_models import make_calibration_models
 from edgekit_toolkit.measurement.device_profile import HOST_S
 from edgekit_toolkit.measurement.host_run import measure_host_runs
-from edgekit_toolkit.models.onnx import OnnxModel
-from edgekit_toolkit.models.ort_session import session_for
+from edgekit_toolkit.models.model import Engine, Model
 from edgekit_toolkit.samples.generated import generate_feeds
 from edgekit_toolkit.targets.loader import load_target
 from memory_estimate import Case, load, write
@@ -57,21 +54,21 @@ def find_models(folders: Sequence[Path], only: Sequence[str]) -> list[Case]:
 
 
 def predict_latencies(
-    models: Mapping[str, OnnxModel], shares: Sequence[float], seconds: float
+    models: Mapping[str, Model], engine: Engine, shares: Sequence[float], seconds: float
 ) -> Iterator[dict[str, Any]]:
     """Print a table for each share; yields its rows."""
-    networks = make_calibration_networks()
+    networks = make_calibration_models(engine)
     here = {}
     for name, model in models.items():
-        feeds = make_inputs(session_for(model.proto, threads=1))
-        here[name] = measure_host_runs([(model.proto, feeds)], HOST_S)  # as `edgekit package` does it
-    graphs = [RunnableGraph(each.SerializeToString()) for each in networks.values()]
-    graphs += [RunnableGraph(model.proto.SerializeToString()) for model in models.values()]
+        (feeds,) = generate_feeds(model.specs()[0], 1, 0)
+        here[name] = measure_host_runs([(model, feeds)], engine, HOST_S)  # as `edgekit package` does it
+    graphs = [RunnableGraph(each.content) for each in (*networks.values(), *models.values())]
     for share in shares:
-        measured = time_batches(Machine.parse(f"local@{share:.0%}"), graphs, seconds=seconds)
+        machine = Machine.parse(f"local@{share:.0%}")
+        measured = time_batches(machine, graphs, seconds=seconds, engine=engine)
         there = dict(zip([*networks, *models], measured.timings, strict=True))
         network_s = [there[name].seconds for name in networks]
-        print(f"\n{share:.0%} of one processor")
+        print(f"\n{measured.machine.engine}, {share:.0%} of one processor")
         print("| model | here, ms | predicted, ms | measured, ms | times as long | error, % | spread, % |")
         print("| --- | --- | --- | --- | --- | --- | --- |")
         errors, fits = [], []
@@ -86,6 +83,7 @@ def predict_latencies(
                 f" | {timing.spread:.1%} |"
             )
             yield {
+                "engine": engine,
                 "share": share,
                 "model": name,
                 "here_s": run.whole_s,
@@ -94,7 +92,7 @@ def predict_latencies(
                 "spread": timing.spread,
                 "error": errors[-1],
             }
-        print_summary(f"latency at {share:.0%}", errors)
+        print_summary(f"latency on {engine} at {share:.0%}", errors)
         fitted = fits[-1]
         ratios = ", ".join(f"{kind} {ratio:.2f}" for kind, ratio in fitted.ratios.items())
         print(f"one fit: {ratios}, {fitted.s_per_spilled_byte * 1e12:.0f} us for a spilled MB")
@@ -152,12 +150,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these models alone")
     parser.add_argument("--share", type=float, nargs="*", default=[0.33, 0.2, 0.1])
     parser.add_argument("--seconds", type=float, default=50.0, help="length of a measurement of latency")
+    parser.add_argument("--engine", nargs="+", default=["ort", "litert"], choices=["ort", "litert"])
+    parser.add_argument("--no-memory", action="store_true", help="predict latency alone")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     cases = find_models([ROOT / "models/tiny", *args.folder], args.only)
-    onnx_models = {case.name: case.model for case in cases if isinstance(case.model, OnnxModel)}
-    memory = list(predict_memory(cases))
-    latency = list(predict_latencies(onnx_models, args.share, args.seconds)) if args.share else []
+    memory = [] if args.no_memory else list(predict_memory(cases))
+    latency = []
+    for engine in args.engine if args.share else ():
+        models = {case.name: case.model for case in cases if case.model.engine == engine}
+        latency += predict_latencies(models, engine, args.share, args.seconds)
     if args.json:
         found = {"machine": machine(), "latency": latency, "memory": memory}
         args.json.write_text(json.dumps(found, indent=1))

@@ -23,10 +23,8 @@ from edgekit_hil.evidence.evidence_file import read_evidence, write_evidence
 from edgekit_runtime.errors import BenchError, CutError
 from edgekit_runtime.remote.measurement.machine_facts import describe_machine
 from edgekit_toolkit.cli import main
-from edgekit_toolkit.measurement.calibration_networks import (
-    digest_calibration_networks,
-    make_calibration_networks,
-)
+from edgekit_toolkit.measurement.calibration_models import digest_calibration_models
+from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
 from edgekit_toolkit.targets.figures import Figure, Source
 from edgekit_toolkit.targets.loader import find_user_targets, load_target
 from edgekit_toolkit.targets.spec import DeviceTimes
@@ -266,7 +264,7 @@ def test_profile_that_does_not_hold_for_the_device_is_measured_again(
     board.write_bench(folder / "bench.yaml", name="desk", kind="real")
     here = describe_machine()
     second = Figure(1e-6, "s", "measured", "profile")
-    times = DeviceTimes(here.cpu, here.engine, digest_calibration_networks(), {"call": second})
+    times = DeviceTimes(here.cpu, here.engine, digest_calibration_models("ort"), {"call": second})
     base = load_target("x86-64")
     source = Source("profile", "a profile", "2026-11-23", derivation="a test")
     path = find_user_targets() / "x86-64-desk.toml"

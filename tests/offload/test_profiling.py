@@ -21,7 +21,9 @@ from edgekit_offload.profiling.machine import (
 from edgekit_offload.profiling.model_profile import ModelProfile, read_profile, write_profile
 from edgekit_offload.profiling.planning_graph import join_profiles
 from edgekit_runtime.errors import CutError
+from edgekit_runtime.remote.measurement.machine_facts import describe_engine
 from edgekit_runtime.system import processor_speed
+from edgekit_toolkit.measurement.calibration_models import make_calibration_models
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny"
 LOCAL = Machine.parse("local")
@@ -173,6 +175,13 @@ def test_batches_time_each_graph() -> None:
     graph = RunnableGraph((MODELS / "digits_cnn.onnx").read_bytes(), {"threads": 1})
     measured = time_batches(LOCAL, [graph, graph], seconds=0.1)
     assert all(timing.rounds >= 5 and timing.seconds > 0 for timing in measured.timings)
+
+
+def test_batches_of_tflite_models_run_in_litert() -> None:
+    content = make_calibration_models("litert")["dense-small-int8"].content
+    measured = time_batches(LOCAL, [RunnableGraph(content)], seconds=0.1, engine="litert")
+    assert measured.machine.engine == describe_engine("litert")
+    assert measured.timings[0].seconds > 0
 
 
 def test_all_parts_count_at_one_speed_that_the_processor_has() -> None:

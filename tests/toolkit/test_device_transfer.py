@@ -12,14 +12,20 @@ from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_toolkit.costs.device_transfer import FittedRatios, HostRun, KernelKind, fit_ratios
 from edgekit_toolkit.evaluation.judge import Modelled, model_on_target
 from edgekit_toolkit.measurement import device_profile
+from edgekit_toolkit.measurement.calibration_models import (
+    digest_calibration_models,
+    make_calibration_models,
+)
 from edgekit_toolkit.measurement.calibration_networks import (
     digest_calibration_networks,
     digest_networks,
     make_calibration_networks,
 )
-from edgekit_toolkit.measurement.host_run import engine_name, measure_host_runs
+from edgekit_toolkit.measurement.host_run import measure_host_runs
+from edgekit_toolkit.models.model import Engine
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.models.ort_session import run_session, session_for
+from edgekit_toolkit.samples.generated import generate_feeds
 from edgekit_toolkit.targets.figures import Figure, Source
 from edgekit_toolkit.targets.loader import load_target, read_target
 from edgekit_toolkit.targets.spec import DeviceTimes, Target
@@ -95,7 +101,7 @@ def test_calibration_networks_cover_every_kind_and_run() -> None:
         onnx.checker.check_model(network, full_check=True)
         session = session_for(network, threads=1)
         assert all(np.isfinite(output).all() for output in run_session(session, make_inputs(session)))
-    runs = measure_host_runs((), 0).networks
+    runs = measure_host_runs((), "ort", 0).networks
     assert set(runs) == set(networks)
     assert all(run.whole_s > 0 for run in runs.values())
     call_shares = {name: run.seconds["call"] / run.whole_s for name, run in runs.items()}
@@ -107,12 +113,20 @@ def test_calibration_networks_cover_every_kind_and_run() -> None:
 
 
 def test_bytes_beyond_the_caches_of_a_small_board_are_counted_in_each_kernel() -> None:
-    runs = measure_host_runs((), 0).networks
+    runs = measure_host_runs((), "ort", 0).networks
     # Each kernel reads and writes maps of 32 x 64 x 64 values, 512 KiB, once or twice: one or two maps of
     # three are beyond the caches. Four kernels in each of two blocks.
     map_bytes = 32 * 64 * 64 * 4
     assert runs["maps"].spilled_bytes == 2 * (1 + 2 + 1 + 2) * map_bytes
     assert runs["dense-small"].spilled_bytes == 0
+
+
+def test_networks_of_litert_cover_every_kind_that_it_has() -> None:
+    runs = measure_host_runs((), "litert", 0).networks
+    assert set(runs) == set(make_calibration_networks())
+    assert all(run.whole_s > 0 for run in runs.values())
+    kinds = {kind for run in runs.values() for kind in run.seconds}
+    assert kinds == set(get_args(KernelKind)) - {"recurrent"}  # the converter writes the steps of an LSTM out
 
 
 def test_calibration_networks_are_always_the_same() -> None:
@@ -140,7 +154,7 @@ def test_a_model_that_onnxruntime_refuses_is_a_clear_error() -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
     )
     with pytest.raises(BackendError, match="cannot run the model"):
-        measure_host_runs([(helper.make_model(graph), {"x": np.zeros(1, np.float32)})], 0)
+        measure_host_runs([(OnnxModel(helper.make_model(graph)), {"x": np.zeros(1, np.float32)})], "ort", 0)
 
 
 def make_profiled(base: str = "rpi5", networks: str | None = None) -> Target:
@@ -148,8 +162,8 @@ def make_profiled(base: str = "rpi5", networks: str | None = None) -> Target:
     second = Figure(1.0, "s", "measured", "profile")
     times = DeviceTimes(
         'a "quoted" \\ board\n',
-        engine_name(),
-        digest_calibration_networks() if networks is None else networks,
+        "onnxruntime 1" if base == "rpi5" else "ai-edge-litert 2",
+        digest_calibration_models("ort" if base == "rpi5" else "litert") if networks is None else networks,
         dict.fromkeys(make_calibration_networks(), second),
     )
     source = Source("profile", "a profile", "2026-11-23", derivation="a test")
@@ -158,20 +172,25 @@ def make_profiled(base: str = "rpi5", networks: str | None = None) -> Target:
     )
 
 
-def predict(target: Target) -> Modelled:
-    network = make_calibration_networks()["conv-small"]
-    feeds = make_inputs(session_for(network, threads=1))
-    one, same = model_on_target([OnnxModel(network)] * 2, target, {}, feeds)
+def predict(target: Target, engine: Engine = "ort") -> Modelled:
+    model = make_calibration_models(engine)["conv-small-int8"]
+    (feeds,) = generate_feeds(model.specs()[0], 1, 0)
+    one, same = model_on_target([model] * 2, target, {}, feeds)
     assert one.source == same.source
     return one
 
 
-def test_times_of_a_device_predict_latency_on_it() -> None:
-    found = predict(make_profiled())
+@pytest.mark.parametrize(("base", "engine"), [("rpi5", "ort"), ("android-arm64", "litert")])
+def test_times_of_a_device_predict_latency_on_it(base: str, engine: Engine) -> None:
+    found = predict(make_profiled(base), engine)
     assert (found.source, found.latency_label) == ("a profile, 2026-11-23", "calibrated")
     assert found.latency_ms is not None
     # All networks take a second there, and the model is one of them.
     assert 50 < found.latency_ms < 20_000
+
+
+def test_model_of_another_engine_than_the_one_that_was_measured_is_modelled() -> None:
+    assert predict(make_profiled(), "litert").source == "coefficients of rpi5-profiled"
 
 
 @pytest.mark.parametrize("networks", ["", "other"])
@@ -191,7 +210,7 @@ def test_times_that_lack_a_network_are_refused() -> None:
         predict(target)
 
 
-def test_a_target_that_prefers_another_engine_has_no_use_for_a_profile() -> None:
+def test_target_that_prefers_another_engine_than_the_one_that_was_measured_is_modelled() -> None:
     assert predict(make_profiled("jetson-orin-nano")).source == "coefficients of jetson-orin-nano-profiled"
 
 

@@ -10,19 +10,17 @@ from tests.toolkit.package_run import edgekit, mlp, package, saved
 
 from edgekit_hil.evidence import evidence_file
 from edgekit_hil.evidence.evidence_file import Evidence, Figure, NetworkTimes, find_hil_folder, write_evidence
+from edgekit_runtime.remote.measurement.machine_facts import describe_engine
 from edgekit_toolkit.measurement import device_profile
-from edgekit_toolkit.measurement.calibration_networks import (
-    digest_calibration_networks,
-    make_calibration_networks,
-)
-from edgekit_toolkit.measurement.host_run import engine_name
+from edgekit_toolkit.measurement.calibration_models import digest_calibration_models
+from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
 from edgekit_toolkit.measurement.measured_costs import find_costs
 from edgekit_toolkit.targets.loader import load_target
 
 pytestmark = pytest.mark.usefixtures("new_home")
 NETWORKS = make_calibration_networks()
 TIMES = NetworkTimes(
-    "2026-11-22", "onnxruntime 1.24.4", digest_calibration_networks(), dict.fromkeys(NETWORKS, 0.01)
+    "2026-11-22", "onnxruntime 1.24.4", digest_calibration_models("ort"), dict.fromkeys(NETWORKS, 0.01)
 )
 MEASURED = dataclasses.replace(
     EVIDENCE,
@@ -65,7 +63,7 @@ def test_package_predicts_by_the_evidence_of_a_real_device_and_names_it(tmp_path
         f"Pi 5, onnxruntime 1.24.4, evidence {MEASURED.file_name}, 2026-11-22"
     )
     note = "latency is predicted from times of onnxruntime 1.24.4 on the device, and this machine has"
-    assert (note in " ".join(found["warnings"])) == (engine_name() != "onnxruntime 1.24.4")
+    assert (note in " ".join(found["warnings"])) == (describe_engine("ort") != "onnxruntime 1.24.4")
 
 
 @pytest.mark.parametrize("kind", ["emulated", "simulated"])

@@ -30,6 +30,7 @@ from edgekit_runtime.remote.measurement.job import (
     Timing,
     TransferCoding,
 )
+from edgekit_runtime.remote.measurement.machine_facts import MeasuredEngine
 from edgekit_runtime.system.child_process import ProgramResult, describe_end, run_program
 from edgekit_runtime.tensors import Array
 
@@ -253,18 +254,26 @@ def time_models(
     return machine.run(*_make_job("time", graphs, seconds)).timings
 
 
-def time_batches(machine: Machine, graphs: Sequence[RunnableGraph], *, seconds: float = 10.0) -> Measured:
+def time_batches(
+    machine: Machine,
+    graphs: Sequence[RunnableGraph],
+    *,
+    seconds: float = 10.0,
+    engine: MeasuredEngine = "ort",
+) -> Measured:
     """Return the mean time of one of each graph's consecutive runs, and the machine's state.
 
     Args:
         machine: where to measure.
-        graphs: at least one.
+        graphs: at least one; for LiteRT `.tflite` files without options, inputs or weights.
         seconds: how long to measure.
+        engine: what runs them.
 
     Raises:
         CutError: the machine does not work, or refused a graph or its inputs.
     """
-    return machine.run(*_make_job("batch", graphs, seconds))
+    job, blobs = _make_job("batch", graphs, seconds)
+    return machine.run(replace(job, engine=engine), blobs)
 
 
 def _make_job(kind: JobKind, graphs: Sequence[RunnableGraph], seconds: float) -> tuple[Job, list[memoryview]]:

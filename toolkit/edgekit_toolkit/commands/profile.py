@@ -66,10 +66,11 @@ def command(
     import json
 
     from edgekit_runtime.dataclass_json import to_plain
+    from edgekit_runtime.remote.measurement.machine_facts import describe_engine
     from edgekit_toolkit.commands.hil.bench_machine import find_device
     from edgekit_toolkit.commands.progress import ProgressBar
     from edgekit_toolkit.console import open_console, print_line
-    from edgekit_toolkit.measurement.host_run import engine_name
+    from edgekit_toolkit.measurement.device_profile import find_engine
     from edgekit_toolkit.targets.loader import find_user_targets
 
     device, target = find_device(on), _find_target(on, base, name)
@@ -99,8 +100,8 @@ def command(
     else:
         console = open_console()
         _show(console, target.name, path, found.fitted, networks)
-        if found.machine.engine != engine_name():
-            there = f"the device runs {found.machine.engine}, this machine {engine_name()}"
+        if found.machine.engine != (here := describe_engine(find_engine(found.machine.engine))):
+            there = f"the device runs {found.machine.engine}, this machine {here}"
             print_line(
                 console, ("Note:", "yellow"), f"{there}; kernels of two releases may differ.", indent=0
             )
@@ -132,16 +133,18 @@ def measure_profile(
         CutError: the device does not measure.
     """
     from edgekit_offload.profiling.machine import RunnableGraph, time_batches
-    from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
+    from edgekit_toolkit.measurement.calibration_models import make_calibration_models
     from edgekit_toolkit.measurement.device_profile import HOST_S, SOURCE, add_times, fit_here
     from edgekit_toolkit.measurement.host_run import measure_host_runs
     from edgekit_toolkit.targets.figures import Figure, Source
     from edgekit_toolkit.targets.writer import write_target
 
-    networks = make_calibration_networks()
+    engine = target.backend.default
+    assert engine != "tensorrt"  # noqa: S101  # see `_check`
+    networks = make_calibration_models(engine)
     show(f"measuring {len(networks)} networks on {machine.text}, about {seconds:.0f} s")
-    graphs = [RunnableGraph(network.SerializeToString()) for network in networks.values()]
-    measured = time_batches(machine, graphs, seconds=seconds)
+    graphs = [RunnableGraph(network.content) for network in networks.values()]
+    measured = time_batches(machine, graphs, seconds=seconds, engine=engine)
     facts = measured.machine
     title = f"edgekit profile of {facts.cpu}, {facts.cores} cores ({machine.label}), {facts.engine}"
     source = Source(
@@ -153,7 +156,7 @@ def measure_profile(
     there = {name: each.seconds for name, each in zip(networks, measured.timings, strict=True)}
     profiled = add_times(target, facts.cpu, facts.engine, there, source, is_real=machine.label == "measured")
     show("measuring here")
-    here, times = measure_host_runs((), HOST_S), profiled.device_times
+    here, times = measure_host_runs((), engine, HOST_S), profiled.device_times
     assert times is not None  # noqa: S101  # for the type checker
     fitted = fit_here(times, here)
     times = replace(times, uncertainty=Figure(fitted.uncertainty, "1", "measured", SOURCE))
@@ -179,9 +182,9 @@ def _check(target: Target, path: Path, *, is_forced: bool) -> None:
     """Refuse a profile that could not be used, before anything is measured."""
     from edgekit_runtime.errors import OutputError, TargetError
 
-    if target.backend.default != "ort":
+    if target.backend.default == "tensorrt":
         raise TargetError(
-            f"{target.name}: expected a target that prefers onnxruntime, got {target.backend.default}, whose"
+            f"{target.name}: expected a target that prefers onnxruntime or LiteRT, got TensorRT, whose"
             " latency is modelled by coefficients; measure packages on the device: edgekit-device tournament"
         )
     if path.exists() and not is_forced:

@@ -9,10 +9,9 @@ from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_latency
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.costs.target_model import NodeCost, model_cost
-from edgekit_toolkit.measurement.device_profile import is_current, predict_latencies
+from edgekit_toolkit.measurement.device_profile import find_engine, is_current, predict_latencies
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_engine_bytes, measure_model_memory
 from edgekit_toolkit.models.model import Model, Runner
-from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.spec import Target
 
@@ -50,16 +49,18 @@ def model_on_target(
 ) -> list[Modelled]:
     """Return latency and energy of one inference of each model on the target, modelled.
 
-    Times of a device predict the latency if the target has them, else the roofline does. They are for
-    onnxruntime.
+    Times of a device predict the latency if the target has them, for models of the engine that was measured
+    there. Others are modelled by the roofline.
     """
-    times = target.device_times if target.backend.default == "ort" else None
-    if times is None or not is_current(times):
+    times = target.device_times
+    if times is None or not is_current(times) or find_engine(times.engine) != target.backend.default:
         return [_model_by_coefficients(model, target, dims) for model in models]
-    protos = [(model.proto, feeds) for model in models if isinstance(model, OnnxModel)]
-    if len(protos) < len(models):
+    if any(model.engine != target.backend.default for model in models):
         return [_model_by_coefficients(model, target, dims) for model in models]
-    latencies, fitted = predict_latencies(protos, times)
+    try:
+        latencies, fitted = predict_latencies([(model, feeds) for model in models], times)
+    except ModelError:  # their work cannot be counted
+        return [_model_by_coefficients(model, target, dims) for model in models]
     active_w = target.power.mode(target.power.default_mode).active.value
     source = target.source(next(iter(times.seconds.values())).source)
     return [

@@ -18,6 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 _OPSET: Final = 17
 _IR_VERSION: Final = 8  # read by every supported release of onnxruntime
 _SCALE: Final = 0.05  # of all codes; the values do not matter
+INT8_SUFFIX: Final = "-int8"
+"""End of the name of a network with 8-bit codes; without it, it is the name of the same one in float."""
 
 
 def make_calibration_networks() -> dict[str, onnx.ModelProto]:
@@ -43,7 +45,7 @@ def make_calibration_networks() -> dict[str, onnx.ModelProto]:
         for codes in (False, True):
             net = _Builder(codes=codes)
             plan(net)
-            networks[f"{name}-int8" if codes else name] = net.build()
+            networks[f"{name}{INT8_SUFFIX}" if codes else name] = net.build()
     for name, plan in (("temporal", _temporal), ("attention", _attention), ("lstm", _lstm), ("maps", _maps)):
         net = _Builder(codes=False)
         plan(net)

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-import onnx
-
 from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.costs.device_transfer import FittedRatios, fit_ratios
-from edgekit_toolkit.measurement.calibration_networks import digest_calibration_networks
+from edgekit_toolkit.measurement.calibration_models import digest_calibration_models
 from edgekit_toolkit.measurement.host_run import HostRuns, measure_host_runs
+from edgekit_toolkit.models.model import Engine, Model
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.figures import Figure, Source, Status
 from edgekit_toolkit.targets.spec import DeviceTimes, Target
@@ -33,7 +32,7 @@ def add_times(
         target: the target that the device is one of.
         device: model of the device.
         engine: name and release of the engine there.
-        seconds: time of one inference of each network, by its name.
+        seconds: time of one inference of each network of that engine, by its name.
         source: source of the times, under the key `SOURCE`.
         is_real: whether a real device was measured, not an emulated one.
     """
@@ -42,14 +41,19 @@ def add_times(
     others = (each for each in target.sources if each.key != SOURCE)
     return replace(
         target,
-        device_times=DeviceTimes(device, engine, digest_calibration_networks(), figures),
+        device_times=DeviceTimes(device, engine, digest_calibration_models(find_engine(engine)), figures),
         sources=(*others, source),
     )
 
 
+def find_engine(name: str) -> Engine:
+    """Return which engine a name with a release means, such as `onnxruntime 1.24.4`."""
+    return "ort" if name.startswith("onnxruntime") else "litert"
+
+
 def is_current(times: DeviceTimes) -> bool:
     """Return whether times are those of this release's networks: others cannot be compared with runs here."""
-    return times.networks == digest_calibration_networks()
+    return times.networks == digest_calibration_models(find_engine(times.engine))
 
 
 def fit_here(times: DeviceTimes, here: HostRuns) -> FittedRatios:
@@ -71,18 +75,19 @@ def fit_here(times: DeviceTimes, here: HostRuns) -> FittedRatios:
 
 
 def predict_latencies(
-    models: Sequence[tuple[onnx.ModelProto, Feeds]], times: DeviceTimes
+    models: Sequence[tuple[Model, Feeds]], times: DeviceTimes
 ) -> tuple[list[float], FittedRatios]:
     """Return the time of one inference of each model on a device, seconds, and the fit behind it.
 
     Args:
-        models: models, and values of their inputs by name.
+        models: models of the engine of the times, and values of their inputs by name.
         times: times on the device, of this release's networks.
 
     Raises:
-        BackendError: onnxruntime refuses a model or its inputs here.
+        BackendError: the engine refuses a model or its inputs here.
+        ModelError: the work of a model for LiteRT cannot be counted.
         TargetError: the times are of other networks, whatever their digest says.
     """
-    here = measure_host_runs(models, HOST_S)
+    here = measure_host_runs(models, find_engine(times.engine), HOST_S)
     fitted = fit_here(times, here)
     return [fitted.predict_s(run) for run in here.models], fitted

@@ -20,13 +20,15 @@ import onnx
 import onnxruntime
 
 from edgekit_runtime.errors import BackendError
-from edgekit_runtime.remote.measurement.job_runner import make_inputs
 from edgekit_runtime.sessions.ort import create_session, make_settings
 from edgekit_toolkit.costs.device_transfer import CACHE_BYTES, HostRun, KernelKind
-from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
-from edgekit_toolkit.models.ort_session import session_for
+from edgekit_toolkit.costs.target_model import NodeCost, kernel_latency_s
+from edgekit_toolkit.measurement.calibration_models import make_calibration_models
+from edgekit_toolkit.models.model import Engine, Model
+from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_options import ort_options
-from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.samples.generated import Feeds, generate_feeds
+from edgekit_toolkit.targets.loader import load_target
 
 _CALL: Final = "call"  # the network whose time is what the engine takes beside kernels
 _MIN_ROUNDS: Final = 7
@@ -38,6 +40,8 @@ _MATMULS: Final = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "MatMulNBits")
 _INT8_MATMULS: Final = ("QGemm", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat")
 _CONVS: Final = ("Conv", "FusedConv", "NhwcFusedConv")
 _INT8_CONVS: Final = ("QLinearConv", "ConvInteger")
+_TFLITE_CONVS: Final = ("CONV_2D", "CONV_3D", "TRANSPOSE_CONV")
+_TFLITE_MATMULS: Final = ("FULLY_CONNECTED", "BATCH_MATMUL")
 _RECURRENT: Final = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM")
 
 
@@ -54,27 +58,24 @@ class HostRuns:
     models: Sequence[HostRun]
 
 
-def measure_host_runs(models: Sequence[tuple[onnx.ModelProto, Feeds]], seconds: float) -> HostRuns:
+def measure_host_runs(models: Sequence[tuple[Model, Feeds]], engine: Engine, seconds: float) -> HostRuns:
     """Return the time of one inference of each model and calibration network, for each kind of kernel.
 
     Args:
-        models: models, which onnxruntime runs with their own options, and values of their inputs by name.
+        models: models of that engine, which run with their own options, and values of their inputs by name.
+        engine: the engine.
         seconds: how long to measure, approximately; each runs seven times at least.
 
     Raises:
-        BackendError: onnxruntime refuses a model or its inputs.
+        BackendError: the engine refuses a model or its inputs.
+        ModelError: the work of a model for LiteRT cannot be counted.
     """
-    networks = _open_networks()
+    networks = _open_networks(engine)
     sessions = [*networks.values(), *(_open_timed(model, feeds) for model, feeds in models)]
     whole_s = _time_in_turns(sessions, seconds)
     call_s = whole_s[list(networks).index(_CALL)]
     runs = [session.split(whole, call_s) for session, whole in zip(sessions, whole_s, strict=True)]
     return HostRuns(dict(zip(networks, runs, strict=False)), runs[len(networks) :])
-
-
-def engine_name() -> str:
-    """Return the engine of this machine as profiles name it."""
-    return f"onnxruntime {onnxruntime.__version__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +102,25 @@ class _TimedSession:
 
 
 @functools.cache
-def _open_networks() -> Mapping[str, _TimedSession]:
-    networks = make_calibration_networks()
-    return {
-        name: _open_timed(network, make_inputs(session_for(network, threads=1)))
-        for name, network in networks.items()
-    }
+def _open_networks(engine: Engine) -> Mapping[str, _TimedSession]:
+    models = make_calibration_models(engine)
+    return {name: _open_timed(model, _make_feeds(model)) for name, model in models.items()}
 
 
-def _open_timed(model: onnx.ModelProto, feeds: Feeds) -> _TimedSession:
+def _make_feeds(model: Model) -> Feeds:
+    (feeds,) = generate_feeds(model.specs()[0], 1, 0)
+    return feeds
+
+
+def _open_timed(model: Model, feeds: Feeds) -> _TimedSession:
+    if isinstance(model, OnnxModel):
+        return _open_onnx(model.proto, feeds)
+    session = model.open_session(threads=1)
+    run = functools.partial(session.run, feeds)
+    return _TimedSession(run, _fill_batch(run), *_model_kernels(model.node_costs({})))
+
+
+def _open_onnx(model: onnx.ModelProto, feeds: Feeds) -> _TimedSession:
     try:
         session = _open(model, None)
         inner, names = getattr(session, "_sess", session), [node.name for node in session.get_outputs()]
@@ -117,15 +128,21 @@ def _open_timed(model: onnx.ModelProto, feeds: Feeds) -> _TimedSession:
         def run() -> object:
             return inner.run(names, feeds, None)  # the compiled session, as devices run it
 
-        begin_s, repeats = time.perf_counter(), 0
-        while not repeats or time.perf_counter() - begin_s < _BATCH_S:
-            run()
-            repeats += 1
+        repeats = _fill_batch(run)
         with tempfile.TemporaryDirectory(prefix="edgekit-profile-") as folder:
             shares, spilled_bytes = _profile(model, feeds, Path(folder))
     except Exception as error:  # onnxruntime's classes share no base but Exception
         raise BackendError(f"onnxruntime cannot run the model: {error}") from error
     return _TimedSession(run, repeats, shares, spilled_bytes)
+
+
+def _fill_batch(run: Callable[[], object]) -> int:
+    """Return how many runs fill a batch."""
+    begin_s, repeats = time.perf_counter(), 0
+    while not repeats or time.perf_counter() - begin_s < _BATCH_S:
+        run()
+        repeats += 1
+    return repeats
 
 
 def _time_in_turns(sessions: Sequence[_TimedSession], seconds: float) -> list[float]:
@@ -180,6 +197,32 @@ def _profile(model: onnx.ModelProto, feeds: Feeds, folder: Path) -> tuple[dict[K
     if not (total := sum(found.values())):
         return {"other": 1.0}, 0.0
     return {kind: value / total for kind, value in found.items()}, spilled_bytes / _PROFILED_ROUNDS
+
+
+def _model_kernels(work: Sequence[NodeCost]) -> tuple[dict[KernelKind, float], float]:
+    """Return the share of each kind of kernel, and the spilled bytes of a run, from the work of each kernel.
+
+    LiteRT does not say how long its kernels take, so the shares are those of the coefficients of `x86-64`.
+    """
+    target = load_target("x86-64")
+    mode = target.power.mode(target.power.default_mode)
+    found: dict[KernelKind, float] = defaultdict(float)
+    for node in work:
+        found[_find_tflite_kind(node)] += kernel_latency_s(node, target, mode)
+    total = sum(found.values())
+    spilled_bytes = sum(node.repeats * max(node.traffic_bytes - CACHE_BYTES, 0) for node in work)
+    return {kind: value / total for kind, value in found.items()}, float(spilled_bytes)
+
+
+def _find_tflite_kind(node: NodeCost) -> KernelKind:
+    """Return the kind of an operator of a `.tflite` model."""
+    if node.op in _TFLITE_CONVS:
+        return "int8-conv" if node.precision == "int8" else "conv"
+    if node.op == "DEPTHWISE_CONV_2D":
+        return "int8-depthwise" if node.precision == "int8" else "depthwise"
+    if node.op in _TFLITE_MATMULS:
+        return "int8-matmul" if node.precision == "int8" else "matmul"
+    return "other"
 
 
 def _count_bytes(kernel: Mapping[str, Any]) -> int:

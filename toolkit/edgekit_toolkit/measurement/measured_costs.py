@@ -2,7 +2,7 @@
 
 from edgekit_hil.evidence.evidence_file import Evidence, read_measured_costs
 from edgekit_toolkit.measurement.arithmetic import measures_here
-from edgekit_toolkit.measurement.calibration_networks import digest_calibration_networks
+from edgekit_toolkit.measurement.calibration_models import digest_calibration_models
 from edgekit_toolkit.measurement.device_profile import SOURCE, add_times
 from edgekit_toolkit.targets.figures import Source
 from edgekit_toolkit.targets.spec import Target
@@ -14,11 +14,11 @@ def find_costs(target: Target) -> Evidence | None:
     A target with a profile of its own keeps that one, and one that is measured on this machine needs none.
     Evidence does not state a power mode, so it counts only for targets with one.
     """
-    if target.device_times is not None or target.backend.default != "ort" or len(target.power.modes) > 1:
+    if target.device_times is not None or target.backend.default == "tensorrt" or len(target.power.modes) > 1:
         return None
     if read_measured_costs(target.name) is None or measures_here(target):
         return None  # the usual case, without the networks
-    return read_measured_costs(target.name, digest_calibration_networks())
+    return read_measured_costs(target.name, digest_calibration_models(target.backend.default))
 
 
 def take_measured_costs(target: Target) -> Target:

@@ -2,11 +2,11 @@
 
 import platform
 
+from edgekit_runtime.remote.measurement.machine_facts import describe_engine
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_toolkit.measurement.arithmetic import instruction_set, measures_here
-from edgekit_toolkit.measurement.device_profile import is_current
-from edgekit_toolkit.measurement.host_run import engine_name
+from edgekit_toolkit.measurement.device_profile import find_engine, is_current
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.attachments import class_names, find_labels_problem
 from edgekit_toolkit.pipeline.prepare import list_sizes
@@ -51,13 +51,14 @@ def find_warnings(run: Run) -> list[str]:
         notes.append(
             "memory is estimated for the onnxruntime fallback; TensorRT's CUDA context is not modelled"
         )
-    if (times := request.target.device_times) is not None:
+    times = request.target.device_times
+    if times is not None and request.backend == request.target.backend.default:
         if not is_current(times):
             notes.append(
                 f"the profile of {request.target.name} is of other networks than those of this release, so"
                 " latency is modelled from its coefficients; measure it again: edgekit profile --on"
             )
-        elif times.engine != (here := engine_name()):
+        elif times.engine != (here := describe_engine(find_engine(times.engine))):
             notes.append(
                 f"latency is predicted from times of {times.engine} on the device, and this machine has"
                 f" {here}, whose kernels may differ"

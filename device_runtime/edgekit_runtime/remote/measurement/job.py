@@ -12,7 +12,7 @@ from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import Range, from_plain
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.cut_table import Compression
-from edgekit_runtime.remote.measurement.machine_facts import MachineFacts
+from edgekit_runtime.remote.measurement.machine_facts import MachineFacts, MeasuredEngine
 from edgekit_runtime.remote.measurement.request_cost import RequestCost
 
 MAX_HEADER_BYTES: Final = 4 << 20
@@ -60,7 +60,7 @@ class JobGraph:
     """A graph to run.
 
     Attributes:
-        model: number of the blob with the ONNX model; None for a head that only codes its inputs.
+        model: number of the blob with the model; None for a head that only codes its inputs.
         options: `OrtOptions` that differ from their defaults.
         weights: location of external data -> number of the blob.
         inputs: inputs of the run; if they are empty, values are generated, and free dimensions are 1.
@@ -85,6 +85,8 @@ class Job:
         blob_bytes: size of each blob.
         seconds: time limit, kept approximately; loading is not counted. Runs at a speed of the processor
             other than the usual one do not count, up to twice that time.
+        engine: what runs the graphs. Jobs of the kind `batch` may use LiteRT: for `.tflite` files without
+            options, inputs or weights.
         quota: processor time that the sender grants, in cores; None for the system's figure.
         usual_s: `MachineFacts.usual_s` of an earlier job with whose times these are compared; if the
             processor hardly ever has that speed, times at another one count.
@@ -94,6 +96,7 @@ class Job:
     graphs: tuple[JobGraph, ...]
     blob_bytes: tuple[int, ...]
     seconds: _Seconds = 10.0
+    engine: MeasuredEngine = "ort"
     quota: _Quota | None = None
     usual_s: _Seconds | None = None
 

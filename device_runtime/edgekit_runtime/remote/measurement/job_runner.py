@@ -164,6 +164,15 @@ def _open(graph: JobGraph, blobs: Sequence[memoryview], folder: Path, number: in
     return _bind(_load(graph, blobs, folder / f"{number}.onnx", lambda _: None), graph, blobs)
 
 
+def _open_litert(model: memoryview) -> Callable[[], object]:
+    """Return a call that runs a `.tflite` model once on generated values."""
+    from edgekit_runtime.sessions.litert.session import LiteRtSession
+
+    session, values = LiteRtSession(model), np.random.default_rng(0)
+    feeds = {spec.name: _make_values(spec.dtype, spec.shape, values) for spec in session.inputs}
+    return lambda: session.run(feeds)
+
+
 def _open_half(
     graph: JobGraph, blobs: Sequence[memoryview], folder: Path, number: int
 ) -> Callable[[], object]:
@@ -280,13 +289,17 @@ def _read_input(wanted: JobInput, blob: memoryview) -> Array:
 
 
 def _make_input(node: Any, values: np.random.Generator) -> Array:
-    shape = [size if isinstance(size, int) else 1 for size in node.shape]
     kind = node.type.removeprefix("tensor(").removesuffix(")")
     kind = {"float": "float32", "double": "float64"}.get(kind, kind)
     if kind not in DTYPES:
         raise BackendError(f"input '{node.name}' is a {node.type}, which is no plain tensor")
-    made = values.random(shape) if kind.startswith("float") else np.zeros(shape)
-    return np.asarray(made, dtype=DTYPES[kind])
+    return _make_values(kind, node.shape, values)
+
+
+def _make_values(dtype: str, shape: Sequence[object], values: np.random.Generator) -> Array:
+    sizes = [size if isinstance(size, int) else 1 for size in shape]
+    made = values.random(sizes) if dtype.startswith("float") else np.zeros(sizes)
+    return np.asarray(made, dtype=DTYPES[dtype])
 
 
 def make_inputs(session: "onnxruntime.InferenceSession") -> dict[str, Array]:
@@ -373,9 +386,14 @@ def _time_batches(job: Job, blobs: Sequence[memoryview]) -> Measured:
 
     What slows the machine for a while slows all graphs alike, so their times compare with each other.
     """
-    facts, repeats = describe_machine(job.quota), []
+    facts, repeats = describe_machine(job.quota, job.engine), []
     with tempfile.TemporaryDirectory(prefix="edgekit-measure-") as folder:
-        runs = [_open_half(graph, blobs, Path(folder), number) for number, graph in enumerate(job.graphs)]
+        runs = [
+            _open_litert(blobs[graph.model or 0])
+            if job.engine == "litert"
+            else _open_half(graph, blobs, Path(folder), number)
+            for number, graph in enumerate(job.graphs)
+        ]
     for run in runs:
         begin, count = time.perf_counter(), 0
         while not count or time.perf_counter() - begin < _BATCH_S:

@@ -5,12 +5,16 @@ import os
 import platform
 import time
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.sessions.litert.engine import find_engine
 from edgekit_runtime.system.processor_speed import find_cpu
+
+MeasuredEngine: TypeAlias = Literal["ort", "litert"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +42,16 @@ class MachineFacts:
     usual_s: Annotated[float, Range(0, 86400)] | None = None
 
 
-def describe_machine(quota: float | None = None) -> MachineFacts:
+def describe_machine(quota: float | None = None, engine: MeasuredEngine = "ort") -> MachineFacts:
     """Return the facts about this machine.
 
     Args:
         quota: processor time of this process in cores; None for the system's figure.
+        engine: engine to name.
 
     Raises:
-        BackendError: onnxruntime is not installed.
+        BackendError: the engine is not installed.
     """
-    try:
-        import onnxruntime
-    except ImportError as cause:
-        raise BackendError(f"measuring needs onnxruntime ({cause}); install edgekit[onnx] here") from cause
     load = None
     with contextlib.suppress(OSError, AttributeError):
         load = os.getloadavg()[0]
@@ -60,9 +61,26 @@ def describe_machine(quota: float | None = None) -> MachineFacts:
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         quota=_find_quota() if quota is None else quota,
         load=load,
-        engine=f"onnxruntime {onnxruntime.__version__}",
+        engine=describe_engine(engine),
         date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
+
+
+def describe_engine(engine: MeasuredEngine) -> str:
+    """Return the name and release of an engine of this machine, such as `onnxruntime 1.24.4`.
+
+    Raises:
+        BackendError: it is not installed.
+    """
+    if engine == "litert":
+        module = find_engine().__name__.partition(".")[0]
+        name = module.replace("_", "-")
+        return f"{name} {metadata.version(name)}"
+    try:
+        import onnxruntime
+    except ImportError as cause:
+        raise BackendError(f"measuring needs onnxruntime ({cause}); install edgekit[onnx] here") from cause
+    return f"onnxruntime {onnxruntime.__version__}"
 
 
 def _find_quota() -> float | None:

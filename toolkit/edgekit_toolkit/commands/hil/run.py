@@ -113,7 +113,7 @@ def _profile_once(bench: str, file: BenchFile, seconds: float) -> None:
         settings.kind != "real"
         or not file.keeps_state
         or not settings.has_time
-        or target.backend.default != "ort"
+        or target.backend.default == "tensorrt"
     ):
         return
     path = folder / f"{settings.profile_name}.toml"
