@@ -42,8 +42,9 @@ LEFT_OUT: Final = {
     "tests/remote/test_planned_package.py::test_service_offloads_behind": _TCP_INFO,
     "tests/remote/test_tls_servers.py::test_abort_over_tls": _TCP_INFO,
     "tests/runtime/test_tournament.py::test_an_engine_that_crashes": "qemu prints a line after SIGSEGV",
-    "tests/service/test_governed_service.py::test_hot_device_is_served_in_another_way": (
-        "isolated, the emulator cannot hold the limits of latency that it waits for"
+    "tests/service/test_governed_service.py::"
+    "test_hot_device_is_served_in_another_way_and_no_request_fails[isolated]": (
+        "the emulator cannot hold the limits of latency that it waits for"
     ),
     "tests/service/test_long_json.py::test_request_whose_json_is_read_during_a_swap": (
         "900,000 numbers of JSON take the emulator longer than the client waits"
