@@ -61,6 +61,26 @@ def test_init_writes_a_bench_and_shows_what_it_found(
         assert text in shown
 
 
+def test_init_takes_a_command_that_reads_an_external_meter(
+    board: SshBoard, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init(board, "--meter", "command: echo 4.5 | cat") == 0
+
+    assert "an external meter" in capsys.readouterr().out
+    document = safe_load((folder / "bench.yaml").read_text())
+    assert {"CommandMeterDriver": {"command": "echo 4.5 | cat"}} in document["targets"]["main"]["drivers"]
+
+
+@pytest.mark.parametrize("meter", ["ina3221", "command:", "command: ", "the command: echo 1"])
+def test_init_refuses_a_meter_that_it_does_not_know(
+    board: SshBoard, folder: Path, capsys: pytest.CaptureFixture[str], meter: str
+) -> None:
+    assert init(board, "--meter", meter) == 2
+
+    assert "expected sensors, command:COMMAND or none" in " ".join(capsys.readouterr().err.split())
+    assert not (folder / "bench.yaml").exists()
+
+
 def test_device_of_a_bench_is_profiled_over_its_own_connection(
     board: SshBoard, capsys: pytest.CaptureFixture[str]
 ) -> None:

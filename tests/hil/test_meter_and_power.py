@@ -1,6 +1,7 @@
 """Meter and power switch of a bench: a fake tree of the kernel, and commands in place of a switch."""
 
 import contextlib
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -8,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.hil.external_meter import ExternalMeter
 from tests.hil.ssh_board import SshBoard, run_ssh_board
 from tests.runtime.power_tree import Tree
+from tests.waiting import wait_for
 from yaml import safe_dump, safe_load
 
 from edgekit_hil.benches.bench_file import read_bench
@@ -21,6 +24,12 @@ from edgekit_hil.tests import test_figures
 from edgekit_hil.tests.bench_target import BenchTarget
 from edgekit_hil.tests.models import Promise
 from edgekit_runtime.errors import BenchError, BenchUnavailableError
+
+MODULES = {
+    "SensorsDriver": "edgekit_hil.drivers.sensors",
+    "CommandMeterDriver": "edgekit_hil.drivers.meter",
+    "OwnMeter": "own_meter.py",
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +48,7 @@ def opened(board: SshBoard, path: Path, drivers: dict[str, Any]) -> Iterator[Ben
     document = safe_load(board.write_bench(path).read_text())
     main = document["targets"]["main"]
     main["drivers"] = {**main["drivers"], **drivers}
-    if "SensorsDriver" in drivers:
-        document["imports"] = ["edgekit_hil.drivers.sensors"]
+    document["imports"] = [MODULES[name] for name in drivers if name in MODULES]
     path.write_text(safe_dump(document))
     with open_bench(read_bench(path)) as bench:
         yield bench
@@ -78,6 +86,68 @@ def test_device_without_a_meter_says_what_is_missing(board: SshBoard, tmp_path: 
     with opened(board, tmp_path / "bench.yaml", drivers) as bench:
         assert bench.meter is None
         assert "the device's sensors measure no power" in bench.meter_text
+
+
+def test_bench_measures_by_an_external_meter(board: SshBoard, tmp_path: Path) -> None:
+    meter = ExternalMeter(tmp_path, "4.5\n")
+    with opened(board, tmp_path / "bench.yaml", meter.drivers) as bench:
+        with bench.meter.measure() as readings:
+            meter.wait_read()
+
+        assert bench.meter_text == "board with its supply"
+    assert {watts for _, watts in readings} == {4.5}
+
+
+def test_external_meter_that_gives_no_power_leaves_the_bench_without_a_meter(
+    board: SshBoard, tmp_path: Path
+) -> None:
+    meter = ExternalMeter(tmp_path, "ready")
+    with opened(board, tmp_path / "bench.yaml", meter.drivers) as bench:
+        assert bench.meter is None
+        assert "none: the meter's command printed 'ready', expected one number" in bench.meter_text
+
+
+OWN_METER = """
+import contextlib
+import attr
+from labgrid.driver import Driver
+from labgrid.factory import target_factory
+from edgekit_hil.drivers.meter import MeterProtocol
+
+@target_factory.reg_driver
+@attr.s(eq=False)
+class OwnMeter(Driver, MeterProtocol):
+    scope = "board, by a meter of mine"
+
+    @contextlib.contextmanager
+    def measure(self):
+        readings = []
+        yield readings
+        readings += [(0.0, 7.0), (1.0, 8.0)]
+"""
+
+
+def test_driver_of_the_user_is_the_meter_of_its_bench(board: SshBoard, tmp_path: Path) -> None:
+    (tmp_path / "own_meter.py").write_text(OWN_METER)
+    with opened(board, tmp_path / "bench.yaml", {"OwnMeter": {}}) as bench:
+        with bench.meter.measure() as readings:
+            pass
+
+        assert bench.meter_text == "board, by a meter of mine"
+    assert readings == [(0.0, 7.0), (1.0, 8.0)]
+
+
+def test_sensors_that_vanish_in_a_measurement_are_refused(board: SshBoard, tmp_path: Path) -> None:
+    Tree(tmp_path / "sys").rail(1, "VDD_IN", 5000, 2000)
+    drivers = {"SensorsDriver": {"python": str(board.python), "sysfs": str(tmp_path / "sys")}}
+    with (
+        opened(board, tmp_path / "bench.yaml", drivers) as bench,
+        pytest.raises(BenchError, match="the device's sensors gave no power"),
+        bench.meter.measure(),
+    ):
+        shutil.rmtree(tmp_path / "sys")
+        (printed,) = (board.home / ".edgekit-bench").glob("watts.*/watts")
+        wait_for(lambda: '"power_w": null' in printed.read_text(), "a reading without power")
 
 
 def make_switch(board: SshBoard, tmp_path: Path) -> dict[str, Any]:
@@ -152,13 +222,19 @@ def test_device_that_stays_away_after_a_power_cut_breaks_the_bench(
         assert "no answer" in (BenchLock.of(bench.file).read_reason() or "")
 
 
+@pytest.mark.parametrize("is_external", [False, True], ids=["sensors", "external"])
 def test_device_that_draws_what_the_target_says_has_no_error_of_energy(
-    board: SshBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    board: SshBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_external: bool
 ) -> None:
     """A promise of energy is of the whole board; the power of an engine's build is not that of inferences."""
-    tree, figures = Tree(tmp_path / "sys"), {}
-    loads = iter((30000, 14000))  # mA at 1 V: the build of an engine, then inferences
-    tree.rail(1, "VDD_IN", 4000, 1000)  # 4 W at rest, 14 W under load, as x86-64.toml says
+    tree, external, figures = Tree(tmp_path / "sys"), ExternalMeter(tmp_path, "4"), {}
+    loads = iter((30, 14))  # watts: the build of an engine, then inferences
+
+    def draw(watts: int) -> None:
+        tree.rail(1, "VDD_IN", 1000 * watts, 1000)
+        external.show(str(watts))
+
+    draw(4)  # at rest; 14 W under load, as x86-64.toml says
 
     class Packages:
         public_key = board.key
@@ -172,15 +248,16 @@ def test_device_that_draws_what_the_target_says_has_no_error_of_energy(
             figures[name] = Figure(name, value, unit, method, "", predicted)  # type: ignore[arg-type]
 
     def measure(*_: object) -> dict[str, list[float]]:
-        tree.rail(1, "VDD_IN", next(loads), 1000)
+        draw(next(loads))
         time.sleep(3)
-        tree.rail(1, "VDD_IN", 4000, 1000)
+        draw(4)
         return {"seconds": [0.002]}
 
     monkeypatch.setattr(test_figures, "measure", measure)
     monkeypatch.setattr(test_figures, "_POWER_S", 3)
     monkeypatch.setattr(Device, "edgekit", lambda *_: {})
-    drivers = {"SensorsDriver": {"python": str(board.python), "sysfs": str(tmp_path / "sys")}}
+    sensors = {"SensorsDriver": {"python": str(board.python), "sysfs": str(tmp_path / "sys")}}
+    drivers = external.drivers if is_external else sensors
     with (
         opened(board, tmp_path / "bench.yaml", drivers) as bench,
         bench.open_folder("energy", "a test") as device,

@@ -11,6 +11,11 @@ import yaml
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.system.atomic_files import write_atomically
 
+SENSORS: Final = "sensors"
+"""The device's own meter."""
+METER_COMMAND: Final = "command:"
+"""Begin of a meter that a command of this machine reads."""
+
 _USB: Final = "usb"
 _SWITCH_DELAY_S: Final = 5.0  # capacitors keep a board running for a moment
 _CONNECT_LIMIT_S: Final = 20.0
@@ -69,7 +74,7 @@ def _read_switch(text: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 def write_bench(
-    path: Path, bench: SshBench, *, settings: Mapping[str, str], key: Path | None, has_meter: bool
+    path: Path, bench: SshBench, *, settings: Mapping[str, str], key: Path | None, meter: str | None
 ) -> None:
     """Write an environment file that its owner alone reads: the address of a switch may hold a password.
 
@@ -78,7 +83,7 @@ def write_bench(
         bench: the device.
         settings: the section `edgekit:`, see `BenchSettings`.
         key: private key of ssh, or None for those that ssh finds by itself.
-        has_meter: whether the device has sensors of its power.
+        meter: `SENSORS`; or `METER_COMMAND` and a command of this machine that prints watts; or None.
 
     Raises:
         OutputError: it cannot be written.
@@ -96,8 +101,11 @@ def write_bench(
         "edgekit": dict(settings),
         "targets": {"main": {"resources": resources, "drivers": drivers}},
     }
-    if has_meter:
+    if meter == SENSORS:
         drivers.append({"SensorsDriver": {"python": settings["python"]}})
         document["imports"] = ["edgekit_hil.drivers.sensors"]
+    elif meter is not None:
+        drivers.append({"CommandMeterDriver": {"command": meter.removeprefix(METER_COMMAND).strip()}})
+        document["imports"] = ["edgekit_hil.drivers.meter"]
     with write_atomically(path, mode=0o600) as file:
         file.write(f"{_HEAD}{yaml.safe_dump(document, sort_keys=False)}".encode())

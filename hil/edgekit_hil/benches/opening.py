@@ -18,7 +18,7 @@ from edgekit_hil.benches import runtime_digest
 from edgekit_hil.benches.bench_file import BenchFile
 from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.device import Device, describe
-from edgekit_hil.drivers.sensors import SensorsDriver
+from edgekit_hil.drivers.meter import MeterProtocol
 from edgekit_hil.evidence.evidence_file import DeviceFacts
 from edgekit_hil.provisioning.device_facts import OLDEST_PYTHON
 from edgekit_runtime.dataclass_json import from_plain
@@ -96,7 +96,7 @@ class Bench:
         target: labgrid's target, for drivers that only some benches have.
         home: absolute path of the folder on the device for the folders of tests.
         power: labgrid's driver that cuts the device's power, or None.
-        meter: the active `SensorsDriver`, or None.
+        meter: the active driver with `MeterProtocol`, or None.
         meter_text: what the meter measures, or why there is none.
         lock: lock of the bench, which can mark it as broken.
     """
@@ -349,7 +349,7 @@ def _try_activate(target: Any, driver: Any) -> str | None:
 
 def _find_meter(target: Any) -> tuple[Any, str]:
     """Return the active driver that measures power, with what it measures; or None, and why."""
-    meters = [each for each in target.drivers if isinstance(each, SensorsDriver)]
+    meters = [each for each in target.drivers if isinstance(each, MeterProtocol)]
     if not meters:
         return None, "none in the environment file"
     fault = _try_activate(target, meters[0])

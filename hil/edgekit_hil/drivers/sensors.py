@@ -9,6 +9,7 @@ import attr
 from labgrid.driver import Driver
 from labgrid.factory import target_factory
 
+from edgekit_hil.drivers.meter import MeterProtocol, check_watts
 from edgekit_runtime.errors import BenchError
 
 _START_LIMIT_S = 20
@@ -16,7 +17,7 @@ _START_LIMIT_S = 20
 
 @target_factory.reg_driver
 @attr.s(eq=False)
-class SensorsDriver(Driver):
+class SensorsDriver(Driver, MeterProtocol):
     """Reads the sensors over the device's shell, once a second.
 
     Attributes:
@@ -48,12 +49,10 @@ class SensorsDriver(Driver):
     @Driver.check_active  # type: ignore[untyped-decorator]
     @contextlib.contextmanager
     def measure(self) -> Iterator[list[tuple[float, float]]]:
-        """Measure during the block; then the list holds (seconds since the first, watts) of each reading.
-
-        The block begins with the first reading, so that even a short one has a reading.
+        """Measure during the block, see `MeterProtocol`.
 
         Raises:
-            BenchError: there are no readings.
+            BenchError: there are no readings, or one of them is no power.
         """
         readings: list[tuple[float, float]] = []
         # There the next run ends what a killed one has left.
@@ -75,7 +74,7 @@ class SensorsDriver(Driver):
         found = [json.loads(line) for line in lines if line.startswith("{")]
         if not found or any(each["power_w"] is None for each in found):
             raise BenchError(f"the device's sensors gave no power: {' '.join(lines[-1:]) or 'no reading'}")
-        readings += [(each["at_s"] - found[0]["at_s"], float(each["power_w"])) for each in found]
+        readings += [(each["at_s"] - found[0]["at_s"], check_watts(float(each["power_w"]))) for each in found]
 
     def _sensors(self, *arguments: str) -> str:
         words = ["-m", "edgekit_runtime.cli", "sensors", "--sysfs", self.sysfs, *arguments]

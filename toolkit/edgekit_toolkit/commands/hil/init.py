@@ -11,11 +11,25 @@ import click
 from edgekit_runtime.errors import BenchError, OutputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from edgekit_hil.benches.opening import Bench
 
 _NONE = "none"
 _SENSORS = "sensors"
-_METERS = click.Choice([_SENSORS, _NONE])
+_COMMAND = "command:"
+
+
+def _read_meter(text: str) -> str:
+    """Return what measures power, as a person writes it.
+
+    Raises:
+        click.BadParameter: it is none of `sensors`, `command:COMMAND` and `none`.
+    """
+    has_command = text.startswith(_COMMAND) and text.removeprefix(_COMMAND).strip()
+    if text not in (_SENSORS, _NONE) and not has_command:
+        raise click.BadParameter(f"{text!r}: expected {_SENSORS}, {_COMMAND}COMMAND or {_NONE}")
+    return text
 
 
 @click.command("init")
@@ -27,8 +41,9 @@ _METERS = click.Choice([_SENSORS, _NONE])
     " that uhubctl switches, or none.  [default: none]",
 )  # fmt: skip
 @click.option(
-    "--meter", type=_METERS,
-    help="What measures power: the device's own sensors (INA3221), or nothing.  [default: sensors]",
+    "--meter", type=_read_meter, metavar="METER",
+    help="What measures power: `sensors` of the device (INA3221); `command:COMMAND` for another meter, with a"
+    " command of this machine that prints watts; or none.  [default: sensors]",
 )  # fmt: skip
 @click.option(
     "--key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Private key of ssh."
@@ -78,7 +93,12 @@ def command(
             f" {find_user_targets()}/{found.name}.toml"
         )
     power = power or _ask("Power switch, as MODEL:HOST:OUTLET or usb:HUB:PORT", "--power", _NONE)
-    meter = meter or _ask("Power meter of the device, such as an INA3221", "--meter", _SENSORS, _METERS)
+    meter = meter or _ask(
+        f"Power meter of the device: {_SENSORS} (such as an INA3221), {_COMMAND}COMMAND, or {_NONE}",
+        "--meter",
+        _SENSORS,
+        _read_meter,
+    )
     bench = SshBench.parse(host, power=None if power == _NONE else power)
     write_bench(
         out,
@@ -91,7 +111,7 @@ def command(
             "python": python,
         },
         key=key,
-        has_meter=meter != _NONE,
+        meter=None if meter == _NONE else meter,
     )
     file = read_bench(out)
     click.echo(f"written: {out}")
@@ -103,7 +123,7 @@ def command(
 
 
 def _ask(
-    question: str, option: str, default: str | None = None, choice: click.Choice[str] | None = None
+    question: str, option: str, default: str | None = None, read: Callable[[str], str] | None = None
 ) -> str:
     """Return what a person answers; without one, the default.
 
@@ -111,13 +131,13 @@ def _ask(
         question: question to the person.
         option: option of the command line that answers it too.
         default: answer where the person enters nothing, and where nobody can be asked.
-        choice: answers that are accepted, or None for any; a person who enters another is asked again.
+        read: raises `click.BadParameter` for an answer that is not accepted; then the question comes again.
 
     Raises:
         click.UsageError: nobody can be asked, and there is no default.
     """
     if sys.stdin.isatty():
-        return str(click.prompt(question, default=default, type=choice))
+        return str(click.prompt(question, default=default, type=read))
     if default is None:
         raise click.UsageError(f"nobody to ask here: name it as {option}")
     return default

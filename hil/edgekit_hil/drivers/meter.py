@@ -1,0 +1,134 @@
+"""Meters of power: what the tests expect of one, and a meter outside of the device that a command reads."""
+
+import abc
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import attr
+from labgrid.driver import Driver
+from labgrid.factory import target_factory
+
+from edgekit_runtime.errors import BenchError
+from edgekit_runtime.system.child_process import run_program
+
+_MOST_WATTS: Final = 1000.0  # more than any device of ours; a meter that prints milliwatts is found by it
+_MAX_OUTPUT_BYTES: Final = 1 << 16
+_TIMED_OUT: Final = 124  # exit code of timeout(1)
+
+
+class MeterProtocol(abc.ABC):
+    """A driver that measures power; a driver of the user that implements it is the meter of its bench."""
+
+    @property
+    @abc.abstractmethod
+    def scope(self) -> str:
+        """The part whose watts are measured, such as `board`; for the method of a figure."""
+
+    @abc.abstractmethod
+    def measure(self) -> contextlib.AbstractContextManager[list[tuple[float, float]]]:
+        """Measure during the block; then the list holds (seconds since the first, watts) of each reading.
+
+        The block begins with the first reading, so that even a short one has a reading.
+
+        Raises:
+            BenchError: there are no readings, or one of them is no power.
+        """
+
+
+def check_watts(watts: float) -> float:
+    """Return a reading of a meter.
+
+    Raises:
+        BenchError: it is not a power that a device can draw.
+    """
+    if not 0 <= watts <= _MOST_WATTS:  # also refuses NaN
+        raise BenchError(f"the meter reads {watts:g} W, expected 0 to {_MOST_WATTS:g} W")
+    return watts
+
+
+@target_factory.reg_driver
+@attr.s(eq=False)
+class CommandMeterDriver(Driver, MeterProtocol):
+    """Reads a meter outside of the device by a command on this machine, again and again.
+
+    Attributes:
+        command: a command of the shell that prints one number, the watts at this moment, and ends.
+        measures: the part that the meter measures, with the meter; for the method of a figure.
+        interval_s: seconds between two readings.
+        limit_s: seconds after which a reading that has not come has failed.
+    """
+
+    command: str = attr.ib(validator=attr.validators.instance_of(str))
+    measures: str = attr.ib(default="an external meter", validator=attr.validators.instance_of(str))
+    interval_s: float = attr.ib(default=1.0, converter=float, validator=attr.validators.gt(0))
+    limit_s: float = attr.ib(default=10.0, converter=float, validator=attr.validators.gt(0))
+
+    def on_activate(self) -> None:
+        """Read the meter once.
+
+        Raises:
+            BenchError: it gives no power.
+        """
+        self._read()
+
+    @property
+    def scope(self) -> str:
+        """The part whose watts are measured."""
+        return self.measures
+
+    @Driver.check_active  # type: ignore[untyped-decorator]
+    @contextlib.contextmanager
+    def measure(self) -> Iterator[list[tuple[float, float]]]:
+        """Measure during the block, see `MeterProtocol`.
+
+        Raises:
+            BenchError: a reading failed; the block has run to its end if the first one did not.
+        """
+        readings: list[tuple[float, float]] = []
+        found, faults, ended = [(0.0, self._read())], [], threading.Event()
+        begun_s = time.monotonic()
+
+        def read_on() -> None:
+            while not ended.wait(self.interval_s):
+                try:
+                    watts = self._read()
+                except (BenchError, OSError) as error:
+                    faults.append(error)
+                    return
+                found.append((time.monotonic() - begun_s, watts))
+
+        thread = threading.Thread(target=read_on, name="meter")
+        thread.start()
+        try:
+            yield readings
+        finally:
+            ended.set()
+            thread.join()
+        if faults:
+            raise BenchError(f"after {len(found)} readings: {faults[0]}") from faults[0]
+        readings += found
+
+    def _read(self) -> float:
+        """Return the watts at this moment.
+
+        Raises:
+            BenchError: the command failed, or printed no power.
+        """
+        words = ["timeout", "-k", "1", f"{self.limit_s:g}", "sh", "-c", self.command]  # ends its children too
+        done = run_program(words, (), self.limit_s + 5, _MAX_OUTPUT_BYTES)
+        if done.exit_code in (None, _TIMED_OUT):
+            raise BenchError(f"the meter's command did not end within {self.limit_s:g} s")
+        if done.exit_code:
+            raise BenchError(f"the meter's command ended with {done.exit_code}: {done.last_line}")
+        text = done.output.decode(errors="replace").strip()
+        try:
+            watts = float(text)
+        except ValueError:
+            watts = math.nan
+        if math.isnan(watts):
+            raise BenchError(f"the meter's command printed {text[:80]!r}, expected one number, the watts")
+        return check_watts(watts)
