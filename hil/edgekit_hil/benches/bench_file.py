@@ -18,6 +18,7 @@ SHIPPED: Final = Path(__file__).parent
 
 _SECTION: Final = "edgekit"
 _SERVICE: Final = "NetworkService"
+_SERIAL_LINES: Final = {"RawSerialPort", "NetworkSerialPort", "USBSerialPort"}
 _MAKES_DEVICE: Final = {"BootedMachineDriver", "QEMUDriver"}
 
 
@@ -61,10 +62,10 @@ class BenchFile:
     Attributes:
         path: path of the file.
         settings: the section `edgekit:`.
-        identity: address and port of a device that keeps its state, else the name of the bench. Files with
-            one identity share a lock.
-        keeps_state: whether the device keeps the state of an earlier run: it is reached over the network,
-            and no driver of the file creates it.
+        identity: address and port, or serial port, of a device that keeps its state, else the name of the
+            bench. Files with one identity share a lock.
+        keeps_state: whether the device keeps the state of an earlier run: it is reached over the network or
+            over a serial line, and no driver of the file creates it.
     """
 
     path: Path
@@ -125,10 +126,15 @@ def _find_main(sections: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _find_place(main: dict[str, Any]) -> str | None:
-    """Return where the device is reached, if over the network."""
-    service = _list_entries(main.get("resources")).get(_SERVICE)
+    """Return where the device is reached: over the network or, without that, over a serial line."""
+    resources = _list_entries(main.get("resources"))
+    service = resources.get(_SERVICE)
     if isinstance(service, dict) and "address" in service:
         return f"{service['address']}_{service.get('port', 22)}"
+    for name in _SERIAL_LINES & resources.keys():
+        line = resources[name] if isinstance(resources[name], dict) else {}
+        where = [line[part] for part in ("host", "port", "match") if part in line]
+        return "_".join(["serial", *map(str, where)])
     return None
 
 
