@@ -103,7 +103,7 @@ def main() -> int:
     print(*failures, sep="\n")
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1))
-    return 1 if failures or not all(each.is_right for each in outcomes) else 0
+    return 0 if outcomes and not failures and all(each.is_right for each in outcomes) else 1
 
 
 if __name__ == "__main__":

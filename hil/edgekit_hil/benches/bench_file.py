@@ -18,7 +18,8 @@ SHIPPED: Final = Path(__file__).parent
 
 _SECTION: Final = "edgekit"
 _SERVICE: Final = "NetworkService"
-_SERIAL_LINES: Final = {"RawSerialPort", "NetworkSerialPort", "USBSerialPort"}
+_SERIAL_LINES: Final = ("RawSerialPort", "NetworkSerialPort", "USBSerialPort")
+_SERIAL_SHELL: Final = "ShellDriver"
 _MAKES_DEVICE: Final = {"BootedMachineDriver", "QEMUDriver"}
 
 
@@ -131,9 +132,9 @@ def _find_place(main: dict[str, Any]) -> str | None:
     service = resources.get(_SERVICE)
     if isinstance(service, dict) and "address" in service:
         return f"{service['address']}_{service.get('port', 22)}"
-    for name in _SERIAL_LINES & resources.keys():
-        line = resources[name] if isinstance(resources[name], dict) else {}
-        where = [line[part] for part in ("host", "port", "match") if part in line]
+    lines = [resources[name] for name in _SERIAL_LINES if isinstance(resources.get(name), dict)]
+    if lines and _SERIAL_SHELL in _list_entries(main.get("drivers")):
+        where = (lines[0][part] for part in ("host", "port", "match") if part in lines[0])
         return "_".join(["serial", *map(str, where)])
     return None
 

@@ -4,7 +4,6 @@
 `EVENTS` begins there and does something to the machine; then the right version must serve again.
 """
 
-import contextlib
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -12,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from edgekit_hil.benches.device import describe
 from edgekit_hil.benches.opening import Bench
 from edgekit_hil.tests.host_side import Fleet
 from edgekit_runtime.errors import BenchError
 
 MODEL: Final = "digits_cnn"
-FIRST, SECOND = "1.0.0", "1.1.0"
+FIRST, SECOND = "1.0.0", "1.1.0"  # of one model: their answers are the same
+MOST_RESTART_S: Final = 10.0
+"""Seconds until systemd has restarted the service: the unit says 100 ms, and the machine is emulated."""
 
 _SERVING: Final = "serving"
 _SETTLE_S: Final = 240.0  # a boot and a start of the service, on a machine under load
@@ -44,7 +46,7 @@ head = f"POST /v2/models/{sys.argv[1]}/infer HTTP/1.1\\r\\nHost: localhost\\r\\n
 link.sendall(f"{head}Content-Length: {len(body)}\\r\\n\\r\\n".encode() + body)
 answer = b"".join(iter(lambda: link.recv(65536), b""))
 reply = json.loads(answer.partition(b"\\r\\n\\r\\n")[2])
-print(reply["model_version"], len(reply["outputs"][0]["data"]))
+print(reply["model_version"], *[round(each, 3) for each in reply["outputs"][0]["data"]])
 """
 
 
@@ -93,8 +95,9 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        """Whether the right version serves."""
-        return self.version in self.expected.versions
+        """Whether the right version serves, and systemd has restarted it in time if it had ended."""
+        in_time = self.restart_s is None or 0 < self.restart_s < MOST_RESTART_S
+        return self.version in self.expected.versions and in_time
 
 
 class ServiceMachine:
@@ -114,6 +117,7 @@ class ServiceMachine:
             public_key: public half of the key that signs packages.
         """
         self._bench = bench
+        self._answer: list[str] | None = None
         self._strategy = bench.target.get_strategy()
         self._machine = bench.target.get_driver("BootedMachineDriver")
         self._ssh = bench.target.get_driver("SSHDriver", activate=False)
@@ -167,14 +171,18 @@ class ServiceMachine:
         """Return the version that answers an inference, once one does.
 
         Raises:
-            BenchError: none answered within four minutes.
+            BenchError: none answered within four minutes, or one answered otherwise than the first time.
         """
         words = f"python3 -S -c '{_INFER}' {MODEL} image '[1, 1, 8, 8]'"
         deadline = time.monotonic() + _SETTLE_S
         while True:
             output, errors, code = self._ssh.run(words, timeout=60)
             if code == 0:
-                return str(output[0].split()[0])
+                version, *answer = output[0].split()
+                self._answer = self._answer or answer
+                if answer != self._answer:
+                    raise BenchError(f"version {version} answers {answer}, expected {self._answer}")
+                return str(version)
             if time.monotonic() > deadline:
                 state = self.run("systemctl status edgekit --no-pager -n 15 || true")
                 raise BenchError(f"the service does not answer: {' '.join(errors)[-300:]} {state}")
@@ -185,9 +193,13 @@ class ServiceMachine:
         self._strategy.connect()
 
     def cut_power(self) -> None:
-        """Cut the power for a moment, and connect when the machine is up again."""
+        """Cut the power for a moment, and connect when the machine is up again.
+
+        Raises:
+            BenchError: it has not booted.
+        """
         self._machine.cycle()
-        self.reconnect()
+        self.wait_boot(self._boot)
 
     def read_boot(self) -> str:
         """Return the id of the present boot."""
@@ -199,15 +211,17 @@ class ServiceMachine:
         Raises:
             BenchError: it has not booted within four minutes.
         """
-        deadline = time.monotonic() + _SETTLE_S
+        deadline, why = time.monotonic() + _SETTLE_S, ""
         while time.monotonic() < deadline:
-            # The connection ends at any moment while the machine goes down; labgrid has no class for that.
-            with contextlib.suppress(Exception):
+            try:
                 self.reconnect()
                 if self.read_boot() != before:
                     return
+                why = "it goes on in the boot before"
+            except Exception as cause:  # of any class, while the machine goes down
+                why = describe(cause)
             time.sleep(0.5)
-        raise BenchError("the machine did not boot again")
+        raise BenchError(f"the machine did not boot again: {why}")
 
     def reboot(self, after_s: float = 0.0, *, beside: str = "true") -> None:
         """Reboot by systemd, which stops each unit, and connect when the machine is up again.

@@ -16,6 +16,7 @@ from labgrid.exceptions import NoResourceFoundError
 
 from edgekit_hil.benches.opening import Bench
 from edgekit_hil.tests.bench_target import TOOLKIT
+from edgekit_runtime.agent.documents import ENDED
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.system.child_process import ChildProcess, run_program
 
@@ -194,9 +195,10 @@ class Fleet:
         Raises:
             BenchError: the update has ended already.
         """
-        states = [each["state"] for each in self.run("device", name)["executions"]]
-        if "succeeded" in states:
-            raise BenchError(f"device {name} has ended its update, which was to be interrupted")
+        states = {each["state"] for each in self.run("device", name)["executions"]}
+        if states and states <= ENDED:
+            how = ", ".join(sorted(states))
+            raise BenchError(f"device {name} has ended its update ({how}), which was to be interrupted")
         return bool(states)
 
 

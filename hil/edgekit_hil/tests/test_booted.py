@@ -70,7 +70,6 @@ def test_right_version_serves_after_event(
         method += f"; version {outcome.version} serves"
     evidence(f"until the service answers after: {event}", outcome.seconds, "s", method)
     if outcome.restart_s is not None:
-        assert 0.0 < outcome.restart_s < 10.0, outcome  # the unit says 100 ms; the machine is emulated
         evidence(f"until systemd restarts after: {event}", outcome.restart_s, "s", "systemd's clock")
 
 
