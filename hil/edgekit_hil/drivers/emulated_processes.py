@@ -27,6 +27,13 @@ _MOUNT_SETATTR, _NO_FOLDER, _BELOW, _ATTRIBUTE_READ_ONLY = 442, -100, 0x8000, 0x
 _ALL_USERS: Final = "0 0 4294967295\n"
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS: Final = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
+_KERNEL_SETTINGS: Final = (
+    "sys",
+    "sysrq-trigger",
+    "irq",
+    "bus",
+    "fs",
+)  # of /proc, as container runtimes have it
 _BINFMT: Final = Path("/proc/sys/fs/binfmt_misc")
 # The first bytes of a program: ELF, 64 bits, little-endian, executable or shared, machine 183 (aarch64).
 _MAGIC: Final = rb"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
@@ -127,6 +134,15 @@ def _mount_root(root: str, upper: str, work: Path, read_only: Sequence[str]) -> 
     return merged
 
 
+def _mount_processes(folder: Path) -> None:
+    """Mount the file system of processes; what sets the machine's kernel in it is read-only."""
+    _mount("proc", folder, "proc")
+    for path in (folder / name for name in _KERNEL_SETTINGS):
+        if path.exists():
+            _mount(str(path), path, None, _BIND | _RECURSIVE)
+            _make_read_only(path)
+
+
 def main() -> None:
     """Make the namespaces, print `ready PID`, and sleep until killed."""
     end_with_parent()
@@ -143,7 +159,7 @@ def main() -> None:
         os.waitpid(first, 0)
         return
     _libc.prctl(1, signal.SIGKILL)  # ends with the process above
-    _mount("proc", merged / "proc", "proc")
+    _mount_processes(merged / "proc")
     os.chroot(merged)
     os.chdir("/")
     os.write(writing, b"x")
