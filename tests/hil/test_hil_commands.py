@@ -3,8 +3,6 @@
 import io
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 from tests.hil.evidence_parts import EVIDENCE
+from tests.hil.hil_process import run_hil
 from tests.hil.ssh_board import SshBoard, run_ssh_board
 from yaml import safe_load
 
@@ -222,12 +221,6 @@ def test_power_switch_is_written_as_labgrid_reads_it(
 
     main_target = safe_load((folder / "bench.yaml").read_text())["targets"]["main"]
     assert [name for each in main_target["drivers"] for name in each] == ["SSHDriver", driver]
-
-
-def run_hil(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "edgekit_toolkit", "hil", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_run_leaves_evidence_and_junit(board: SshBoard, folder: Path) -> None:

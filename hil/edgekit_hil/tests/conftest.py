@@ -16,7 +16,7 @@ from edgekit_hil.evidence.evidence_file import Curve, Figure
 from edgekit_hil.tests.bench_target import BenchTarget
 from edgekit_hil.tests.models import PackageMaker
 from edgekit_hil.tests.plugin import RunRecord
-from edgekit_runtime.errors import BenchError
+from edgekit_runtime.errors import BenchError, BenchUnavailableError
 
 _OF_TIME: Final = ("s", "ms", "mJ")
 _MOST_POINTS: Final = 1000  # of a curve; a plot shows no more, and evidence is committed
@@ -66,12 +66,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    """Return the opened bench; the test is skipped with the reason where it cannot be had."""
+def bench(request: pytest.FixtureRequest, run_record: RunRecord) -> Iterator[Bench]:
+    """Return the opened bench; the test is skipped with the reason where it cannot be had.
+
+    A bench that this machine cannot have is no fault. One that is in use or broken fails the run.
+    """
     with contextlib.ExitStack() as held:
         try:
             bench = held.enter_context(open_bench(request.param))
         except BenchError as error:
+            run_record.has_refused |= not isinstance(error, BenchUnavailableError)
             pytest.skip(str(error))
         yield bench
 

@@ -63,9 +63,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class RunRecord:
-    """The results of this run's tests, by bench."""
+    """The results of this run's tests, by bench.
+
+    Attributes:
+        has_refused: whether a bench that this machine can have was in use or broken.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
+        self.has_refused = False
         self._config = config
         self._folder = _prepare(config.getoption("evidence") or find_hil_folder() / "evidence")
         self._begun = datetime.datetime.now(datetime.timezone.utc)
@@ -120,9 +125,9 @@ class RunRecord:
                 self._left_out[bench.settings.name] += 1
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the evidence of each opened bench; fail if a named bench could not be opened."""
+        """Write the evidence of each opened bench; fail if one was refused or a named one not opened."""
         named = self._config.getoption("bench") or ()
-        if session.testscollected and len(self._tests) < len(set(named)):
+        if self.has_refused or (session.testscollected and len(self._tests) < len(set(named))):
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
         for name, tests in self._tests.items():
             bench = self._benches[name]
