@@ -4,7 +4,7 @@ import contextlib
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -222,62 +222,121 @@ def test_device_that_stays_away_after_a_power_cut_breaks_the_bench(
         assert "no answer" in (BenchLock.of(bench.file).read_reason() or "")
 
 
+class EnergyTest:
+    """The test of energy on a stand-in: packages promise 28 mJ, an inference takes 2 ms.
+
+    Attributes:
+        figures: figures that it has recorded.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *works: Callable[[], None]) -> None:
+        """Prepare it.
+
+        Args:
+            monkeypatch: for what it does on the device.
+            works: what happens while the package is tried once, and while inferences are measured.
+        """
+        self.figures: list[Figure] = []
+        self._works = iter(works)
+        monkeypatch.setattr(test_figures, "measure", self._measure)
+        monkeypatch.setattr(test_figures, "_POWER_S", 3)
+        monkeypatch.setattr(Device, "edgekit", lambda *_: {})
+
+    def run(self, bench: Bench, key: Path) -> None:
+        """Run it."""
+
+        class Packages:
+            public_key = key
+            make = staticmethod(lambda *_: key)
+            read_promise = staticmethod(lambda *_: Promise(14.0 * 2.0, "modelled"))
+
+        figures = self.figures
+
+        class Recorded:
+            curve = staticmethod(lambda *_: None)
+
+            def __call__(
+                self, name: str, value: float, unit: str, method: str, predicted: Any = None
+            ) -> None:
+                figures.append(Figure(name, value, unit, method, "", predicted))
+
+        with bench.open_folder("energy", "a test") as device:
+            target = BenchTarget.of(bench)
+            parts: tuple[Any, ...] = (bench, device, Packages(), target, Recorded())
+            test_figures.test_energy_of_an_inference_is_recorded(*parts)
+
+    def _measure(self, *_: object) -> dict[str, list[float]]:
+        next(self._works)()
+        return {"seconds": [0.002]}
+
+
 @pytest.mark.parametrize("is_external", [False, True], ids=["sensors", "external"])
 def test_device_that_draws_what_the_target_says_has_no_error_of_energy(
     board: SshBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_external: bool
 ) -> None:
     """A promise of energy is of the whole board; the power of an engine's build is not that of inferences."""
-    tree, external, figures = Tree(tmp_path / "sys"), ExternalMeter(tmp_path, "4"), {}
-    loads = iter((30, 14))  # watts: the build of an engine, then inferences
+    tree, external = Tree(tmp_path / "sys"), ExternalMeter(tmp_path, "4")
 
     def draw(watts: int) -> None:
         tree.rail(1, "VDD_IN", 1000 * watts, 1000)
         external.show(str(watts))
 
-    draw(4)  # at rest; 14 W under load, as x86-64.toml says
-
-    class Packages:
-        public_key = board.key
-        make = staticmethod(lambda *_: tmp_path)
-        read_promise = staticmethod(lambda *_: Promise(14.0 * 2.0, "modelled"))
-
-    class Recorded:
-        curve = staticmethod(lambda *_: None)
-
-        def __call__(self, name: str, value: float, unit: str, method: str, predicted: object = None) -> None:
-            figures[name] = Figure(name, value, unit, method, "", predicted)  # type: ignore[arg-type]
-
-    def measure(*_: object) -> dict[str, list[float]]:
-        draw(next(loads))
+    def work(watts: int) -> None:
+        draw(watts)
         time.sleep(3)
         draw(4)
-        return {"seconds": [0.002]}
 
-    monkeypatch.setattr(test_figures, "measure", measure)
-    monkeypatch.setattr(test_figures, "_POWER_S", 3)
-    monkeypatch.setattr(Device, "edgekit", lambda *_: {})
+    draw(4)  # at rest; 14 W under load, as x86-64.toml says
+    energy = EnergyTest(monkeypatch, lambda: work(30), lambda: work(14))  # the first builds an engine
     sensors = {"SensorsDriver": {"python": str(board.python), "sysfs": str(tmp_path / "sys")}}
     drivers = external.drivers if is_external else sensors
-    with (
-        opened(board, tmp_path / "bench.yaml", drivers) as bench,
-        bench.open_folder("energy", "a test") as device,
-    ):
-        target = BenchTarget.of(bench)
-        test_figures.test_energy_of_an_inference_is_recorded(
-            bench,
-            device,
-            Packages(),
-            target,
-            Recorded(),  # type: ignore[arg-type]
-        )
+    with opened(board, tmp_path / "bench.yaml", drivers) as bench:
+        energy.run(bench, board.key)
 
-    whole, above = figures.values()
+    whole, above = energy.figures
     assert (whole.name, whole.value, whole.error) == (
         "energy of mnist5k_dscnn on ort, whole board",
         pytest.approx(28.0),
         pytest.approx(0.0, abs=1e-6),
     )
     assert (above.value, above.predicted) == (pytest.approx(20.0), None)
+    assert ("board with its supply" in whole.method) == is_external
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (ExternalMeter.vanish, BenchError, "after [0-9]+ readings: the meter's command ended with 1"),
+        (lambda meter: meter.show("nan"), BenchError, "after [0-9]+ readings: .* printed 'nan'"),
+        (lambda meter: meter.show("4000"), BenchError, "after [0-9]+ readings: the meter reads 4000 W"),
+        (None, AssertionError, r"assert 4\.0 > 4\.0"),
+    ],
+    ids=["vanished", "no number", "milliwatts", "stands still"],
+)
+def test_energy_by_a_meter_that_fails_in_the_measurement_is_not_recorded(
+    board: SshBoard,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[ExternalMeter], None] | None,
+    error: type[Exception],
+    message: str,
+) -> None:
+    meter = ExternalMeter(tmp_path, "4")
+
+    def work() -> None:
+        if spoil is not None:
+            spoil(meter)
+            meter.wait_failed()
+
+    energy = EnergyTest(monkeypatch, lambda: None, work)
+    with (
+        opened(board, tmp_path / "bench.yaml", meter.drivers) as bench,
+        pytest.raises(error, match=message),
+    ):
+        energy.run(bench, board.key)
+
+    assert BenchLock.of(bench.file).read_reason() is None  # the device is in order
+    assert energy.figures == []
 
 
 @pytest.mark.parametrize(

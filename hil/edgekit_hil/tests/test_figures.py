@@ -125,6 +125,9 @@ def test_energy_of_an_inference_is_recorded(
 
     idle_w = statistics.median(watts for _, watts in idle)
     busy_w = statistics.median(watts for _, watts in busy)
+    for title, watts in (("power at rest", idle), ("power under load", busy)):
+        evidence.curve(title, ("s", "W"), watts)
+    assert busy_w > idle_w  # otherwise the meter measures something else, and there is no energy to record
     latency_ms = 1e3 * statistics.median(found["seconds"])
     promise = packages.read_promise(package, "energy_mj")
     predicted_mj = promise.value if target.engine == target.predicted_engine else None
@@ -133,9 +136,6 @@ def test_energy_of_an_inference_is_recorded(
     compared = f"{method}; prediction from {promise.source} and the target's power"
     evidence(f"{name}, whole board", busy_w * latency_ms, "mJ", compared, predicted_mj)
     evidence(f"{name}, above rest", (busy_w - idle_w) * latency_ms, "mJ", method)
-    for title, watts in (("power at rest", idle), ("power under load", busy)):
-        evidence.curve(title, ("s", "W"), watts)
-    assert busy_w > idle_w
 
 
 def test_tournament_keeps_an_engine_that_is_used_from_then_on(
