@@ -137,7 +137,7 @@ def _ask(
         click.UsageError: nobody can be asked, and there is no default.
     """
     if sys.stdin.isatty():
-        return str(click.prompt(question, default=default, type=read))
+        return str(click.prompt(question, default=default, value_proc=read))
     if default is None:
         raise click.UsageError(f"nobody to ask here: name it as {option}")
     return default
