@@ -49,8 +49,8 @@ def command(
     """Run the tests, by pytest with labgrid underneath.
 
     A real device over the network is profiled before, unless it has a profile that holds
-    (`edgekit profile`) or its target prefers TensorRT. The evidence keeps the times, by which `edgekit package` predicts
-    latency on its class.
+    (`edgekit profile`) or its target prefers TensorRT. The evidence keeps the times, by which
+    `edgekit package` predicts latency on its class.
     """
     import pytest
 
