@@ -264,7 +264,7 @@ def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(board: SshBoa
 @pytest.mark.parametrize(
     "change",
     [
-        {"seconds": {"call": Figure(1e-6, "s", "estimated", "profile")}},
+        {"seconds": dict.fromkeys(make_calibration_networks(), Figure(1e-6, "s", "estimated", "profile"))},
         {"networks": "other"},
         {"engine": "onnxruntime 0.1"},
         {"device": "another board"},
@@ -276,8 +276,8 @@ def test_profile_that_does_not_hold_for_the_device_is_measured_again(
 ) -> None:
     board.write_bench(folder / "bench.yaml", name="desk", kind="real")
     here = describe_machine()
-    second = Figure(1e-6, "s", "measured", "profile")
-    times = DeviceTimes(here.cpu, here.engine, digest_calibration_models("ort"), {"call": second})
+    seconds = dict.fromkeys(make_calibration_networks(), Figure(1e-6, "s", "measured", "profile"))
+    times = DeviceTimes(here.cpu, here.engine, digest_calibration_models("ort"), seconds)
     base = load_target("x86-64")
     source = Source("profile", "a profile", "2026-11-23", derivation="a test")
     path = find_user_targets() / "x86-64-desk.toml"

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.toolkit.command_run import invoker
+from tests.toolkit.package_run import edgekit
 
 from edgekit_runtime.errors import CutError, OutputError, TargetError
 from edgekit_toolkit.commands.profile import command
@@ -68,3 +69,14 @@ def test_a_name_that_is_no_name_of_a_target_is_refused_before_anything_is_measur
     with pytest.raises(TargetError, match="lower-case words"):
         invoke("--on", "local", "--target", "rpi5", "--name", "../My Board")
     assert not home.exists()
+
+
+def test_targets_say_whether_a_profile_is_used() -> None:
+    invoke("--on", "local", "--target", "rpi5", "--seconds", "5")
+    path = find_user_targets() / "rpi5-profiled.toml"
+    used = edgekit("targets", "rpi5-profiled").stdout
+    path.write_text(path.read_text().replace("networks = ", 'networks = "other" # '))
+    unused = edgekit("targets", "rpi5-profiled").stdout
+
+    assert "Latency is predicted by the profile" in " ".join(used.split())
+    assert "is of other networks than those of this release" in " ".join(unused.split())

@@ -10,11 +10,12 @@ from tests.toolkit.package_run import edgekit, mlp, package, saved
 
 from edgekit_hil.evidence import evidence_file
 from edgekit_hil.evidence.evidence_file import Evidence, Figure, NetworkTimes, find_hil_folder, write_evidence
+from edgekit_runtime.errors import TargetError
 from edgekit_runtime.remote.measurement.machine_facts import describe_engine
 from edgekit_toolkit.measurement import device_profile
 from edgekit_toolkit.measurement.calibration_models import digest_calibration_models
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
-from edgekit_toolkit.measurement.measured_costs import find_costs
+from edgekit_toolkit.measurement.measured_costs import find_costs, take_measured_costs
 from edgekit_toolkit.targets.loader import load_target
 
 pytestmark = pytest.mark.usefixtures("new_home")
@@ -91,6 +92,22 @@ def test_times_of_other_networks_are_not_used() -> None:
     keep(dataclasses.replace(MEASURED, network_times=dataclasses.replace(TIMES, networks="another")))
 
     assert find_costs(load_target("rpi4")) is None
+
+
+def test_times_that_lack_a_network_are_not_used() -> None:
+    missing = dict(list(TIMES.seconds.items())[1:])
+    keep(dataclasses.replace(MEASURED, network_times=dataclasses.replace(TIMES, seconds=missing)))
+
+    assert find_costs(load_target("rpi4")) is None
+
+
+def test_times_that_no_device_has_are_refused_with_the_file_that_states_them() -> None:
+    wrong = dataclasses.replace(TIMES, seconds={**TIMES.seconds, "call": 0.0})
+    evidence = dataclasses.replace(MEASURED, network_times=wrong)
+    keep(evidence)
+
+    with pytest.raises(TargetError, match=f"{evidence.file_name}: seconds.call: expected"):
+        take_measured_costs(load_target("rpi4"))
 
 
 def test_target_that_prefers_another_engine_has_no_use_for_times() -> None:

@@ -136,7 +136,7 @@ def measure_profile(
     from edgekit_toolkit.measurement.calibration_models import make_calibration_models
     from edgekit_toolkit.measurement.device_profile import HOST_S, SOURCE, add_times, fit_here
     from edgekit_toolkit.measurement.host_run import measure_host_runs
-    from edgekit_toolkit.targets.figures import Figure, Source
+    from edgekit_toolkit.targets.figures import Figure, Source, Status
     from edgekit_toolkit.targets.writer import write_target
 
     engine = target.backend.default
@@ -155,11 +155,13 @@ def measure_profile(
     )
     there = {name: each.seconds for name, each in zip(networks, measured.timings, strict=True)}
     profiled = add_times(target, facts.cpu, facts.engine, there, source, is_real=machine.label == "measured")
+    write_target(path, profiled)  # what follows can be repeated
     show("measuring here")
     here, times = measure_host_runs((), engine, HOST_S), profiled.device_times
     assert times is not None  # noqa: S101  # for the type checker
     fitted = fit_here(times, here)
-    times = replace(times, uncertainty=Figure(fitted.uncertainty, "1", "measured", SOURCE))
+    status: Status = "measured" if times.is_real else "estimated"
+    times = replace(times, uncertainty=Figure(fitted.uncertainty, "1", status, SOURCE))
     write_target(path, replace(profiled, device_times=times))
     return MeasuredProfile(facts, here, times, fitted)
 

@@ -130,7 +130,15 @@ def _date_of(costs: Evidence) -> str:
 def _describe_costs(target: Target) -> str:
     """Return where the costs of latency and energy come from, and how far off they were."""
     energy = "Energy is that times published power."
-    if target.device_times is not None:
+    if (times := target.device_times) is not None:
+        from edgekit_toolkit.measurement.device_profile import find_engine, is_current
+
+        if find_engine(times.engine) != target.backend.default or not is_current(times):
+            return (
+                f"Latency is modelled by the coefficients below: the profile, of {times.engine}, is of other"
+                " networks than those of this release, or of another engine than the target prefers; measure it"
+                f" again: edgekit profile --on. {energy}"
+            )
         return f"Latency is predicted by the profile of source `profile`. {energy}"
     if (costs := _find_costs(target)) is None:
         return "Latency, unless measured here, and energy are modelled by the coefficients below."

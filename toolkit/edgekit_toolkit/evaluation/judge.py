@@ -53,9 +53,12 @@ def model_on_target(
     there. Others are modelled by the roofline.
     """
     times = target.device_times
-    if times is None or not is_current(times) or find_engine(times.engine) != target.backend.default:
-        return [_model_by_coefficients(model, target, dims) for model in models]
-    if any(model.engine != target.backend.default for model in models):
+    if (
+        times is None
+        or find_engine(times.engine) != target.backend.default
+        or any(model.engine != target.backend.default for model in models)
+        or not is_current(times)
+    ):
         return [_model_by_coefficients(model, target, dims) for model in models]
     try:
         latencies, fitted = predict_latencies([(model, feeds) for model in models], times)

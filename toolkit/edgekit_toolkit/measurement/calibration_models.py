@@ -1,7 +1,9 @@
 """The calibration networks as models of an engine: ONNX, or converted and quantized for LiteRT."""
 
+import contextlib
 import functools
 from collections.abc import Mapping
+from importlib import metadata
 
 import onnx
 
@@ -34,8 +36,16 @@ def make_calibration_models(engine: Engine) -> Mapping[str, Model]:
 
 
 def digest_calibration_models(engine: Engine) -> str:
-    """Return the digest of this release's networks for an engine."""
-    return f"{engine}-{digest_calibration_networks()}"
+    """Return the digest of this release's networks for an engine.
+
+    Files for LiteRT differ between releases of ai-edge-quantizer, which belongs to it therefore.
+    """
+    digest = digest_calibration_networks()
+    if engine == "ort":
+        return digest
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return f"{digest} by ai-edge-quantizer {metadata.version('ai-edge-quantizer')}"
+    return f"{digest} by nothing"
 
 
 def _write_tflite(network: onnx.ModelProto, *, codes: bool) -> Model:

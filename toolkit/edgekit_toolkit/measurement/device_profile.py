@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.costs.device_transfer import FittedRatios, fit_ratios
 from edgekit_toolkit.measurement.calibration_models import digest_calibration_models
+from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
 from edgekit_toolkit.measurement.host_run import HostRuns, measure_host_runs
 from edgekit_toolkit.models.model import Engine, Model
 from edgekit_toolkit.samples.generated import Feeds
@@ -53,7 +53,10 @@ def find_engine(name: str) -> Engine:
 
 def is_current(times: DeviceTimes) -> bool:
     """Return whether times are those of this release's networks: others cannot be compared with runs here."""
-    return times.networks == digest_calibration_models(find_engine(times.engine))
+    engine = find_engine(times.engine)
+    return times.networks == digest_calibration_models(engine) and set(times.seconds) == set(
+        make_calibration_networks()
+    )
 
 
 def fit_here(times: DeviceTimes, here: HostRuns) -> FittedRatios:
@@ -62,15 +65,7 @@ def fit_here(times: DeviceTimes, here: HostRuns) -> FittedRatios:
     Args:
         times: times on the device, of this release's networks.
         here: runs on this machine.
-
-    Raises:
-        TargetError: the times are of other networks, whatever their digest says.
     """
-    if set(times.seconds) != set(here.networks):
-        raise TargetError(
-            f"times of {times.device} are of other calibration networks than those of this release; measure"
-            " them again: edgekit profile --on"
-        )
     return fit_ratios(list(here.networks.values()), [times.seconds[name].value for name in here.networks])
 
 
@@ -86,7 +81,6 @@ def predict_latencies(
     Raises:
         BackendError: the engine refuses a model or its inputs here.
         ModelError: the work of a model for LiteRT cannot be counted.
-        TargetError: the times are of other networks, whatever their digest says.
     """
     here = measure_host_runs(models, find_engine(times.engine), HOST_S)
     fitted = fit_here(times, here)

@@ -2,15 +2,16 @@
 
 Models and calibration networks run in turns, so that what slows this machine meanwhile slows both alike. Each
 network measured for a while by itself differed by 5 to 10 % from one minute to the next; in turns, its time
-over that of the others differs by less than 1 %.
+over that of the others differs by about 1 %.
 """
 
 import functools
 import json
+import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,11 +28,12 @@ from edgekit_toolkit.measurement.calibration_models import make_calibration_mode
 from edgekit_toolkit.models.model import Engine, Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_options import ort_options
+from edgekit_toolkit.onnx_graph.traversal import nodes
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 from edgekit_toolkit.targets.loader import load_target
 
 _CALL: Final = "call"  # the network whose time is what the engine takes beside kernels
-_MIN_ROUNDS: Final = 7
+_MIN_ROUNDS: Final = 3
 _BATCH_S: Final = 0.005  # runs in a row
 _PROFILED_ROUNDS: Final = 5
 _KERNEL_SUFFIX: Final = "_kernel_time"
@@ -42,6 +44,10 @@ _CONVS: Final = ("Conv", "FusedConv", "NhwcFusedConv")
 _INT8_CONVS: Final = ("QLinearConv", "ConvInteger")
 _TFLITE_CONVS: Final = ("CONV_2D", "CONV_3D", "TRANSPOSE_CONV")
 _TFLITE_MATMULS: Final = ("FULLY_CONNECTED", "BATCH_MATMUL")
+_CONTROL_FLOW: Final = ("If", "Loop", "Scan")
+_VIEWS: Final = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+_LOOKUPS: Final = ("Gather", "GatherElements", "GatherND", "EmbedLayerNormalization")
+_TFLITE_LOOKUPS: Final = ("EMBEDDING_LOOKUP", "GATHER", "GATHER_ND")
 _RECURRENT: Final = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM")
 
 
@@ -64,7 +70,7 @@ def measure_host_runs(models: Sequence[tuple[Model, Feeds]], engine: Engine, sec
     Args:
         models: models of that engine, which run with their own options, and values of their inputs by name.
         engine: the engine.
-        seconds: how long to measure, approximately; each runs seven times at least.
+        seconds: how long to measure, approximately; each runs three times at least.
 
     Raises:
         BackendError: the engine refuses a model or its inputs.
@@ -138,6 +144,7 @@ def _open_onnx(model: onnx.ModelProto, feeds: Feeds) -> _TimedSession:
 
 def _fill_batch(run: Callable[[], object]) -> int:
     """Return how many runs fill a batch."""
+    run()  # the first one allocates
     begin_s, repeats = time.perf_counter(), 0
     while not repeats or time.perf_counter() - begin_s < _BATCH_S:
         run()
@@ -146,17 +153,17 @@ def _fill_batch(run: Callable[[], object]) -> int:
 
 
 def _time_in_turns(sessions: Sequence[_TimedSession], seconds: float) -> list[float]:
-    """Return the median time of a run of each, from batches in turns of random order."""
+    """Return the median processor time of a run of each, from batches in turns of random order.
+
+    The engine has no other thread than this one.
+    """
     found: list[list[float]] = [[] for _ in sessions]
     orders, until_s = np.random.default_rng(0), time.monotonic() + seconds
     while len(found[0]) < _MIN_ROUNDS or time.monotonic() < until_s:
         for number in orders.permutation(len(sessions)):
             run, repeats = sessions[number].run, sessions[number].repeats
-            if repeats > 1:
-                run()  # refills caches that the others used
-            begin_s = (
-                time.thread_time()
-            )  # waiting for a processor does not count; the engine has no other thread
+            run()  # refills caches that the others used
+            begin_s = time.thread_time()
             for _ in range(repeats):
                 run()
             found[number].append((time.thread_time() - begin_s) / repeats)
@@ -184,19 +191,45 @@ def _profile(model: onnx.ModelProto, feeds: Feeds, folder: Path) -> tuple[dict[K
         name = event.get("name", "")
         if event.get("cat") == "Node" and name.endswith(_KERNEL_SUFFIX):
             events[name.removesuffix(_KERNEL_SUFFIX), event["args"]["op_name"]].append(event)
-    optimised = onnx.load(folder / _OPTIMISED)
-    grouped = {node.name for node in optimised.graph.node if _count_groups(node) > 1}
+    grouped = {node.name for node in nodes(onnx.load(folder / _OPTIMISED)) if _count_groups(node) > 1}
+    return sum_kernels(events, grouped, _PROFILED_ROUNDS + 1)
+
+
+def sum_kernels(
+    events: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], grouped: Collection[str], rounds: int
+) -> tuple[dict[KernelKind, float], float]:
+    """Return the share of each kind of kernel in the time of all kernels, and the spilled bytes of a run.
+
+    Args:
+        events: (name, operator) -> onnxruntime's events of that kernel, in order. In the body of a loop it
+            has several in each run.
+        grouped: names of convolutions in groups.
+        rounds: number of runs, two at least; the first one allocates and is left out.
+    """
     found: dict[KernelKind, float] = defaultdict(float)
-    spilled_bytes = 0
+    spilled_bytes = 0.0
     for (name, op), of_kernel in events.items():
-        # The first run allocates. Nodes in the body of a loop run several times.
-        rest = of_kernel[len(of_kernel) // (_PROFILED_ROUNDS + 1) :]
-        # onnxruntime truncates times to whole microseconds.
-        found[_find_kind(op, is_grouped=name in grouped)] += sum(event["dur"] + 0.5 for event in rest)
-        spilled_bytes += sum(max(_count_bytes(event["args"]) - CACHE_BYTES, 0) for event in rest)
+        if op in _CONTROL_FLOW:  # its time is that of its body, whose kernels have events of their own
+            continue
+        in_a_run = len(of_kernel) // rounds
+        # The median: others take the processor away in the middle of a kernel. Times are cut to microseconds.
+        rest = of_kernel[in_a_run:]
+        kernel_us = statistics.median(event["dur"] for event in rest) + 0.5
+        found[_find_kind(op, is_grouped=name in grouped)] += in_a_run * kernel_us
+        spilled_bytes += in_a_run * max(_count_bytes(op, rest[0]["args"]) - CACHE_BYTES, 0)
     if not (total := sum(found.values())):
         return {"other": 1.0}, 0.0
-    return {kind: value / total for kind, value in found.items()}, spilled_bytes / _PROFILED_ROUNDS
+    return {kind: value / total for kind, value in found.items()}, spilled_bytes
+
+
+def _count_bytes(op: str, kernel: Mapping[str, Any]) -> int:
+    """Return the bytes that a kernel reads and writes, from its profile."""
+    if op in _VIEWS:
+        return 0
+    output_bytes = int(kernel.get("output_size", 0))
+    if op in _LOOKUPS:  # of a table, most of which it does not touch
+        return 2 * output_bytes
+    return output_bytes + sum(int(kernel.get(part, 0)) for part in ("activation_size", "parameter_size"))
 
 
 def _model_kernels(work: Sequence[NodeCost]) -> tuple[dict[KernelKind, float], float]:
@@ -207,11 +240,13 @@ def _model_kernels(work: Sequence[NodeCost]) -> tuple[dict[KernelKind, float], f
     target = load_target("x86-64")
     mode = target.power.mode(target.power.default_mode)
     found: dict[KernelKind, float] = defaultdict(float)
+    spilled_bytes = 0.0
     for node in work:
         found[_find_tflite_kind(node)] += kernel_latency_s(node, target, mode)
+        touched = 2 * node.bytes_written if node.op in _TFLITE_LOOKUPS else node.traffic_bytes
+        spilled_bytes += node.repeats * max(touched - CACHE_BYTES, 0)
     total = sum(found.values())
-    spilled_bytes = sum(node.repeats * max(node.traffic_bytes - CACHE_BYTES, 0) for node in work)
-    return {kind: value / total for kind, value in found.items()}, float(spilled_bytes)
+    return {kind: value / total for kind, value in found.items()}, spilled_bytes
 
 
 def _find_tflite_kind(node: NodeCost) -> KernelKind:
@@ -223,11 +258,6 @@ def _find_tflite_kind(node: NodeCost) -> KernelKind:
     if node.op in _TFLITE_MATMULS:
         return "int8-matmul" if node.precision == "int8" else "matmul"
     return "other"
-
-
-def _count_bytes(kernel: Mapping[str, Any]) -> int:
-    """Return the bytes that a kernel reads and writes, from its profile."""
-    return sum(int(kernel.get(part, 0)) for part in ("activation_size", "parameter_size", "output_size"))
 
 
 def _count_groups(node: onnx.NodeProto) -> int:

@@ -1,8 +1,10 @@
 """Costs that runs on a device of the target's class have measured: they take the place of coefficients."""
 
 from edgekit_hil.evidence.evidence_file import Evidence, read_measured_costs
+from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.measurement.arithmetic import measures_here
 from edgekit_toolkit.measurement.calibration_models import digest_calibration_models
+from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
 from edgekit_toolkit.measurement.device_profile import SOURCE, add_times
 from edgekit_toolkit.targets.figures import Source
 from edgekit_toolkit.targets.spec import Target
@@ -18,7 +20,10 @@ def find_costs(target: Target) -> Evidence | None:
         return None
     if read_measured_costs(target.name) is None or measures_here(target):
         return None  # the usual case, without the networks
-    return read_measured_costs(target.name, digest_calibration_models(target.backend.default))
+    found = read_measured_costs(target.name, digest_calibration_models(target.backend.default))
+    if found is None or found.network_times is None:
+        return None
+    return found if set(found.network_times.seconds) == set(make_calibration_networks()) else None
 
 
 def take_measured_costs(target: Target) -> Target:
@@ -26,6 +31,9 @@ def take_measured_costs(target: Target) -> Target:
 
     Args:
         target: target of a package.
+
+    Raises:
+        TargetError: a time in the evidence is none of a device.
     """
     if (evidence := find_costs(target)) is None:
         return target
@@ -37,4 +45,7 @@ def take_measured_costs(target: Target) -> Target:
         times.date,
         derivation=f"networks measured by bench {evidence.bench}",
     )
-    return add_times(target, evidence.device.model, times.engine, times.seconds, source, is_real=True)
+    try:
+        return add_times(target, evidence.device.model, times.engine, times.seconds, source, is_real=True)
+    except TargetError as error:
+        raise TargetError(f"evidence {evidence.file_name}: {error}") from error

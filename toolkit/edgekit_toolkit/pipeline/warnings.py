@@ -51,9 +51,13 @@ def find_warnings(run: Run) -> list[str]:
         notes.append(
             "memory is estimated for the onnxruntime fallback; TensorRT's CUDA context is not modelled"
         )
-    times = request.target.device_times
-    if times is not None and request.backend == request.target.backend.default:
-        if not is_current(times):
+    if (times := request.target.device_times) is not None:
+        if find_engine(times.engine) != request.backend:
+            notes.append(
+                f"the profile of {request.target.name} is of {times.engine}; the latency of this package, for"
+                f" {request.backend}, is modelled from coefficients and does not compare with it"
+            )
+        elif not is_current(times):
             notes.append(
                 f"the profile of {request.target.name} is of other networks than those of this release, so"
                 " latency is modelled from its coefficients; measure it again: edgekit profile --on"

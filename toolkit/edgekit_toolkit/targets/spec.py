@@ -20,6 +20,7 @@ Architecture = Literal["aarch64", "x86_64"]
 BackendName = Literal["ort", "tensorrt", "litert"]
 CodeType = Literal["int8", "uint8"]
 
+_LEAST_S, _MOST_S = 1e-7, 1e4  # of a calibration network on any device
 NAME_PATTERN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -247,12 +248,15 @@ class DeviceTimes:
 
     def __post_init__(self) -> None:
         if self.uncertainty is not None and (self.uncertainty.unit != "1" or self.uncertainty.value < 1):
-            raise TargetError(f"uncertainty: expected a factor of at least 1, got {self.uncertainty}")
+            raise TargetError(f"uncertainty: expected a factor of at least 1, got {self.uncertainty.value:g}")
         if not self.seconds:
             raise TargetError("seconds: expected the time of one network at least, got none")
         for name, figure in self.seconds.items():
-            if figure.unit != "s" or figure.value == 0:
-                raise TargetError(f"seconds.{name}: expected a time above 0 of unit 's', got {figure}")
+            if figure.unit != "s" or not _LEAST_S <= figure.value <= _MOST_S:
+                raise TargetError(
+                    f"seconds.{name}: expected {_LEAST_S:g} to {_MOST_S:g} of unit 's', got {figure.value:g}"
+                    f" of {figure.unit!r}"
+                )
 
     @property
     def is_real(self) -> bool:
