@@ -136,8 +136,8 @@ def _describe_costs(target: Target) -> str:
         if find_engine(times.engine) != target.backend.default or not is_current(times):
             return (
                 f"Latency is modelled by the coefficients below: the profile, of {times.engine}, is of other"
-                " networks than those of this release, or of another engine than the target prefers; measure it"
-                f" again: edgekit profile --on. {energy}"
+                " networks than those of this release, or of another engine than the target prefers; measure"
+                f" it again: edgekit profile --on. {energy}"
             )
         return f"Latency is predicted by the profile of source `profile`. {energy}"
     if (costs := _find_costs(target)) is None:
