@@ -1,13 +1,15 @@
 """The packages that the tests install: models/tiny of the checkout, and a large model, for a bench."""
 
 import base64
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import secrets
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
@@ -169,15 +171,24 @@ class PackageMaker:
         if kept.is_dir():
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        if not self.public_key.exists():
-            self._edgekit("keys", "generate", "default")
-            self._edgekit("keys", "export", "default", str(self.public_key))
+        with self._lock():
+            if not self.public_key.exists():
+                self._edgekit("keys", "generate", "default")
+                self._edgekit("keys", "export", "default", str(self.public_key))
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             made = Path(folder) / "made"
             made.mkdir()
             make(made)
-            if not kept.is_dir():
-                made.rename(kept)
+            with self._lock():
+                if not kept.is_dir():
+                    made.rename(kept)
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Keep the makers of other runs out during the block: several benches may be tested at one time."""
+        with (self._folder / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def _edgekit(self, *arguments: str) -> None:
         environment = ["env", f"EDGEKIT_HOME={self.home}"]
