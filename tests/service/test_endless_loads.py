@@ -28,6 +28,7 @@ from edgekit_runtime import Client
 from edgekit_runtime.cli import main
 from edgekit_runtime.errors import BackendError, SlotError
 from edgekit_runtime.package.manifest_entries import BackendChoice
+from edgekit_runtime.service.models import registry
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.memory_cap import estimate_bytes
 from edgekit_runtime.service.models.slot_source import InstalledModels
@@ -206,8 +207,9 @@ def test_while_a_model_is_loading_all_others_are_changed_and_served(
 
 
 def test_model_that_loads_long_at_the_start_does_not_hold_up_those_after_it(
-    maker: PackageMaker, tmp_path: Path, hanging: Any
+    maker: PackageMaker, tmp_path: Path, hanging: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(registry, "_NEXT_AFTER_S", 0.2)
     paths = [write_hanging(maker, tmp_path, "endless"), write(maker, tmp_path, "1.0.0")]
     config = make_config(tmp_path)
     started: list[Running] = []
@@ -259,8 +261,9 @@ def test_what_is_loaded_too_late_is_freed() -> None:
 
 
 def test_memory_of_a_model_that_is_loading_is_given_to_no_other(
-    maker: PackageMaker, tmp_path: Path, hanging: Any
+    maker: PackageMaker, tmp_path: Path, hanging: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(registry, "_NEXT_AFTER_S", 0.2)
     packages = tmp_path / "packages"
     packages.mkdir()
     path = write_hanging(maker, packages, "endless")

@@ -155,7 +155,8 @@ def test_memory_that_a_process_may_not_have_is_a_verdict_and_that_the_machine_la
     fail_with("MemoryError", tmp_path, monkeypatch)
     slots = Slots(tmp_path / "state", maker.trust)
     slots.install(write(maker, tmp_path, "1.0.0", name="broken", backend=THIRD))
-    options = ModelOptions(isolated=True, isolation=Isolation(max_data_bytes=limit, max_crashes=1))
+    isolation = Isolation(max_data_bytes=limit, max_crashes=1, max_delay_s=0.05)
+    options = ModelOptions(isolated=True, isolation=isolation)
     with running(make_config(tmp_path, models={"broken": options}), InstalledModels(slots)) as service:
         reason_of(service, "broken")
     current = slots.load("broken").state.current

@@ -31,6 +31,7 @@ from tests.service.wiring_parts import load
 from tests.waiting import wait_for
 
 from edgekit_runtime.errors import TransportError
+from edgekit_runtime.service import server
 from edgekit_runtime.service.http.listeners import listen_unix
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.config import Inference
@@ -112,8 +113,9 @@ def test_storm_of_loads_unloads_and_inferences_ends_well(maker: PackageMaker, tm
 
 
 def test_model_that_hangs_does_not_keep_the_service_from_stopping(
-    maker: PackageMaker, tmp_path: Path, gate: Gate
+    maker: PackageMaker, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(server, "_UNLOAD_TIMEOUT_S", 0.5)
     maker.write(tmp_path / "linear.edgepkg")
     config = make_config(tmp_path, inference=Inference(drain_timeout_s=1.0), models={"linear": ON_THREADS})
     service = Running(config, PackageFiles([tmp_path / "linear.edgepkg"], maker.trust))
@@ -202,7 +204,7 @@ def test_process_out_of_descriptors_neither_spins_nor_floods_its_log(folder: Pat
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 20, used + 20))
         with contextlib.ExitStack() as stack:
             clients = []
-            for _ in range(300):
+            for _ in range(60):  # three times as many as it can accept: it tries once a second
                 client = stack.enter_context(socket.socket(socket.AF_UNIX))
                 client.settimeout(5)
                 with contextlib.suppress(OSError):

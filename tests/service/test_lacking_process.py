@@ -28,7 +28,7 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.options.resources import RegionLimits
 
 LOAD = post_bytes("/v2/repository/models/linear/load", b"")
-ISOLATED = "[models.linear]\nisolated = true\n[models.linear.isolation]\nmax_delay_s = 0.25\n"
+ISOLATED = "[models.linear]\nisolated = true\n[models.linear.isolation]\nmax_delay_s = 0.02\n"
 MOST = 16  # descriptors that a load needs at one time
 
 

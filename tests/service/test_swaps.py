@@ -51,7 +51,7 @@ def swap_often(service: Running, maker: PackageMaker, folder: Path, first: int, 
 
 
 def ask_for_version(service: Running) -> str:
-    list(ask_many(service, 3, pause_s=0.002))  # a shadow runs in pauses
+    list(ask_many(service, 15, pause_s=0.002))  # a shadow runs in pauses
     return served_version(service)
 
 
