@@ -2,10 +2,13 @@
 
 import contextlib
 import hashlib
+import io
+import py_compile
 import subprocess
 import sys
 import sysconfig
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -32,12 +35,26 @@ KEY = """-----BEGIN PUBLIC KEY-----
 MCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=
 -----END PUBLIC KEY-----
 """
-PACK = wheelhouse._zip
+PACK, PACK_PIP = wheelhouse._zip, wheelhouse._pack_pip
 UNITS = ("edgekit.service", "edgekit-agent.service")
 
 
+@pytest.fixture(scope="module")
+def compiled_pip(tmp_path_factory):
+    """The archive of pip with bytecode: to compile it takes most of the time of an installation."""
+    packages, made = Path(sysconfig.get_paths()["purelib"]), tmp_path_factory.mktemp("pip") / "compiled"
+    content = io.BytesIO(PACK_PIP())
+    with zipfile.ZipFile(content, "a", zipfile.ZIP_DEFLATED) as archive:
+        for name in archive.namelist():
+            if name.endswith(".py"):
+                mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+                py_compile.compile(str(packages / name), str(made), doraise=True, invalidation_mode=mode)
+                archive.write(made, f"{name}c")
+    return content.getvalue()
+
+
 @pytest.fixture(autouse=True)
-def own_packages(monkeypatch, tmp_path):
+def own_packages(monkeypatch, tmp_path, compiled_pip):
     """Install the runtime alone, with the packages of this environment beside it."""
     version = subprocess.run(
         ["/usr/bin/python3", "-c", "import platform; print(platform.python_version())"],
@@ -53,6 +70,7 @@ def own_packages(monkeypatch, tmp_path):
         wheelhouse.Wheelhouse, "download", lambda self: self.folder.mkdir(parents=True, exist_ok=True)
     )
     monkeypatch.setattr(installing, "MODULES", {"ort": "onnxruntime"})
+    monkeypatch.setattr(wheelhouse, "_pack_pip", lambda: compiled_pip)
     change_runtime(monkeypatch, {})
 
 
@@ -85,7 +103,8 @@ def change_runtime(monkeypatch, files):
     monkeypatch.setattr(wheelhouse, "_zip", pack)
 
 
-def test_device_is_set_up_and_the_second_run_changes_nothing(device, key):
+def test_device_is_set_up_and_the_second_run_changes_nothing(device, key, monkeypatch):
+    monkeypatch.setattr(wheelhouse, "_pack_pip", PACK_PIP)
     first = set_up(device, keys=[key], target="rpi5")
     assert first.changed == (
         f"release {first.release}",
