@@ -208,7 +208,7 @@ def test_an_interrupt_while_results_appear_waits_for_all_of_them(
 def test_a_reader_that_goes_away_ends_the_output_quietly(model: Path, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    options = ("--target", "rpi4", "-o", tmp_path / "out", "--search-seconds", "0")
+    options = ("--target", "rpi4", "--backend", "ort", "-o", tmp_path / "out", "--search-seconds", "0")
     command = [sys.executable, "-m", "edgekit_toolkit", "package", *map(str, (model, *options))]
     with os.fdopen(writing, "wb") as pipe:
         done = subprocess.run(command, env=environment(), stdout=pipe, stderr=subprocess.PIPE, check=False)
@@ -217,7 +217,7 @@ def test_a_reader_that_goes_away_ends_the_output_quietly(model: Path, tmp_path: 
 
 
 def test_a_terminal_without_unicode_shows_the_result(model: Path, tmp_path: Path) -> None:
-    options = ("--target", "rpi4", "-o", tmp_path / "out", "--search-seconds", "0")
+    options = ("--target", "rpi4", "--backend", "ort", "-o", tmp_path / "out", "--search-seconds", "0")
     command = [sys.executable, "-m", "edgekit_toolkit", "package", *map(str, (model, *options))]
     ascii_only = {**environment(), "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
     done = subprocess.run(command, env=ascii_only, capture_output=True, check=False)
