@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 # Many a fault in a step comes too late: 491 of 1,082 took place in the whole sweep.
 @pytest.mark.parametrize(
-    ("part", "most", "least"), [("journal", 120, 96), ("steps", 12, 6), ("manager", 30, 24), ("torn", 30, 24)]
+    ("part", "most", "least"), [("journal", 120, 96), ("steps", 12, 6), ("manager", 20, 16), ("torn", 20, 16)]
 )
 def test_fault_leaves_no_device_without_a_model_and_no_manager_that_cannot_go_on(part, most, least, tmp_path):
     if sys.platform != "linux" or ctypes.util.find_library("sqlite3") is None:
