@@ -1,8 +1,8 @@
 """A device behind a real OpenSSH server: this machine's system with folders and network of its own.
 
 Its /etc, /opt, /run, /usr/local and /var/lib are copies that vanish with it, and it has no network: ssh's
-client reaches the server by `ProxyCommand`. `systemctl` is a script that notes what it is asked, and `sudo`
-one that asks for no password.
+client reaches the server by `ProxyCommand`. `systemctl` is a script that notes what it is asked, `sudo`
+one that asks for no password, and `sync` one that does nothing: it would wait for all disks of this machine.
 """
 
 import contextlib
@@ -50,6 +50,8 @@ mkdir /run/sshd
 cp "$5" /run/user_key.pub # where every user may read it
 if [ "$2" = 1 ]; then mkdir -p /run/systemd/system; fi
 cp "$1" /usr/local/bin/systemctl
+printf '#!/bin/sh\n' >/usr/local/bin/sync
+chmod 755 /usr/local/bin/sync
 if [ "$3" != root ]; then
     useradd --no-create-home --home-dir / --shell /bin/sh --password '*' "$3"
     cp "$(command -v setpriv)" /usr/local/bin/raise
