@@ -62,7 +62,7 @@ def store(store_url):
 def make_selectors():
     draw = random.Random(1)
     yield from TESTS
-    for _ in range(60):
+    for _ in range(24):
         one, two, three = draw.choices(TESTS, k=3)
         first, second = draw.choices(("and", "or"), k=2)
         yield f"{draw.choice(('', 'not '))}{one} {first} ({two} {second} not {three})"
