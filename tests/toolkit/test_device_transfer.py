@@ -94,7 +94,6 @@ def test_times_that_cannot_be_fitted_are_refused(there: list[float]) -> None:
         fit_ratios(make_runs(min(len(there), 3)), there)
 
 
-@pytest.mark.int8_products
 def test_calibration_networks_cover_every_kind_and_run() -> None:
     networks = make_calibration_networks()
     for network in networks.values():
