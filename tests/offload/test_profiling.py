@@ -172,7 +172,7 @@ def test_rounds_at_another_speed_do_not_keep_a_measurement_from_ending() -> None
 
 
 def test_batches_time_each_graph() -> None:
-    graph = RunnableGraph((MODELS / "digits_cnn.onnx").read_bytes(), {"threads": 1})
+    graph = RunnableGraph((MODELS / "digits_cnn.onnx").read_bytes())
     measured = time_batches(LOCAL, [graph, graph], seconds=0.1)
     assert all(timing.rounds >= 5 and timing.seconds > 0 for timing in measured.timings)
 

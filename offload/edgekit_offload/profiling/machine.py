@@ -265,7 +265,7 @@ def time_batches(
 
     Args:
         machine: where to measure.
-        graphs: at least one; for LiteRT `.tflite` files without options, inputs or weights.
+        graphs: at least one, without options, inputs or weights; for LiteRT `.tflite` files.
         seconds: how long to measure.
         engine: what runs them.
 

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.ort import create_session, make_settings
@@ -37,7 +36,6 @@ _MIN_ROUNDS: Final = 3
 _BATCH_S: Final = 0.005  # runs in a row
 _PROFILED_ROUNDS: Final = 5
 _KERNEL_SUFFIX: Final = "_kernel_time"
-_OPTIMISED: Final = "optimised.onnx"
 _MATMULS: Final = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "MatMulNBits")
 _INT8_MATMULS: Final = ("QGemm", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat")
 _CONVS: Final = ("Conv", "FusedConv", "NhwcFusedConv")
@@ -119,27 +117,13 @@ def _make_feeds(model: Model) -> Feeds:
 
 
 def _open_timed(model: Model, feeds: Feeds) -> _TimedSession:
+    """Return a model in a session as a device opens it."""
     if isinstance(model, OnnxModel):
-        return _open_onnx(model.proto, feeds)
-    session = model.open_session(threads=1)
-    run = functools.partial(session.run, feeds)
-    return _TimedSession(run, _fill_batch(run), *_model_kernels(model.node_costs({})))
-
-
-def _open_onnx(model: onnx.ModelProto, feeds: Feeds) -> _TimedSession:
-    try:
-        session = _open(model, None)
-        inner, names = getattr(session, "_sess", session), [node.name for node in session.get_outputs()]
-
-        def run() -> object:
-            return inner.run(names, feeds, None)  # the compiled session, as devices run it
-
-        repeats = _fill_batch(run)
-        with tempfile.TemporaryDirectory(prefix="edgekit-profile-") as folder:
-            shares, spilled_bytes = _profile(model, feeds, Path(folder))
-    except Exception as error:  # onnxruntime's classes share no base but Exception
-        raise BackendError(f"onnxruntime cannot run the model: {error}") from error
-    return _TimedSession(run, repeats, shares, spilled_bytes)
+        shares, spilled_bytes = _profile(model.proto, feeds)
+    else:
+        shares, spilled_bytes = _model_kernels(model.node_costs({}))
+    run = functools.partial(model.open_session(threads=1).run, feeds)
+    return _TimedSession(run, _fill_batch(run), shares, spilled_bytes)
 
 
 def _fill_batch(run: Callable[[], object]) -> int:
@@ -170,28 +154,31 @@ def _time_in_turns(sessions: Sequence[_TimedSession], seconds: float) -> list[fl
     return [float(np.median(times)) for times in found]
 
 
-def _open(model: onnx.ModelProto, folder: Path | None) -> onnxruntime.InferenceSession:
-    """Return a session; with a folder it is profiled, and its optimised graph is written there."""
+def _profile(model: onnx.ModelProto, feeds: Feeds) -> tuple[dict[KernelKind, float], float]:
+    """Return the share of each kind of kernel in the time of all kernels, and the spilled bytes of a run.
+
+    Raises:
+        BackendError: onnxruntime refuses the model or its inputs.
+    """
     options = replace(ort_options(model), threads=1)
     settings = make_settings(options)
-    if folder is not None:
-        settings.enable_profiling = True
-        settings.profile_file_prefix = str(folder / "profile")
-        settings.optimized_model_filepath = str(folder / _OPTIMISED)
-    return create_session(model.SerializeToString(), settings, options.disabled_optimizers)
-
-
-def _profile(model: onnx.ModelProto, feeds: Feeds, folder: Path) -> tuple[dict[KernelKind, float], float]:
-    """Return the share of each kind of kernel in the time of all kernels, and the spilled bytes of a run."""
-    session = _open(model, folder)
-    for _ in range(_PROFILED_ROUNDS + 1):
-        session.run(None, feeds)
+    settings.enable_profiling = True
+    with tempfile.TemporaryDirectory(prefix="edgekit-profile-") as folder:
+        settings.profile_file_prefix = f"{folder}/profile"
+        settings.optimized_model_filepath = optimised = f"{folder}/optimised.onnx"
+        try:
+            session = create_session(model.SerializeToString(), settings, options.disabled_optimizers)
+            for _ in range(_PROFILED_ROUNDS + 1):
+                session.run(None, feeds)
+        except Exception as error:  # onnxruntime's classes share no base but Exception
+            raise BackendError(f"onnxruntime cannot run the model: {error}") from error
+        found = json.loads(Path(session.end_profiling()).read_bytes())
+        grouped = {node.name for node in nodes(onnx.load(optimised)) if _count_groups(node) > 1}
     events: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for event in json.loads(Path(session.end_profiling()).read_bytes()):
+    for event in found:
         name = event.get("name", "")
         if event.get("cat") == "Node" and name.endswith(_KERNEL_SUFFIX):
             events[name.removesuffix(_KERNEL_SUFFIX), event["args"]["op_name"]].append(event)
-    grouped = {node.name for node in nodes(onnx.load(folder / _OPTIMISED)) if _count_groups(node) > 1}
     return sum_kernels(events, grouped, _PROFILED_ROUNDS + 1)
 
 

@@ -85,8 +85,8 @@ class Job:
         blob_bytes: size of each blob.
         seconds: time limit, kept approximately; loading is not counted. Runs at a speed of the processor
             other than the usual one do not count, up to twice that time.
-        engine: what runs the graphs. Jobs of the kind `batch` may use LiteRT: for `.tflite` files without
-            options, inputs or weights.
+        engine: what runs the graphs. Jobs of the kind `batch` may use LiteRT, for `.tflite` files. Their
+            graphs have no options, inputs or weights, and run in sessions as packages have them.
         quota: processor time that the sender grants, in cores; None for the system's figure.
         usual_s: `MachineFacts.usual_s` of an earlier job with whose times these are compared; if the
             processor hardly ever has that speed, times at another one count.

@@ -32,10 +32,11 @@ from edgekit_runtime.remote.measurement.job import (
     Timing,
     TransferCoding,
 )
-from edgekit_runtime.remote.measurement.machine_facts import MachineFacts, describe_machine
+from edgekit_runtime.remote.measurement.machine_facts import MachineFacts, MeasuredEngine, describe_machine
 from edgekit_runtime.remote.measurement.request_cost import average_middle, measure_request
 from edgekit_runtime.sessions.options import read_options
-from edgekit_runtime.sessions.ort import OrtOptions, create_session, make_settings, with_weights
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession, create_session, make_settings, with_weights
+from edgekit_runtime.sessions.session import Session
 from edgekit_runtime.system.processor_speed import (
     MOST_WAITING,
     SpeedGate,
@@ -164,11 +165,16 @@ def _open(graph: JobGraph, blobs: Sequence[memoryview], folder: Path, number: in
     return _bind(_load(graph, blobs, folder / f"{number}.onnx", lambda _: None), graph, blobs)
 
 
-def _open_litert(model: memoryview) -> Callable[[], object]:
-    """Return a call that runs a `.tflite` model once on generated values."""
-    from edgekit_runtime.sessions.litert.session import LiteRtSession
+def _open_session(model: memoryview, engine: MeasuredEngine) -> Callable[[], object]:
+    """Return a call that runs a model once on generated values, in a session as a package has it."""
+    session: Session
+    if engine == "litert":
+        from edgekit_runtime.sessions.litert.session import LiteRtSession
 
-    session, values = LiteRtSession(model), np.random.default_rng(0)
+        session = LiteRtSession(model)
+    else:
+        session = OrtSession(model)
+    values = np.random.default_rng(0)
     feeds = {spec.name: _make_values(spec.dtype, spec.shape, values) for spec in session.inputs}
     return lambda: session.run(feeds)
 
@@ -387,13 +393,7 @@ def _time_batches(job: Job, blobs: Sequence[memoryview]) -> Measured:
     What slows the machine for a while slows all graphs alike, so their times compare with each other.
     """
     facts, repeats = describe_machine(job.quota, job.engine), []
-    with tempfile.TemporaryDirectory(prefix="edgekit-measure-") as folder:
-        runs = [
-            _open_litert(blobs[graph.model or 0])
-            if job.engine == "litert"
-            else _open_half(graph, blobs, Path(folder), number)
-            for number, graph in enumerate(job.graphs)
-        ]
+    runs = [_open_session(blobs[graph.model or 0], job.engine) for graph in job.graphs]
     for run in runs:
         begin, count = time.perf_counter(), 0
         while not count or time.perf_counter() - begin < _BATCH_S:
