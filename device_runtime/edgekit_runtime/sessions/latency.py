@@ -25,7 +25,7 @@ class LatencyLimits:
         min_rounds: rounds that are counted regardless of the time.
         max_rounds: most rounds that are counted.
         time_limit_s: no round starts later than this after the first, the warm-up included.
-        precision: stop early once the 95 % interval of every median is within this share of it.
+        precision: stop early once the 95 % interval of every median is within this share of it; 0 for never.
     """
 
     warmup_rounds: int = 2
@@ -127,7 +127,10 @@ def measure_latency(
     for count in range(limits.max_rounds):
         if count >= limits.min_rounds and (
             clock() - start >= limits.time_limit_s
-            or all(_is_settled(values, limits.precision) for values in seconds.values())
+            # Without a precision nothing is sorted: that would empty the caches between two inferences.
+            or (
+                limits.precision > 0 and all(_is_settled(each, limits.precision) for each in seconds.values())
+            )
         ):
             break
         order = [names[index] for index in orders.permutation(len(names))]
