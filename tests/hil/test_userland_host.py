@@ -50,11 +50,13 @@ class Host:
         pid: of a process in it.
         binfmt: folder where the machine's binfmt_misc is mounted in it.
         folder: of the temporary files and the configuration of a session.
+        children: processes that have begun before a session, such as servers of other tests.
     """
 
     pid: int
     binfmt: Path
     folder: Path
+    children: set[int]
 
     def enter(self, *words: str) -> list[str]:
         return ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", *words]
@@ -135,14 +137,19 @@ def list_namespaces() -> set[str]:
     return set().union(kept, *map(read_namespaces, pids))
 
 
-def list_children() -> set[int]:
+def list_running() -> set[int]:
     """Return our children, and processes that have become ours, that still run."""
+    return {pid for pid in list_children() if is_running(pid)}
+
+
+def list_children() -> set[int]:
+    """Return our children, and processes that have become ours."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             if int(stat.read_text().rsplit(")", 1)[1].split()[1]) == os.getpid():
                 found.add(int(stat.parent.name))
-    return {pid for pid in found if is_running(pid)}
+    return found
 
 
 @pytest.fixture
@@ -157,12 +164,13 @@ def host(tmp_path: Path) -> Iterator[Host]:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         (tmp_path / "session").mkdir()
-        yield Host(process.pid, binfmt, tmp_path / "session")
+        children = list_children()
+        yield Host(process.pid, binfmt, tmp_path / "session", children)
         process.kill()
     libc.prctl(_SUBREAPER, 0, 0, 0, 0)
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:  # those that have become ours
-            pass
+    for pid in list_children() - children:  # those that have become ours
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
 
 
 def run_program_for_arm64() -> str:
@@ -175,7 +183,7 @@ def run_program_for_arm64() -> str:
 
 
 def assert_unchanged(host: Host, before: dict[str, object], session: Session, own: set[str]) -> None:
-    wait_for(lambda: not list_children() - {host.pid}, "every process of the session to end")
+    wait_for(lambda: not list_running() - host.children, "every process of the session to end")
     wait_for(lambda: not own & list_namespaces(), "the namespaces of the session to vanish")
     assert host.read_state() == before
     assert host.find_cgroups(session.process.pid) == []
