@@ -3,7 +3,6 @@
 import io
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from xml.etree import ElementTree as Xml
 import pytest
 from tests.hil.evidence_parts import EVIDENCE
 from tests.hil.hil_process import run_hil
-from tests.hil.ssh_board import SshBoard, run_ssh_board
+from tests.hil.ssh_board import SshBoard
 from yaml import safe_load
 
 from edgekit_hil.benches.bench_file import read_bench
@@ -29,18 +28,7 @@ from edgekit_toolkit.targets.loader import find_user_targets, load_target
 from edgekit_toolkit.targets.spec import DeviceTimes
 from edgekit_toolkit.targets.writer import write_target
 
-
-@pytest.fixture(scope="module")
-def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshBoard]:
-    with run_ssh_board(tmp_path_factory.mktemp("board")) as board:
-        yield board
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def init(board: SshBoard, *more: str) -> int:

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,17 +19,7 @@ from edgekit_runtime.system.child_process import child_environment
 TEST = ("-k", "italy and ort and golden", "--evidence", "seen")
 
 
-@pytest.fixture(scope="module")
-def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshBoard]:
-    with run_ssh_board(tmp_path_factory.mktemp("board")) as board:
-        yield board
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def wait_held(lock: BenchLock, run: "subprocess.Popen[str]") -> None:

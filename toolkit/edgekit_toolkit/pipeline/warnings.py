@@ -10,6 +10,7 @@ from edgekit_toolkit.measurement.device_profile import find_engine, is_current
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.attachments import class_names, find_labels_problem
 from edgekit_toolkit.pipeline.prepare import list_sizes
+from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.samples.media.classes import numbering_note
 from edgekit_toolkit.samples.range_trap import find_codes_trap, find_range_trap
@@ -51,22 +52,8 @@ def find_warnings(run: Run) -> list[str]:
         notes.append(
             "memory is estimated for the onnxruntime fallback; TensorRT's CUDA context is not modelled"
         )
-    if (times := request.target.device_times) is not None:
-        if find_engine(times.engine) != request.backend:
-            notes.append(
-                f"the profile of {request.target.name} is of {times.engine}; the latency of this package, for"
-                f" {request.backend}, is modelled from coefficients and does not compare with it"
-            )
-        elif not is_current(times):
-            notes.append(
-                f"the profile of {request.target.name} is of other networks than those of this release, so"
-                " latency is modelled from its coefficients; measure it again: edgekit profile --on"
-            )
-        elif times.engine != (here := describe_engine(find_engine(times.engine))):
-            notes.append(
-                f"latency is predicted from times of {times.engine} on the device, and this machine has"
-                f" {here}, whose kernels may differ"
-            )
+    if (profile_problem := _find_profile_problem(request)) is not None:
+        notes.append(profile_problem)
     if run.load.is_heavy:
         notes.append(
             f"latency on this machine is in doubt: while it was measured, {run.load}; repeat on a quiet"
@@ -80,6 +67,29 @@ def find_warnings(run: Run) -> list[str]:
         )
     problems = dict.fromkeys(one.memory for one in run.candidates if isinstance(one.memory, str))
     return [*notes, *_arithmetic_warnings(run), *_memory_warnings(run), *problems]
+
+
+def _find_profile_problem(request: Request) -> str | None:
+    """Return why a profile is not used or may not hold, or None."""
+    if (times := request.target.device_times) is None:
+        return None
+    name, engine = request.target.name, find_engine(times.engine)
+    if engine != request.backend:
+        return (
+            f"the profile of {name} is of {times.engine}; the latency of this package, for"
+            f" {request.backend}, is modelled from coefficients and does not compare with it"
+        )
+    if not is_current(times):
+        return (
+            f"the profile of {name} is of other networks than those of this release, so latency is modelled"
+            " from its coefficients; measure it again: edgekit profile --on"
+        )
+    if times.engine != (here := describe_engine(engine)):
+        return (
+            f"latency is predicted from times of {times.engine} on the device, and this machine has {here},"
+            " whose kernels may differ"
+        )
+    return None
 
 
 def _arithmetic_warnings(run: Run) -> list[str]:
