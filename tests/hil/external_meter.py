@@ -33,10 +33,10 @@ class ExternalMeter:
         self.vanish()
         os.mkfifo(self._watts)
 
-    def wait_read(self) -> None:
-        """Wait until the command has begun and ended from now on."""
+    def wait_read(self, count: int = 1) -> None:
+        """Wait until the command has begun and ended `count` times from now on."""
         before = self._count()
-        wait_for(lambda: self._count() >= before + 2, "two readings")
+        wait_for(lambda: self._count() > before + count, f"{count} readings")
 
     def wait_failed(self) -> None:
         """Wait until the driver has stopped to read."""
