@@ -10,11 +10,12 @@ class Tree:
         self.root = root
 
     def write(self, path: str, value: object) -> Path:
-        """Write one attribute, with the line feed that the kernel ends it with."""
+        """Write one attribute whole, with the line feed that the kernel ends it with."""
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{value}\n")
-        return file
+        new = self.root / "new"
+        new.write_text(f"{value}\n")
+        return new.replace(file)
 
     def rail(
         self, channel: int, label: str, millivolts: int, milliamperes: int, hwmon: str = "hwmon3"
