@@ -85,7 +85,7 @@ def test_newest_times_count_also_beside_a_later_run_without_any() -> None:
     for evidence in (older, MEASURED, later):
         keep(evidence)
 
-    assert find_costs(load_target("rpi4")) == MEASURED
+    assert find_costs(load_target("rpi4")) == (MEASURED, TIMES)
 
 
 def test_times_of_other_networks_are_not_used() -> None:
@@ -122,7 +122,7 @@ def test_target_with_several_power_modes_has_no_use_for_times() -> None:
     (mode,) = target.power.modes
     power = dataclasses.replace(target.power, modes=(mode, dataclasses.replace(mode, name="slow")))
 
-    assert find_costs(target) == MEASURED
+    assert find_costs(target) == (MEASURED, TIMES)
     assert find_costs(dataclasses.replace(target, power=power)) is None
 
 
@@ -137,7 +137,7 @@ def test_newest_times_count_whether_committed_or_of_the_user(
     write_evidence(committed, tmp_path / "committed")
     keep(own)
 
-    assert find_costs(load_target("rpi4")) == (own if newest == "own" else committed)
+    assert find_costs(load_target("rpi4")) == (own if newest == "own" else committed, TIMES)
 
 
 def test_targets_say_on_which_device_and_when_costs_were_measured() -> None:

@@ -275,20 +275,16 @@ def _read_all(target: str) -> list[Evidence]:
     return [one for one in seen if one.target == target and one.count("skipped") < len(one.tests)]
 
 
-def read_measured_costs(target: str, networks: str | None = None) -> Evidence | None:
-    """Return the newest evidence with times of calibration networks on a real device, or None.
+def read_measured_costs(target: str) -> list[tuple[Evidence, NetworkTimes]]:
+    """Return evidence with times of calibration networks on a real device, and the times, newest first.
 
     Times of an emulated device are never costs of its class.
 
     Args:
         target: target of the device.
-        networks: digest of the networks; None for any.
     """
-    for each in reversed(_read_all(target)):
-        times = each.network_times if each.kind == "real" else None
-        if times is not None and networks in {times.networks, None}:
-            return each
-    return None
+    newest_first = reversed(_read_all(target))
+    return [(one, one.network_times) for one in newest_first if one.kind == "real" and one.network_times]
 
 
 def describe_source(evidence: Evidence, current: Checkout) -> str:

@@ -70,7 +70,7 @@ def command(
     from edgekit_toolkit.commands.hil.bench_machine import find_device
     from edgekit_toolkit.commands.progress import ProgressBar
     from edgekit_toolkit.console import open_console, print_line
-    from edgekit_toolkit.measurement.device_profile import find_engine
+    from edgekit_toolkit.measurement.device_profile import parse_engine
     from edgekit_toolkit.targets.loader import find_user_targets
 
     device, target = find_device(on), _find_target(on, base, name)
@@ -100,7 +100,7 @@ def command(
     else:
         console = open_console()
         _show(console, target.name, path, found.fitted, networks)
-        if found.machine.engine != (here := describe_engine(find_engine(found.machine.engine))):
+        if found.machine.engine != (here := describe_engine(parse_engine(found.machine.engine))):
             there = f"the device runs {found.machine.engine}, this machine {here}"
             print_line(
                 console, ("Note:", "yellow"), f"{there}; kernels of two releases may differ.", indent=0

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from edgekit_hil.evidence.evidence_file import Evidence
+    from edgekit_hil.evidence.evidence_file import Evidence, NetworkTimes
     from edgekit_toolkit.targets.spec import Release, Target
 
 
@@ -58,7 +58,8 @@ def _list(console: Console, found: Sequence[Target]) -> None:
         free = f"{target.memory.free.value / 1e9:.1f} GB"
         runs = [f"{one.kind} {one.date[:10]}" for one in _seen(target)]
         if (costs := _find_costs(target)) is not None:
-            runs.append(f"costs measured on {costs.device.model}, {_date_of(costs)}")
+            evidence, times = costs
+            runs.append(f"costs measured on {evidence.device.model}, {times.date}")
         profiled = [source for source in target.sources if target.device_times and source.key == "profile"]
         seen = "\n".join([*runs, *(f"profile {source.date}" for source in profiled)]) or "no run"
         table.add_row(names, target.title, backend, target.quantization.form, free, modes, seen)
@@ -111,29 +112,24 @@ def _seen(target: Target) -> list[Evidence]:
     return read_newest(target.name)
 
 
-def _find_costs(target: Target) -> Evidence | None:
-    """Return the evidence that measured the costs of a target, or None."""
+def _find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
+    """Return the evidence that measured the costs of a target, and its times, or None."""
     from edgekit_hil.evidence.evidence_file import read_measured_costs
 
-    if read_measured_costs(target.name) is None:
+    if not read_measured_costs(target.name):
         return None  # without the slow import
     from edgekit_toolkit.measurement.measured_costs import find_costs
 
     return find_costs(target)
 
 
-def _date_of(costs: Evidence) -> str:
-    """Return the date on which costs were measured."""
-    return "" if costs.network_times is None else costs.network_times.date
-
-
 def _describe_costs(target: Target) -> str:
     """Return where the costs of latency and energy come from, and how far off they were."""
     energy = "Energy is that times published power."
     if (times := target.device_times) is not None:
-        from edgekit_toolkit.measurement.device_profile import find_engine, is_current
+        from edgekit_toolkit.measurement.device_profile import is_current, parse_engine
 
-        if find_engine(times.engine) != target.backend.default or not is_current(times):
+        if parse_engine(times.engine) != target.backend.default or not is_current(times):
             return (
                 f"Latency is modelled by the coefficients below: the profile, of {times.engine}, is of other"
                 " networks than those of this release, or of another engine than the target prefers; measure"
@@ -142,11 +138,12 @@ def _describe_costs(target: Target) -> str:
         return f"Latency is predicted by the profile of source `profile`. {energy}"
     if (costs := _find_costs(target)) is None:
         return "Latency, unless measured here, and energy are modelled by the coefficients below."
+    evidence, measured = costs
     text = (
-        f"Latency is calibrated: measured on {costs.device.model} by bench {costs.bench}, {_date_of(costs)}"
-        f" ({costs.file_name})."
+        f"Latency is calibrated: measured on {evidence.device.model} by bench {evidence.bench},"
+        f" {measured.date} ({evidence.file_name})."
     )
-    if errors := costs.latency_errors:
+    if errors := evidence.latency_errors:
         worst = max(errors, key=abs)
         text += f" That run predicted {len(errors)} latencies of whole models, {worst:+.0%} off at worst."
     return f"{text} {energy}"

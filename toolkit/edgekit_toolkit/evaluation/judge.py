@@ -9,7 +9,7 @@ from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_latency
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.costs.target_model import NodeCost, model_cost
-from edgekit_toolkit.measurement.device_profile import find_engine, is_current, predict_latencies
+from edgekit_toolkit.measurement.device_profile import is_current, parse_engine, predict_latencies
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_engine_bytes, measure_model_memory
 from edgekit_toolkit.models.model import Model, Runner
 from edgekit_toolkit.samples.generated import Feeds
@@ -55,7 +55,7 @@ def model_on_target(
     times = target.device_times
     if (
         times is None
-        or find_engine(times.engine) != target.backend.default
+        or parse_engine(times.engine) != target.backend.default
         or any(model.engine != target.backend.default for model in models)
         or not is_current(times)
     ):

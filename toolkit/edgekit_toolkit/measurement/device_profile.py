@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from edgekit_hil.evidence.evidence_file import NetworkTimes
 from edgekit_toolkit.costs.device_transfer import FittedRatios, fit_ratios
 from edgekit_toolkit.measurement.calibration_models import digest_calibration_models
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
@@ -41,19 +42,19 @@ def add_times(
     others = (each for each in target.sources if each.key != SOURCE)
     return replace(
         target,
-        device_times=DeviceTimes(device, engine, digest_calibration_models(find_engine(engine)), figures),
+        device_times=DeviceTimes(device, engine, digest_calibration_models(parse_engine(engine)), figures),
         sources=(*others, source),
     )
 
 
-def find_engine(name: str) -> Engine:
+def parse_engine(name: str) -> Engine:
     """Return which engine a name with a release means, such as `onnxruntime 1.24.4`."""
     return "ort" if name.startswith("onnxruntime") else "litert"
 
 
-def is_current(times: DeviceTimes) -> bool:
+def is_current(times: DeviceTimes | NetworkTimes) -> bool:
     """Return whether times are those of this release's networks: others cannot be compared with runs here."""
-    engine = find_engine(times.engine)
+    engine = parse_engine(times.engine)
     return times.networks == digest_calibration_models(engine) and set(times.seconds) == set(
         make_calibration_networks()
     )
@@ -82,6 +83,6 @@ def predict_latencies(
         BackendError: the engine refuses a model or its inputs here.
         ModelError: the work of a model for LiteRT cannot be counted.
     """
-    here = measure_host_runs(models, find_engine(times.engine), HOST_S)
+    here = measure_host_runs(models, parse_engine(times.engine), HOST_S)
     fitted = fit_here(times, here)
     return [fitted.predict_s(run) for run in here.models], fitted

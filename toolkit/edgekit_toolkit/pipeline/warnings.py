@@ -6,7 +6,7 @@ from edgekit_runtime.remote.measurement.machine_facts import describe_engine
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_toolkit.measurement.arithmetic import instruction_set, measures_here
-from edgekit_toolkit.measurement.device_profile import find_engine, is_current
+from edgekit_toolkit.measurement.device_profile import is_current, parse_engine
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.attachments import class_names, find_labels_problem
 from edgekit_toolkit.pipeline.prepare import list_sizes
@@ -73,7 +73,7 @@ def _find_profile_problem(request: Request) -> str | None:
     """Return why a profile is not used or may not hold, or None."""
     if (times := request.target.device_times) is None:
         return None
-    name, engine = request.target.name, find_engine(times.engine)
+    name, engine = request.target.name, parse_engine(times.engine)
     if engine != request.backend:
         return (
             f"the profile of {name} is of {times.engine}; the latency of this package, for"
