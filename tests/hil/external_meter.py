@@ -12,15 +12,16 @@ class ExternalMeter:
     """A meter beside the device: a file with what its command prints.
 
     Attributes:
+        command: command that reads it.
         drivers: part of the environment file.
     """
 
     def __init__(self, folder: Path, watts: str, **options: Any) -> None:
         self._watts, self._seen, self._folder = folder / "watts", folder / "seen", folder
         self.show(watts)
-        command = f"cat {self._watts}; code=$?; echo >>{self._seen}; exit $code"
+        self.command = f"cat {self._watts}; code=$?; echo >>{self._seen}; exit $code"
         options = {"interval_s": 0.05, "measures": "board with its supply", **options}
-        self.drivers = {"CommandMeterDriver": {"command": command, **options}}
+        self.drivers = {"CommandMeterDriver": {"command": self.command, **options}}
 
     def show(self, watts: str) -> None:
         (self._folder / "next").write_text(watts)

@@ -7,9 +7,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from yaml import safe_dump
@@ -18,6 +19,11 @@ import edgekit_runtime
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 _START_LIMIT_S = 10.0
+_MODULES = {
+    "SensorsDriver": "edgekit_hil.drivers.sensors",
+    "CommandMeterDriver": "edgekit_hil.drivers.meter",
+    "OwnMeter": "own_meter.py",
+}
 
 
 @dataclass
@@ -40,8 +46,15 @@ class SshBoard:
     python: Path
     server_pid: int
 
-    def write_bench(self, path: Path, *, address: str = "127.0.0.1", **settings: str) -> Path:
-        """Write an environment file that leads here."""
+    def write_bench(
+        self,
+        path: Path,
+        *,
+        address: str = "127.0.0.1",
+        drivers: Mapping[str, Any] | None = None,
+        **settings: str,
+    ) -> Path:
+        """Write an environment file that leads here, with more drivers by name."""
         section = {
             "name": "stand-in",
             "kind": "simulated",
@@ -51,11 +64,10 @@ class SshBoard:
             **settings,
         }
         service = {"address": address, "port": self.port, "username": getpass.getuser()}
-        main = {
-            "resources": {"NetworkService": service},
-            "drivers": {"SSHDriver": {"keyfile": str(self.key), "connection_timeout": 5.0}},
-        }
-        path.write_text(safe_dump({"edgekit": section, "targets": {"main": main}}))
+        ssh = {"SSHDriver": {"keyfile": str(self.key), "connection_timeout": 5.0}}
+        main = {"resources": {"NetworkService": service}, "drivers": {**ssh, **(drivers or {})}}
+        imports = [_MODULES[name] for name in drivers or () if name in _MODULES]
+        path.write_text(safe_dump({"edgekit": section, "targets": {"main": main}, "imports": imports}))
         return path
 
 

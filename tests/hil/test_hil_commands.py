@@ -10,14 +10,18 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 from tests.hil.evidence_parts import EVIDENCE
+from tests.hil.external_meter import ExternalMeter
 from tests.hil.hil_process import run_hil
 from tests.hil.ssh_board import SshBoard
+from tests.runtime.power_tree import Tree
 from yaml import safe_load
 
 from edgekit_hil.benches.bench_file import read_bench
 from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.bench_writer import SshBench
 from edgekit_hil.evidence.evidence_file import read_evidence, write_evidence
+from edgekit_offload.profiling import machine
+from edgekit_offload.profiling.machine import time_batches
 from edgekit_runtime.errors import BenchError, CutError
 from edgekit_runtime.remote.measurement.machine_facts import describe_machine
 from edgekit_toolkit.cli import main
@@ -69,9 +73,19 @@ def test_init_refuses_a_meter_that_it_does_not_know(
 
 
 def test_device_of_a_bench_is_profiled_over_its_own_connection(
-    board: SshBoard, capsys: pytest.CaptureFixture[str]
+    board: SshBoard, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert init(board, "--name", "desk") == 0
+    meter = ExternalMeter(folder, "4")
+
+    def draw_and_time(*arguments: Any, **options: Any) -> Any:
+        meter.show("14")
+        try:
+            return time_batches(*arguments, **options)
+        finally:
+            meter.show("4")
+
+    monkeypatch.setattr(machine, "time_batches", draw_and_time)
+    assert init(board, "--name", "desk", "--meter", f"command:{meter.command}") == 0
     capsys.readouterr()
 
     code = main(["profile", "--on", "bench.yaml", "--seconds", "5", "--json"])
@@ -83,6 +97,22 @@ def test_device_of_a_bench_is_profiled_over_its_own_connection(
     target = load_target(found["target"], [find_user_targets()])
     assert target.device_times is not None
     assert any("edgekit profile of" in source.title for source in target.sources)
+    (mode,) = target.power.modes
+    assert found["power"]["at_rest_and_busy_w"] == [target.power.idle.value, mode.active.value] == [4.0, 14.0]
+    assert (mode.active.status, mode.active.source) == ("measured", "profile")
+
+
+def test_meter_of_a_part_of_the_device_leaves_the_power_of_the_target(
+    board: SshBoard, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Tree(folder / "sys").rail(1, "VDD_CPU", 5000, 300)
+    sensors = {"SensorsDriver": {"python": str(board.python), "sysfs": str(folder / "sys")}}
+    board.write_bench(folder / "bench.yaml", name="desk", kind="real", drivers=sensors)
+
+    assert main(["profile", "--on", "bench.yaml", "--seconds", "5"]) == 0
+
+    assert "not that of the whole device, but all rails of the board" in capsys.readouterr().out
+    assert load_target("x86-64-desk", [find_user_targets()]).power == load_target("x86-64").power
 
 
 def test_profile_of_what_is_no_bench_needs_a_target(capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,7 +261,8 @@ def test_run_leaves_evidence_and_junit(board: SshBoard, folder: Path) -> None:
 
 
 def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(board: SshBoard, folder: Path) -> None:
-    board.write_bench(folder / "bench.yaml", name="desk", kind="real")
+    rising = {"CommandMeterDriver": {"command": f"echo >>{folder}/read; wc -l <{folder}/read"}}
+    board.write_bench(folder / "bench.yaml", name="desk", kind="real", drivers=rising)
     options = ["--profile-seconds", "5", "--evidence", "seen"]
 
     done = run_hil("run", "-k", "memory_is_near and italy", *options)
@@ -244,6 +275,8 @@ def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(board: SshBoa
     evidence = next(one for one in map(read_evidence, (folder / "seen").glob("*.json")) if one.figures)
     assert evidence.network_times is not None
     assert set(evidence.network_times.seconds) == set(make_calibration_networks())
+    power = load_target(str(profile)).power
+    assert evidence.network_times.watts == (power.idle.value, power.modes[0].active.value)
     latency = next(each for each in evidence.figures if each.unit == "ms")
     assert latency.predicted
     assert "prediction by edgekit profile of" in latency.method

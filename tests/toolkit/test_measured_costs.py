@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from tests.hil.evidence_parts import EVIDENCE
 from tests.toolkit.package_run import edgekit, mlp, package, saved
@@ -12,10 +13,13 @@ from edgekit_hil.evidence import evidence_file
 from edgekit_hil.evidence.evidence_file import Evidence, Figure, NetworkTimes, find_hil_folder, write_evidence
 from edgekit_runtime.errors import TargetError
 from edgekit_runtime.remote.measurement.machine_facts import describe_engine
+from edgekit_toolkit.evaluation.judge import model_on_target
 from edgekit_toolkit.measurement import device_profile
 from edgekit_toolkit.measurement.calibration_models import digest_calibration_models
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
 from edgekit_toolkit.measurement.measured_costs import find_costs, take_measured_costs
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.loader import load_target
 
 pytestmark = pytest.mark.usefixtures("new_home")
@@ -86,6 +90,18 @@ def test_newest_times_count_also_beside_a_later_run_without_any() -> None:
         keep(evidence)
 
     assert find_costs(load_target("rpi4")) == (MEASURED, TIMES)
+
+
+def test_power_that_a_meter_read_beside_the_times_makes_energy_calibrated() -> None:
+    keep(dataclasses.replace(MEASURED, network_times=dataclasses.replace(TIMES, watts=(2.0, 5.5))))
+
+    target = take_measured_costs(load_target("rpi4"))
+
+    feeds: Feeds = {"input": np.zeros((1, 48), np.float32)}
+    (found,) = model_on_target([OnnxModel(NETWORKS["dense-small"])], target, {}, feeds)
+    assert (found.latency_label, found.energy_label) == ("calibrated", "calibrated")
+    assert found.energy_mj == pytest.approx(5.5 * (found.latency_ms or 0.0))
+    assert "5.5 W, which a meter read" in words("targets", "rpi4")
 
 
 def test_times_of_other_networks_are_not_used() -> None:

@@ -21,7 +21,13 @@ _TIMED_OUT: Final = 124  # exit code of timeout(1)
 
 
 class MeterProtocol(abc.ABC):
-    """A driver that measures power; a driver of the user that implements it is the meter of its bench."""
+    """A driver that measures power; a driver of the user that implements it is the meter of its bench.
+
+    Attributes:
+        is_whole: whether it measures the whole device; otherwise its watts are not those that targets state.
+    """
+
+    is_whole: bool = True
 
     @property
     @abc.abstractmethod

@@ -11,6 +11,7 @@ from labgrid.factory import target_factory
 
 from edgekit_hil.drivers.meter import MeterProtocol, check_watts
 from edgekit_runtime.errors import BenchError
+from edgekit_runtime.power.sensors.power_source import WHOLE_DEVICE
 
 _START_LIMIT_S = 20
 
@@ -39,6 +40,7 @@ class SensorsDriver(Driver, MeterProtocol):
         if found["power_w"] is None:
             missing = "; ".join(found["missing"].values()) or "no reading"
             raise BenchError(f"the device's sensors measure no power: {missing}")
+        self.is_whole = found["power_of"] in WHOLE_DEVICE
         self._scope = f"{found['power_of']}, by {', '.join(each['name'] for each in found['sensors'])}"
 
     @property

@@ -109,12 +109,14 @@ class NetworkTimes:
         engine: name and release of the engine on the device.
         networks: digest of the networks.
         seconds: time of one inference of each network, by its name.
+        watts: power of the device at rest and while the networks ran; None without a meter of the whole.
     """
 
     date: str
     engine: str
     networks: str
     seconds: Mapping[str, float]
+    watts: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,11 @@ def _read_times(found: dict[str, Any], facts: DeviceFacts) -> NetworkTimes | Non
     if not seconds or times["device"] != facts.model or not facts.has_engine(times["engine"]):
         return None
     (date,) = (each["date"] for each in found["sources"] if each["key"] == "profile")
-    return NetworkTimes(date, times["engine"], times["networks"], seconds)
+    power = found["power"]
+    (active,) = (each["active"] for each in power["modes"] if each["name"] == power["default_mode"])
+    is_metered = active["source"] == "profile"
+    watts = (power["idle"]["value"], active["value"]) if is_metered else None
+    return NetworkTimes(date, times["engine"], times["networks"], seconds, watts)
 
 
 @functools.cache

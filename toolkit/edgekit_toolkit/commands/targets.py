@@ -125,7 +125,8 @@ def _find_costs(target: Target) -> tuple[Evidence, NetworkTimes] | None:
 
 def _describe_costs(target: Target) -> str:
     """Return where the costs of latency and energy come from, and how far off they were."""
-    energy = "Energy is that times published power."
+    active = target.power.mode(target.power.default_mode).active
+    energy = f"Energy is that times {active.value:g} W ({active.status})."
     if (times := target.device_times) is not None:
         from edgekit_toolkit.measurement.device_profile import is_current, parse_engine
 
@@ -139,6 +140,8 @@ def _describe_costs(target: Target) -> str:
     if (costs := _find_costs(target)) is None:
         return "Latency, unless measured here, and energy are modelled by the coefficients below."
     evidence, measured = costs
+    if measured.watts is not None:
+        energy = f"Energy is that times {measured.watts[1]:g} W, which a meter read in that run."
     text = (
         f"Latency is calibrated: measured on {evidence.device.model} by bench {evidence.bench},"
         f" {measured.date} ({evidence.file_name})."

@@ -9,7 +9,7 @@ from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_runtime.sessions.latency import Latency, LatencyLimits, measure_latency
 from edgekit_toolkit.costs.peak_memory import MemoryEstimate
 from edgekit_toolkit.costs.target_model import NodeCost, model_cost
-from edgekit_toolkit.measurement.device_profile import is_current, parse_engine, predict_latencies
+from edgekit_toolkit.measurement.device_profile import SOURCE, is_current, parse_engine, predict_latencies
 from edgekit_toolkit.measurement.peak_memory import PeakMemory, measure_engine_bytes, measure_model_memory
 from edgekit_toolkit.models.model import Model, Runner
 from edgekit_toolkit.samples.generated import Feeds
@@ -35,6 +35,7 @@ class Modelled:
         uncertainty: factor by which the ratio of two latencies of this kind may be off.
         source: source of the costs behind them.
         latency_label: `calibrated` if times of networks on a real device of this kind are behind the latency.
+        energy_label: `calibrated` if the power that a meter read there is behind the energy, too.
     """
 
     latency_ms: float | None
@@ -42,6 +43,7 @@ class Modelled:
     uncertainty: float
     source: str
     latency_label: Literal["calibrated", "modelled"] = "modelled"
+    energy_label: Literal["calibrated", "modelled"] = "modelled"
 
 
 def model_on_target(
@@ -64,15 +66,16 @@ def model_on_target(
         latencies, fitted = predict_latencies([(model, feeds) for model in models], times)
     except ModelError:  # their work cannot be counted
         return [_model_by_coefficients(model, target, dims) for model in models]
-    active_w = target.power.mode(target.power.default_mode).active.value
+    active = target.power.mode(target.power.default_mode).active
     source = target.source(next(iter(times.seconds.values())).source)
     return [
         Modelled(
             latency_s * 1e3,
-            active_w * latency_s * 1e3,
+            active.value * latency_s * 1e3,
             fitted.uncertainty,
             f"{source.title}, {source.date}",
             "calibrated" if times.is_real else "modelled",
+            "calibrated" if times.is_real and active.source == SOURCE else "modelled",
         )
         for latency_s in latencies
     ]

@@ -16,7 +16,7 @@ from edgekit_toolkit.measurement.host_run import HostRuns, measure_host_runs
 from edgekit_toolkit.models.model import Engine, Model
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.figures import Figure, Source, Status
-from edgekit_toolkit.targets.spec import DeviceTimes, Target
+from edgekit_toolkit.targets.spec import DeviceTimes, Power, Target
 
 SOURCE: Final = "profile"
 """Key of the source of what was measured on a device."""
@@ -25,16 +25,24 @@ HOST_S: Final = 4.0
 
 
 def add_times(
-    target: Target, device: str, engine: str, seconds: Mapping[str, float], source: Source, *, is_real: bool
+    target: Target,
+    device: str,
+    engine: str,
+    seconds: Mapping[str, float],
+    watts: tuple[float, float] | None,
+    source: Source,
+    *,
+    is_real: bool,
 ) -> Target:
-    """Return a target with times of this release's calibration networks on a device.
+    """Return a target with times of this release's calibration networks on a device, and its power.
 
     Args:
         target: the target that the device is one of.
         device: model of the device.
         engine: name and release of the engine there.
         seconds: time of one inference of each network of that engine, by its name.
-        source: source of the times, under the key `SOURCE`.
+        watts: power of the device at rest and while the networks ran; None keeps that of the target.
+        source: source of these figures, under the key `SOURCE`.
         is_real: whether a real device was measured, not an emulated one.
     """
     status: Status = "measured" if is_real else "estimated"
@@ -42,9 +50,19 @@ def add_times(
     others = (each for each in target.sources if each.key != SOURCE)
     return replace(
         target,
+        power=target.power if watts is None else _replace_power(target.power, watts, status),
         device_times=DeviceTimes(device, engine, digest_calibration_models(parse_engine(engine)), figures),
         sources=(*others, source),
     )
+
+
+def _replace_power(power: Power, watts: tuple[float, float], status: Status) -> Power:
+    """Return the power of a target with the figures of a meter, which hold for the default mode."""
+    idle, active = (Figure(each, "W", status, SOURCE) for each in watts)
+    modes = (
+        replace(mode, active=active) if mode.name == power.default_mode else mode for mode in power.modes
+    )
+    return replace(power, idle=idle, modes=tuple(modes))
 
 
 def parse_engine(name: str) -> Engine:

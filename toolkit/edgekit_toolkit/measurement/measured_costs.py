@@ -49,6 +49,7 @@ def take_measured_costs(target: Target) -> Target:
         derivation=f"networks measured by bench {evidence.bench}",
     )
     try:
-        return add_times(target, evidence.device.model, times.engine, times.seconds, source, is_real=True)
+        device, engine = evidence.device.model, times.engine
+        return add_times(target, device, engine, times.seconds, times.watts, source, is_real=True)
     except TargetError as error:
         raise TargetError(f"evidence {evidence.file_name}: {error}") from error

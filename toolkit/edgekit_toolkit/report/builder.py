@@ -240,7 +240,7 @@ def _figures(run: Run, candidate: JudgedCandidate, held: HeldDrop | None) -> dic
         ),
         "host_latency": _figure(candidate.latency.median_s * 1e3, "measured", "host"),
         "memory": _memory(run, candidate),
-        "energy": _figure(costs["energy"], "modelled", target.name),
+        "energy": _figure(costs["energy"], candidate.modelled.energy_label, target.name),
         "score": _figure(None if held is None else candidate.score.value, label, "host"),
         "drop": _figure(None if held is None else held.drop.points, label, "host"),
     }
@@ -342,7 +342,7 @@ def _varying(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
             "label": "measured",
         },
         "latency_on_target_ms": _figure(modelled.latency_ms, modelled.latency_label, run.request.target.name),
-        "energy_on_target_mj": _figure(modelled.energy_mj, "modelled", run.request.target.name),
+        "energy_on_target_mj": _figure(modelled.energy_mj, modelled.energy_label, run.request.target.name),
         "cost_source": modelled.source,
         "memory": shown["memory"],
     }

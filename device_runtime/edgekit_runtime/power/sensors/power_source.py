@@ -7,6 +7,9 @@ from typing import Final
 from edgekit_runtime.power.sensors.ina3221 import WHOLE_BOARD
 from edgekit_runtime.power.sensors.probe import MOST_POWER_W, Probe
 
+WHOLE_DEVICE: Final = frozenset({"the whole board", "the platform", "the device, while on battery"})
+"""Scopes of power sources that leave nothing of the device out."""
+
 # Over a longer gap, a straight line between two powers would be a guess.
 _MAX_GAP_S: Final = 10.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,29 @@ from edgekit_runtime.errors import BenchError, CutError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from edgekit_hil.drivers.meter import MeterProtocol
     from edgekit_offload.profiling.machine import Machine
     from edgekit_offload.profiling.model_profile import Label
 
 _FOLDER = "profile"
 
 
-def find_device(text: str) -> contextlib.AbstractContextManager[Machine]:
+@dataclass(frozen=True, slots=True)
+class MeteredMachine:
+    """A machine that measures, with the meter of its bench.
+
+    Attributes:
+        machine: the machine.
+        meter: what measures its power, or None.
+        meter_text: what the meter measures, or why there is none.
+    """
+
+    machine: Machine
+    meter: MeterProtocol | None = None
+    meter_text: str = "none: a bench of `edgekit hil` can have one"
+
+
+def find_device(text: str) -> contextlib.AbstractContextManager[MeteredMachine]:
     """Return a machine, or the device of a bench, which is opened when the block begins.
 
     Args:
@@ -30,7 +47,7 @@ def find_device(text: str) -> contextlib.AbstractContextManager[Machine]:
     from edgekit_offload.profiling.machine import Machine
 
     try:
-        return contextlib.nullcontext(Machine.parse(text))
+        return contextlib.nullcontext(MeteredMachine(Machine.parse(text)))
     except CutError as cause:
         if not _is_bench(text):
             raise CutError(f"{cause}, or a bench of `edgekit hil benches`") from cause
@@ -56,7 +73,7 @@ def _is_bench(text: str) -> bool:
 
 
 @contextlib.contextmanager
-def _open_bench(bench: str) -> Iterator[Machine]:
+def _open_bench(bench: str) -> Iterator[MeteredMachine]:
     """Yield the device of a bench, over the connection in its environment file; holds the bench meanwhile.
 
     Args:
@@ -76,4 +93,5 @@ def _open_bench(bench: str) -> Iterator[Machine]:
     with open_bench(file) as opened, opened.open_folder(_FOLDER, "edgekit profile") as device:
         argv = (*shlex.split(device.python), "-m", "edgekit_runtime.cli")
         label: Label = "measured" if settings.kind == "real" else "emulated"
-        yield Machine(settings.name, argv, label, execute=device.run_program)
+        machine = Machine(settings.name, argv, label, execute=device.run_program)
+        yield MeteredMachine(machine, opened.meter, opened.meter_text)

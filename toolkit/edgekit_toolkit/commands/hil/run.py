@@ -124,8 +124,8 @@ def _profile_once(bench: str, file: BenchFile, seconds: float) -> None:
     try:
         if times is not None and _holds(times, file):
             return
-        with ProgressBar(open_console(stderr=True)) as progress, find_device(bench) as machine:
-            found = measure_profile(machine, target, path, seconds, progress.show)
+        with ProgressBar(open_console(stderr=True)) as progress, find_device(bench) as device:
+            found = measure_profile(device, target, path, seconds, progress.show)
         click.echo(
             f"profile of bench '{settings.name}': {path}; networks left out of the fit were off by"
             f" {found.fitted.uncertainty:.2f} x at most"

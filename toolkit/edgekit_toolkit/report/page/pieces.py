@@ -13,7 +13,8 @@ COUNTED: ReportedFigure = {"value": 0, "label": "modelled", "on": "host"}
 
 _MEANING = {
     "measured": "taken on the machine named",
-    "calibrated": "a run on the host, times what networks took on a real device of this kind over the host",
+    "calibrated": "a run on the host, times what networks took on a real device of this kind over the host;"
+    " of energy: times the power that a meter read there",
     "modelled": "computed from a model of the device, with measured parts",
     "estimated": "a rough figure from the device class; measure before you rely on it",
 }
