@@ -100,7 +100,7 @@ def asking(service: Running) -> Iterator[Asking]:
         yield asker
 
 
-@pytest.mark.parametrize("spare", range(3))
+@pytest.mark.parametrize("spare", [0, 1, MOST])
 def test_package_without_descriptors_is_not_called_bad(
     maker: PackageMaker, tmp_path: Path, spare: int
 ) -> None:
@@ -128,14 +128,13 @@ def opens(package: OpenedPackage) -> bool:
     return True
 
 
-@pytest.mark.parametrize("spare", range(5))
+@pytest.mark.parametrize("spare", [*range(5), MOST])
 def test_model_without_descriptors_is_not_called_bad(maker: PackageMaker, tmp_path: Path, spare: int) -> None:
     with read_package(write(maker, tmp_path, "1.0.0"), maker.trust) as package:
         open_session(package).close()  # the engine is imported
         with without_descriptors(os.getpid(), spare):
-            # Three times: other threads of this process may need a descriptor for a moment.
-            is_open = any(opens(package) for _ in range(3))
-        assert is_open or spare < 4
+            is_open = opens(package)
+        assert is_open or spare < MOST  # it takes 4, and threads that other tests have left may take some too
         assert not is_open or spare > 1
 
 
