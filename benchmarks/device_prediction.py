@@ -95,7 +95,8 @@ def predict_latencies(
         print_summary(f"latency on {engine} at {share:.0%}", errors)
         fitted = fits[-1]
         ratios = ", ".join(f"{kind} {ratio:.2f}" for kind, ratio in fitted.ratios.items())
-        print(f"one fit: {ratios}, {fitted.s_per_spilled_byte * 1e12:.0f} us for a spilled MB")
+        sharing = f"{fitted.sharing.share:.0%} beyond {fitted.sharing.alone_s * 1e6:.0f} us"
+        print(f"one fit: {ratios}, {fitted.s_per_spilled_byte * 1e12:.0f} us for a spilled MB, {sharing}")
         left_out = dict(zip(networks, fitted.errors, strict=True))
         print("networks left out: " + ", ".join(f"{name} {error:+.1%}" for name, error in left_out.items()))
         print(f"their worst: {fitted.uncertainty:.2f} x", flush=True)

@@ -9,7 +9,15 @@ from onnx import TensorProto, helper
 from edgekit_runtime.errors import BackendError, TargetError
 from edgekit_runtime.remote.measurement.job_runner import make_inputs
 from edgekit_runtime.sessions.ort_products import saturates
-from edgekit_toolkit.costs.device_transfer import FittedRatios, HostRun, KernelKind, fit_ratios
+from edgekit_toolkit.costs.device_transfer import (
+    FittedRatios,
+    HostRun,
+    KernelKind,
+    KernelTime,
+    ThreadSharing,
+    fit_ratios,
+    sum_kinds,
+)
 from edgekit_toolkit.evaluation.judge import Modelled, model_on_target
 from edgekit_toolkit.measurement import device_profile
 from edgekit_toolkit.measurement.calibration_models import (
@@ -21,7 +29,7 @@ from edgekit_toolkit.measurement.calibration_networks import (
     digest_networks,
     make_calibration_networks,
 )
-from edgekit_toolkit.measurement.host_run import HostRuns, measure_host_runs, sum_kernels
+from edgekit_toolkit.measurement.host_run import HostRuns, measure_host_runs, read_kernels
 from edgekit_toolkit.models.model import Engine
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.models.ort_session import run_session, session_for
@@ -43,7 +51,7 @@ def make_runs(count: int, seed: int = 0) -> list[HostRun]:
     values = np.random.default_rng(seed)
     return [
         HostRun(
-            {kind: float(values.uniform(1e-5, 1e-2)) for kind in DEVICE.ratios},
+            [KernelTime(kind, float(values.uniform(1e-5, 1e-2))) for kind in DEVICE.ratios],
             float(values.uniform(0, 1e8)),
         )
         for _ in range(count)
@@ -70,14 +78,52 @@ def test_noisy_times_state_the_error_of_networks_that_were_left_out() -> None:
 
 def test_a_kind_that_no_network_shows_counts_with_the_largest_ratio() -> None:
     fitted = FittedRatios({"conv": 3.0, "other": 5.0}, 0.0, (0.0,))
-    assert fitted.predict_s(HostRun({"recurrent": 1.0})) == 5.0
+    assert fitted.predict_s(HostRun([KernelTime("recurrent", 1.0)])) == 5.0
 
 
 def test_kinds_that_cannot_be_told_apart_keep_a_common_ratio() -> None:
-    runs = [HostRun({"conv": seconds, "matmul": seconds}) for seconds in (1e-3, 2e-3, 5e-3, 9e-3)]
+    times = (1e-3, 2e-3, 5e-3, 9e-3)
+    runs = [HostRun([KernelTime("conv", each), KernelTime("matmul", each)]) for each in times]
     fitted = fit_ratios(runs, [8 * run.whole_s for run in runs])
     assert fitted.ratios == pytest.approx({"conv": 8.0, "matmul": 8.0})
     assert fitted.s_per_spilled_byte == 0
+
+
+def make_threaded_runs(seed: int) -> list[HostRun]:
+    """Return networks of many short kernels and of few long ones."""
+    values = np.random.default_rng(seed)
+    return [
+        HostRun(
+            [
+                KernelTime(kind, float(np.exp(values.uniform(np.log(1e-6), np.log(1e-3)))), count)
+                for kind in DEVICE.ratios
+                for count in (1, 5)
+            ]
+        )
+        for _ in range(30)
+    ]
+
+
+def test_threads_that_help_with_long_kernels_are_found() -> None:
+    device = FittedRatios(DEVICE.ratios, 0.0, (0.0,), ThreadSharing(40e-6, 0.3))
+    runs = make_threaded_runs(0)
+    fitted = fit_ratios(runs, [device.predict_s(run) for run in runs])
+    assert fitted.sharing == device.sharing
+    assert fitted.ratios == pytest.approx(device.ratios, rel=0.02)
+    for run in make_threaded_runs(1):
+        assert fitted.predict_s(run) == pytest.approx(device.predict_s(run), rel=0.02)
+
+
+def test_threads_take_no_part_in_what_the_engine_does_beside_kernels_and_in_recurrent_ones() -> None:
+    fitted = FittedRatios({"conv": 1.0, "call": 1.0, "recurrent": 1.0}, 0.0, (0.0,), ThreadSharing(1e-5, 0.2))
+    times = {kind: fitted.predict_s(HostRun([KernelTime(kind, 1.0)])) for kind in fitted.ratios}
+    assert times == {"conv": pytest.approx(0.2, rel=1e-3), "call": 1.0, "recurrent": 1.0}
+
+
+def test_device_of_one_thread_has_no_threads_that_help() -> None:
+    runs, values = make_threaded_runs(0), np.random.default_rng(3)
+    there = [DEVICE.predict_s(run) * float(values.uniform(0.9, 1.1)) for run in runs]
+    assert fit_ratios(runs, there).sharing.share == 1
 
 
 def test_spilled_bytes_never_make_a_device_faster() -> None:
@@ -103,12 +149,13 @@ def test_calibration_networks_cover_every_kind_and_run() -> None:
     runs = measure_host_runs((), "ort", 0).networks
     assert set(runs) == set(networks)
     assert all(run.whole_s > 0 for run in runs.values())
-    call_shares = {name: run.seconds["call"] / run.whole_s for name, run in runs.items()}
+    call_shares = {name: sum_kinds(run)["call"] / run.whole_s for name, run in runs.items()}
     assert call_shares["call"] == 1
     assert call_shares["conv-large"] < 0.1  # four large convolutions beside microseconds
     # Without VNNI the engine runs these two in float, so that their sums are exact.
     in_float = {"int8-depthwise", "int8-matmul"} if saturates() else set()
-    assert {kind for run in runs.values() for kind in run.seconds} == set(get_args(KernelKind)) - in_float
+    kinds = {kernel.kind for run in runs.values() for kernel in run.kernels}
+    assert kinds == set(get_args(KernelKind)) - in_float
 
 
 def test_bytes_beyond_the_caches_of_a_small_board_are_counted_in_each_kernel() -> None:
@@ -130,8 +177,11 @@ def test_kernel_that_lost_the_processor_once_keeps_its_share() -> None:
         ("a", "Conv"): [event(90), event(10), event(10), event(4000)],
         ("b", "Softmax"): [event(90), event(10), event(10), event(10)],
     }
-    shares, _ = sum_kernels(events, (), 4)
-    assert shares == pytest.approx({"conv": 0.5, "other": 0.5})
+    kernels, _ = read_kernels(events, (), 4)
+    assert kernels == [
+        KernelTime("conv", pytest.approx(10.5e-6)),
+        KernelTime("other", pytest.approx(10.5e-6)),
+    ]
 
 
 def test_body_of_a_loop_counts_once_and_as_often_as_it_runs() -> None:
@@ -140,8 +190,9 @@ def test_body_of_a_loop_counts_once_and_as_often_as_it_runs() -> None:
         ("body", "MatMul"): [event(10)] * 10,
         ("after", "Conv"): [event(20)] * 2,
     }
-    shares, _ = sum_kernels(events, {"after"}, 2)
-    assert shares == pytest.approx({"matmul": 5 * 10.5 / 73, "depthwise": 20.5 / 73})
+    kernels, _ = read_kernels(events, {"after"}, 2)
+    body = KernelTime("matmul", pytest.approx(10.5e-6), 5)
+    assert kernels == [body, KernelTime("depthwise", pytest.approx(20.5e-6))]
 
 
 def test_views_and_tables_count_no_bytes_that_no_kernel_touches() -> None:
@@ -151,7 +202,7 @@ def test_views_and_tables_count_no_bytes_that_no_kernel_touches() -> None:
         "Reshape": event(10, read=mib, written=mib),
         "Gather": event(10, read=100, weights=30 * mib, written=mib),
     }
-    counted = {op: sum_kernels({(op, op): [each, each]}, (), 2)[1] for op, each in of.items()}
+    counted = {op: read_kernels({(op, op): [each, each]}, (), 2)[1] for op, each in of.items()}
     assert counted == {"Conv": 3 * mib - kept, "Reshape": 0, "Gather": 2 * mib - kept}
 
 
@@ -159,7 +210,7 @@ def test_networks_of_litert_cover_every_kind_that_it_has() -> None:
     runs = measure_host_runs((), "litert", 0).networks
     assert set(runs) == set(make_calibration_networks())
     assert all(run.whole_s > 0 for run in runs.values())
-    kinds = {kind for run in runs.values() for kind in run.seconds}
+    kinds = {kernel.kind for run in runs.values() for kernel in run.kernels}
     assert kinds == set(get_args(KernelKind)) - {"recurrent"}  # the converter writes the steps of an LSTM out
 
 

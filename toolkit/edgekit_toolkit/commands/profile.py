@@ -255,7 +255,11 @@ def _show(console: Console, name: str, path: Path, found: MeasuredProfile, error
     ratios = [(kind, f"{ratio:.2f} x as long as here") for kind, ratio in sorted(fitted.ratios.items())]
     spilled = f"{fitted.s_per_spilled_byte * 1e12:.0f} us more for each MB"
     spill_row = (f"data of a kernel beyond {CACHE_BYTES >> 10} KiB", spilled)
-    print_section(console, "Kernels on the device", [*ratios, spill_row])
+    thread_row, sharing = ("threads", "none that help"), fitted.sharing
+    if sharing.share < 1:
+        long = f"what a kernel takes beyond {sharing.alone_s * 1e6:.0f} us here"
+        thread_row = (long, f"{sharing.share:.0%} of it, since threads share it")
+    print_section(console, "Kernels on the device", [*ratios, spill_row, thread_row])
     worst = sorted(errors, key=lambda network: -abs(errors[network]))[:5]
     rows = [(network, f"{errors[network]:+.1%}") for network in worst]
     print_section(console, "Worst predictions of networks that the fit had not seen", rows)

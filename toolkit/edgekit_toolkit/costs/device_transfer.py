@@ -1,15 +1,18 @@
 """Latency on a device from a run here: a ratio for each kind of kernel, fitted on networks that ran on both.
 
 A roofline of published coefficients is off by up to twice. Two machines that run the same engine are much
-more alike: most of what makes a kernel slow here makes it slow there. What differs most is memory: data that
-a kernel cannot keep in the device's caches costs time beside that. So there is a ratio for each kind, and a
-time for each byte beyond caches. They are fitted on whole networks, not on single kernels. Their error shows
-when a network is left out of the fit. This module measures nothing.
+more alike: most of what makes a kernel slow here makes it slow there. Two things differ most. Data that a
+kernel cannot keep in the device's caches costs time beside that. And where an engine has several threads,
+they help with long kernels, not with short ones, while one thread runs here. So there is a ratio for each
+kind, a time for each byte beyond caches, and how threads share kernels. All is fitted on whole networks, not
+on single kernels. The error shows when a network is left out of the fit. This module measures nothing.
 
 Source: B. Lu et al., One proxy device is enough for hardware-aware neural architecture search, SIGMETRICS
 2022, sections 3 and 4 (latencies on one device predict those on another).
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -24,6 +27,7 @@ KernelKind = Literal[
 CACHE_BYTES: Final = 512 << 10
 """What a kernel touches beyond this is spilled: the second-level cache of a core of a Raspberry Pi 5."""
 
+_UNSHARED: Final = frozenset[KernelKind](("call", "recurrent"))  # a recurrent kernel is many short steps
 _PULLS: Final = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # weights of "all ratios are equal" against one network
 _SPILL_PULL: Final = 0.001  # weight of "a spilled byte takes no time of its own"
 _SPILL_BYTES_PER_S: Final = 20e9  # of a usual host, so that both weights mean the same
@@ -32,21 +36,68 @@ _LEAST_RATIO: Final = 0.1  # least ratio of a kind over the common one: no kerne
 
 
 @dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Time of one kernel on this machine, by one thread.
+
+    Attributes:
+        kind: what it computes.
+        seconds: time of one run of it.
+        count: how often it runs in one inference.
+    """
+
+    kind: KernelKind
+    seconds: float
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class HostRun:
     """One inference of a network on this machine, by one thread.
 
     Attributes:
-        seconds: time of each kind of kernel; their sum is the whole run.
+        kernels: its kernels; their sum is the whole run.
         spilled_bytes: bytes beyond `CACHE_BYTES` that its kernels read and write.
     """
 
-    seconds: Mapping[KernelKind, float]
+    kernels: Sequence[KernelTime]
     spilled_bytes: float = 0.0
 
     @property
     def whole_s(self) -> float:
         """Time of the whole run."""
-        return sum(self.seconds.values())
+        return sum(kernel.count * kernel.seconds for kernel in self.kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadSharing:
+    """How the threads of a device share a kernel.
+
+    Threads that must be woken for a kernel come too late for a short one, and take their share of a long one.
+    This is of kernels alone: not of what the engine does beside them, and not of recurrent ones.
+
+    Attributes:
+        alone_s: time here of a kernel from which on the threads help.
+        share: time of what goes beyond, over the time by one thread; 1 for a device with one thread.
+    """
+
+    alone_s: float = 1.0
+    share: float = 1.0
+
+    def shorten(self, kernel: KernelTime) -> float:
+        """Return the time here of a kernel as if threads of the device shared it."""
+        if self.share == 1 or kernel.kind in _UNSHARED:
+            return kernel.seconds
+        alone_s = -self.alone_s * math.expm1(-kernel.seconds / self.alone_s)
+        return self.share * kernel.seconds + (1 - self.share) * alone_s
+
+
+_ONE_THREAD: Final = ThreadSharing()
+_SHARINGS: Final = tuple(
+    ThreadSharing(alone_s, share)
+    for alone_s in (10e-6, 20e-6, 40e-6, 80e-6)
+    for share in (0.8, 0.65, 0.5, 0.4, 0.3, 0.2, 0.12)
+)
+_LEAST_GAIN: Final = 0.8  # squared error with threads over that with one, at most: else there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +107,14 @@ class FittedRatios:
     Attributes:
         ratios: time there over time here, for each kind of kernel.
         s_per_spilled_byte: time there of each spilled byte, beside that of its kernel.
+        sharing: how the threads there share kernels; the ratios are those of one thread there to one here.
         errors: for each network its predicted over its measured time, less 1, by a fit without that network.
     """
 
     ratios: Mapping[KernelKind, float]
     s_per_spilled_byte: float
     errors: tuple[float, ...]
+    sharing: ThreadSharing = _ONE_THREAD
 
     @property
     def uncertainty(self) -> float:
@@ -77,15 +130,24 @@ class FittedRatios:
         Args:
             run: the same network here.
         """
-        unknown = max(self.ratios.values())
-        kernels_s = sum(seconds * self.ratios.get(kind, unknown) for kind, seconds in run.seconds.items())
+        unknown, of_kinds = max(self.ratios.values()), sum_kinds(run, self.sharing)
+        kernels_s = sum(seconds * self.ratios.get(kind, unknown) for kind, seconds in of_kinds.items())
         return kernels_s + run.spilled_bytes * self.s_per_spilled_byte
+
+
+def sum_kinds(run: HostRun, sharing: ThreadSharing = _ONE_THREAD) -> dict[KernelKind, float]:
+    """Return the time of each kind of kernel in a run here, as if threads of a device shared the kernels."""
+    found: dict[KernelKind, float] = defaultdict(float)
+    for kernel in run.kernels:
+        found[kernel.kind] += kernel.count * sharing.shorten(kernel)
+    return found
 
 
 def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float]) -> FittedRatios:
     """Return what predicts networks best, by relative error, and how well it does.
 
-    Kinds are pulled towards one common ratio. How strongly is chosen by the error of networks left out.
+    Kinds are pulled towards one common ratio. How strongly, and how threads share kernels, is chosen by the
+    error of networks left out.
 
     Args:
         runs: networks here, at least three.
@@ -100,20 +162,38 @@ def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float]) -> FittedRati
         )
     if not all(0 < each < np.inf for each in (*device_s, *(run.whole_s for run in runs))):
         raise ValueError(f"expected times above 0, got {device_s}")
-    kinds = sorted({kind for run in runs for kind in run.seconds})
+    kinds = sorted({kernel.kind for run in runs for kernel in run.kernels})
+    alone = _fit(runs, kinds, device_s, _ONE_THREAD)
+    shared = min((_fit(runs, kinds, device_s, each) for each in _SHARINGS), key=_sum_squares)
+    return shared if _sum_squares(shared) < _LEAST_GAIN * _sum_squares(alone) else alone
+
+
+def _fit(
+    runs: Sequence[HostRun], kinds: Sequence[KernelKind], device_s: Sequence[float], sharing: ThreadSharing
+) -> FittedRatios:
+    """Return the best fit with one way to share kernels."""
+    sums = [sum_kinds(run, sharing) for run in runs]
     parts = np.array(
         [
-            [*(run.seconds.get(kind, 0.0) for kind in kinds), run.spilled_bytes / _SPILL_BYTES_PER_S]
-            for run in runs
+            [*(of_kinds.get(kind, 0.0) for kind in kinds), run.spilled_bytes / _SPILL_BYTES_PER_S]
+            for run, of_kinds in zip(runs, sums, strict=True)
         ]
     )
     parts /= np.array(device_s)[:, None]
-    errors = {pull: _errors_left_out(parts, pull) for pull in _PULLS}
-    best = min(_PULLS, key=lambda pull: float(np.square(np.log1p(errors[pull])).sum()))
-    *ratios, spill = _solve(parts, best).tolist()
-    return FittedRatios(
-        dict(zip(kinds, ratios, strict=True)), spill / _SPILL_BYTES_PER_S, tuple(errors[best].tolist())
-    )
+
+    def fit(pull: float) -> FittedRatios:
+        *ratios, spill = _solve(parts, pull).tolist()
+        errors = tuple(_errors_left_out(parts, pull).tolist())
+        return FittedRatios(
+            dict(zip(kinds, ratios, strict=True)), spill / _SPILL_BYTES_PER_S, errors, sharing
+        )
+
+    return min(map(fit, _PULLS), key=_sum_squares)
+
+
+def _sum_squares(fitted: FittedRatios) -> float:
+    """Return the squared errors of a fit, as logarithms, so that half and twice as long weigh the same."""
+    return float(np.square(np.log1p(fitted.errors)).sum())
 
 
 def _errors_left_out(parts: npt.NDArray[np.float64], pull: float) -> npt.NDArray[np.float64]:

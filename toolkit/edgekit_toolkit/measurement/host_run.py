@@ -1,4 +1,4 @@
-"""Time of each kind of kernel in one inference here, by one thread: the base of a prediction for a device.
+"""Time of each kernel in one inference here, by one thread: the base of a prediction for a device.
 
 Models and calibration networks run in turns, so that what slows this machine meanwhile slows both alike. Each
 network measured for a while by itself differed by 5 to 10 % from one minute to the next; in turns, its time
@@ -21,7 +21,7 @@ import onnx
 
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.ort import create_session, make_settings
-from edgekit_toolkit.costs.device_transfer import CACHE_BYTES, HostRun, KernelKind
+from edgekit_toolkit.costs.device_transfer import CACHE_BYTES, HostRun, KernelKind, KernelTime
 from edgekit_toolkit.costs.target_model import NodeCost, kernel_latency_s
 from edgekit_toolkit.measurement.calibration_models import make_calibration_models
 from edgekit_toolkit.models.model import Engine, Model
@@ -63,7 +63,7 @@ class HostRuns:
 
 
 def measure_host_runs(models: Sequence[tuple[Model, Feeds]], engine: Engine, seconds: float) -> HostRuns:
-    """Return the time of one inference of each model and calibration network, for each kind of kernel.
+    """Return the time of one inference of each model and calibration network, split into kernels.
 
     Args:
         models: models of that engine, which run with their own options, and values of their inputs by name.
@@ -89,20 +89,22 @@ class _TimedSession:
     Attributes:
         run: runs it once.
         repeats: runs that fill a batch.
-        shares: share of each kind of kernel in the time of all kernels.
+        kernels: its kernels; only the ratios of their times count.
         spilled_bytes: bytes beyond `CACHE_BYTES` that its kernels read and write in a run.
     """
 
     run: Callable[[], object]
     repeats: int
-    shares: Mapping[KernelKind, float]
+    kernels: Sequence[KernelTime]
     spilled_bytes: float
 
     def split(self, whole_s: float, call_s: float) -> HostRun:
-        """Return the run that takes `whole_s`, split into kinds of kernels."""
-        call_s = min(call_s, whole_s)
-        kernels = {kind: share * (whole_s - call_s) for kind, share in self.shares.items()}
-        return HostRun({**kernels, "call": call_s}, self.spilled_bytes)
+        """Return the run that takes `whole_s`, split into kernels."""
+        call = KernelTime("call", min(call_s, whole_s))
+        found = self.kernels or [KernelTime("other", 1.0)]
+        factor = (whole_s - call.seconds) / HostRun(found).whole_s
+        kernels = [replace(kernel, seconds=factor * kernel.seconds) for kernel in found]
+        return HostRun([*kernels, call], self.spilled_bytes)
 
 
 @functools.cache
@@ -119,11 +121,11 @@ def _make_feeds(model: Model) -> Feeds:
 def _open_timed(model: Model, feeds: Feeds) -> _TimedSession:
     """Return a model in a session as a device opens it."""
     if isinstance(model, OnnxModel):
-        shares, spilled_bytes = _profile(model.proto, feeds)
+        kernels, spilled_bytes = _profile(model.proto, feeds)
     else:
-        shares, spilled_bytes = _model_kernels(model.node_costs({}))
+        kernels, spilled_bytes = _model_kernels(model.node_costs({}))
     run = functools.partial(model.open_session(threads=1).run, feeds)
-    return _TimedSession(run, _fill_batch(run), shares, spilled_bytes)
+    return _TimedSession(run, _fill_batch(run), kernels, spilled_bytes)
 
 
 def _fill_batch(run: Callable[[], object]) -> int:
@@ -154,8 +156,8 @@ def _time_in_turns(sessions: Sequence[_TimedSession], seconds: float) -> list[fl
     return [float(np.median(times)) for times in found]
 
 
-def _profile(model: onnx.ModelProto, feeds: Feeds) -> tuple[dict[KernelKind, float], float]:
-    """Return the share of each kind of kernel in the time of all kernels, and the spilled bytes of a run.
+def _profile(model: onnx.ModelProto, feeds: Feeds) -> tuple[list[KernelTime], float]:
+    """Return the time of each kernel, and the spilled bytes of a run.
 
     Raises:
         BackendError: onnxruntime refuses the model or its inputs.
@@ -179,13 +181,13 @@ def _profile(model: onnx.ModelProto, feeds: Feeds) -> tuple[dict[KernelKind, flo
         name = event.get("name", "")
         if event.get("cat") == "Node" and name.endswith(_KERNEL_SUFFIX):
             events[name.removesuffix(_KERNEL_SUFFIX), event["args"]["op_name"]].append(event)
-    return sum_kernels(events, grouped, _PROFILED_ROUNDS + 1)
+    return read_kernels(events, grouped, _PROFILED_ROUNDS + 1)
 
 
-def sum_kernels(
+def read_kernels(
     events: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], grouped: Collection[str], rounds: int
-) -> tuple[dict[KernelKind, float], float]:
-    """Return the share of each kind of kernel in the time of all kernels, and the spilled bytes of a run.
+) -> tuple[list[KernelTime], float]:
+    """Return the time of each kernel, and the spilled bytes of a run.
 
     Args:
         events: (name, operator) -> onnxruntime's events of that kernel, in order. In the body of a loop it
@@ -193,20 +195,19 @@ def sum_kernels(
         grouped: names of convolutions in groups.
         rounds: number of runs, two at least; the first one allocates and is left out.
     """
-    found: dict[KernelKind, float] = defaultdict(float)
+    found: list[KernelTime] = []
     spilled_bytes = 0.0
     for (name, op), of_kernel in events.items():
-        if op in _CONTROL_FLOW:  # its time is that of its body, whose kernels have events of their own
-            continue
         in_a_run = len(of_kernel) // rounds
+        # The time of control flow is that of its body, whose kernels have events of their own.
+        if op in _CONTROL_FLOW or not in_a_run:
+            continue
         # The median: others take the processor away in the middle of a kernel. Times are cut to microseconds.
         rest = of_kernel[in_a_run:]
         kernel_us = statistics.median(event["dur"] for event in rest) + 0.5
-        found[_find_kind(op, is_grouped=name in grouped)] += in_a_run * kernel_us
+        found.append(KernelTime(_find_kind(op, is_grouped=name in grouped), 1e-6 * kernel_us, in_a_run))
         spilled_bytes += in_a_run * max(_count_bytes(op, rest[0]["args"]) - CACHE_BYTES, 0)
-    if not (total := sum(found.values())):
-        return {"other": 1.0}, 0.0
-    return {kind: value / total for kind, value in found.items()}, spilled_bytes
+    return found, spilled_bytes
 
 
 def _count_bytes(op: str, kernel: Mapping[str, Any]) -> int:
@@ -219,21 +220,21 @@ def _count_bytes(op: str, kernel: Mapping[str, Any]) -> int:
     return output_bytes + sum(int(kernel.get(part, 0)) for part in ("activation_size", "parameter_size"))
 
 
-def _model_kernels(work: Sequence[NodeCost]) -> tuple[dict[KernelKind, float], float]:
-    """Return the share of each kind of kernel, and the spilled bytes of a run, from the work of each kernel.
+def _model_kernels(work: Sequence[NodeCost]) -> tuple[list[KernelTime], float]:
+    """Return the time of each kernel, and the spilled bytes of a run, from the work of each kernel.
 
-    LiteRT does not say how long its kernels take, so the shares are those of the coefficients of `x86-64`.
+    LiteRT does not say how long its kernels take, so the times are those of the coefficients of `x86-64`.
     """
     target = load_target("x86-64")
     mode = target.power.mode(target.power.default_mode)
-    found: dict[KernelKind, float] = defaultdict(float)
+    found: list[KernelTime] = []
     spilled_bytes = 0.0
     for node in work:
-        found[_find_tflite_kind(node)] += kernel_latency_s(node, target, mode)
+        seconds = kernel_latency_s(replace(node, repeats=1), target, mode)
+        found.append(KernelTime(_find_tflite_kind(node), seconds, node.repeats))
         touched = 2 * node.bytes_written if node.op in _TFLITE_LOOKUPS else node.traffic_bytes
         spilled_bytes += node.repeats * max(touched - CACHE_BYTES, 0)
-    total = sum(found.values())
-    return {kind: value / total for kind, value in found.items()}, spilled_bytes
+    return found, spilled_bytes
 
 
 def _find_tflite_kind(node: NodeCost) -> KernelKind:
