@@ -6,8 +6,9 @@
 
 Models: models/tiny and those of `--folder`. The device is emulated (needs root).
 
-- Latency, on a share of one processor of this machine: ratios are fitted on `calibration_networks`; the
-  models shown took no part in it. ONNX models run in onnxruntime, `.tflite` models in LiteRT.
+- Latency, on a share of one processor of this machine; share 1 is all processors, on which onnxruntime takes
+  as many threads. Ratios are fitted on `calibration_networks`; the models shown took no part in it. ONNX
+  models run in onnxruntime, `.tflite` models in LiteRT.
 - Peak memory, on the bench `constrained`: what `edgekit package` states, beside the peak of a process there
   that opens the model and runs it. For a .tflite both are measured, each in a process of its own.
 
@@ -64,11 +65,12 @@ def predict_latencies(
         here[name] = measure_host_runs([(model, feeds)], engine, HOST_S)  # as `edgekit package` does it
     graphs = [RunnableGraph(each.content) for each in (*networks.values(), *models.values())]
     for share in shares:
-        machine = Machine.parse(f"local@{share:.0%}")
+        machine = Machine.parse("local" if share == 1 else f"local@{share:.0%}")
         measured = time_batches(machine, graphs, seconds=seconds, engine=engine)
         there = dict(zip([*networks, *models], measured.timings, strict=True))
         network_s = [there[name].seconds for name in networks]
-        print(f"\n{measured.machine.engine}, {share:.0%} of one processor")
+        device = f"{share:.0%} of one processor" if share < 1 else f"all {measured.machine.cores} processors"
+        print(f"\n{measured.machine.engine}, {device}")
         print("| model | here, ms | predicted, ms | measured, ms | times as long | error, % | spread, % |")
         print("| --- | --- | --- | --- | --- | --- | --- |")
         errors, fits = [], []

@@ -177,11 +177,17 @@ def test_kernel_that_lost_the_processor_once_keeps_its_share() -> None:
         ("a", "Conv"): [event(90), event(10), event(10), event(4000)],
         ("b", "Softmax"): [event(90), event(10), event(10), event(10)],
     }
-    kernels, _ = read_kernels(events, (), 4)
+    kernels, _ = read_kernels(events, (), 2, 4)
     assert kernels == [
         KernelTime("conv", pytest.approx(10.5e-6)),
         KernelTime("other", pytest.approx(10.5e-6)),
     ]
+
+
+def test_kernel_as_short_as_one_that_does_nothing_is_a_part_of_the_engine() -> None:
+    events = {("a", "Conv"): [event(2)] * 4, ("b", "Conv"): [event(3)] * 4}
+    kernels, _ = read_kernels(events, (), 2, 4)
+    assert [kernel.kind for kernel in kernels] == ["call", "conv"]
 
 
 def test_body_of_a_loop_counts_once_and_as_often_as_it_runs() -> None:
@@ -190,7 +196,7 @@ def test_body_of_a_loop_counts_once_and_as_often_as_it_runs() -> None:
         ("body", "MatMul"): [event(10)] * 10,
         ("after", "Conv"): [event(20)] * 2,
     }
-    kernels, _ = read_kernels(events, {"after"}, 2)
+    kernels, _ = read_kernels(events, {"after"}, 2, 2)
     body = KernelTime("matmul", pytest.approx(10.5e-6), 5)
     assert kernels == [body, KernelTime("depthwise", pytest.approx(20.5e-6))]
 
@@ -202,7 +208,7 @@ def test_views_and_tables_count_no_bytes_that_no_kernel_touches() -> None:
         "Reshape": event(10, read=mib, written=mib),
         "Gather": event(10, read=100, weights=30 * mib, written=mib),
     }
-    counted = {op: read_kernels({(op, op): [each, each]}, (), 2)[1] for op, each in of.items()}
+    counted = {op: read_kernels({(op, op): [each, each]}, (), 2, 2)[1] for op, each in of.items()}
     assert counted == {"Conv": 3 * mib - kept, "Reshape": 0, "Gather": 2 * mib - kept}
 
 

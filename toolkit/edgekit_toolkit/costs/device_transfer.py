@@ -23,7 +23,7 @@ import numpy.typing as npt
 KernelKind = Literal[
     "conv", "depthwise", "matmul", "int8-conv", "int8-depthwise", "int8-matmul", "recurrent", "other", "call"
 ]
-"""Kernels of a network; `call` is what the engine takes beside them, to begin and end a run."""
+"""Kernels of a network; `call` is what the engine takes beside them, for a run and for each kernel."""
 CACHE_BYTES: Final = 512 << 10
 """What a kernel touches beyond this is spilled: the second-level cache of a core of a Raspberry Pi 5."""
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import onnx
@@ -34,7 +34,7 @@ from edgekit_toolkit.targets.loader import load_target
 _CALL: Final = "call"  # the network whose time is what the engine takes beside kernels
 _MIN_ROUNDS: Final = 3
 _BATCH_S: Final = 0.005  # runs in a row
-_PROFILED_ROUNDS: Final = 5
+_PROFILED_ROUNDS: Final = 6  # the first one allocates
 _KERNEL_SUFFIX: Final = "_kernel_time"
 _MATMULS: Final = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "MatMulNBits")
 _INT8_MATMULS: Final = ("QGemm", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat")
@@ -121,7 +121,8 @@ def _make_feeds(model: Model) -> Feeds:
 def _open_timed(model: Model, feeds: Feeds) -> _TimedSession:
     """Return a model in a session as a device opens it."""
     if isinstance(model, OnnxModel):
-        kernels, spilled_bytes = _profile(model.proto, feeds)
+        events, grouped = _profile(model.proto, feeds)
+        kernels, spilled_bytes = read_kernels(events, grouped, _find_shortest_us())
     else:
         kernels, spilled_bytes = _model_kernels(model.node_costs({}))
     run = functools.partial(model.open_session(threads=1).run, feeds)
@@ -156,8 +157,21 @@ def _time_in_turns(sessions: Sequence[_TimedSession], seconds: float) -> list[fl
     return [float(np.median(times)) for times in found]
 
 
-def _profile(model: onnx.ModelProto, feeds: Feeds) -> tuple[list[KernelTime], float]:
-    """Return the time of each kernel, and the spilled bytes of a run.
+_KernelEvents: TypeAlias = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
+"""(name, operator) -> onnxruntime's events of that kernel, in order; in a loop it has several in each run."""
+
+
+@functools.cache
+def _find_shortest_us() -> float:
+    """Return what onnxruntime's profile states for a kernel that does nothing, of one value."""
+    model = make_calibration_models("ort")[_CALL]
+    assert isinstance(model, OnnxModel)  # noqa: S101  # for the type checker
+    (events,) = _profile(model.proto, _make_feeds(model))[0].values()
+    return float(statistics.median(event["dur"] for event in events))
+
+
+def _profile(model: onnx.ModelProto, feeds: Feeds) -> tuple[_KernelEvents, Collection[str]]:
+    """Return the events of each kernel in some runs, and the names of convolutions in groups.
 
     Raises:
         BackendError: onnxruntime refuses the model or its inputs.
@@ -170,7 +184,7 @@ def _profile(model: onnx.ModelProto, feeds: Feeds) -> tuple[list[KernelTime], fl
         settings.optimized_model_filepath = optimised = f"{folder}/optimised.onnx"
         try:
             session = create_session(model.SerializeToString(), settings, options.disabled_optimizers)
-            for _ in range(_PROFILED_ROUNDS + 1):
+            for _ in range(_PROFILED_ROUNDS):
                 session.run(None, feeds)
         except Exception as error:  # onnxruntime's classes share no base but Exception
             raise BackendError(f"onnxruntime cannot run the model: {error}") from error
@@ -181,18 +195,19 @@ def _profile(model: onnx.ModelProto, feeds: Feeds) -> tuple[list[KernelTime], fl
         name = event.get("name", "")
         if event.get("cat") == "Node" and name.endswith(_KERNEL_SUFFIX):
             events[name.removesuffix(_KERNEL_SUFFIX), event["args"]["op_name"]].append(event)
-    return read_kernels(events, grouped, _PROFILED_ROUNDS + 1)
+    return events, grouped
 
 
 def read_kernels(
-    events: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], grouped: Collection[str], rounds: int
+    events: _KernelEvents, grouped: Collection[str], shortest_us: float, rounds: int = _PROFILED_ROUNDS
 ) -> tuple[list[KernelTime], float]:
     """Return the time of each kernel, and the spilled bytes of a run.
 
     Args:
-        events: (name, operator) -> onnxruntime's events of that kernel, in order. In the body of a loop it
-            has several in each run.
+        events: what the profile says.
         grouped: names of convolutions in groups.
+        shortest_us: duration of a kernel that does nothing. One that takes no longer is a part of what the
+            engine does beside kernels: no thread helps with it, and what it computes does not matter.
         rounds: number of runs, two at least; the first one allocates and is left out.
     """
     found: list[KernelTime] = []
@@ -204,8 +219,9 @@ def read_kernels(
             continue
         # The median: others take the processor away in the middle of a kernel. Times are cut to microseconds.
         rest = of_kernel[in_a_run:]
-        kernel_us = statistics.median(event["dur"] for event in rest) + 0.5
-        found.append(KernelTime(_find_kind(op, is_grouped=name in grouped), 1e-6 * kernel_us, in_a_run))
+        kernel_us = statistics.median(event["dur"] for event in rest)
+        kind = "call" if kernel_us <= shortest_us else _find_kind(op, is_grouped=name in grouped)
+        found.append(KernelTime(kind, 1e-6 * (kernel_us + 0.5), in_a_run))
         spilled_bytes += in_a_run * max(_count_bytes(op, rest[0]["args"]) - CACHE_BYTES, 0)
     return found, spilled_bytes
 
