@@ -54,6 +54,16 @@ def test_each_round_runs_every_session_once_in_changing_orders():
     assert len(set(rounds)) == 6
 
 
+def test_short_inference_is_repeated_in_a_row_after_one_that_refills_the_caches():
+    clock = FakeClock()
+    slow_first = [8, 1, 1, 1, 1]  # others have emptied its caches
+    sessions = {"a": clock.session("a", 1, *slow_first, *slow_first, 1), "b": clock.session("b", 10)}
+    limits = {"warmup_rounds": 1, "min_rounds": 2, "max_rounds": 2, "time_limit_s": 1000, "batch_s": 4}
+    result = measure(sessions, clock, **limits)
+    assert (result["a"].seconds, result["b"].seconds) == ((1, 1), (10, 10))
+    assert (clock.calls.count("a"), clock.calls.count("b")) == (1 + 2 * 5, 1 + 2)
+
+
 def test_time_limit_ends_the_rounds():
     clock = FakeClock()
     session = clock.session("a", *([1, 2] * 50))

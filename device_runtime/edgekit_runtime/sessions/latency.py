@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 TIE_SHARE: Final = 0.02  # too small a difference to notice; it may be reversed on another day
+_LEAST_S: Final = 1e-6  # of an inference; a clock may stand still in one
 Name = TypeVar("Name")
 
 
@@ -26,6 +27,8 @@ class LatencyLimits:
         max_rounds: most rounds that are counted.
         time_limit_s: no round starts later than this after the first, the warm-up included.
         precision: stop early once the 95 % interval of every median is within this share of it; 0 for never.
+        batch_s: an inference that takes less is repeated until so much time has passed, after one that is not
+            counted: as for a caller who runs one model in a row. The mean counts. 0 for one inference.
     """
 
     warmup_rounds: int = 2
@@ -33,6 +36,7 @@ class LatencyLimits:
     max_rounds: int = 200
     time_limit_s: float = 10.0
     precision: float = 0.02
+    batch_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.warmup_rounds < 0 or not 1 <= self.min_rounds <= self.max_rounds:
@@ -108,22 +112,25 @@ def measure_latency(
     seed: int = 0,
     before_each: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Latency]:
-    """Latency of each session; a round runs each once, in a new random order.
+    """Latency of each session; a round runs each once, or a batch of it, in a new random order.
 
     Args:
         sessions: name -> a call that makes one inference.
         limits: limits of the measurement; by default `LatencyLimits()`.
         clock: growing seconds since any moment.
         seed: seed of the random orders.
-        before_each: called with the name before each inference, and not timed.
+        before_each: called with the name before each inference or batch, and not timed.
     """
     limits = limits or LatencyLimits()
     orders = np.random.default_rng(seed)
     names = list(sessions)
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    repeats = dict.fromkeys(names, 1)
     start = clock()
     for _ in range(limits.warmup_rounds):
-        _round(sessions, names, clock, before_each)
+        warm = _round(sessions, names, repeats, clock, before_each)
+    if limits.warmup_rounds and limits.batch_s:
+        repeats = {name: max(1, math.ceil(limits.batch_s / max(warm[name], _LEAST_S))) for name in names}
     for count in range(limits.max_rounds):
         if count >= limits.min_rounds and (
             clock() - start >= limits.time_limit_s
@@ -134,7 +141,7 @@ def measure_latency(
         ):
             break
         order = [names[index] for index in orders.permutation(len(names))]
-        for name, elapsed_s in _round(sessions, order, clock, before_each).items():
+        for name, elapsed_s in _round(sessions, order, repeats, clock, before_each).items():
             seconds[name].append(elapsed_s)
     return {name: Latency(tuple(values)) for name, values in seconds.items()}
 
@@ -142,15 +149,19 @@ def measure_latency(
 def _round(
     sessions: Mapping[str, Callable[[], object]],
     order: Sequence[str],
+    repeats: Mapping[str, int],
     clock: Callable[[], float],
     before_each: Callable[[str], None],
 ) -> dict[str, float]:
     elapsed_s = {}
     for name in order:
         before_each(name)
+        if repeats[name] > 1:
+            sessions[name]()  # refills the caches that others have emptied
         begin = clock()
-        sessions[name]()
-        elapsed_s[name] = clock() - begin
+        for _ in range(repeats[name]):
+            sessions[name]()
+        elapsed_s[name] = (clock() - begin) / repeats[name]
     return elapsed_s
 
 

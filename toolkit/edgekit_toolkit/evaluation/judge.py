@@ -15,7 +15,9 @@ from edgekit_toolkit.models.model import Model, Runner
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.targets.spec import Target
 
-_LATENCY_LIMITS = LatencyLimits(warmup_rounds=1, min_rounds=5, max_rounds=60, time_limit_s=10.0)
+_LATENCY_LIMITS = LatencyLimits(
+    warmup_rounds=1, min_rounds=5, max_rounds=60, time_limit_s=10.0, batch_s=0.002
+)
 
 
 def measure_latencies(runs: Sequence[Runner], feeds: Feeds) -> list[Latency]:
