@@ -102,16 +102,25 @@ def test_device_of_a_bench_is_profiled_over_its_own_connection(
     assert (mode.active.status, mode.active.source) == ("measured", "profile")
 
 
-def test_meter_of_a_part_of_the_device_leaves_the_power_of_the_target(
-    board: SshBoard, folder: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("meter", "reason"),
+    [
+        ("sensors", "of a part of the device, all rails of the board"),
+        ("plug", "an external meter reads 0 W at rest and 0 W meanwhile"),
+    ],
+)
+def test_meter_that_does_not_show_the_power_of_the_device_leaves_that_of_the_target(
+    board: SshBoard, folder: Path, capsys: pytest.CaptureFixture[str], meter: str, reason: str
 ) -> None:
     Tree(folder / "sys").rail(1, "VDD_CPU", 5000, 300)
     sensors = {"SensorsDriver": {"python": str(board.python), "sysfs": str(folder / "sys")}}
-    board.write_bench(folder / "bench.yaml", name="desk", kind="real", drivers=sensors)
+    drivers = sensors if meter == "sensors" else {"CommandMeterDriver": {"command": "echo 0"}}
+    board.write_bench(folder / "bench.yaml", name="desk", kind="real", drivers=drivers)
 
     assert main(["profile", "--on", "bench.yaml", "--seconds", "5"]) == 0
 
-    assert "not that of the whole device, but all rails of the board" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"that of the target, not measured; meter: {reason}" in shown
     assert load_target("x86-64-desk", [find_user_targets()]).power == load_target("x86-64").power
 
 

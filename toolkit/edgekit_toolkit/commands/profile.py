@@ -164,12 +164,12 @@ def measure_profile(
     measured, watts, power_text = _measure(device, graphs, engine, seconds, show)
     facts, label = measured.machine, device.machine.label
     title = f"edgekit profile of {facts.cpu}, {facts.cores} cores ({label}), {facts.engine}"
+    power = "" if watts is None else f"; power at rest and meanwhile: {power_text}"
     source = Source(
         *(SOURCE, title),
         date=facts.date[:10],
         derivation=f"{len(networks)} networks ran there; ratios are fitted by relative error where a package"
-        " is made, and the worst network that was left out of the fit is the uncertainty; power at rest and"
-        f" meanwhile: {power_text}",
+        f" is made, and the worst network that was left out of the fit is the uncertainty{power}",
     )
     there = {name: each.seconds for name, each in zip(networks, measured.timings, strict=True)}
     is_real = label == "measured"
@@ -201,7 +201,7 @@ def _measure(
     text = f"measuring {len(graphs)} networks on {device.machine.text}, about {seconds:.0f} s"
     meter, power_text = device.meter, device.meter_text
     if meter is not None and not meter.is_whole:
-        meter, power_text = None, f"not that of the whole device, but {power_text}; the target's is kept"
+        meter, power_text = None, f"of a part of the device, {power_text}"
     if meter is None:
         show(text)
         return time_batches(device.machine, graphs, seconds=seconds, engine=engine), None, power_text
@@ -213,9 +213,9 @@ def _measure(
     with meter.measure() as busy:
         measured = time_batches(device.machine, graphs, seconds=seconds, engine=engine)
     idle_w, busy_w = (statistics.median(watts for _, watts in each) for each in (idle, busy))
-    if busy_w <= idle_w:
+    if not 0 < idle_w < busy_w:  # a plug may read nothing for a small board
         readings = f"{idle_w:g} W at rest and {busy_w:g} W meanwhile"
-        power_text = f"{power_text} reads {readings}; the target's is kept"
+        power_text = f"{power_text} reads {readings}"
         return measured, None, power_text
     return measured, (idle_w, busy_w), power_text
 
@@ -265,7 +265,7 @@ def _show(console: Console, name: str, path: Path, found: MeasuredProfile, error
     print_section(console, "Worst predictions of networks that the fit had not seen", rows)
     console.print()
     if found.watts is None:
-        power = found.power_text
+        power = f"that of the target, not measured; meter: {found.power_text}"
     else:
         power = f"{found.watts[0]:.3g} W at rest, {found.watts[1]:.3g} W meanwhile ({found.power_text})"
     print_line(console, "Power:", power, indent=0)
