@@ -73,6 +73,8 @@ def test_a_name_that_is_no_name_of_a_target_is_refused_before_anything_is_measur
 
 def test_targets_say_whether_a_profile_is_used() -> None:
     invoke("--on", "local", "--target", "rpi5", "--seconds", "5")
+    with pytest.raises(TargetError, match="rpi5-profiled is a profile; name the target that it was made of"):
+        invoke("--on", "local", "--target", "rpi5-profiled")
     path = find_user_targets() / "rpi5-profiled.toml"
     used = edgekit("targets", "rpi5-profiled").stdout
     path.write_text(path.read_text().replace("networks = ", 'networks = "other" # '))

@@ -222,6 +222,7 @@ def _measure(
 
 def _find_target(on: str, base: str | None, name: str | None) -> Target:
     """Return the target that a profile is made from, with the name of the new one."""
+    from edgekit_runtime.errors import TargetError
     from edgekit_toolkit.commands.hil.bench_machine import find_names
     from edgekit_toolkit.targets.loader import find_user_targets, load_target
 
@@ -229,6 +230,8 @@ def _find_target(on: str, base: str | None, name: str | None) -> Target:
     if (base := base or own_base) is None:
         raise click.UsageError(f"{on} is no bench, whose file would say it: name the device's --target")
     target = load_target(base, [find_user_targets()])
+    if target.device_times is not None:  # its power may be that of another device
+        raise TargetError(f"{target.name} is a profile; name the target that it was made of")
     if base != own_base or own_name is None:
         own_name = f"{target.name}-profiled"
     return replace(target, name=name or own_name, aliases=(), device_times=None)
