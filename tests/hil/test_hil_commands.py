@@ -335,6 +335,23 @@ def test_run_on_this_machine_itself_measures_no_profile_of_its_class(folder: Pat
     assert not find_user_targets().exists()
 
 
+def test_bench_whose_target_is_a_profile_is_not_profiled(board: SshBoard, folder: Path) -> None:
+    base = load_target("x86-64")
+    seconds = dict.fromkeys(make_calibration_networks(), Figure(1e-3, "s", "measured", "profile"))
+    times = DeviceTimes("another board", "onnxruntime 1", digest_calibration_models("ort"), seconds)
+    source = Source("profile", "a profile", "2026-11-23", derivation="a test")
+    target = replace(
+        base, name="x86-64-other", aliases=(), device_times=times, sources=(*base.sources, source)
+    )
+    write_target(find_user_targets() / "x86-64-other.toml", target)
+    board.write_bench(folder / "bench.yaml", name="desk", kind="real", target="x86-64-other")
+
+    done = run_hil("run", "-k", "italy and tensorrt", "--evidence", "seen", "--profile-seconds", "5")
+
+    assert "is not profiled: x86-64-other is a profile" in done.stderr, done.stdout + done.stderr
+    assert [path.name for path in find_user_targets().iterdir()] == ["x86-64-other.toml"]
+
+
 def test_target_of_the_user_under_the_name_of_a_profile_is_kept(board: SshBoard, folder: Path) -> None:
     board.write_bench(folder / "bench.yaml", name="desk", kind="real")
     path = find_user_targets() / "x86-64-desk.toml"

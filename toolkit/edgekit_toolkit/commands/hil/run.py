@@ -116,6 +116,10 @@ def _profile_once(bench: str, file: BenchFile, seconds: float) -> None:
         or target.backend.default == "tensorrt"
     ):
         return
+    if target.device_times is not None:  # its power may be that of another device
+        reason = f"{target.name} is a profile; name the target that it was made of"
+        click.echo(f"bench '{settings.name}' is not profiled: {reason}", err=True)
+        return
     path = folder / f"{settings.profile_name}.toml"
     times = load_target(str(path)).device_times if path.is_file() else None
     if path.is_file() and times is None:
