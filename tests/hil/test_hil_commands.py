@@ -19,7 +19,7 @@ from yaml import safe_load
 from edgekit_hil.benches.bench_file import read_bench
 from edgekit_hil.benches.bench_lock import BenchLock
 from edgekit_hil.benches.bench_writer import SshBench
-from edgekit_hil.evidence.evidence_file import read_evidence, write_evidence
+from edgekit_hil.evidence.evidence_file import MeasuredPower, read_evidence, write_evidence
 from edgekit_offload.profiling import machine
 from edgekit_offload.profiling.machine import time_batches
 from edgekit_runtime.errors import BenchError, CutError
@@ -86,6 +86,10 @@ def test_device_of_a_bench_is_profiled_over_its_own_connection(
 
     monkeypatch.setattr(machine, "time_batches", draw_and_time)
     assert init(board, "--name", "desk", "--meter", f"command:{meter.command}") == 0
+    file = folder / "bench.yaml"
+    file.write_text(
+        file.read_text().replace("CommandMeterDriver:", "CommandMeterDriver:\n        interval_s: 0.05")
+    )
     capsys.readouterr()
 
     code = main(["profile", "--on", "bench.yaml", "--seconds", "5", "--json"])
@@ -98,30 +102,44 @@ def test_device_of_a_bench_is_profiled_over_its_own_connection(
     assert target.device_times is not None
     assert any("edgekit profile of" in source.title for source in target.sources)
     (mode,) = target.power.modes
-    assert found["power"]["at_rest_and_busy_w"] == [target.power.idle.value, mode.active.value] == [4.0, 14.0]
+    assert found["power"] == {"idle_w": target.power.idle.value, "active_w": mode.active.value}
+    assert found["power"] == {"idle_w": 4.0, "active_w": 14.0}
     assert (mode.active.status, mode.active.source) == ("measured", "profile")
 
 
 @pytest.mark.parametrize(
     ("meter", "reason"),
     [
-        ("sensors", "of a part of the device, all rails of the board"),
-        ("plug", "an external meter reads 0 W at rest and 0 W meanwhile"),
+        ({}, "the meter reads only a part of the device: all rails of the board"),
+        (
+            {"command": "echo 9", "is_whole": False},
+            "the meter reads only a part of the device: an external meter",
+        ),
+        ({"command": "echo 0"}, "meter: an external meter: 0 W at rest and 0 W meanwhile"),
+        ({"command": "echo 9", "interval_s": 60}, "meter: an external meter: 1 readings"),
+        (
+            {"command": "echo >>read; [ $(wc -l <read) -lt 9 ] && echo 9"},
+            "readings: the meter's command ended",
+        ),
     ],
+    ids=["sensors", "part", "nothing", "once", "fails"],
 )
 def test_meter_that_does_not_show_the_power_of_the_device_leaves_that_of_the_target(
-    board: SshBoard, folder: Path, capsys: pytest.CaptureFixture[str], meter: str, reason: str
+    board: SshBoard, folder: Path, capsys: pytest.CaptureFixture[str], meter: dict[str, Any], reason: str
 ) -> None:
     Tree(folder / "sys").rail(1, "VDD_CPU", 5000, 300)
     sensors = {"SensorsDriver": {"python": str(board.python), "sysfs": str(folder / "sys")}}
-    drivers = sensors if meter == "sensors" else {"CommandMeterDriver": {"command": "echo 0"}}
+    drivers = {"CommandMeterDriver": {"interval_s": 0.05, **meter}} if meter else sensors
     board.write_bench(folder / "bench.yaml", name="desk", kind="real", drivers=drivers)
 
     assert main(["profile", "--on", "bench.yaml", "--seconds", "5"]) == 0
 
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"that of the target, not measured; meter: {reason}" in shown
-    assert load_target("x86-64-desk", [find_user_targets()]).power == load_target("x86-64").power
+    assert "Power: that of the target, not measured; " in shown
+    assert reason in shown
+    target = load_target("x86-64-desk", [find_user_targets()])
+    assert target.device_times is not None
+    assert target.power == load_target("x86-64").power
 
 
 def test_profile_of_what_is_no_bench_needs_a_target(capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,7 +288,8 @@ def test_run_leaves_evidence_and_junit(board: SshBoard, folder: Path) -> None:
 
 
 def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(board: SshBoard, folder: Path) -> None:
-    rising = {"CommandMeterDriver": {"command": f"echo >>{folder}/read; wc -l <{folder}/read"}}
+    read = f"echo >>{folder}/read; wc -l <{folder}/read"  # more and more watts
+    rising = {"CommandMeterDriver": {"command": read, "interval_s": 0.05}}
     board.write_bench(folder / "bench.yaml", name="desk", kind="real", drivers=rising)
     options = ["--profile-seconds", "5", "--evidence", "seen"]
 
@@ -285,7 +304,7 @@ def test_run_on_a_real_device_profiles_it_once_and_keeps_the_times(board: SshBoa
     assert evidence.network_times is not None
     assert set(evidence.network_times.seconds) == set(make_calibration_networks())
     power = load_target(str(profile)).power
-    assert evidence.network_times.watts == (power.idle.value, power.modes[0].active.value)
+    assert evidence.network_times.power == MeasuredPower(power.idle.value, power.modes[0].active.value)
     latency = next(each for each in evidence.figures if each.unit == "ms")
     assert latency.predicted
     assert "prediction by edgekit profile of" in latency.method

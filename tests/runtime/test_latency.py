@@ -57,11 +57,12 @@ def test_each_round_runs_every_session_once_in_changing_orders():
 def test_short_inference_is_repeated_in_a_row_after_one_that_refills_the_caches():
     clock = FakeClock()
     slow_first = [8, 1, 1, 1, 1]  # others have emptied its caches
-    sessions = {"a": clock.session("a", 1, *slow_first, *slow_first, 1), "b": clock.session("b", 10)}
+    # The first inference of all allocates, the second says how many make a batch.
+    sessions = {"a": clock.session("a", 9, 1, *slow_first, *slow_first, 1), "b": clock.session("b", 10)}
     limits = {"warmup_rounds": 1, "min_rounds": 2, "max_rounds": 2, "time_limit_s": 1000, "batch_s": 4}
     result = measure(sessions, clock, **limits)
     assert (result["a"].seconds, result["b"].seconds) == ((1, 1), (10, 10))
-    assert (clock.calls.count("a"), clock.calls.count("b")) == (1 + 2 * 5, 1 + 2)
+    assert (clock.calls.count("a"), clock.calls.count("b")) == (2 + 2 * 5, 2 + 2)
 
 
 def test_time_limit_ends_the_rounds():
@@ -140,7 +141,14 @@ def test_what_settles_a_session_is_not_timed():
 
 
 @pytest.mark.parametrize(
-    "limits", [{"min_rounds": 0}, {"min_rounds": 9, "max_rounds": 8}, {"time_limit_s": 0}]
+    "limits",
+    [
+        {"min_rounds": 0},
+        {"min_rounds": 9, "max_rounds": 8},
+        {"time_limit_s": 0},
+        {"batch_s": -1},
+        {"batch_s": float("nan")},
+    ],
 )
 def test_impossible_latency_limits_are_refused(limits):
     with pytest.raises(ValueError, match="expected"):

@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 import errno
+import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from tests.service.worker_parts import ask_again, find_model, kill
 from tests.waiting import wait_for
 
 from edgekit_runtime.errors import UnavailableError
-from edgekit_runtime.package.archive import OpenedPackage, read_package
+from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.service.models import confirmation
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
@@ -39,6 +41,7 @@ from edgekit_runtime.service.serving import loader
 from edgekit_runtime.service.workers import restart_policy, worker_handle
 from edgekit_runtime.sessions.session import open_session
 from edgekit_runtime.slots import HEALTHY, MAX_BEGUN, Slots
+from edgekit_runtime.trust.trust_store import TrustStore
 
 MOST = 14  # descriptors that a load has at one time, at most
 LOAD = post_bytes("/v2/repository/models/linear/load", b"")
@@ -100,7 +103,7 @@ def asking(service: Running) -> Iterator[Asking]:
         yield asker
 
 
-@pytest.mark.parametrize("spare", [0, 1, MOST])
+@pytest.mark.parametrize("spare", range(3))
 def test_package_without_descriptors_is_not_called_bad(
     maker: PackageMaker, tmp_path: Path, spare: int
 ) -> None:
@@ -120,22 +123,26 @@ def test_package_without_descriptors_is_not_called_bad(
     assert source.names() == ["linear"]
 
 
-def opens(package: OpenedPackage) -> bool:
-    try:
+def try_open(path: Path, trust: TrustStore, spare: int) -> bool:
+    """Return whether a model opens with so many descriptors; the engine is imported before."""
+    with read_package(path, trust) as package:
         open_session(package).close()
-    except UnavailableError:
-        return False
+        try:
+            with without_descriptors(os.getpid(), spare):
+                open_session(package).close()
+        except UnavailableError:
+            return False
     return True
 
 
-@pytest.mark.parametrize("spare", [*range(5), MOST])
+@pytest.mark.parametrize("spare", range(5))
 def test_model_without_descriptors_is_not_called_bad(maker: PackageMaker, tmp_path: Path, spare: int) -> None:
-    with read_package(write(maker, tmp_path, "1.0.0"), maker.trust) as package:
-        open_session(package).close()  # the engine is imported
-        with without_descriptors(os.getpid(), spare):
-            is_open = opens(package)
-        assert is_open or spare < MOST  # it takes 4, and threads that other tests have left may take some too
-        assert not is_open or spare > 1
+    path = write(maker, tmp_path, "1.0.0")
+    # In a process of its own: threads that other tests have left may need a descriptor too.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        is_open = process.submit(try_open, path, maker.trust, spare).result()
+    assert is_open or spare < 4
+    assert not is_open or spare > 1
 
 
 @pytest.mark.parametrize("spare", range(8))

@@ -10,7 +10,14 @@ from tests.hil.evidence_parts import EVIDENCE
 from tests.toolkit.package_run import edgekit, mlp, package, saved
 
 from edgekit_hil.evidence import evidence_file
-from edgekit_hil.evidence.evidence_file import Evidence, Figure, NetworkTimes, find_hil_folder, write_evidence
+from edgekit_hil.evidence.evidence_file import (
+    Evidence,
+    Figure,
+    MeasuredPower,
+    NetworkTimes,
+    find_hil_folder,
+    write_evidence,
+)
 from edgekit_runtime.errors import TargetError
 from edgekit_runtime.remote.measurement.machine_facts import describe_engine
 from edgekit_toolkit.evaluation.judge import model_on_target
@@ -32,6 +39,10 @@ MEASURED = dataclasses.replace(
     target="rpi4",
     network_times=TIMES,
     figures=(Figure("latency of a on ort", 2.0, "ms", "median of 50", "t", 2.2),),
+)
+
+METERED = dataclasses.replace(
+    MEASURED, network_times=dataclasses.replace(TIMES, power=MeasuredPower(2.0, 5.5))
 )
 
 
@@ -93,7 +104,7 @@ def test_newest_times_count_also_beside_a_later_run_without_any() -> None:
 
 
 def test_power_that_a_meter_read_beside_the_times_makes_energy_calibrated() -> None:
-    keep(dataclasses.replace(MEASURED, network_times=dataclasses.replace(TIMES, watts=(2.0, 5.5))))
+    keep(METERED)
 
     target = take_measured_costs(load_target("rpi4"))
 
@@ -102,6 +113,16 @@ def test_power_that_a_meter_read_beside_the_times_makes_energy_calibrated() -> N
     assert (found.latency_label, found.energy_label) == ("calibrated", "calibrated")
     assert found.energy_mj == pytest.approx(5.5 * (found.latency_ms or 0.0))
     assert "5.5 W, which a meter read" in words("targets", "rpi4")
+
+
+@pytest.mark.parametrize("active_w", ["0.0", "2.0", "5000.0", "NaN"])
+def test_evidence_with_a_power_that_no_device_has_is_left_out(active_w: str) -> None:
+    keep(METERED)
+    (path,) = (find_hil_folder() / "evidence").iterdir()
+    path.write_text(path.read_text().replace('"active_w": 5.5', f'"active_w": {active_w}'))
+
+    assert find_costs(load_target("rpi4")) is None
+    assert "calibrated" not in words("targets", "rpi4")
 
 
 def test_times_of_other_networks_are_not_used() -> None:

@@ -41,8 +41,8 @@ class LatencyLimits:
     def __post_init__(self) -> None:
         if self.warmup_rounds < 0 or not 1 <= self.min_rounds <= self.max_rounds:
             raise ValueError(f"expected warmup_rounds >= 0 and 1 <= min_rounds <= max_rounds, got {self}")
-        if not self.time_limit_s > 0 or not 0 <= self.precision < 1:
-            raise ValueError(f"expected time_limit_s > 0 and 0 <= precision < 1, got {self}")
+        if not self.time_limit_s > 0 or not 0 <= self.precision < 1 or not 0 <= self.batch_s < math.inf:
+            raise ValueError(f"expected time_limit_s > 0, 0 <= precision < 1 and batch_s >= 0, got {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +128,10 @@ def measure_latency(
     repeats = dict.fromkeys(names, 1)
     start = clock()
     for _ in range(limits.warmup_rounds):
-        warm = _round(sessions, names, repeats, clock, before_each)
-    if limits.warmup_rounds and limits.batch_s:
-        repeats = {name: max(1, math.ceil(limits.batch_s / max(warm[name], _LEAST_S))) for name in names}
+        _round(sessions, names, repeats, clock, before_each)
+    if limits.batch_s:  # not by the warm-up: the first inference allocates
+        warm_s = _round(sessions, names, repeats, clock, before_each)
+        repeats = {name: max(1, math.ceil(limits.batch_s / max(warm_s[name], _LEAST_S))) for name in names}
     for count in range(limits.max_rounds):
         if count >= limits.min_rounds and (
             clock() - start >= limits.time_limit_s

@@ -3,19 +3,21 @@
 import abc
 import contextlib
 import math
+import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import attr
 from labgrid.driver import Driver
 from labgrid.factory import target_factory
 
+from edgekit_hil.evidence.evidence_file import MOST_WATTS, MeasuredPower
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.system.child_process import run_program
 
-_MOST_WATTS: Final = 1000.0  # more than any device of ours; a meter that prints milliwatts is found by it
+_LEAST_READINGS: Final = 3
 _MAX_OUTPUT_BYTES: Final = 1 << 16
 _TIMED_OUT: Final = 124  # exit code of timeout(1)
 
@@ -51,9 +53,22 @@ def check_watts(watts: float) -> float:
     Raises:
         BenchError: it is not a power that a device can draw.
     """
-    if not 0 <= watts <= _MOST_WATTS:  # also refuses NaN
-        raise BenchError(f"the meter reads {watts:g} W, expected 0 to {_MOST_WATTS:g} W")
+    if not 0 <= watts <= MOST_WATTS:  # also refuses NaN
+        raise BenchError(f"the meter reads {watts:g} W, expected 0 to {MOST_WATTS:g} W")
     return watts
+
+
+def summarize(idle: Sequence[tuple[float, float]], active: Sequence[tuple[float, float]]) -> MeasuredPower:
+    """Return the median power of readings at rest and under load, as `MeterProtocol.measure` gives them.
+
+    Raises:
+        BenchError: there are fewer than three of each, or they show no load.
+    """
+    if (least := min(len(idle), len(active))) < _LEAST_READINGS:
+        raise BenchError(
+            f"{least} readings, expected {_LEAST_READINGS} at rest and under load; measure longer"
+        )
+    return MeasuredPower(*(statistics.median(watts for _, watts in each) for each in (idle, active)))
 
 
 @target_factory.reg_driver
@@ -64,12 +79,14 @@ class CommandMeterDriver(Driver, MeterProtocol):
     Attributes:
         command: a command of the shell that prints one number, the watts at this moment, and ends.
         measures: the part that the meter measures, with the meter; for the method of a figure.
+        is_whole: whether that is the whole device.
         interval_s: seconds between two readings.
         limit_s: seconds after which a reading that has not come has failed.
     """
 
     command: str = attr.ib(validator=attr.validators.instance_of(str))
     measures: str = attr.ib(default="an external meter", validator=attr.validators.instance_of(str))
+    is_whole: bool = attr.ib(default=True, validator=attr.validators.instance_of(bool))
     interval_s: float = attr.ib(default=1.0, converter=float, validator=attr.validators.gt(0))
     limit_s: float = attr.ib(default=10.0, converter=float, validator=attr.validators.gt(0))
 

@@ -14,6 +14,8 @@ from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_runtime.system.paths import find_config_folder
 
 FORMAT: Final = 1
+MOST_WATTS: Final = 1000.0
+"""More than any device of ours draws: a meter that gives milliwatts is found by it."""
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 _GIT_LIMIT_S: Final = 30
 _SOURCES: Final = ("--", ":(top)", ":(top,exclude)hil/evidence")
@@ -101,6 +103,26 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredPower:
+    """Power of a device, by a meter of the whole of it.
+
+    Attributes:
+        idle_w: watts at rest.
+        active_w: watts while networks ran.
+    """
+
+    idle_w: float
+    active_w: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.idle_w < self.active_w <= MOST_WATTS:
+            raise BenchError(
+                f"{self.idle_w:g} W at rest and {self.active_w:g} W meanwhile, expected more meanwhile, and"
+                f" 0 to {MOST_WATTS:g} W"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkTimes:
     """Times of the toolkit's calibration networks on the device, by which `edgekit package` predicts others.
 
@@ -109,14 +131,14 @@ class NetworkTimes:
         engine: name and release of the engine on the device.
         networks: digest of the networks.
         seconds: time of one inference of each network, by its name.
-        watts: power of the device at rest and while the networks ran; None without a meter of the whole.
+        power: power of the device meanwhile; None without a meter of the whole.
     """
 
     date: str
     engine: str
     networks: str
     seconds: Mapping[str, float]
-    watts: tuple[float, float] | None = None
+    power: MeasuredPower | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from edgekit_hil.benches.opening import Bench
-from edgekit_hil.evidence.evidence_file import DeviceFacts, NetworkTimes
+from edgekit_hil.evidence.evidence_file import DeviceFacts, MeasuredPower, NetworkTimes
 from edgekit_runtime.errors import BenchError
 from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_config_folder
@@ -86,8 +86,8 @@ def _read_times(found: dict[str, Any], facts: DeviceFacts) -> NetworkTimes | Non
     power = found["power"]
     (active,) = (each["active"] for each in power["modes"] if each["name"] == power["default_mode"])
     is_metered = active["source"] == "profile"
-    watts = (power["idle"]["value"], active["value"]) if is_metered else None
-    return NetworkTimes(date, times["engine"], times["networks"], seconds, watts)
+    measured = MeasuredPower(power["idle"]["value"], active["value"]) if is_metered else None
+    return NetworkTimes(date, times["engine"], times["networks"], seconds, measured)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from edgekit_hil.evidence.evidence_file import MeasuredPower
     from edgekit_offload.profiling.machine import RunnableGraph
     from edgekit_runtime.remote.measurement.job import Measured
     from edgekit_runtime.remote.measurement.machine_facts import MachineFacts, MeasuredEngine
@@ -73,7 +74,6 @@ def command(
     """
     import json
 
-    from edgekit_runtime.dataclass_json import to_plain
     from edgekit_runtime.remote.measurement.machine_facts import describe_engine
     from edgekit_toolkit.commands.hil.bench_machine import find_device
     from edgekit_toolkit.commands.progress import ProgressBar
@@ -86,29 +86,12 @@ def command(
     _check(target, path, is_forced=force)
     with ProgressBar(open_console(stderr=True)) as progress, device as opened:
         found = measure_profile(opened, target, path, seconds, progress.show)
-    networks = dict(zip(found.here.networks, found.fitted.errors, strict=True))
     if as_json:
-        document = {
-            "target": target.name,
-            "file": str(path),
-            "machine": to_plain(found.machine),
-            "label": opened.machine.label,
-            "power": {"at_rest_and_busy_w": found.watts, "text": found.power_text},
-            "fit": to_plain(found.fitted),
-            "uncertainty": found.fitted.uncertainty,
-            "networks": {
-                network: {
-                    "here_s": found.here.networks[network].whole_s,
-                    "there_s": found.times.seconds[network].value,
-                    "error": error,
-                }
-                for network, error in networks.items()
-            },
-        }
-        click.echo(json.dumps(document, indent=2))
+        place = {"target": target.name, "file": str(path), "label": opened.machine.label}
+        click.echo(json.dumps({**place, **found.describe()}, indent=2))
     else:
         console = open_console()
-        _show(console, target.name, path, found, networks)
+        _show(console, target.name if output is None else str(output), path, found)
         if found.machine.engine != (here := describe_engine(parse_engine(found.machine.engine))):
             there = f"the device runs {found.machine.engine}, this machine {here}"
             print_line(
@@ -122,7 +105,7 @@ class MeasuredProfile:
 
     Attributes:
         machine, here, times, fitted: as their types say.
-        watts: power of the device at rest and while the networks ran, or None.
+        power: power of the device, or None.
         power_text: what measured it, or why nothing did.
     """
 
@@ -130,8 +113,40 @@ class MeasuredProfile:
     here: HostRuns
     times: DeviceTimes
     fitted: FittedRatios
-    watts: tuple[float, float] | None
+    power: MeasuredPower | None
     power_text: str
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Error of each network by a fit to the others."""
+        return dict(zip(self.here.networks, self.fitted.errors, strict=True))
+
+    def describe(self) -> dict[str, object]:
+        """Return the profile as JSON."""
+        from edgekit_runtime.dataclass_json import to_plain
+
+        networks = {
+            name: {
+                "here_s": self.here.networks[name].whole_s,
+                "there_s": self.times.seconds[name].value,
+                "error": error,
+            }
+            for name, error in self.errors.items()
+        }
+        return {
+            "machine": to_plain(self.machine),
+            "power": None if self.power is None else to_plain(self.power),
+            "power_text": self.power_text,
+            "fit": to_plain(self.fitted),
+            "uncertainty": self.fitted.uncertainty,
+            "networks": networks,
+        }
+
+    def describe_power(self) -> str:
+        """Return the power and what measured it, or why it is that of the target."""
+        if self.power is None:
+            return f"that of the target, not measured; {self.power_text}"
+        return f"{self.power.idle_w:.3g} W at rest, {self.power.active_w:.3g} W meanwhile ({self.power_text})"
 
 
 def measure_profile(
@@ -148,7 +163,7 @@ def measure_profile(
 
     Raises:
         CutError: the device does not measure.
-        BenchError: its meter does not.
+        TargetError: a time is none of a device.
     """
     from edgekit_offload.profiling.machine import RunnableGraph
     from edgekit_toolkit.measurement.calibration_models import make_calibration_models
@@ -161,10 +176,11 @@ def measure_profile(
     assert engine != "tensorrt"  # noqa: S101  # see `_check`
     networks = make_calibration_models(engine)
     graphs = [RunnableGraph(network.content) for network in networks.values()]
-    measured, watts, power_text = _measure(device, graphs, engine, seconds, show)
+    has_modes = len(target.power.modes) > 1
+    measured, found, power_text = _measure(device, graphs, engine, seconds, show, has_modes=has_modes)
     facts, label = measured.machine, device.machine.label
     title = f"edgekit profile of {facts.cpu}, {facts.cores} cores ({label}), {facts.engine}"
-    power = "" if watts is None else f"; power at rest and meanwhile: {power_text}"
+    power = "" if found is None else f"; power at rest and meanwhile: {power_text}"
     source = Source(
         *(SOURCE, title),
         date=facts.date[:10],
@@ -173,7 +189,7 @@ def measure_profile(
     )
     there = {name: each.seconds for name, each in zip(networks, measured.timings, strict=True)}
     is_real = label == "measured"
-    profiled = add_times(target, facts.cpu, facts.engine, there, watts, source, is_real=is_real)
+    profiled = add_times(target, facts.cpu, facts.engine, there, found, source, is_real=is_real)
     write_target(path, profiled)  # what follows can be repeated
     show("measuring here")
     here, times = measure_host_runs((), engine, HOST_S), profiled.device_times
@@ -182,7 +198,7 @@ def measure_profile(
     status: Status = "measured" if times.is_real else "estimated"
     times = replace(times, uncertainty=Figure(fitted.uncertainty, "1", status, SOURCE))
     write_target(path, replace(profiled, device_times=times))
-    return MeasuredProfile(facts, here, times, fitted, watts, power_text)
+    return MeasuredProfile(facts, here, times, fitted, found, power_text)
 
 
 def _measure(
@@ -191,50 +207,56 @@ def _measure(
     engine: MeasuredEngine,
     seconds: float,
     show: Callable[..., None],
-) -> tuple[Measured, tuple[float, float] | None, str]:
-    """Return the times of graphs on a device, its watts at rest and meanwhile, and what measured those."""
-    import statistics
+    *,
+    has_modes: bool,
+) -> tuple[Measured, MeasuredPower | None, str]:
+    """Return the times of graphs on a device, its power meanwhile, and what measured that or why nothing did.
+
+    A meter that fails costs the power alone.
+    """
     import time
 
+    from edgekit_hil.drivers.meter import summarize
     from edgekit_offload.profiling.machine import time_batches
+    from edgekit_runtime.errors import BenchError
 
     text = f"measuring {len(graphs)} networks on {device.machine.text}, about {seconds:.0f} s"
-    meter, power_text = device.meter, device.meter_text
+    meter, meter_text = device.meter, f"meter: {device.meter_text}"
     if meter is not None and not meter.is_whole:
-        meter, power_text = None, f"of a part of the device, {power_text}"
-    if meter is None:
+        meter, meter_text = None, f"the meter reads only a part of the device: {device.meter_text}"
+    if has_modes:
+        meter, meter_text = None, "a target with several power modes keeps its own"
+    measured = None
+    try:
+        if meter is not None:
+            show("reading the meter at rest")
+            with meter.measure() as idle:
+                time.sleep(seconds / _REST_SHARE)
+            with meter.measure() as active:
+                show(text)
+                measured = time_batches(device.machine, graphs, seconds=seconds, engine=engine)
+            return measured, summarize(idle, active), meter_text
+    except BenchError as error:
+        meter_text = f"{meter_text}: {error}"
+    if measured is None:
         show(text)
-        return time_batches(device.machine, graphs, seconds=seconds, engine=engine), None, power_text
-    rest_s = seconds / _REST_SHARE
-    show(f"reading the meter at rest, {rest_s:.0f} s")
-    with meter.measure() as idle:
-        time.sleep(rest_s)
-    show(text)
-    with meter.measure() as busy:
         measured = time_batches(device.machine, graphs, seconds=seconds, engine=engine)
-    idle_w, busy_w = (statistics.median(watts for _, watts in each) for each in (idle, busy))
-    if not 0 < idle_w < busy_w:  # a plug may read nothing for a small board
-        readings = f"{idle_w:g} W at rest and {busy_w:g} W meanwhile"
-        power_text = f"{power_text} reads {readings}"
-        return measured, None, power_text
-    return measured, (idle_w, busy_w), power_text
+    return measured, None, meter_text
 
 
 def _find_target(on: str, base: str | None, name: str | None) -> Target:
     """Return the target that a profile is made from, with the name of the new one."""
-    from edgekit_runtime.errors import TargetError
     from edgekit_toolkit.commands.hil.bench_machine import find_names
+    from edgekit_toolkit.measurement.device_profile import start_profile
     from edgekit_toolkit.targets.loader import find_user_targets, load_target
 
     own_base, own_name = find_names(on) or (None, None)
     if (base := base or own_base) is None:
         raise click.UsageError(f"{on} is no bench, whose file would say it: name the device's --target")
     target = load_target(base, [find_user_targets()])
-    if target.device_times is not None:  # its power may be that of another device
-        raise TargetError(f"{target.name} is a profile; name the target that it was made of")
     if base != own_base or own_name is None:
         own_name = f"{target.name}-profiled"
-    return replace(target, name=name or own_name, aliases=(), device_times=None)
+    return start_profile(target, name or own_name)
 
 
 def _check(target: Target, path: Path, *, is_forced: bool) -> None:
@@ -250,28 +272,24 @@ def _check(target: Target, path: Path, *, is_forced: bool) -> None:
         raise OutputError(f"{path} exists; give another --name, or --force to replace it")
 
 
-def _show(console: Console, name: str, path: Path, found: MeasuredProfile, errors: dict[str, float]) -> None:
+def _show(console: Console, name: str, path: Path, found: MeasuredProfile) -> None:
     from edgekit_toolkit.console import print_line, print_section
     from edgekit_toolkit.costs.device_transfer import CACHE_BYTES
 
-    fitted = found.fitted
+    fitted, errors = found.fitted, found.errors
     ratios = [(kind, f"{ratio:.2f} x as long as here") for kind, ratio in sorted(fitted.ratios.items())]
     spilled = f"{fitted.s_per_spilled_byte * 1e12:.0f} us more for each MB"
     spill_row = (f"data of a kernel beyond {CACHE_BYTES >> 10} KiB", spilled)
     thread_row, sharing = ("threads", "none that help"), fitted.sharing
     if sharing.share < 1:
-        long = f"what a kernel takes beyond {sharing.alone_s * 1e6:.0f} us here"
-        thread_row = (long, f"{sharing.share:.0%} of it, since threads share it")
+        long = f"kernels much longer than {sharing.alone_s * 1e6:.0f} us here"
+        thread_row = (long, f"{sharing.share:.0%} of that, since threads share them")
     print_section(console, "Kernels on the device", [*ratios, spill_row, thread_row])
     worst = sorted(errors, key=lambda network: -abs(errors[network]))[:5]
     rows = [(network, f"{errors[network]:+.1%}") for network in worst]
     print_section(console, "Worst predictions of networks that the fit had not seen", rows)
     console.print()
-    if found.watts is None:
-        power = f"that of the target, not measured; meter: {found.power_text}"
-    else:
-        power = f"{found.watts[0]:.3g} W at rest, {found.watts[1]:.3g} W meanwhile ({found.power_text})"
-    print_line(console, "Power:", power, indent=0)
+    print_line(console, "Power:", found.describe_power(), indent=0)
     print_line(console, "Uncertainty:", f"{fitted.uncertainty:.2f} x", indent=0)
     print_line(console, "Target:", str(path), indent=0)
     print_line(console, "Next:", f"edgekit package MODEL --target {name}", indent=0)

@@ -140,8 +140,8 @@ def _describe_costs(target: Target) -> str:
     if (costs := _find_costs(target)) is None:
         return "Latency, unless measured here, and energy are modelled by the coefficients below."
     evidence, measured = costs
-    if measured.watts is not None:
-        energy = f"Energy is that times {measured.watts[1]:g} W, which a meter read in that run."
+    if measured.power is not None:
+        energy = f"Energy is that times {measured.power.active_w:g} W, which a meter read in that run."
     text = (
         f"Latency is calibrated: measured on {evidence.device.model} by bench {evidence.bench},"
         f" {measured.date} ({evidence.file_name})."

@@ -76,8 +76,8 @@ class ThreadSharing:
     This is of kernels alone: not of what the engine does beside them, and not of recurrent ones.
 
     Attributes:
-        alone_s: time here of a kernel from which on the threads help.
-        share: time of what goes beyond, over the time by one thread; 1 for a device with one thread.
+        alone_s: time here of a kernel that is about long enough for threads to help.
+        share: time of a much longer kernel over that by one thread; 1 for a device with one thread.
     """
 
     alone_s: float = 1.0
@@ -97,7 +97,7 @@ _SHARINGS: Final = tuple(
     for alone_s in (10e-6, 20e-6, 40e-6, 80e-6)
     for share in (0.8, 0.65, 0.5, 0.4, 0.3, 0.2, 0.12)
 )
-_LEAST_GAIN: Final = 0.8  # squared error with threads over that with one, at most: else there is one
+_MOST_LEFT: Final = 0.5  # of the squared error by one thread, if threads help; two left 0.09 to 0.15 of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def sum_kinds(run: HostRun, sharing: ThreadSharing = _ONE_THREAD) -> dict[Kernel
     return found
 
 
-def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float]) -> FittedRatios:
+def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float], *, may_share: bool = True) -> FittedRatios:
     """Return what predicts networks best, by relative error, and how well it does.
 
     Kinds are pulled towards one common ratio. How strongly, and how threads share kernels, is chosen by the
@@ -152,6 +152,7 @@ def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float]) -> FittedRati
     Args:
         runs: networks here, at least three.
         device_s: the same networks on the device.
+        may_share: whether the engine there may have run them by several threads.
 
     Raises:
         ValueError: fewer than three networks, or a time that is not above 0.
@@ -164,8 +165,10 @@ def fit_ratios(runs: Sequence[HostRun], device_s: Sequence[float]) -> FittedRati
         raise ValueError(f"expected times above 0, got {device_s}")
     kinds = sorted({kernel.kind for run in runs for kernel in run.kernels})
     alone = _fit(runs, kinds, device_s, _ONE_THREAD)
+    if not may_share:
+        return alone
     shared = min((_fit(runs, kinds, device_s, each) for each in _SHARINGS), key=_sum_squares)
-    return shared if _sum_squares(shared) < _LEAST_GAIN * _sum_squares(alone) else alone
+    return shared if _sum_squares(shared) < _MOST_LEFT * _sum_squares(alone) else alone
 
 
 def _fit(

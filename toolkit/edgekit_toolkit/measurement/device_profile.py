@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from edgekit_hil.evidence.evidence_file import NetworkTimes
+from edgekit_hil.evidence.evidence_file import MeasuredPower, NetworkTimes
+from edgekit_runtime.errors import TargetError
 from edgekit_toolkit.costs.device_transfer import FittedRatios, fit_ratios
 from edgekit_toolkit.measurement.calibration_models import digest_calibration_models
 from edgekit_toolkit.measurement.calibration_networks import make_calibration_networks
@@ -29,7 +30,7 @@ def add_times(
     device: str,
     engine: str,
     seconds: Mapping[str, float],
-    watts: tuple[float, float] | None,
+    power: MeasuredPower | None,
     source: Source,
     *,
     is_real: bool,
@@ -41,7 +42,7 @@ def add_times(
         device: model of the device.
         engine: name and release of the engine there.
         seconds: time of one inference of each network of that engine, by its name.
-        watts: power of the device at rest and while the networks ran; None keeps that of the target.
+        power: power of the device; None keeps that of the target.
         source: source of these figures, under the key `SOURCE`.
         is_real: whether a real device was measured, not an emulated one.
     """
@@ -50,19 +51,28 @@ def add_times(
     others = (each for each in target.sources if each.key != SOURCE)
     return replace(
         target,
-        power=target.power if watts is None else _replace_power(target.power, watts, status),
+        power=target.power if power is None else _replace_power(target.power, power, status),
         device_times=DeviceTimes(device, engine, digest_calibration_models(parse_engine(engine)), figures),
         sources=(*others, source),
     )
 
 
-def _replace_power(power: Power, watts: tuple[float, float], status: Status) -> Power:
-    """Return the power of a target with the figures of a meter, which hold for the default mode."""
-    idle, active = (Figure(each, "W", status, SOURCE) for each in watts)
-    modes = (
-        replace(mode, active=active) if mode.name == power.default_mode else mode for mode in power.modes
-    )
-    return replace(power, idle=idle, modes=tuple(modes))
+def start_profile(target: Target, name: str) -> Target:
+    """Return the target that a profile of a device is made from, under the name of the profile.
+
+    Raises:
+        TargetError: it is a profile, whose power may be that of another device.
+    """
+    if target.device_times is not None:
+        raise TargetError(f"{target.name} is a profile; name the target that it was made of")
+    return replace(target, name=name, aliases=())
+
+
+def _replace_power(power: Power, measured: MeasuredPower, status: Status) -> Power:
+    """Return the power of a target that has one mode with the figures of a meter."""
+    (mode,) = power.modes
+    idle, active = (Figure(each, "W", status, SOURCE) for each in (measured.idle_w, measured.active_w))
+    return replace(power, idle=idle, modes=(replace(mode, active=active),))
 
 
 def parse_engine(name: str) -> Engine:
@@ -85,7 +95,10 @@ def fit_here(times: DeviceTimes, here: HostRuns) -> FittedRatios:
         times: times on the device, of this release's networks.
         here: runs on this machine.
     """
-    return fit_ratios(list(here.networks.values()), [times.seconds[name].value for name in here.networks])
+    device_s = [times.seconds[name].value for name in here.networks]
+    # LiteRT takes one thread unless a package says otherwise.
+    may_share = parse_engine(times.engine) != "litert"
+    return fit_ratios(list(here.networks.values()), device_s, may_share=may_share)
 
 
 def predict_latencies(

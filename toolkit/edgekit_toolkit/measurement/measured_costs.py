@@ -50,6 +50,6 @@ def take_measured_costs(target: Target) -> Target:
     )
     try:
         device, engine = evidence.device.model, times.engine
-        return add_times(target, device, engine, times.seconds, times.watts, source, is_real=True)
+        return add_times(target, device, engine, times.seconds, times.power, source, is_real=True)
     except TargetError as error:
         raise TargetError(f"evidence {evidence.file_name}: {error}") from error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgekit_runtime.errors import BenchError, CutError
+from edgekit_runtime.errors import BenchError, CutError, TargetError
 
 if TYPE_CHECKING:
     from edgekit_hil.benches.bench_file import BenchFile
@@ -99,12 +99,11 @@ def command(
 
 def _profile_once(bench: str, file: BenchFile, seconds: float) -> None:
     """Measure the profile of a real device of the user, unless there is one that holds for it."""
-    from dataclasses import replace
-
     from edgekit_toolkit.commands.hil.bench_machine import find_device
     from edgekit_toolkit.commands.profile import measure_profile
     from edgekit_toolkit.commands.progress import ProgressBar
     from edgekit_toolkit.console import open_console
+    from edgekit_toolkit.measurement.device_profile import start_profile
     from edgekit_toolkit.targets.loader import find_user_targets, load_target
 
     settings, folder = file.settings, find_user_targets()
@@ -116,25 +115,21 @@ def _profile_once(bench: str, file: BenchFile, seconds: float) -> None:
         or target.backend.default == "tensorrt"
     ):
         return
-    if target.device_times is not None:  # its power may be that of another device
-        reason = f"{target.name} is a profile; name the target that it was made of"
-        click.echo(f"bench '{settings.name}' is not profiled: {reason}", err=True)
-        return
     path = folder / f"{settings.profile_name}.toml"
     times = load_target(str(path)).device_times if path.is_file() else None
     if path.is_file() and times is None:
         return  # a target that the user wrote under this name is kept
-    target = replace(target, name=settings.profile_name, aliases=(), device_times=None)
     try:
+        target = start_profile(target, settings.profile_name)
         if times is not None and _holds(times, file):
             return
         with ProgressBar(open_console(stderr=True)) as progress, find_device(bench) as device:
             found = measure_profile(device, target, path, seconds, progress.show)
         click.echo(
             f"profile of bench '{settings.name}': {path}; networks left out of the fit were off by"
-            f" {found.fitted.uncertainty:.2f} x at most"
+            f" {found.fitted.uncertainty:.2f} x at most; power: {found.describe_power()}"
         )
-    except (BenchError, CutError) as error:  # the tests say what they lack
+    except (BenchError, CutError, TargetError) as error:  # the tests say what they lack
         click.echo(f"bench '{settings.name}' is not profiled: {error}", err=True)
 
 
