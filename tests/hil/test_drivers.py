@@ -239,3 +239,22 @@ def test_folder_and_programs_of_a_killed_run_are_removed_by_the_next(
     assert not Path(folder).exists()
     wait_for(lambda: not is_running(int(pid)), "the program that it left behind to end")
     assert ours.exists()
+
+
+class LostLink:
+    """A driver of a shell whose link breaks after the first command, as labgrid's SSHDriver reports it."""
+
+    def __init__(self) -> None:
+        self._replies = [([], [], 0)]
+
+    def run(self, *_: object, **__: object) -> tuple[list[str], list[str], int]:
+        return self._replies.pop() if self._replies else ([], ["Connection closed by remote host"], 255)
+
+
+def test_device_whose_link_breaks_is_not_taken_for_a_command_that_failed() -> None:
+    device = Device(LostLink(), None, "/tmp/folder", "python3")  # noqa: S108  # nothing is made there
+
+    with pytest.raises(BenchError, match=r"(?s)the device did not run .*: Connection closed by remote host"):
+        device.try_run("true")
+    with pytest.raises(BenchError, match="the device did not run"):
+        device.close()

@@ -117,7 +117,7 @@ def test_bench_that_breaks_in_a_run_skips_the_rest_and_stays_broken(folder: Path
     names = [name.partition("::")[2].partition("[")[0] for name in outcomes]
     (passed, _), (failed, why), (skipped, reason) = outcomes.values()
     assert names == ["test_before", "test_last_of_the_board", "test_after"]
-    assert (passed, failed, skipped) == ("passed", "failed", "skipped")
+    assert (passed, failed, skipped) == ("passed", "failed", "skipped"), done.stdout + done.stderr
     assert "the device did not run" in why
     assert reason.startswith("bench 'stand-in' is broken since")
     assert "after test_last_of_the_board" in (BenchLock.of(file).read_reason() or "")

@@ -16,6 +16,7 @@ from edgekit_runtime.system.child_process import ProgramResult
 _COMMAND_LIMIT_S: Final = 60.0
 _STOP_LIMIT_S: Final = 10.0
 _ANSWER_LIMIT_S: Final = 20.0  # on top of a command's own limit
+_SSH_FAILED: Final = 255  # exit code of ssh, which labgrid returns if the link breaks while a command begins
 _TIMED_OUT: Final = 124  # exit code of timeout(1)
 _CREDENTIALS: Final = re.compile(r"//[^/\s@]+@")
 
@@ -168,6 +169,10 @@ class Device:
             output, errors, code = self._command.run(bounded, timeout=limit_s + _ANSWER_LIMIT_S)
         except Exception as cause:  # labgrid's drivers raise exceptions of any class
             raise BenchError(f"the device did not run `{command[-200:]}`: {describe(cause)}") from cause
+        if code == _SSH_FAILED:
+            raise BenchError(
+                f"the device did not run `{command[-200:]}`: {' '.join(errors[-1:]) or 'no answer'}"
+            )
         if code == _TIMED_OUT:
             raise BenchError(f"the device did not end `{command[-200:]}` within {limit_s:g} s")
         return Result(code, "\n".join(output), "\n".join(errors))
