@@ -20,6 +20,7 @@ from edgekit_toolkit.onnx_graph.control_flow import (
     output_types,
 )
 from edgekit_toolkit.onnx_graph.ort_graph import optimise_as_engine
+from edgekit_toolkit.onnx_graph.shapes import with_shapes
 from edgekit_toolkit.passes import fold_constants
 from edgekit_toolkit.quantize.onnx.storage import half_weights
 from edgekit_toolkit.targets.loader import load_target
@@ -430,3 +431,19 @@ def test_state_of_a_loop_is_held_against_what_follows_its_condition():
     other = model([], before, [value("on", [], BOOL), value("p", [2]), value("q", [4])], {})
     with pytest.raises(ModelError, match="'x': state 'b' of Loop"):
         check_steady(loop, other)
+
+
+def test_rank_that_a_branch_decides_is_not_taken_for_a_scalar():
+    branches = {
+        "then_branch": graph([node("Squeeze", ["x"], ["flat"])], [], [value("flat", [4])]),
+        "else_branch": graph([node("Identity", ["x"], ["same"])], [], [value("same", [1, 4])]),
+    }
+    nodes = [
+        node("If", ["flag"], ["z"], **branches),
+        node("Shape", ["z"], ["sizes"]),
+        node("Size", ["sizes"], ["rank"]),
+    ]
+    inputs = [value("x", [1, 4]), value("flag", [], BOOL)]
+    whole = model(nodes, inputs, [value("rank", [], INT64)], {})
+    shaped = with_shapes(whole, {})
+    assert [item.op_type for item in shaped.graph.node] == ["If", "Shape", "Size"]

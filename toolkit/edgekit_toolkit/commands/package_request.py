@@ -1,5 +1,6 @@
 """The request that the options of `edgekit package` state."""
 
+import json
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ from typing import Any
 
 import click
 
+from edgekit_runtime.canonical_json import JsonValue
 from edgekit_toolkit.importers.file_kind import is_tflite
 from edgekit_toolkit.packaging.attachments import read_labels, read_preprocessing
 from edgekit_toolkit.packaging.next_version import FIRST_VERSION
@@ -58,6 +60,7 @@ def read_request(model: Path, options: Mapping[str, Any]) -> Request:
         metric=options["metric"],
         batch=options["batch"],
         dims=_dims(options["dims"]),
+        fixed=_fixed(options["fixed"]),
         labels="".join(f"{name}\n" for name in found) or labels,
         labels_from_folders=bool(found),
         preprocessing=None
@@ -139,6 +142,25 @@ def _dims(items: tuple[str, ...]) -> dict[str, int]:
         if dims.setdefault(name, int(size)) != int(size):
             raise click.BadParameter(f"{name!r} is given as {dims[name]} and as {size}", param_hint="--dim")
     return dims
+
+
+def _fixed(items: tuple[str, ...]) -> dict[str, JsonValue]:
+    values: dict[str, JsonValue] = {}
+    for item in items:
+        name, equals, text = item.rpartition("=")
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if not equals or not name or not isinstance(value, (bool, int, float, list)):
+            raise click.BadParameter(
+                f"{item!r}: expected NAME=VALUE with a number, or with nested lists of numbers in JSON",
+                param_hint="--fix",
+            )
+        if name in values:
+            raise click.BadParameter(f"{name!r} is given twice", param_hint="--fix")
+        values[name] = value
+    return values
 
 
 def _name(model: Path, options: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import checker, inliner, shape_inference
+from onnx import checker, helper, inliner, shape_inference
 
 from edgekit_runtime.errors import BackendError, ModelError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
@@ -33,6 +33,8 @@ from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 
 _HASH_CHUNK_BYTES: Final = 1 << 20
+# Every onnxruntime since 1.18 reads it, and it has all types of operator sets up to 22.
+_READ_IR_VERSION: Final = 10
 
 
 def load_onnx(path: Path, *, max_bytes: int = MAX_MODEL_BYTES) -> SourceModel[OnnxModel]:
@@ -81,6 +83,10 @@ def _parse(path: Path, content: bytes) -> onnx.ModelProto:
     if not model.HasField("ir_version") or not model.HasField("graph"):
         raise ModelError(f"is {describe_no_model(path, content)}")
     del model.training_info[:]  # graphs that never run here
+    # Exporters write the newest IR version that they know, and engines refuse a newer one than they know.
+    if model.ir_version <= onnx.IR_VERSION:
+        needed = helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
+        model.ir_version = min(model.ir_version, max(needed, _READ_IR_VERSION))
     return model
 
 

@@ -1,21 +1,33 @@
 """Chooses the importer for a model file of any supported kind."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from edgekit_runtime.canonical_json import JsonValue
 from edgekit_toolkit.importers.file_kind import is_tflite
+from edgekit_toolkit.importers.fixed_inputs import fix_inputs
 from edgekit_toolkit.importers.model_file import SourceModel
 from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.importers.pt2 import is_pt2, load_pt2
 from edgekit_toolkit.models.model import Model
 
 
-def load_model(path: Path) -> SourceModel[Model]:
+def load_model(path: Path, fixed: Mapping[str, JsonValue] | None = None) -> SourceModel[Model]:
     """Return the model in a `.onnx` or `.tflite` file, or the program in a `.pt2` file as an ONNX model.
 
+    Args:
+        path: the file.
+        fixed: inputs that become constants, as for `fix_inputs`.
+
     Raises:
-        ModelError: the file is none of them, or cannot be used; see `load_onnx`, `load_tflite`, `load_pt2`.
+        ModelError: the file is none of them, or cannot be used; see `load_onnx`, `load_tflite`, `load_pt2`,
+            `fix_inputs`.
         EngineMissingError: it is a `.tflite`, and LiteRT is not installed.
     """
+    return fix_inputs(_load(path), fixed or {})
+
+
+def _load(path: Path) -> SourceModel[Model]:
     if is_pt2(path):
         return load_pt2(path)
     if not is_tflite(path):

@@ -130,7 +130,11 @@ def _bind(graph: onnx.GraphProto, dims: Mapping[str, int]) -> None:
 def _fold(model: onnx.ModelProto) -> bool:
     """Replace shape arithmetic whose inputs are known by constants, in place; False if there is none."""
     graph = model.graph
-    shapes = {value.name: value.type.tensor_type.shape for value in (*graph.input, *graph.value_info)}
+    shapes = {
+        value.name: value.type.tensor_type.shape
+        for value in (*graph.input, *graph.value_info)
+        if value.type.tensor_type.HasField("shape")  # without it the number of axes is unknown, not 0
+    }
     values = {
         tensor.name: numpy_helper.to_array(tensor)
         for tensor in graph.initializer

@@ -105,6 +105,7 @@ def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
             "recipe_sha256": recipe.sha256,
             "form": recipe.form.kind,
             "tools": dict(recipe.tools),
+            **({"fixed_inputs": dict(recipe.fixed)} if recipe.fixed else {}),
         },
     )
     return Assembled(manifest, {path: contents[path] for path in sorted(contents)})

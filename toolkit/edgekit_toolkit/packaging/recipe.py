@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -31,7 +31,7 @@ _LITERT_TOOLS: Final = ("ai-edge-litert", "ai-edge-quantizer", "flatbuffers")
 _BACKENDS: Final = ("litert", "ort", "tensorrt")  # backends that packages are made for here
 _COUNT: Final = Range(1, _MAX_INTEGER)
 _Number = Annotated[float, Range(-math.inf, math.inf)]
-_OPTIONAL: Final = frozenset({"variants", "disabled_optimizers"})
+_OPTIONAL: Final = frozenset({"variants", "disabled_optimizers", "fixed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class Recipe:
         preprocessing: the user's description, or None.
         tools: versions with which it was made.
         disabled_optimizers: rewrites of onnxruntime that are off for the model, as `ort_options` has them.
+        fixed: inputs that became constants, as for `fix_inputs`.
         variants: further variants; `backend`, `form`, `model_sha256` and `figures` above are of the default
             one.
     """
@@ -88,6 +89,7 @@ class Recipe:
     preprocessing: Mapping[str, Any] | None
     tools: Mapping[str, str]
     disabled_optimizers: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     variants: tuple[RecipeVariant, ...] = ()
 
     def of_variant(self, variant: RecipeVariant) -> "Recipe":
@@ -102,7 +104,7 @@ class Recipe:
         )
 
     def to_bytes(self) -> bytes:
-        """Return the recipe as canonical JSON; without variants or disabled rewrites it has no such field."""
+        """Return the recipe as canonical JSON; an optional field that is empty is left out."""
         value = _to_json(self) | {"format": RECIPE_FORMAT}
         value["variants"] = [_to_json(variant) for variant in self.variants]
         return encode_json({name: item for name, item in value.items() if item or name not in _OPTIONAL})

@@ -19,6 +19,7 @@ from edgekit_toolkit.passes import (
     fuse_hardswish,
     merge_linear_convs,
     ort_basic,
+    resolve_conditions,
     separate_weights,
     share_weights,
     simplify,
@@ -36,6 +37,7 @@ def chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
         ("fold_constants", [fold_constants.run, partial(fold_constants.run, max_grown_bytes=0)]),
         ("convert_opset", [convert_opset.run]),
         ("fix_batch", [partial(fix_batch.run, batch=batch)]),
+        ("resolve_conditions", [resolve_conditions.run]),
         ("simplify", [simplify.run]),
         (
             "ort_basic",

@@ -99,6 +99,7 @@ def _recipe(request: Request, prepared: Prepared, candidate: Candidate, figures:
         source_sha256=prepared.source.sha256,
         batch=request.batch,
         dims=prepared.dims,
+        fixed=request.fixed,
         steps=tuple((step.name, step.form) for step in prepared.steps if step.applied),
         form=candidate.form,
         model_sha256=hashlib.sha256(candidate.model.content).hexdigest(),

@@ -104,7 +104,7 @@ def prepare(request: Request, phases: Phases) -> Prepared:
         BackendError: the engine fails on the source model.
     """
     with phases.phase("import"):
-        source = load_model(request.model)
+        source = load_model(request.model, request.fixed)
         decoding = _decoding(request, source, phases.progress)
         sizes, ranges = _sizes(source, request, decoding)
         dims = {name: size.value for name, size in sizes.items()}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgekit_runtime.canonical_json import JsonValue
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.targets.spec import Target
@@ -28,6 +29,7 @@ class Request:
         metric: name as for `metrics.find_metric`.
         batch: fixed batch, or None to leave it unchanged.
         dims: sizes of free dimensions for measuring.
+        fixed: inputs that become constants, as for `fix_inputs`.
         labels: file with one class name a line, or None.
         labels_from_folders: whether the class names are the sorted names of the samples' folders.
         preprocessing: description of the preprocessing, or None.
@@ -49,6 +51,7 @@ class Request:
     metric: str = "auto"
     batch: int | None = None
     dims: Mapping[str, int] = field(default_factory=dict)
+    fixed: Mapping[str, JsonValue] = field(default_factory=dict)
     labels: str | None = None
     labels_from_folders: bool = False
     preprocessing: Mapping[str, Any] | None = None

@@ -9,7 +9,7 @@ from edgekit_runtime.errors import EdgekitError
 from edgekit_toolkit.onnx_graph.index import copy_model, opset
 from edgekit_toolkit.onnx_graph.shapes import with_shapes
 from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
-from edgekit_toolkit.passes import convert_opset, fold_constants
+from edgekit_toolkit.passes import convert_opset, fold_constants, resolve_conditions
 from edgekit_toolkit.tflite.ops import OPERATORS
 from edgekit_toolkit.tflite.refusal import ConversionError, Refusal, refuse_all
 from edgekit_toolkit.tflite.view import Node, node_of
@@ -39,6 +39,8 @@ def prepare(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelProto:
     try:
         known = with_shapes(bound, {})
         folded = fold_constants.run(known, max_grown_bytes=MAX_MODEL_BYTES)
+        while resolve_conditions.inline_branches(folded.graph):  # sizes are known here
+            folded = fold_constants.run(with_shapes(folded, {}), max_grown_bytes=MAX_MODEL_BYTES)
         return with_shapes(folded, {})
     except EdgekitError as cause:
         check_operators(node_of(node) for node in model.graph.node)
