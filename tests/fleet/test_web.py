@@ -21,7 +21,7 @@ from edgekit_fleet.operations import devices, running
 from edgekit_fleet.releases.manager_key import ManagerKey
 from edgekit_fleet.releases.repository import TufRepository
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
-from edgekit_fleet.store.tables import AuditRow, CodeRow
+from edgekit_fleet.store.tables import AttributeRow, AuditRow, CodeRow, DeviceRow
 from edgekit_fleet.web.server import serve_devices
 from edgekit_runtime.agent.documents import EnrolmentCode, PackageKey
 from edgekit_runtime.agent.enrolment import enrol, renew
@@ -86,10 +86,29 @@ def test_code_lets_one_device_in_under_the_name_that_it_grants(site):
     assert b"used already" in words
 
 
-def test_lost_answer_is_repeated_for_the_same_key(site):
-    device = site.device("d1")
+@pytest.mark.parametrize("is_first_code", [True, False])
+def test_enrolment_that_is_repeated_gives_a_certificate_and_changes_nothing_else(site, is_first_code):
+    device, second = site.device("d1"), site.device("d1")
     device.enrol()
+    devices.tag(site.store, "d1", {"quarantine": "yes"}, "test")
+    with site.store.transaction() as session:
+        session.execute(update(DeviceRow).values(status="faulty", because="NaN", sequence=7))
+    before = read_device(site.store)
+    device.code = device.code if is_first_code else second.code
+    device.facts = {"target": "rpi5", "quarantine": "no"}
     device.enrol()
+    after = read_device(site.store)
+    assert after.pop("certificate_serial") != before.pop("certificate_serial")
+    assert after.pop("certificate_expires_at") >= before.pop("certificate_expires_at")
+    assert after == before
+
+
+def read_device(store):
+    with store.snapshot() as session:
+        row = session.scalars(select(DeviceRow)).one()
+        attributes = session.execute(select(AttributeRow.name, AttributeRow.value)).all()
+    columns = {column.name: getattr(row, column.name) for column in DeviceRow.__table__.columns}
+    return {**columns, "attributes": sorted(tuple(attribute) for attribute in attributes)}
 
 
 def test_expired_and_invented_codes_are_refused(site):

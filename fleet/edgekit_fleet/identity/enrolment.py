@@ -75,7 +75,8 @@ def enrol(
 ) -> tuple[DeviceRow, SignedCertificate]:
     """Enrol a device, and use up its code.
 
-    A used code works again for the same key: the answer to the first request may have been lost.
+    The answer to the first request may have been lost. So a device that is enrolled with this key gets another
+    certificate, as from `renew`, and nothing else: its tags and class are the operator's since the first time.
 
     Args:
         session: session of a transaction.
@@ -95,9 +96,12 @@ def enrol(
     public_key = read_csr_key(request.csr).public_bytes(Encoding.Raw, PublicFormat.Raw)
     device = session.get(DeviceRow, code.device)
     is_again = device is not None and device.public_key == public_key and device.revoked_at is None
-    if code.used_at is not None and not is_again:
+    if is_again:
+        code.used_at = code.used_at or now
+        return renew(session, authority, RenewalRequest(device=code.device, csr=request.csr), life_s)
+    if code.used_at is not None:
         raise SignatureError("the code was used already; ask for a new one: `edgekit fleet enroll`")
-    if device is not None and device.revoked_at is None and not is_again:
+    if device is not None and device.revoked_at is None:
         raise SignatureError(f"device '{code.device}' is enrolled already, with another key; revoke it first")
     target = code.target or request.facts.get("target", "")
     if not target:
