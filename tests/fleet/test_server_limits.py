@@ -1,5 +1,6 @@
 """What broker and web server refuse: weak TLS, foreign authorities, packets and heads without end."""
 
+import asyncio
 import contextlib
 import socket
 import ssl
@@ -179,23 +180,43 @@ def is_established(own_port, other_port):
     )
 
 
-def test_client_that_takes_no_data_is_dropped(site, monkeypatch):
-    monkeypatch.setattr(web_server, "_NOTHING_TAKEN_S", 1)
+@pytest.mark.parametrize("bytes_per_s", [0, 100])
+def test_client_that_takes_too_little_data_is_dropped(site, monkeypatch, bytes_per_s):
+    monkeypatch.setattr(web_server, "_WINDOW_S", 1.0)
     size_bytes = 64 << 20
     with (site.folder.repository / "targets" / "large").open("wb") as file:
         file.truncate(size_bytes)
     with site.shake_hands(site.settings.web_port, site.context()) as lazy:
         lazy.sendall(b"GET /artifacts/targets/large HTTP/1.1\r\nHost: a\r\n\r\n")
         ports = site.settings.web_port, lazy.getsockname()[1]
-        end_at = time.monotonic() + 60.0
+        taken_bytes, end_at = 0, time.monotonic() + 60.0
         while is_established(*ports):
-            assert time.monotonic() < end_at, "the server still serves a client that takes nothing"
+            assert time.monotonic() < end_at, "the server still serves a client that takes too little"
             time.sleep(0.1)
-        came_bytes = 0
+            taken_bytes += len(lazy.recv(bytes_per_s // 10)) if bytes_per_s else 0
         with contextlib.suppress(OSError):
             while data := lazy.recv(1 << 20):
-                came_bytes += len(data)
-    assert came_bytes < size_bytes / 2
+                taken_bytes += len(data)
+    assert taken_bytes < size_bytes / 2
+
+
+def test_client_that_takes_its_data_is_served_for_many_windows(monkeypatch):
+    monkeypatch.setattr(web_server, "_WINDOW_S", 0.5)
+
+    async def answer_without_end(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200})
+        while True:
+            await send({"type": "http.response.body", "body": bytes(1 << 16), "more_body": True})
+            await asyncio.sleep(0)
+
+    with (
+        web_server.WebServer(answer_without_end, "127.0.0.1", 0, None, option="--port") as server,
+        socket.create_connection(("127.0.0.1", server.port), 5.0) as connection,
+    ):
+        connection.sendall(GET)
+        end_at = time.monotonic() + 2.0
+        while time.monotonic() < end_at:
+            assert connection.recv(1 << 16)
 
 
 begun = []  # addresses of requests
@@ -252,6 +273,16 @@ def test_requests_of_one_address_that_do_not_end_keep_no_other_address_out(small
         wait_for(lambda: len(begun) == 19)
         assert status_of(connect_from(stack, "127.0.0.1", small)) == 503
         assert status_of(connect_from(stack, "127.0.0.2", small)) == 200
+
+
+def test_requests_of_three_addresses_that_do_not_end_keep_no_other_address_out(small):
+    with contextlib.ExitStack() as stack:
+        for number in range(21):
+            connect_from(stack, f"127.0.0.{number % 3 + 1}", small, UNFINISHED)
+        wait_for(lambda: len(begun) >= 19)
+        assert status_of(connect_from(stack, "127.0.0.1", small)) == 503
+        others = [connect_from(stack, f"127.0.1.{number}", small) for number in range(1, 6)]
+        assert {status_of(other) for other in others} == {200}
 
 
 def test_requests_of_many_addresses_are_not_ended_for_another_one(small):

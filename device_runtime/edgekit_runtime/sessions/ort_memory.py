@@ -59,10 +59,3 @@ def lean_loading() -> Iterator[None]:
         library.mallopt(_M_MMAP_THRESHOLD, _RUNNING_THRESHOLD_BYTES)
         library.mallopt(_M_TRIM_THRESHOLD, 2 * _RUNNING_THRESHOLD_BYTES)
         _loading.release()
-
-
-def trim_memory() -> None:
-    """Return free memory of the C library's heap to the system; do nothing without glibc."""
-    library = ctypes.CDLL(None)
-    if hasattr(library, "malloc_trim"):
-        library.malloc_trim(0)

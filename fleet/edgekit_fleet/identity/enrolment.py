@@ -75,8 +75,8 @@ def enrol(
 ) -> tuple[DeviceRow, SignedCertificate]:
     """Enrol a device, and use up its code.
 
-    The answer to the first request may have been lost. So a device that is enrolled with this key gets another
-    certificate, as from `renew`, and nothing else: its tags and class are the operator's since the first time.
+    The answer to the first request may have been lost. So a device that is enrolled with this key gets
+    another certificate, as from `renew`, and nothing else: tags and class are the operator's by then.
 
     Args:
         session: session of a transaction.

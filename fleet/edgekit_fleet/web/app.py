@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
@@ -44,6 +44,9 @@ from edgekit_runtime.trust.keys import PUBLIC_KEY_SUFFIX, list_keys
 _MAX_BODY_BYTES: Final = 32 << 10
 _BODY_S: Final = 10.0
 _RECORD_BYTES: Final = 4 << 10
+_CHUNK_BYTES: Final = (
+    16 << 10
+)  # that a download reads at a time; Starlette's 64 KiB are 32 MiB for 500 slow ones
 _log = logging.getLogger(__name__)
 
 Body = TypeVar("Body", EnrolmentRequest, RenewalRequest)
@@ -72,6 +75,8 @@ class _Artifacts(StaticFiles):
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
+        if isinstance(response, FileResponse):
+            response.chunk_size = _CHUNK_BYTES
         is_fixed = not path.endswith("timestamp.json")
         response.headers["cache-control"] = IMMUTABLE if is_fixed else CHANGING
         return response

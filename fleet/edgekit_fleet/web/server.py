@@ -1,9 +1,12 @@
 """The web server in a thread of its own, so that slow disks and downloads do not delay the manager."""
 
 import asyncio
+import asyncio.sslproto
 import contextlib
 import functools
+import gc
 import socket
+import struct
 import threading
 import time
 from collections import Counter
@@ -21,6 +24,7 @@ from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.web.app import make_app
 from edgekit_runtime.errors import ConfigError, TransportError
+from edgekit_runtime.system.own_process import trim_memory
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -31,7 +35,12 @@ _MAX_CONNECTIONS = 500
 _MAX_HANDSHAKES = 200  # at a time; an honest one takes as long as three packets
 _IDLE_S: Final = 10
 _HEAD_S = 20.0
-_NOTHING_TAKEN_S = 120
+_WINDOW_S = 60.0
+_MIN_BYTES_PER_S: Final = 256  # at less the agent gives up by itself, see `artifacts.download`
+_BUFFER_BYTES: Final = 16 << 10  # asyncio keeps 512 KiB of an answer under TLS, and 256 KiB to read into
+_TRIM_EVERY_S: Final = 5
+_TRIM_CONNECTIONS: Final = 50
+_BYTES_ACKED: Final = 120  # of 64 bits, in `struct tcp_info` of linux/tcp.h
 
 
 class _Listener(socket.socket):
@@ -56,13 +65,14 @@ class _Listener(socket.socket):
 
 
 class _BoundedConnection(H11Protocol):
-    """A connection that ends if the head of a request takes too long, or if the client receives no data.
+    """A connection that ends if the head of a request takes too long, or if the client takes too little data.
 
     uvicorn itself waits for ever for both, and a few hundred such connections would use up its limit. At the
     limit, a new connection replaces one of the address with the most connections.
     """
 
     _head_timer: asyncio.TimerHandle | None = None
+    _rate_timer: asyncio.TimerHandle | None = None
 
     def __init__(self, *, listener: _Listener, **options: Any) -> None:
         super().__init__(**options)
@@ -73,10 +83,9 @@ class _BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._listener.handshakes.pop(transport.get_extra_info("peername"), None)
-        connection = transport.get_extra_info("socket")
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _NOTHING_TAKEN_S * 1000)
         # asyncio leaves it off for a socket that was made elsewhere; each answer would be delayed by 40 ms.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.set_write_buffer_limits(_BUFFER_BYTES)
         self._begin_s = self.loop.time()
         self._address = find_network(self.client[0] if self.client else "")
         self._time_head()
@@ -87,10 +96,17 @@ class _BoundedConnection(H11Protocol):
         super().data_received(data)
         self._time_head()
 
+    def pause_writing(self) -> None:
+        """Begin to measure how fast the client takes its answer."""
+        super().pause_writing()
+        if self._rate_timer is None:
+            self._time_answer()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._head_timer is not None:
-            self._head_timer.cancel()
+        for timer in (self._head_timer, self._rate_timer):
+            if timer is not None:
+                timer.cancel()
 
     @property
     def _has_head(self) -> bool:
@@ -103,23 +119,46 @@ class _BoundedConnection(H11Protocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _make_room(self) -> None:
-        """End the oldest connection without a request, of the address that has most connections.
+    def _time_answer(self) -> None:
+        """Look after each window how much the client has acknowledged, as long as data waits for it."""
+        connection = self.transport.get_extra_info("socket")
 
-        If all have a request, end one of another address that has more than half of all connections. No
+        def read_acknowledged() -> int:
+            information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
+            return struct.unpack_from("=Q", information, _BYTES_ACKED)[0]  # type: ignore[no-any-return]
+
+        def check(previous: int) -> None:
+            self._rate_timer = None
+            acknowledged = read_acknowledged()
+            if not self.flow.write_paused:
+                return
+            if acknowledged - previous < _MIN_BYTES_PER_S * _WINDOW_S:
+                self.transport.abort()
+            else:
+                self._rate_timer = self.loop.call_later(_WINDOW_S, check, acknowledged)
+
+        self._rate_timer = self.loop.call_later(_WINDOW_S, check, read_acknowledged())
+
+    def _make_room(self) -> None:
+        """End a connection of the address that has most: the oldest without a request, or else the oldest.
+
+        Addresses with fewer connections than this one lose none, and those with as many only idle ones. No
         address has a limit of its own: a proxy, and a site whose devices share an address, may use what is
         free.
         """
         connections = [each for each in self.connections if isinstance(each, _BoundedConnection)]
         counts = Counter(each._address for each in connections)
-        victims = [each for each in connections if not each._has_head and each is not self]
+        own = counts[self._address]
+        victims = [
+            each
+            for each in connections
+            if each is not self and counts[each._address] >= own + each._has_head  # one more if it is busy
+        ]
         if not victims:
-            most, count = counts.most_common(1)[0]
-            if most == self._address or count <= _MAX_CONNECTIONS // 2:
-                return  # uvicorn answers 503
-            victims = [each for each in connections if each._address == most]
-        victim = max(victims, key=lambda each: (counts[each._address], -each._begin_s))
-        self.connections.discard(victim)  # at once: uvicorn counts them at the next request
+            self.limit_concurrency = 0  # uvicorn answers this connection with 503, and no other
+            return
+        victim = max(victims, key=lambda each: (counts[each._address], not each._has_head, -each._begin_s))
+        self.connections.discard(victim)  # at once: the next connection counts them
         victim.transport.abort()
 
 
@@ -155,7 +194,10 @@ class WebServer:
                 f"the web server cannot listen on {host}:{port}: {reason}; choose another port with {option}"
             ) from cause
         self.port: int = self._socket.getsockname()[1]
+        self._peak = 0  # connections at a time since memory was given back
         certificate, key = pair or (None, None)
+        # Of each connection under TLS, from Python 3.11 on: 500 of asyncio's own 256 KiB are 125 MiB.
+        asyncio.sslproto.SSLProtocol.max_size = _BUFFER_BYTES  # type: ignore[attr-defined]
         config = uvicorn.Config(
             app,
             ssl_certfile=certificate,
@@ -166,9 +208,11 @@ class WebServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,  # else anybody on this machine could choose the address that limits count
-            limit_concurrency=_MAX_CONNECTIONS,
+            log_level="error",  # a line for each request that is malformed or refused would fill the disk
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=2,
+            callback_notify=self._trim_memory,
+            timeout_notify=_TRIM_EVERY_S,
             lifespan="off",
             ws="none",
         )
@@ -195,6 +239,15 @@ class WebServer:
         self._server.should_exit = True
         self._thread.join(_STOP_S)
         self._socket.close()
+
+    async def _trim_memory(self) -> None:
+        """Give the memory of many connections that have ended back to the system."""
+        count = len(self._server.server_state.connections)
+        self._peak = max(self._peak, count)
+        if count + _TRIM_CONNECTIONS <= self._peak:
+            self._peak = count
+            gc.collect()  # a connection is a cycle of objects
+            trim_memory()
 
     def _run(self) -> None:
         self._server.run(sockets=[self._socket])

@@ -25,11 +25,11 @@ from edgekit_runtime.service.serving.memory_estimate import count_sessions, mode
 from edgekit_runtime.service.serving.remote import RemoteVersion
 from edgekit_runtime.sessions.instances import LoadedWay, open_instances, warm_up
 from edgekit_runtime.sessions.local_results import recall_order, recall_tuned
-from edgekit_runtime.sessions.ort_memory import trim_memory
 from edgekit_runtime.sessions.row_independence import rows_are_independent
 from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
 from edgekit_runtime.sessions.session import Session, open_preferred, open_session
 from edgekit_runtime.system.engines import EngineMissingError
+from edgekit_runtime.system.own_process import trim_memory
 from edgekit_runtime.system.resource_errors import check_descriptors, check_lack
 from edgekit_runtime.tensors import TensorSpec
 

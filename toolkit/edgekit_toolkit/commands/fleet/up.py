@@ -79,7 +79,9 @@ def command(path: Path | None, *, as_json: bool, joins: bool, **options: Any) ->
     from edgekit_fleet.admin.listener import serve_people
     from edgekit_fleet.operations.running import start
     from edgekit_fleet.store.fleet_folder import FleetSettings
+    from edgekit_runtime.system.own_process import share_heap
 
+    share_heap()  # before threads start
     settings = folder.read_settings() if joins or folder.has_settings else FleetSettings()
     chosen = {name: value for name, value in options.items() if value}
     if joins and chosen.keys() - _OF_ONE_MACHINE:

@@ -1,0 +1,127 @@
+"""Whether slow readers of downloads keep devices out, and what memory they cost the manager.
+
+    PYTHONPATH=device_runtime:toolkit:fleet:. .venv/bin/python -m benchmarks.fleet_slow_readers [--seconds N]
+
+Three addresses of loopback hold 170 TLS connections each to the web server of `edgekit fleet up`. Each asks
+for a package of 64 MiB and takes 1 kB a second, four times the least rate; it connects again when it was
+ended. Meanwhile 58 others, each with an address of its own, fetch the authority's certificate in turn. Memory
+is the resident set of the manager in 10^6 bytes: before, at most, and 20 s after. Ends by itself.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tests.free_port import free_port
+
+ATTACKERS, READERS, OTHERS = 3, 170, 58
+PACKAGE_BYTES = 64 << 20
+PIECE_BYTES, PACE_S = 1000, 1.0
+AFTER_S = 20.0
+
+
+async def read_slowly(address: str, port: int, context: ssl.SSLContext) -> None:
+    """Take a package slowly, again and again."""
+    while True:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", port, ssl=context, local_addr=(address, 0), limit=PIECE_BYTES
+            )
+            try:
+                writer.write(b"GET /artifacts/targets/large HTTP/1.1\r\nHost: a\r\n\r\n")
+                while await reader.read(PIECE_BYTES):
+                    await asyncio.sleep(PACE_S)
+            finally:
+                writer.transport.abort()
+        await asyncio.sleep(PACE_S)
+
+
+async def ask(address: str, port: int, context: ssl.SSLContext) -> bool:
+    """Return True if the server answers a request."""
+
+    async def fetch() -> bytes:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=context, local_addr=(address, 0)
+        )
+        writer.write(b"GET /authority HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        answer = await reader.read(-1)
+        writer.close()
+        return answer
+
+    try:
+        return (await asyncio.wait_for(fetch(), 10.0)).startswith(b"HTTP/1.1 200")
+    except (OSError, asyncio.TimeoutError):
+        return False
+
+
+def read_rss_mb(pid: int) -> float:
+    """Return the resident set of a process."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(re.findall(r"VmRSS:\s+(\d+)", text)[0]) * 1024 / 1e6
+
+
+async def attack(pid: int, port: int, seconds: float) -> dict[str, float]:
+    """Attack the manager; returns what others and its memory went through."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    asked = [await ask(f"127.0.2.{number + 1}", port, context) for number in range(OTHERS)]
+    before_mb = peak_mb = read_rss_mb(pid)
+    readers = [
+        asyncio.create_task(read_slowly(f"127.0.1.{attacker + 1}", port, context))
+        for attacker in range(ATTACKERS)
+        for _ in range(READERS)
+    ]
+    await asyncio.sleep(20.0)
+    answers, end_s, slowest_s = [], time.monotonic() + seconds, 0.0
+    for number in range(OTHERS):
+        begin_s = time.monotonic()
+        answers.append(await ask(f"127.0.2.{number + 1}", port, context))
+        slowest_s = max(slowest_s, time.monotonic() - begin_s)
+        peak_mb = max(peak_mb, read_rss_mb(pid))
+        await asyncio.sleep(max(0.0, (end_s - time.monotonic()) / (OTHERS - number)))
+    for reader in readers:
+        reader.cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
+    await asyncio.sleep(AFTER_S)
+    return {
+        "refused_before": asked.count(False),
+        "refused": answers.count(False),
+        "slowest_answer_s": round(slowest_s, 2),
+        "before_mb": round(before_mb),
+        "peak_mb": round(peak_mb),
+        "after_mb": round(read_rss_mb(pid)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=260.0)
+    seconds = parser.parse_args().seconds
+    ports = {f"--{name}-port": free_port() for name in ("broker", "web", "console")}
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root, "fleet")
+        command = [sys.executable, "-m", "edgekit_toolkit", "fleet", "up", "--json", "--folder", str(folder)]
+        for name, port in ports.items():
+            command += [name, str(port)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            with (folder / "repository" / "targets" / "large").open("wb") as file:
+                file.truncate(PACKAGE_BYTES)
+            print(json.dumps(asyncio.run(attack(process.pid, ports["--web-port"], seconds))))
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+if __name__ == "__main__":
+    main()
