@@ -1,5 +1,6 @@
-"""What holds for every test: no telemetry. For property tests: how long they take decides nothing."""
+"""What holds for every test: no telemetry, no engine is fetched, and time decides nothing."""
 
+import os
 from collections import Counter
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import HealthCheck, settings
 
 import edgekit_runtime  # noqa: F401  # switches telemetry off, before a test imports onnxruntime
 
+os.environ.setdefault("EDGEKIT_DEVICE_ENGINES", "off")
 settings.register_profile("edgekit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("edgekit")
 

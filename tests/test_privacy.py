@@ -16,7 +16,7 @@ from tests.waiting import bounded
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "models" / "tiny" / "italy_power_mlp.onnx"
 OURS = {
-    "home/.cache/edgekit",  # what tournaments and tuning found
+    "home/.cache/edgekit",  # what tournaments, tuning and first openings found
     "home/.config/edgekit",  # keys
     "home/.local/state/edgekit",  # installed models
     "work/out",  # what `package` was told to write
@@ -75,6 +75,7 @@ class Home:
                 "EDGEKIT_STATE": str(folder / "home/.local/state/edgekit"),  # as for all users but root
                 "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in packages),
                 "PYTHONDONTWRITEBYTECODE": "1",
+                "EDGEKIT_DEVICE_ENGINES": "off",  # else pip fetches one, as docs/reference/commands.md says
             },
         }
 

@@ -41,7 +41,8 @@ class Running:
         port: of TCP.
     """
 
-    def __init__(self, config: ServiceConfig, source: Source) -> None:
+    def __init__(self, config: ServiceConfig, source: Source, *, tries_in_child: bool = False) -> None:
+        self._tries_in_child = tries_in_child
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -58,7 +59,7 @@ class Running:
         self._loop.run_forever()
 
     async def _start(self, config: ServiceConfig, source: Source) -> Service:
-        service = Service(config, source)
+        service = Service(config, source, tries_in_child=self._tries_in_child)
         try:
             self._addresses = await service.listen()
         except BaseException:
@@ -96,8 +97,8 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(config: ServiceConfig, source: Source) -> Iterator[Running]:
-    service = Running(config, source)
+def running(config: ServiceConfig, source: Source, *, tries_in_child: bool = False) -> Iterator[Running]:
+    service = Running(config, source, tries_in_child=tries_in_child)
     try:
         yield service
     finally:

@@ -242,6 +242,7 @@ def packaged() -> dict[str, Any]:
                 "measured_to_source": _figure(0.45, "measured", "host"),
             },
         },
+        "proof": {"engine": "onnxruntime 1.24.4", "device_engine": "onnxruntime 1.24.4", "note": ""},
         "layers": layers(64),
         "package": {
             "file": "efficientnet-lite0-1.2.0-rpi5.edgepkg",

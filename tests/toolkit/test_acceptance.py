@@ -1,12 +1,8 @@
 """The choice for an engine: of forms that the model cannot tell apart, what this machine decides."""
 
-import numpy as np
-import onnx
 import pytest
 
-from edgekit_toolkit.measurement.peak_memory import trivial_model
-from edgekit_toolkit.models.onnx import OnnxModel
-from edgekit_toolkit.pipeline.tensorrt_acceptance import choose_accepted
+from edgekit_toolkit.pipeline.acceptance import Acceptance, choose_accepted
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import Measured
 
@@ -23,7 +19,21 @@ def test_order_of_this_machine_decides_for_engines_on_a_processor_only(backend: 
         alike_on_target("fast", size=2e6, host=0.4),
         alike_on_target("small", size=1e6, host=1.0),
     ]
-    model = OnnxModel(onnx.load_from_string(trivial_model("ort")))
-    feeds = {"x": np.zeros(1, np.float32)}
-    found = choose_accepted(backend, Budget({}), some, {one.id: model for one in some}, feeds)
+    found = choose_accepted(Budget({}), some, lambda _: Acceptance(), on_gpu=backend == "tensorrt")
     assert found.choice.chosen == chosen
+
+
+def test_candidate_that_the_engine_refuses_gives_way_to_the_next_one_with_the_reason() -> None:
+    some = [
+        alike_on_target("float", size=4e6, host=1.0),
+        alike_on_target("fast", size=2e6, host=0.4),
+    ]
+    refusals = {"fast": "it aborted"}
+    found = choose_accepted(Budget({}), some, lambda name: Acceptance(refusals.get(name, "")), on_gpu=False)
+    assert (found.choice.chosen, found.notes) == ("float", ["fast is refused: it aborted"])
+
+
+def test_candidates_that_the_engine_refuses_all_leave_none_and_every_reason() -> None:
+    some = [alike_on_target("float", size=4e6, host=1.0)]
+    found = choose_accepted(Budget({}), some, lambda _: Acceptance("it aborted"), on_gpu=False)
+    assert (found.choice.chosen, "float is refused: it aborted" in found.choice.reason) == (None, True)

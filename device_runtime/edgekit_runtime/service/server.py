@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -48,13 +49,21 @@ class Service:
         workers: the worker processes of isolated models.
     """
 
-    def __init__(self, config: ServiceConfig, source: Source, regions: Regions | None = None) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        source: Source,
+        regions: Regions | None = None,
+        *,
+        tries_in_child: bool = False,
+    ) -> None:
         """Wire the service; nothing listens or loads yet. Called inside a running event loop.
 
         Args:
             config: configuration of the service.
             source: where packages lie.
             regions: shared memory of clients, registered by the caller; None to make it here.
+            tries_in_child: whether packages are opened in a child first, which an engine may end.
         """
         loop = asyncio.get_running_loop()
         self._config = config
@@ -74,6 +83,7 @@ class Service:
             memory=config.memory,
             metrics=self.metrics,
             drain_timeout_s=config.inference.drain_timeout_s,
+            tries_in_child=tries_in_child,
         )
         slicer = Slicer(loop, config.http.max_sending_bytes)
         self._router = router = Router(
@@ -187,7 +197,8 @@ async def serve(
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             loop.add_signal_handler(number, stopping.set)
     notifier = Notifier(loop)
-    service = Service(config, source)
+    is_python = not getattr(sys, "frozen", False)  # a program in one file cannot start another Python
+    service = Service(config, source, tries_in_child=is_python)
     try:
         addresses = await service.listen()
         notifier.notify_starting()

@@ -1,8 +1,8 @@
-"""Results measured on this machine: the winner of a package's tournament, and its best options.
+"""Results found on this machine: the winner of a package's tournament, its best options, its first opening.
 
 The winner only changes the order of the signed manifest's backends. Tuning changes only options of speed, and
-only for exactly the measured package, engine release and number of processors. A file that cannot be read is
-ignored.
+only for exactly the measured package, engine release and number of processors. An opening counts for exactly
+the package, engine releases and processor. A file that cannot be read is ignored.
 """
 
 import contextlib
@@ -10,15 +10,19 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Mapping
+import platform
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import OutputError
+from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.manifest import BackendChoice, Manifest, Variant
 from edgekit_runtime.system.atomic_files import write_atomically
+from edgekit_runtime.system.engines import BUILT_IN, EngineMissingError, find_entry_point
 from edgekit_runtime.system.paths import find_cache_folder
 
 # Options of each backend that tuning may set: none of them changes results.
@@ -26,7 +30,12 @@ TUNABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "ort": ("threads", "spinning", "arena"),
     "litert": ("threads", "xnnpack"),
 }
-_ENGINES: Final = {"ort": ("onnxruntime",), "litert": ("ai_edge_litert", "tflite_runtime")}
+_ENGINES: Final = {
+    "ort": ("onnxruntime",),
+    "litert": ("ai_edge_litert", "tflite_runtime"),
+    "offload": ("onnxruntime",),
+}
+_PROCESSOR_LINES: Final = ("model name", "flags", "Features", "CPU part")  # of /proc/cpuinfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +145,55 @@ def recall_order(manifest: Manifest) -> tuple[Variant, ...]:
     return variants
 
 
+def keep_opening(package: OpenedPackage, variants: Sequence[str]) -> Path:
+    """Store that the engines here have opened a package and passed its self-test; return the path.
+
+    Args:
+        package: verified.
+        variants: names of the variants that were opened; empty for the preferred one.
+
+    Raises:
+        OutputError: the cache folder cannot be created or written.
+    """
+    return _keep(_find_opening(package), _describe_opening(package, variants))
+
+
+def is_opening_kept(package: OpenedPackage, variants: Sequence[str]) -> bool:
+    """Return whether `keep_opening` was called for the same with these engine releases and this processor."""
+    try:
+        return bool(json.loads(_find_opening(package).read_bytes()) == _describe_opening(package, variants))
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: a user without a home
+        return False
+
+
+def engine_releases() -> dict[str, str]:
+    """Return the release of each engine that this process has imported, by the name of its module."""
+    modules = {name: sys.modules.get(name) for names in _ENGINES.values() for name in names}
+    return {name: str(getattr(module, "__version__", "")) for name, module in modules.items() if module}
+
+
+def _describe_opening(package: OpenedPackage, variants: Sequence[str]) -> dict[str, JsonValue]:
+    order = recall_order(package.manifest)  # of which the preferred variant is opened
+    names = {choice.name for variant in order for choice in variant.backend.chain}
+    return {
+        "submodel": package.submodel,
+        "variants": list(variants),
+        "order": [[one.name, *(choice.name for choice in one.backend.chain)] for one in order],
+        "engines": {name: _engine_version(name) for name in sorted(names)},
+        "processor": _find_processor(),
+    }
+
+
+def _find_processor() -> str:
+    """Return a digest of the processor's name and features, by which an engine chooses its kernels."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    described = sorted({line for line in lines if line.startswith(_PROCESSOR_LINES)})
+    return hashlib.sha256("\n".join((platform.machine(), *described)).encode()).hexdigest()[:16]
+
+
 def _put_first(backend: BackendChoice, place: int) -> BackendChoice:
     choices = list(backend.chain)
     choices.insert(0, choices.pop(place))
@@ -147,6 +205,10 @@ def _put_first(backend: BackendChoice, place: int) -> BackendChoice:
 
 def _find_winner(manifest: Manifest) -> Path:
     return find_cache_folder() / "tournament" / f"{manifest.sha256}.json"
+
+
+def _find_opening(package: OpenedPackage) -> Path:
+    return find_cache_folder() / "openings" / f"{package.signed_sha256}.json"
 
 
 def _find_tuned(manifest: Manifest, choice: BackendChoice) -> Path:
@@ -167,6 +229,10 @@ def _keep(path: Path, document: Mapping[str, JsonValue]) -> Path:
 
 
 def _engine_version(backend: str) -> str | None:
+    if backend not in BUILT_IN:
+        with contextlib.suppress(EngineMissingError):
+            distribution = find_entry_point(backend).dist
+            return None if distribution is None else f"{distribution.name} {distribution.version}"
     for module in _ENGINES.get(backend, ()):
         with contextlib.suppress(ImportError):
             return str(getattr(importlib.import_module(module), "__version__", ""))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from edgekit_runtime.canonical_json import Fields, JsonValue, decode_json, encode_json
-from edgekit_runtime.errors import SignatureError
+from edgekit_runtime.errors import DigestError, SignatureError
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
@@ -183,6 +183,24 @@ class Verifier(Protocol):
             SignatureError: malformed, by a key that is not trusted, wrong, or of another predicate type.
             UnavailableError: it cannot be found out now.
         """
+
+
+class KnownDigest:
+    """A `Verifier` of a package whose signature another process has verified."""
+
+    def __init__(self, manifest_sha256: str) -> None:
+        self._sha256 = manifest_sha256
+
+    def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
+        """Return the statement of the envelope, if it is about the package of that manifest.
+
+        Raises:
+            DigestError: it is about another one.
+        """
+        statement, key_id = read_unverified(envelope, predicate_type, where)
+        if statement.sha256 != self._sha256:
+            raise DigestError(f"{where}: the file has changed since it was verified; load the model again")
+        return statement, key_id
 
 
 def read_unverified(data: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:

@@ -20,9 +20,8 @@ from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.quantize.quantizer import Quantizer
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import Choice, Measured
-from edgekit_toolkit.selection.confirmation import HeldDrop, limits_in_force
+from edgekit_toolkit.selection.confirmation import Acceptance, HeldDrop, limits_in_force
 from edgekit_toolkit.selection.float_ratio import FloatRatio
-from edgekit_toolkit.tensorrt.check import TensorRtCheck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ class Run:
         load: load of this machine by others meanwhile.
         front: ids of the Pareto front: no other candidate matches or beats these in every cost.
         choice: id of the chosen candidate, or why there is none.
-        tensorrt: TensorRT's check of the chosen candidate, if it was made.
+        acceptance: what the target's engine says about the chosen candidate.
         seconds: time of each phase.
         warnings: warnings, a sentence each.
         memory_here: memory of the chosen candidate, once it is measured.
@@ -136,7 +135,7 @@ class Run:
     load: HostLoad
     front: frozenset[str]
     choice: Choice
-    tensorrt: TensorRtCheck | None
+    acceptance: Acceptance | None
     seconds: Mapping[str, float]
     warnings: Sequence[str]
     memory_here: MemoryHere | None = None

@@ -4,6 +4,7 @@ Request -> prepared source -> candidates -> scored -> measured and drafted -> ch
 of the ones before; this is the only place that knows their order.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,19 +15,19 @@ from edgekit_toolkit.evaluation.scoring import Scores, score_candidates
 from edgekit_toolkit.measurement.host_load import LoadMeter
 from edgekit_toolkit.models.model import Runner
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
+from edgekit_toolkit.pipeline.acceptance import check_accepted, choose_accepted
 from edgekit_toolkit.pipeline.candidates import CandidateSet, find_candidates
 from edgekit_toolkit.pipeline.drafts import draft_packages
 from edgekit_toolkit.pipeline.prepare import Prepared, check_fixed_sizes, prepare
 from edgekit_toolkit.pipeline.request import Phases, Progress, Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate, Run
-from edgekit_toolkit.pipeline.tensorrt_acceptance import choose_accepted
 from edgekit_toolkit.pipeline.warnings import find_warnings
 from edgekit_toolkit.quantize.backends import KINDS, open_quantizer
 from edgekit_toolkit.quantize.forms import DYNAMIC_INT8
 from edgekit_toolkit.samples.split import feeds_only
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import Measured, pareto_front
-from edgekit_toolkit.selection.confirmation import Accepted, choose_confirmed, limits_in_force
+from edgekit_toolkit.selection.confirmation import Acceptance, Accepted, choose_confirmed, limits_in_force
 from edgekit_toolkit.selection.float_ratio import find_slowdown
 
 
@@ -79,7 +80,7 @@ def search(
             replace(request, budget=limits), prepared, found.candidates, scores, latencies, signer
         )
     with phases.phase("choose"):
-        candidates, accepted = _choose(request, limits, prepared, drafted, scores)
+        candidates, accepted = _choose(request, limits, prepared, drafted, scores=scores, signer=signer)
     run = Run(
         request=request,
         prepared=prepared,
@@ -91,7 +92,7 @@ def search(
         load=load,
         front=pareto_front([one.measured for one in candidates]),
         choice=accepted.choice,
-        tensorrt=accepted.check,
+        acceptance=accepted.acceptance,
         seconds=phases.seconds,
         warnings=[],
     )
@@ -131,21 +132,33 @@ def _score(
 
 
 def _choose(
-    request: Request, limits: Budget, prepared: Prepared, drafted: Sequence[JudgedCandidate], scores: Scores
+    request: Request,
+    limits: Budget,
+    prepared: Prepared,
+    drafted: Sequence[JudgedCandidate],
+    *,
+    scores: Scores,
+    signer: StatementSigner,
 ) -> tuple[tuple[JudgedCandidate, ...], Accepted]:
     """Return the choice, and the candidates with the drop of each that was compared with the limit."""
-    by_id = {one.id: one.model for one in drafted}
+    by_id = {one.id: one for one in drafted}
+    on_gpu = request.backend == "tensorrt"
+
+    @functools.cache
+    def check(candidate_id: str) -> Acceptance:
+        one = by_id[candidate_id]
+        return check_accepted(request.backend, one.model, one.package, prepared.feeds[0], signer)
 
     def choose(measured: Sequence[Measured]) -> Accepted:
         if request.like is not None and len(drafted) > 1:  # the float model is there for comparison
             measured = [one for one in measured if one.id != drafted[0].id]
             # Weights near to the earlier ones make a smaller delta; the other candidate is for when they
             # break a limit.
-            near = choose_accepted(request.backend, limits, measured[:1], by_id, prepared.feeds[0])
+            near = choose_accepted(limits, measured[:1], check, on_gpu=on_gpu)
             if near.choice.chosen is not None:
                 reason = f"{measured[0].label}: within every limit; its delta is small"
                 return replace(near, choice=replace(near.choice, reason=reason))
-        return choose_accepted(request.backend, limits, measured, by_id, prepared.feeds[0])
+        return choose_accepted(limits, measured, check, on_gpu=on_gpu)
 
     confirmed = choose_confirmed(
         [one.measured for one in drafted], scores, limits, choose,

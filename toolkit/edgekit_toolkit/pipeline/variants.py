@@ -11,8 +11,8 @@ from edgekit_runtime.errors import DataError
 from edgekit_toolkit.packaging.assemble import combine, package_bytes
 from edgekit_toolkit.packaging.recipe import RecipeVariant, tool_versions
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
+from edgekit_toolkit.pipeline.acceptance import check_accepted
 from edgekit_toolkit.pipeline.run import Carried, JudgedCandidate, Run
-from edgekit_toolkit.pipeline.tensorrt_acceptance import check_accepted
 from edgekit_toolkit.selection.choice import rank_further
 
 
@@ -39,7 +39,7 @@ def carry_variants(runs: Sequence[Run], signer: StatementSigner) -> Run:
         except DataError as error:
             notes.append(f"variant left out: {offer}: {error}")
             continue
-        if problem := _find_problem(offer, whole, run):
+        if problem := _find_problem(offer, whole, run, signer):
             notes.append(f"variant left out: {offer}: {problem}")
             continue
         run = replace(run, variants=wider, whole=whole)
@@ -91,7 +91,7 @@ def _combine(first: JudgedCandidate, carried: Sequence[Carried], signer: Stateme
     return replace(first, recipe=recipe, package=package, measured=replace(first.measured, figures=figures))
 
 
-def _find_problem(offer: Carried, whole: JudgedCandidate, run: Run) -> str | None:
+def _find_problem(offer: Carried, whole: JudgedCandidate, run: Run, signer: StatementSigner) -> str | None:
     """Return why the variant cannot be carried, or None."""
     drop, most = offer.candidate.stated_drop, run.limits.limits.get("drop")
     if drop is not None and most is not None:
@@ -103,12 +103,10 @@ def _find_problem(offer: Carried, whole: JudgedCandidate, run: Run) -> str | Non
     size_bytes, limit = whole.measured.figures["size"], run.limits.limits.get("size")
     if limit is not None and size_bytes > limit:
         return f"the whole package would have {size_bytes:,.0f} bytes, the limit is {limit:,.0f}"
-    if run.request.backend == "tensorrt":
-        check = check_accepted(offer.candidate.model, run.prepared.feeds[0])
-        # No version: TensorRT is not here, which the choice of the default has said.
-        if check.version is not None and not check.accepted:
-            return f"TensorRT refuses it: {check.errors[0]}"
-    return None
+    one = offer.candidate
+    found = check_accepted(offer.run.request.backend, one.model, one.package, run.prepared.feeds[0], signer)
+    # What could not be checked, the choice of the default has said.
+    return f"it is refused: {found.refusal}" if found.refusal else None
 
 
 def _shortfall(run: Run, carried: int) -> list[str]:

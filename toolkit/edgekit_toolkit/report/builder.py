@@ -49,12 +49,21 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "budget": _budget(run),
         "accuracy": describe_accuracy(run, _subject(run)),
         "outcome": _outcome(run),
+        "proof": _proof(run),
         "layers": describe_layers(run, _subject(run)),
         "package": None if published is None else _package(published),
         "recipe": None if published is None else published.recipe,
         "evidence": None if published is None else published.evidence,
         "provenance": _provenance(run),
     }
+
+
+def _proof(run: Run) -> dict[str, str] | None:
+    """Return which release of the engine opened and self-tested the package; None if there is no package."""
+    proof = None if run.acceptance is None else run.acceptance.proof
+    if proof is None:
+        return None
+    return {name: getattr(proof, name) for name in ("engine", "device_engine", "note")}
 
 
 def _sizes(run: Run) -> list[dict[str, Any]]:
@@ -151,6 +160,7 @@ def _provenance(run: Run) -> dict[str, Any]:
     return {
         "tools": tool_versions(*(one.request.backend for one in (run, *(each.run for each in run.variants)))),
         "host": host_facts(),
+        "proof": _proof(run),
         "load": asdict(run.load),
         "seconds": {name: round(seconds, 3) for name, seconds in run.seconds.items()},
         "recipe_sha256": None if run.packaged is None else run.packaged.recipe.sha256,
@@ -297,6 +307,7 @@ def evidence_figures(run: Run, chosen: JudgedCandidate) -> dict[str, Any]:
     """Figures that vary from run to run, for the evidence file."""
     variants = {one.name: _varying(one.run, one.candidate) for one in run.variants}
     here = run.memory_here
+    tensorrt = None if run.acceptance is None else run.acceptance.tensorrt
     return {
         "target": run.request.target.name,
         "sizes": _sizes(run),
@@ -313,10 +324,10 @@ def evidence_figures(run: Run, chosen: JudgedCandidate) -> dict[str, Any]:
         if here is None or here.service_bytes is None
         else {"peak_bytes": here.service_bytes, "label": "estimated"},
         "tensorrt_check": None
-        if run.tensorrt is None
+        if tensorrt is None
         else {
-            "version": run.tensorrt.version,
-            "accepted": run.tensorrt.accepted,
+            "version": tensorrt.version,
+            "accepted": tensorrt.accepted,
             "built_on": "a machine without a GPU",
         },
         "load": asdict(run.load),

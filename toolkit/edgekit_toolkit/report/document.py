@@ -246,6 +246,14 @@ class CarriedVariant(TypedDict):
     drop: Drop | None
 
 
+class Proof(TypedDict):
+    """The release of the engine that opened and self-tested the package."""
+
+    engine: str
+    device_engine: str
+    note: str
+
+
 class Report(TypedDict):
     """The whole document."""
 
@@ -268,6 +276,7 @@ class Report(TypedDict):
     budget: list[BudgetLine]
     accuracy: Accuracy
     outcome: ReportedOutcome
+    proof: Proof | None
     layers: list[Layer]
     package: Package | None
     recipe: str | None

@@ -8,6 +8,7 @@ from edgekit_toolkit.report.document import (
     BudgetLine,
     Drop,
     LatencyToFloat,
+    Proof,
     ReportedCandidate,
     ReportedFigure,
     Size,
@@ -185,3 +186,8 @@ def known_figures(candidates: Iterable[ReportedCandidate]) -> list[str]:
         for name in FIGURES
         if any(candidate["figures"][name]["value"] is not None for candidate in candidates)
     ]
+
+
+def describe_proof(proof: Proof) -> str:
+    """Return which release of the engine proved the package, as a sentence."""
+    return proof["note"] or f"Opened and self-tested with {proof['engine']}, the release that devices run"

@@ -26,6 +26,7 @@ from edgekit_toolkit.report.figures import (
     FIGURES,
     common_origin,
     describe_accuracy,
+    describe_proof,
     headroom,
     known_figures,
     shorten,
@@ -90,6 +91,8 @@ def _print_outcome(report: Report, console: Console) -> None:
         _print_accuracy(report["accuracy"], console)
         if outcome["latency_to_float"] is not None:
             print_line(console, show_latency_to_float(outcome["latency_to_float"]))
+        if report["proof"] is not None:
+            print_line(console, describe_proof(report["proof"]))
         return
     print_line(console, ("REFUSED", "bold red"), outcome["reason"], indent=8)
     if outcome["binding"]:

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from edgekit_toolkit.evaluation.drops import CONFIDENCE, Drop, Interval
 from edgekit_toolkit.evaluation.scoring import CONFIRMATION_SHARE, LEAST_TO_HOLD_BACK, Scores
+from edgekit_toolkit.packaging.device_engine import EngineProof
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import Choice, Measured
 from edgekit_toolkit.tensorrt.check import TensorRtCheck
@@ -53,17 +54,34 @@ class HeldDrop:
 
 
 @dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What the target's engine says about a candidate.
+
+    Attributes:
+        refusal: who refuses it and why, or an empty text.
+        notes: what could not be checked.
+        tensorrt: TensorRT's check, if it was made.
+        proof: outcome of the release that devices run.
+    """
+
+    refusal: str = ""
+    notes: tuple[str, ...] = ()
+    tensorrt: TensorRtCheck | None = None
+    proof: EngineProof | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Accepted:
-    """A choice, and TensorRT's check of it.
+    """A choice, and what the target's engine says about it.
 
     Attributes:
         choice: choice among the candidates that are not refused.
-        check: TensorRT's check of the chosen candidate, or None if none was checked.
+        acceptance: what it says about the chosen candidate; None if none was chosen.
         notes: refused or unchecked candidates, for the report.
     """
 
     choice: Choice
-    check: TensorRtCheck | None
+    acceptance: Acceptance | None
     notes: Sequence[str]
 
 

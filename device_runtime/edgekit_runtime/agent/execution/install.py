@@ -4,6 +4,7 @@ Each function can be called again after an interruption at any point: the slots 
 service opens the version that they name.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,7 +174,8 @@ def describe_service(index: ServiceIndex, model: str) -> tuple[tuple[str, ...], 
 
 
 def _test_in_child(path: Path) -> None:
-    with ChildProcess("edgekit_runtime.agent.execution.selftest_child", str(path)) as child:
+    request = json.dumps({"package": str(path)})
+    with ChildProcess("edgekit_runtime.sessions.opening.selftest_child", request) as child:
         exit_code = child.wait(_SELF_TEST_S)
         if exit_code is None:
             raise BackendError(f"{path.name}: its self-test did not end within {_SELF_TEST_S:.0f} s")

@@ -17,6 +17,7 @@ from edgekit_runtime.service.models.source import Source
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.observability.metrics import ServiceMetrics
 from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.serving.first_load import load_tested
 from edgekit_runtime.service.serving.loader import Loaded, OpenRemote, load
 from edgekit_runtime.service.serving.served_version import Served
 
@@ -43,6 +44,8 @@ class Lifecycle:
         open_remote: OpenRemote | None,
         metrics: ServiceMetrics,
         drain_timeout_s: float,
+        *,
+        tries_in_child: bool = False,
     ) -> None:
         """Begin without versions.
 
@@ -52,9 +55,10 @@ class Lifecycle:
             open_remote: opens models in worker processes, see `load`.
             metrics: where versions are counted whose calls do not end.
             drain_timeout_s: longest wait for the calls of a version.
+            tries_in_child: whether packages are opened in a child first, see `load_tested`.
         """
         self.source, self.make_served = source, make_served
-        self._open_remote = open_remote
+        self._load = functools.partial(load_tested if tries_in_child else load, open_remote=open_remote)
         self.leaving: set[Served] = set()
         self._metrics, self._drain_timeout_s = metrics, drain_timeout_s
         self._working: set[Future[Any]] = set()
@@ -63,13 +67,13 @@ class Lifecycle:
 
     async def open(self, name: str, options: ModelOptions, beside: Loaded | None = None) -> list[Served]:
         """Return the versions of `name` that are to be served, see `Source.open` and `load`."""
-        load_one = functools.partial(load, options=options, open_remote=self._open_remote, beside=beside)
+        load_one = functools.partial(self._load, options=options, beside=beside)
         opened = await self.on_thread(self.source.open, name, VersionPolicy.of(options), load_one)
         return [self.make_served(loaded) for loaded in opened]
 
     async def open_again(self, package: Servable, options: ModelOptions) -> Served:
         """Return a version that was served before."""
-        load_one = functools.partial(load, options=options, open_remote=self._open_remote)
+        load_one = functools.partial(self._load, options=options)
         return self.make_served(await self.on_thread(self.source.open_again, package, load_one))
 
     async def list_names(self) -> Sequence[str]:

@@ -49,6 +49,7 @@ class Registry:
         memory: ModelMemory | None = None,
         metrics: ServiceMetrics | None = None,
         drain_timeout_s: float = 30.0,
+        tries_in_child: bool = False,
     ) -> None:
         """Make a registry without models.
 
@@ -60,10 +61,13 @@ class Registry:
             memory: cap of all models together; by default there is none.
             metrics: where changes are counted.
             drain_timeout_s: longest wait for the calls of a version that is unloaded.
+            tries_in_child: whether packages are opened in a child first, see `load_tested`.
         """
         self._source = source
         self.metrics = metrics or ServiceMetrics()
-        self._lifecycle = Lifecycle(source, make_served, open_remote, self.metrics, drain_timeout_s)
+        self._lifecycle = Lifecycle(
+            *(source, make_served, open_remote, self.metrics, drain_timeout_s), tries_in_child=tries_in_child
+        )
         self._options = options
         self._memory = memory or ModelMemory()
         self.models = Catalogue()

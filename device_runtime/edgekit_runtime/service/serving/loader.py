@@ -158,7 +158,7 @@ def load(
             else:
                 load_here = name_frame(_load_here, f"load of {manifest.name} {manifest.version}")
                 work = functools.partial(load_here, package, options)
-                loaded = LoadAttempt(what, work, Loaded.close).result_within(_find_limit(package, options))
+                loaded = LoadAttempt(what, work, Loaded.close).result_within(find_limit(package, options))
                 sessions = loaded.session_count
             memory_bytes = model_bytes(manifest, package.path, options, sessions)
             return dataclasses.replace(loaded, memory_bytes=memory_bytes, sessions_counted=sessions)
@@ -184,7 +184,7 @@ def _isolate_traps(package: OpenedPackage, options: ModelOptions) -> ModelOption
     return dataclasses.replace(options, isolated=True, isolation=isolation)
 
 
-def _find_limit(package: OpenedPackage, options: ModelOptions) -> float:
+def find_limit(package: OpenedPackage, options: ModelOptions) -> float:
     """Return how many seconds the load of a package may take."""
     if options.load_timeout_s is not None:
         return options.load_timeout_s

@@ -4,27 +4,12 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from edgekit_runtime.errors import DigestError
 from edgekit_runtime.package.archive import Limits
 from edgekit_runtime.service.models.source import Load, Source, open_listed
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
 from edgekit_runtime.service.serving.loader import Loaded
 from edgekit_runtime.service.worker_wire.messages import VerifiedPackage
-from edgekit_runtime.trust.dsse import Statement, read_unverified
-
-
-class _Verdict:
-    """A `Verifier` of a package whose signature the service has verified."""
-
-    def __init__(self, manifest_sha256: str) -> None:
-        self._sha256 = manifest_sha256
-
-    def verify(self, envelope: bytes, predicate_type: str, where: str) -> tuple[Statement, str]:
-        """Return the statement of the envelope, if it is about the package of that manifest."""
-        statement, key_id = read_unverified(envelope, predicate_type, where)
-        if statement.sha256 != self._sha256:
-            raise DigestError(f"{where}: the file has changed since it was verified; load the model again")
-        return statement, key_id
+from edgekit_runtime.trust.dsse import KnownDigest
 
 
 class ReceivedPackages(Source):
@@ -68,5 +53,5 @@ class ReceivedPackages(Source):
 
     def open_again(self, package: Servable, load: Load) -> Loaded:
         """Return the model of a package, which must be unchanged."""
-        with open_listed(package, _Verdict(package.sha256), self.limits) as opened:
+        with open_listed(package, KnownDigest(package.sha256), self.limits) as opened:
             return load(opened)

@@ -91,25 +91,25 @@ class Emitter:
         params: QuantizationParams,
         *,
         axis: int | None = None,
-        explicit_zero: bool = False,
     ) -> str:
         """Store codes of a constant and dequantize them, once for all equal requests.
+
+        8-bit codes get a zero point although it is 0. onnxruntime's integer Gemm needs it, and releases up to
+        1.24 abort without it in the exact mode for x86 without VNNI (ADR 0018).
 
         Args:
             name: name of the constant in the float model.
             values: codes of the constant.
             params: their scale and zero point.
             axis: axis of the channels where there is a scale a channel.
-            explicit_zero: whether to write a zero point of 0 too.
 
         Returns:
             The name of the dequantized constant.
         """
-        explicit_zero = explicit_zero or bool(params.zero_point.any())
-        key = (name, axis, values.dtype.str, params.scale.tobytes(), explicit_zero)
+        key = (name, axis, values.dtype.str, params.scale.tobytes())
         if key not in self._constants:
             scale = self.store(f"{name}_scale", params.scale)
-            zero = self.store(f"{name}_zero_point", params.zero_point) if explicit_zero else ""
+            zero = self.store(f"{name}_zero_point", params.zero_point) if values.itemsize == 1 else ""
             codes = Codes(self.store(f"{name}_codes", values), scale, zero)
             self._constants[key] = self.dequantize(codes, name, axis=axis)
         return self._constants[key]

@@ -300,13 +300,7 @@ class _Writer:
         # fits.
         floor = 0.0 if bias is None else np.abs(bias.astype(np.float64)) / (2.0**30 * input_scale)
         codes, params = quantize_weight(weight, axis, floor, self.plan.scheme.weight_peak)
-        # onnxruntime's integer Gemm, unlike its other kernels, needs an explicit zero point of its weights.
-        # So does the exact mode for x86 without VNNI (ADR 0018) for a product that stays in float because its
-        # output is not quantized.
-        explicit_zero = node.op_type == "Gemm" or self.plan.scheme.symmetric
-        copy.input[1] = self.emitter.constant(
-            node.input[1], codes, params, axis=axis, explicit_zero=explicit_zero
-        )
+        copy.input[1] = self.emitter.constant(node.input[1], codes, params, axis=axis)
         if bias is None or self.plan.scheme.symmetric:  # a float bias stays unchanged
             return
         scale = (params.scale.astype(np.float64) * input_scale).astype(np.float32)

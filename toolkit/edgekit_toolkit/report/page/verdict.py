@@ -6,6 +6,7 @@ from edgekit_toolkit.report.figures import (
     FIGURES,
     LIMITS,
     describe_accuracy,
+    describe_proof,
     headroom,
     show,
     show_latency_to_float,
@@ -59,6 +60,7 @@ def verdict(report: Report) -> Markup:
             el("p", outcome["reason"]),
             _accuracy(report),
             None if ratio is None else el("p", show_latency_to_float(ratio)),
+            None if report["proof"] is None else el("p", describe_proof(report["proof"])),
             _written(report),
             class_="verdict packaged",
         )

@@ -1,0 +1,29 @@
+"""Loads a version after a child has opened it: an engine that ends its process ends no service."""
+
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.service.options.model import ModelOptions
+from edgekit_runtime.service.serving.loader import Loaded, OpenRemote, find_limit, load, map_exceptions
+
+
+def load_tested(
+    package: OpenedPackage,
+    options: ModelOptions,
+    open_remote: OpenRemote | None = None,
+    beside: Loaded | None = None,
+) -> Loaded:
+    """Do what `load` does, after `check_first_opening` for each package that gets no process of its own.
+
+    Raises:
+        BackendError: as `load`, or the engine ended the child.
+        UnavailableError: as `load`, or there was no memory for the child.
+    """
+    if not options.isolated or beside is not None:
+        from edgekit_runtime.sessions.opening.first_opening import check_first_opening  # not in a worker
+
+        governor = options.governor
+        every = tuple(variant.name for variant in package.manifest.all_variants)
+        variants = () if governor is None else governor.variants or every
+        with map_exceptions(f"{package.path}: {package.manifest.name} {package.manifest.version}"):
+            limit_s = find_limit(package, options)
+            check_first_opening(package, variants=variants, threads=options.threads, limit_s=limit_s)
+    return load(package, options, open_remote, beside)

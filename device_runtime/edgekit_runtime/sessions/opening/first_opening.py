@@ -1,0 +1,133 @@
+"""The first opening of a package by an engine on this machine, in a process that may die of it.
+
+An engine is native code: onnxruntime 1.24.4 aborts on models that newer releases open, and an abort ends the
+whole process, with every other model in it. So a package is opened and tested in a child first. That costs a
+start of Python and of the engine; the outcome is remembered for this package, release of the engine and
+processor, so that only the first opening pays.
+"""
+
+import json
+import logging
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgekit_runtime.errors import BackendError, UnavailableError
+from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.sessions.local_results import is_opening_kept
+from edgekit_runtime.system.child_process import ChildProcess, child_environment, describe_end
+from edgekit_runtime.system.resource_errors import check_lack
+
+_MODULE: Final = "edgekit_runtime.sessions.opening.selftest_child"
+_FAULT: Final = 1  # exit code of a child whose engine refused the package, or computed something else
+_RETRY_AFTER_S: Final = 5.0
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildTest:
+    """The outcome of a self-test in a child that has ended by itself.
+
+    Attributes:
+        releases: module of each engine that was used -> its release.
+        problem: why the package fails, or an empty text.
+        is_kept: whether the next opening need not be tried.
+    """
+
+    releases: Mapping[str, str]
+    problem: str
+    is_kept: bool
+
+
+def check_first_opening(
+    package: OpenedPackage, *, variants: Sequence[str] = (), threads: int | None = None, limit_s: float
+) -> None:
+    """Check that no engine ends its process over `package`, unless that was done here before.
+
+    A package that an engine refuses passes: whoever opens it next gets that error.
+
+    Args:
+        package: verified.
+        variants: variants that will be opened; by default the preferred one.
+        threads: threads of one inference, or None for the options' number.
+        limit_s: longest time.
+
+    Raises:
+        BackendError: the engine ended the child, or hung.
+        UnavailableError: there was no memory for the child.
+    """
+    if is_opening_kept(package, variants):
+        return
+    test = test_in_child(package, variants=variants, threads=threads, limit_s=limit_s)
+    if not test.problem and not test.is_kept:
+        _logger.warning(
+            "%s: the cache folder cannot be written, so each load tests it in a process of its own first; set"
+            " EDGEKIT_CACHE to a folder of this user",
+            package.path,
+        )
+
+
+def test_in_child(
+    package: OpenedPackage,
+    *,
+    variants: Sequence[str] = (),
+    threads: int | None = None,
+    limit_s: float,
+    engines: Path | None = None,
+    is_kept: bool = True,
+) -> ChildTest:
+    """Open and self-test `package` in a child, and return the outcome.
+
+    Args:
+        package: verified.
+        variants: variants to open, those without an installed engine excepted; by default the preferred one.
+        threads: threads of one inference, or None for the options' number.
+        limit_s: longest time.
+        engines: folder whose Python packages precede those of this process: another release of an engine.
+        is_kept: whether the next opening need not be tried, if this one succeeds.
+
+    Raises:
+        BackendError: the engine ended the child, or hung.
+        UnavailableError: there was no memory for the child.
+    """
+    request = {
+        "package": str(package.path.absolute()),
+        "sha256": package.signed_sha256,
+        "submodel": package.submodel,
+        "variants": list(variants),
+        "threads": threads,
+        "forget": not is_kept,
+    }
+    variables = {} if engines is None else {"PYTHONPATH": f"{engines}:{child_environment()['PYTHONPATH']}"}
+    what = f"{package.path.name}: {package.manifest.name} {package.manifest.version}"
+    try:
+        child = ChildProcess(
+            _MODULE, json.dumps(request), output="keep", variables=variables, own_session=True
+        )
+    except OSError as cause:
+        check_lack(cause, f"{what}: cannot be tested in a process of its own")
+        raise BackendError(f"{what}: cannot be tested in a process of its own: {cause}") from cause
+    with child:
+        child.lower_priority()
+        code = child.wait(limit_s)
+        if code is None:
+            raise BackendError(f"{what}: its engine did not open, test and run it within {limit_s:g} s")
+        if code == -signal.SIGKILL:
+            raise UnavailableError(
+                f"{what}: the process that tested it was killed, as by a lack of memory; load it again later",
+                _RETRY_AFTER_S,
+            )
+        if code not in (0, _FAULT):
+            raise BackendError(
+                f"{what}: its engine ended the process that opened and tested it, {describe_end(code)}"
+                f" ({child.last_line or 'without a message'}); package it again, or install another release"
+                " of the engine"
+            )
+        try:
+            printed = json.loads(child.output)
+        except ValueError:  # Python itself failed; whoever opens the package next sees how
+            printed = {"engines": {}, "is_kept": False}
+        return ChildTest(printed["engines"], child.last_line if code else "", printed["is_kept"])

@@ -1,0 +1,198 @@
+"""Engines that end the process which opens a package: the version is rejected, and all others are served."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.runtime.backend_parts import install_backend
+from tests.runtime.conftest import PackageMaker
+from tests.service.serve_parts import Served
+from tests.service.service_parts import X, ask, get_bytes, infer_bytes, make_config, running
+from tests.service.wiring_parts import index, infer, load, write
+from tests.waiting import bounded
+
+from edgekit_runtime.package.manifest import Variant
+from edgekit_runtime.package.manifest_entries import BackendChoice
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.models.slot_source import InstalledModels
+from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
+from edgekit_runtime.service.options.rollout import CanaryOptions
+from edgekit_runtime.slots import Slots
+
+THIRD = BackendChoice("third", "model.onnx", {})
+ABORTING = """
+import os
+def open_third(package, choice, threads):
+    os.abort()
+"""
+RUNNING_OUT = """
+import os, signal
+def open_third(package, choice, threads):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+# Opens the model with onnxruntime, and writes down in which process.
+RECORDING = """
+import os
+from pathlib import Path
+from edgekit_runtime.sessions.ort import open_ort
+def open_third(package, choice, threads):
+    with Path({record!r}).open("a") as file:
+        file.write(f"{{os.getpid()}}\\n")
+    return open_ort(package, choice, threads)
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def install_engine(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    (folder / "site").mkdir()
+    install_backend(folder / "site", monkeypatch, source)
+
+
+def read_pids(folder: Path) -> list[int]:
+    pids = [int(line) for line in (folder / "record").read_text().splitlines()]
+    (folder / "record").unlink()
+    return pids
+
+
+@pytest.mark.parametrize("isolated", [None, False, True])
+def test_version_whose_engine_aborts_is_rejected_and_the_one_before_and_other_models_serve(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolated: bool | None
+) -> None:
+    install_engine(tmp_path, monkeypatch, ABORTING)
+    slots = Slots(tmp_path / "state", maker.trust)
+    slots.install(write(maker, tmp_path, "1.0.0", name="other"))
+    slots.install(write(maker, tmp_path, "1.0.0"))
+    slots.install(write(maker, tmp_path, "2.0.0", backend=THIRD))
+    models = {"linear": ModelOptions(isolated=isolated)}
+    with running(
+        make_config(tmp_path, models=models), InstalledModels(slots), tries_in_child=True
+    ) as service:
+        assert infer(service).json["model_version"] == "1.0.0"
+        assert ask(service, infer_bytes(X, path="/v2/models/other/infer")).status == 200
+    (rejected,) = slots.load("linear").state.rejected
+    assert (rejected.version, "SIGABRT" in rejected.reason) == ("2.0.0", True)
+
+
+def test_canary_whose_engine_aborts_is_rejected_before_it_reaches_the_process_of_the_version_in_use(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_engine(tmp_path, monkeypatch, ABORTING)
+    slots = Slots(tmp_path / "state", maker.trust)
+    slots.install(write(maker, tmp_path, "1.0.0"))
+    options = ModelOptions(isolated=True, rollout="canary", canary=CanaryOptions(share=0.5))
+    config = make_config(tmp_path, models={"linear": options})
+    with running(config, InstalledModels(slots), tries_in_child=True) as service:
+        assert infer(service).json["model_version"] == "1.0.0"
+        slots.install(write(maker, tmp_path, "2.0.0", backend=THIRD))
+        load(service, "linear")
+        assert infer(service).json["model_version"] == "1.0.0"
+        restarts = [model.restarts for model in service.service.workers.models]
+    assert restarts == [0]
+    (rejected,) = slots.load("linear").state.rejected
+    assert (rejected.version, "SIGABRT" in rejected.reason) == ("2.0.0", True)
+
+
+def test_package_file_whose_engine_aborts_is_refused_by_name_and_others_are_served(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_engine(tmp_path, monkeypatch, ABORTING)
+    paths = [write(maker, tmp_path, "1.0.0", name="broken", backend=THIRD), write(maker, tmp_path, "1.0.0")]
+    with running(make_config(tmp_path), PackageFiles(paths, maker.trust), tries_in_child=True) as service:
+        assert infer(service).status == 200
+        (reason,) = [line[3] for line in index(service) if line[0] == "broken"]
+        assert "its engine ended the process that opened and tested it, by SIGABRT" in reason
+        assert load(service, "broken").status == 500
+        assert ask(service, get_bytes("/v2/health/live")).status == 200
+
+
+def test_variant_of_a_governor_whose_engine_aborts_is_found_before_the_service_opens_it(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_engine(tmp_path, monkeypatch, ABORTING)
+    third = Variant("third", THIRD, maker.manifest().golden, {})
+    path = write(maker, tmp_path, "1.0.0", variants=(third,))
+    config = make_config(tmp_path, models={"linear": ModelOptions(governor=GovernorOptions())})
+    with running(config, PackageFiles([path], maker.trust), tries_in_child=True) as service:
+        (reason,) = [line[3] for line in index(service) if line[0] == "linear"]
+        assert "SIGABRT" in reason
+
+
+def test_child_that_is_killed_for_memory_is_no_evidence_against_the_version(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_engine(tmp_path, monkeypatch, RUNNING_OUT)
+    slots = Slots(tmp_path / "state", maker.trust)
+    slots.install(write(maker, tmp_path, "1.0.0", backend=THIRD))
+    with running(make_config(tmp_path), InstalledModels(slots), tries_in_child=True) as service:
+        assert load(service, "linear").status == 503
+    assert slots.load("linear").state.rejected == ()
+
+
+def test_package_is_opened_in_a_child_the_first_time_only(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_engine(tmp_path, monkeypatch, RECORDING.format(record=str(tmp_path / "record")))
+    source = PackageFiles([write(maker, tmp_path, "1.0.0", backend=THIRD)], maker.trust)
+
+    def serve_once() -> list[int]:
+        with running(make_config(tmp_path), source, tries_in_child=True) as service:
+            assert infer(service).status == 200
+        return read_pids(tmp_path)
+
+    first, second = serve_once(), serve_once()
+    assert (len(first), first[0] != os.getpid(), first[1]) == (2, True, os.getpid())
+    assert second == [os.getpid()]
+
+
+@pytest.mark.parametrize("change", ["release", "processor", "damage"])
+def test_package_is_opened_in_a_child_again_for_another_release_or_processor(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, change: str
+) -> None:
+    install_engine(tmp_path, monkeypatch, RECORDING.format(record=str(tmp_path / "record")))
+    source = PackageFiles([write(maker, tmp_path, "1.0.0", backend=THIRD)], maker.trust)
+
+    def count_openings() -> int:
+        with running(make_config(tmp_path), source, tries_in_child=True) as service:
+            assert infer(service).status == 200
+        return len(read_pids(tmp_path))
+
+    assert count_openings() == 2
+    (kept,) = (cache / "openings").iterdir()
+    if change == "release":
+        metadata = tmp_path / "site" / "third-1.0.dist-info" / "METADATA"
+        metadata.write_text(metadata.read_text().replace("Version: 1.0", "Version: 1.1"))
+    elif change == "processor":
+        kept.write_text(json.dumps({**json.loads(kept.read_text()), "processor": "another"}))
+    else:
+        kept.write_bytes(b"\0")
+    assert count_openings() == 2
+
+
+def test_cache_that_cannot_be_written_costs_a_child_at_each_load_and_is_said(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "file"))
+    source = PackageFiles([write(maker, tmp_path, "1.0.0")], maker.trust)
+    with running(make_config(tmp_path), source, tries_in_child=True) as service:
+        assert infer(service).status == 200
+    assert "set EDGEKIT_CACHE to a folder of this user" in caplog.text
+
+
+def test_command_serve_outlives_an_engine_that_aborts(
+    maker: PackageMaker, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_engine(folder, monkeypatch, ABORTING)
+    broken = write(maker, folder, "1.0.0", name="broken", backend=THIRD)
+    site = str(folder / "site")
+    main = f"import sys; sys.path.insert(0, {site!r}); from edgekit_runtime.cli import main; sys.exit(main())"
+    service = Served(folder, "--package", str(broken), command=("-c", main))
+    with bounded(service.process):
+        service.wait_ready()
+        assert service.end()[0] == 0

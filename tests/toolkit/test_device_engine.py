@@ -1,0 +1,114 @@
+"""The release of the engine that devices run has the last word about a package."""
+
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.toolkit.package_run import TINY, package
+
+from edgekit_hil.provisioning.pinned_packages import read_pinned
+from edgekit_toolkit.packaging.device_engine import FETCH_VARIABLE
+
+pytestmark = pytest.mark.usefixtures("home")
+MODEL = TINY / "digits_cnn.onnx"
+OPTIONS = (
+    *("--backend", "ort", "--search-seconds", 0, "--json"),
+    *("--calibration", TINY / "digits_cnn.calib.npz", "--eval", TINY / "digits_cnn.eval.npz"),
+)
+# Another release of onnxruntime: the one of this machine, which aborts on models with some operators.
+FAKE = """
+import os, sys
+from pathlib import Path
+sys.path.remove(os.path.dirname(os.path.dirname(__file__)))
+del sys.modules["onnxruntime"]
+import onnxruntime as real
+sys.modules["onnxruntime"] = real
+created = real.InferenceSession
+def create(model, *options, **more):
+    content = model if isinstance(model, bytes) else Path(model).read_bytes()
+    if any(name in content for name in {names!r}):
+        print("vector::operator[]: out of range", file=sys.stderr)
+        os.abort()
+    return created(model, *options, **more)
+real.InferenceSession = create
+"""
+
+
+def pinned_release() -> str:
+    pinned = read_pinned("ort", platform.machine(), platform.python_version())
+    return next(line for line in pinned if line.startswith("onnxruntime==")).split("==")[1].split()[0]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(FETCH_VARIABLE, "fetch")
+    return tmp_path / "cache"
+
+
+def install_release(cache: Path, *aborts_on: bytes) -> None:
+    """Put the device's release into the cache; without operators it aborts on nothing."""
+    tag = f"onnxruntime-{pinned_release()}-{sys.implementation.cache_tag}-{platform.machine()}"
+    module = cache / "engines" / tag / "onnxruntime" / "__init__.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(FAKE.format(names=aborts_on))
+
+
+def needs_other_release() -> None:
+    if sys.version_info < (3, 11):
+        pytest.skip("on Python 3.10 this host runs the release of devices")
+
+
+def report_of(out: Path, *options: object) -> dict[str, Any]:
+    outcome = package(MODEL, out, *OPTIONS, *options)
+    assert outcome.code == 0, outcome.stderr
+    return outcome.json
+
+
+def test_form_on_which_the_release_of_devices_aborts_gives_way_to_the_next_one(
+    tmp_path: Path, cache: Path
+) -> None:
+    needs_other_release()
+    install_release(cache, b"DequantizeLinear")
+    report = report_of(tmp_path / "out")
+    refusals = [text for text in report["warnings"] if "SIGABRT" in text and "vector::operator[]" in text]
+    (chosen,) = (one for one in report["candidates"] if one["chosen"])
+    assert refusals
+    assert not [text for text in refusals if text.startswith(f"{chosen['id']} is refused")]
+    release = f"onnxruntime {pinned_release()}"
+    assert report["proof"] == {"engine": release, "device_engine": release, "note": ""}
+
+
+def test_model_on_which_the_release_of_devices_always_aborts_is_refused_with_the_reason(
+    tmp_path: Path, cache: Path
+) -> None:
+    needs_other_release()
+    install_release(cache, b"Conv")
+    outcome = package(MODEL, tmp_path / "out", *OPTIONS)
+    assert outcome.code == 5
+    reason = outcome.error["message"]
+    assert ("refuses every candidate" in reason, "SIGABRT" in reason) == (True, True)
+
+
+def test_release_of_devices_that_cannot_be_fetched_is_said_in_one_line(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_other_release()
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    report = report_of(tmp_path / "out", "--version", "2.0.0")
+    note = report["proof"]["note"]
+    assert f"devices run onnxruntime {pinned_release()}: pip cannot fetch it" in note
+    assert "\n" not in note
+    assert not list((cache / "engines").iterdir())
+
+
+def test_proof_that_is_switched_off_fetches_nothing_and_is_said(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_other_release()
+    monkeypatch.setenv(FETCH_VARIABLE, "off")
+    assert f"{FETCH_VARIABLE} is off" in report_of(tmp_path / "out")["proof"]["note"]
+    assert not cache.exists()

@@ -1,0 +1,151 @@
+"""The release of an engine that devices run: fetched into the cache, and asked to open a package.
+
+Devices run older releases than this host (`requirements/device*.txt`), and what one release computes another
+may refuse, or abort on. So the package that is chosen is opened and self-tested by the device's release, in a
+child process.
+"""
+
+import functools
+import os
+import platform
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final, Literal
+
+from edgekit_hil.provisioning.pinned_packages import read_pinned
+from edgekit_runtime.errors import BackendError, ProvisioningError, UnavailableError
+from edgekit_runtime.package.archive import read_package, write_package
+from edgekit_runtime.sessions.opening.first_opening import test_in_child
+from edgekit_runtime.system.child_process import run_program
+from edgekit_runtime.system.paths import find_cache_folder
+from edgekit_runtime.trust.dsse import KnownDigest
+from edgekit_toolkit.packaging.assemble import Assembled
+from edgekit_toolkit.packaging.signing_keys import StatementSigner
+
+FETCH_VARIABLE: Final = "EDGEKIT_DEVICE_ENGINES"
+"""`off`: the host's own engine proves packages, and nothing is fetched."""
+
+_DISTRIBUTIONS: Final[dict[Literal["ort", "litert"], str]] = {
+    "ort": "onnxruntime",
+    "litert": "ai-edge-litert",
+}
+_FETCH_LIMIT_S: Final = 300.0
+_TEST_LIMIT_S: Final = 300.0
+_PIP: Final = (
+    *("-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"),
+    *("--disable-pip-version-check", "--no-input", "--retries", "0", "--timeout", "15"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEngine:
+    """An engine as devices run it.
+
+    Attributes:
+        name: name of its distribution, such as `onnxruntime`.
+        release: release that devices run.
+        folder: folder to import it from; None if this host has the same release, or it cannot be had.
+        problem: why it cannot be had, or an empty text.
+    """
+
+    name: str
+    release: str
+    folder: Path | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProof:
+    """What a release of the engine said about a package.
+
+    Attributes:
+        engine: name and release of the engine that proved it, such as `onnxruntime 1.24.4`.
+        device_engine: name and release that devices run.
+        problem: why the device's release refuses the package, or an empty text.
+        note: why only the host's release proved it, or an empty text.
+    """
+
+    engine: str
+    device_engine: str
+    problem: str = ""
+    note: str = ""
+
+
+def prove(package: Assembled, engine: Literal["ort", "litert"], signer: StatementSigner) -> EngineProof:
+    """Return what the release that devices run says about `package`.
+
+    Args:
+        package: package with one variant, which the host's engine has run.
+        engine: engine of the device that opens it.
+        signer: signs the file that the other process reads.
+    """
+    wanted = find_device_engine(engine)
+    device = f"{wanted.name} {wanted.release}"
+    if wanted.problem:
+        own = f"{wanted.name} {_find_own_release(wanted.name)}"
+        note = (
+            f"Opened and self-tested with {own} of this machine only; devices run {device}: {wanted.problem}"
+        )
+        return EngineProof(own, device, note=note)
+    with tempfile.TemporaryDirectory(prefix="edgekit-proof-") as folder:
+        path = Path(folder) / package.manifest.file_name
+        write_package(path, package.manifest, package.artifacts, signer)
+        with read_package(path, KnownDigest(package.manifest.sha256)) as opened:
+            try:
+                test = test_in_child(opened, limit_s=_TEST_LIMIT_S, engines=wanted.folder, is_kept=False)
+            except UnavailableError as error:  # says nothing about the package
+                return EngineProof(
+                    device, device, note=f"Not opened with {device}, which devices run: {error}"
+                )
+            except BackendError as error:
+                return EngineProof(device, device, problem=str(error))
+    return EngineProof(device, device, problem=test.problem)
+
+
+def find_device_engine(engine: Literal["ort", "litert"]) -> DeviceEngine:
+    """Return the release of an engine that devices run, for this Python; fetch it if need be."""
+    name = _DISTRIBUTIONS[engine]
+    try:
+        pinned = read_pinned(engine, platform.machine(), platform.python_version())
+    except ProvisioningError as error:
+        return DeviceEngine(name, "of another release", problem=str(error))
+    line = next(line for line in pinned if line.startswith(f"{name}=="))
+    wanted = DeviceEngine(name, line.partition("==")[2].split()[0])
+    if wanted.release == _find_own_release(name):
+        return wanted
+    if os.environ.get(FETCH_VARIABLE) == "off":
+        return DeviceEngine(name, wanted.release, problem=f"{FETCH_VARIABLE} is off")
+    tag = f"{name}-{wanted.release}-{sys.implementation.cache_tag}-{platform.machine()}"
+    folder = find_cache_folder() / "engines" / tag
+    problem = "" if folder.is_dir() else _fetch(line, folder)
+    return DeviceEngine(name, wanted.release, None if problem else folder, problem)
+
+
+@functools.cache  # without a network each try takes its time
+def _fetch(requirement: str, folder: Path) -> str:
+    """Install one pinned distribution into `folder`; return why that failed, or an empty text."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".incomplete-") as temporary:
+            (Path(temporary) / "list.txt").write_text(f"{requirement}\n")
+            argv = [sys.executable, *_PIP, "--target", f"{temporary}/engine", "-r", f"{temporary}/list.txt"]
+            result = run_program(argv, (), _FETCH_LIMIT_S, 1 << 16)
+            if result.exit_code:
+                return f"pip cannot fetch it: {result.last_line}"
+            if result.exit_code is None:
+                return f"pip did not fetch it within {_FETCH_LIMIT_S:g} s"
+            if not folder.is_dir():  # another run may have been faster
+                (Path(temporary) / "engine").rename(folder)
+    except OSError as cause:
+        return f"{folder} cannot be written: {cause.strerror}"
+    return ""
+
+
+def _find_own_release(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"

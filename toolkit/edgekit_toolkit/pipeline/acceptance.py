@@ -1,0 +1,90 @@
+"""Chooses a candidate that the target's engine accepts.
+
+`selection` decides which candidate keeps the limits. TensorRT's parser and builder, and the release of the
+engine that devices run, have the last word.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.packaging.assemble import Assembled
+from edgekit_toolkit.packaging.device_engine import prove
+from edgekit_toolkit.packaging.signing_keys import StatementSigner
+from edgekit_toolkit.samples.generated import Feeds
+from edgekit_toolkit.selection.budget import Budget
+from edgekit_toolkit.selection.choice import Choice, Measured, choose
+from edgekit_toolkit.selection.confirmation import Acceptance, Accepted
+from edgekit_toolkit.tensorrt.check import TensorRtCheck, check_tensorrt
+
+_NEEDED: Final = "another --backend that the target runs, or a model that the engine accepts"
+
+
+def choose_accepted(
+    budget: Budget, measured: Sequence[Measured], check: Callable[[str], Acceptance], *, on_gpu: bool
+) -> Accepted:
+    """Choose, and choose again without the candidates that the engine refuses.
+
+    Args:
+        budget: limits.
+        measured: candidates, at least one.
+        check: takes a candidate's id; says whether the engine accepts it.
+        on_gpu: whether the target runs candidates on a GPU.
+    """
+    left = list(measured)
+    refused: list[str] = []
+    while True:
+        choice = choose(left, budget, on_gpu=on_gpu)
+        if choice.chosen is None:
+            return Accepted(_with_refusals(choice, refused), None, refused)
+        found = check(choice.chosen)
+        if not found.refusal:
+            return Accepted(choice, found, [*refused, *found.notes])
+        refused.append(f"{choice.chosen} is refused: {found.refusal}")
+        left = [one for one in left if one.id != choice.chosen]
+        if not left:
+            reason = "the target's engine refuses every candidate that keeps the limits"
+            choice = Choice(None, (), choice.chosen, reason, _NEEDED)
+            return Accepted(_with_refusals(choice, refused), None, refused)
+
+
+def check_accepted(
+    backend: str, model: Model, package: Assembled, feeds: Feeds, signer: StatementSigner
+) -> Acceptance:
+    """Return what the target's engine says about a candidate.
+
+    Args:
+        backend: the backend that the package is for.
+        model: model of the candidate.
+        package: package that it would become.
+        feeds: one sample, for the sizes of free dimensions.
+        signer: signs packages.
+    """
+    found: TensorRtCheck | None = None
+    notes: tuple[str, ...] = ()
+    if backend == "tensorrt":
+        found = _check_tensorrt(model, feeds)
+        if found.version is None:  # not installed, crashed or out of time: no answer is not a refusal
+            notes = (f"not checked with TensorRT's parser and builder: {found.errors[0]}",)
+            found = None
+        elif not found.accepted:
+            return Acceptance(f"TensorRT: {found.errors[0]}", tensorrt=found)
+    # With TensorRT, onnxruntime is the fallback.
+    proof = prove(package, "litert" if backend == "litert" else "ort", signer)
+    return Acceptance(proof.problem, notes, found, proof)
+
+
+def _check_tensorrt(model: Model, feeds: Feeds) -> TensorRtCheck:
+    # The check needs the shapes of inputs that have free sizes beside the batch.
+    shapes = {
+        spec.name: (feeds[spec.name].shape,) * 3
+        for spec in model.specs()[0]
+        if any(isinstance(size, str) for size in spec.shape[1:])
+    }
+    return check_tensorrt(model.content, shapes=shapes)
+
+
+def _with_refusals(choice: Choice, refused: Sequence[str]) -> Choice:
+    """Return the refusal with the engine's earlier refusals, since the limits alone would not explain it."""
+    return replace(choice, reason="; ".join([choice.reason, *refused])) if refused else choice
