@@ -13,9 +13,9 @@ from tests.toolkit.package_run import check_refused, isolated_home, model_of, pa
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.costs.tflite_operators import tflite_costs
+from edgekit_toolkit.importers.sizes import Size, settle_sizes
 from edgekit_toolkit.models.tflite import TfliteModel
 from edgekit_toolkit.onnx_graph.specs import batch_dims
-from edgekit_toolkit.pipeline.prepare import Size, settle_sizes
 from edgekit_toolkit.tflite.convert import convert
 from edgekit_toolkit.tflite.flatbuffer import parsed
 

@@ -25,6 +25,7 @@ from edgekit_toolkit.onnx_graph.control_flow import (
     check_steady,
     find_steps,
 )
+from edgekit_toolkit.onnx_graph.functions import inline_functions, opaque_functions
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
 from edgekit_toolkit.onnx_graph.shapes import with_shapes
 from edgekit_toolkit.targets.spec import Precision
@@ -48,8 +49,8 @@ _ACTIVATIONS = {"Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "
 _FUSED = _ACTIVATIONS | {"Add", "BatchNormalization", "Mul"}
 # These read as much of their first input as they write, not all of it.
 _PICKS = {"Gather", "GatherElements", "GatherND", "Slice", "Split"}
-# Multiply-accumulate work that is not counted here, so 0 would be wrong.
-_UNCOUNTED = {"Attention", "DeformConv", "Einsum"}
+# Multiply-accumulate work that is not counted here, so 0 would be wrong. Functions are written out.
+_UNCOUNTED = {"Attention", "CausalConvWithState", "DeformConv", "Einsum", "LinearAttention"}
 
 
 def node_costs(
@@ -67,7 +68,8 @@ def node_costs(
         ModelError: a dynamic dimension is not bound, a shape cannot be inferred, or an operator's work
             cannot be counted.
     """
-    return _Counter(with_shapes(model, dims or {}), float_outputs=float_outputs).kernels()
+    written_out = inline_functions(model, _UNCOUNTED | opaque_functions(model)) or model
+    return _Counter(with_shapes(written_out, dims or {}), float_outputs=float_outputs).kernels()
 
 
 def _work(costs: Sequence[NodeCost]) -> tuple[int, int, int]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+import onnx
+
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.importers.file_kind import describe_folder
@@ -30,6 +32,7 @@ class SourceModel(Generic[M_co]):
             `.tflite` that records another shape of an output than it makes has that one.
         inputs: inputs of a session; for a `.tflite`, float32 where the file has codes with a scale.
         outputs: outputs of a session.
+        original: the model before operators were written out on which the engine fails; None if none were.
     """
 
     path: Path
@@ -38,6 +41,7 @@ class SourceModel(Generic[M_co]):
     model: M_co
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    original: onnx.ModelProto | None = None
 
 
 def read_model_file(path: Path, ending: str, max_bytes: int) -> bytes:

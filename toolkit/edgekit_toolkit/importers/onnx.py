@@ -30,6 +30,7 @@ from edgekit_toolkit.importers.onnx_screen import (
     explain_refusal,
 )
 from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.onnx_graph.functions import foreign_functions, inline_functions, named_functions
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 
 _HASH_CHUNK_BYTES: Final = 1 << 20
@@ -69,8 +70,9 @@ def _load(path: Path, max_bytes: int) -> SourceModel[OnnxModel]:
     _complete_outputs(model)
     inputs, outputs = tensor_specs(model)
     _check_structure(model)
-    _check_loads(model)
-    return SourceModel(path, digest, total_bytes, OnnxModel(model), inputs, outputs)
+    loadable = _loadable(model)
+    original = None if loadable is model else model
+    return SourceModel(path, digest, total_bytes, OnnxModel(loadable), inputs, outputs, original)
 
 
 def _parse(path: Path, content: bytes) -> onnx.ModelProto:
@@ -101,13 +103,12 @@ def _digest(content: bytes, files: dict[str, Path]) -> str:
 
 
 def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with its own functions written out, as no target knows them."""
-    if not model.functions:
-        return model
+    """Return the model with its own functions and those of previews written out, as no target knows them."""
     try:
-        return inliner.inline_local_functions(model)
+        result = inliner.inline_local_functions(model) if model.functions else model
     except Exception as err:  # the C++ inliner's exceptions have no common base but this
         raise ModelError(f"functions of the model cannot be written out: {err}; export without them") from err
+    return inline_functions(result, foreign_functions(result)) or result
 
 
 def _complete_outputs(model: onnx.ModelProto) -> None:
@@ -130,8 +131,14 @@ def _check_structure(model: onnx.ModelProto) -> None:
         raise ModelError(f"is not valid ONNX: {first_line}; export it again") from err
 
 
-def _check_loads(model: onnx.ModelProto) -> None:
+def _loadable(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model, with the operators written out for which onnxruntime refuses to load it."""
     try:
         OrtSession(model.SerializeToString(), OrtOptions(threads=1, optimise=False)).close()
     except BackendError as err:
-        raise explain_refusal(model, err.__cause__ or err) from err
+        reason = err.__cause__ or err
+        written_out = inline_functions(model, named_functions(model, str(reason)))
+        if written_out is None:
+            raise explain_refusal(model, reason) from err
+        return _loadable(written_out)
+    return model

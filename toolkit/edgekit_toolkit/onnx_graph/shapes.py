@@ -23,14 +23,18 @@ from edgekit_toolkit.onnx_graph.specs import dimension, real_inputs
 _MAX_FOLDED_ELEMENTS = 256
 _SHAPE_ARITHMETIC = {
     "Add",
+    "And",
     "Cast",
     "Concat",
     "Constant",
     "ConstantOfShape",
     "Div",
+    "Equal",
     "Gather",
     "Identity",
+    "Mod",
     "Mul",
+    "Not",
     "ReduceProd",
     "Reshape",
     "Slice",
@@ -38,6 +42,7 @@ _SHAPE_ARITHMETIC = {
     "Sub",
     "Transpose",
     "Unsqueeze",
+    "Where",
 }
 
 

@@ -31,7 +31,7 @@ _LITERT_TOOLS: Final = ("ai-edge-litert", "ai-edge-quantizer", "flatbuffers")
 _BACKENDS: Final = ("litert", "ort", "tensorrt")  # backends that packages are made for here
 _COUNT: Final = Range(1, _MAX_INTEGER)
 _Number = Annotated[float, Range(-math.inf, math.inf)]
-_OPTIONAL: Final = frozenset({"variants", "disabled_optimizers", "fixed"})
+_OPTIONAL: Final = frozenset({"variants", "disabled_optimizers", "fixed", "written_out"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class Recipe:
         tools: versions with which it was made.
         disabled_optimizers: rewrites of onnxruntime that are off for the model, as `ort_options` has them.
         fixed: inputs that became constants, as for `fix_inputs`.
+        written_out: operators that are written out because the engine does not run them.
         variants: further variants; `backend`, `form`, `model_sha256` and `figures` above are of the default
             one.
     """
@@ -90,6 +91,7 @@ class Recipe:
     tools: Mapping[str, str]
     disabled_optimizers: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    written_out: tuple[str, ...] = ()
     variants: tuple[RecipeVariant, ...] = ()
 
     def of_variant(self, variant: RecipeVariant) -> "Recipe":

@@ -7,6 +7,7 @@ import onnx
 
 from edgekit_runtime.errors import RecipeError
 from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
+from edgekit_toolkit.onnx_graph.functions import write_out_opaque
 from edgekit_toolkit.passes import (
     conv_transpose_to_depth,
     convert_opset,
@@ -33,6 +34,7 @@ def chain(batch: int | None) -> list[tuple[str, Sequence[Pass]]]:
     """Return the passes in order, each with the lesser forms to fall back on."""
     return [
         ("separate_weights", [separate_weights.run]),
+        ("write_out_opaque", [write_out_opaque]),
         ("state_zero_points", [state_zero_points.run]),
         ("fold_constants", [fold_constants.run, partial(fold_constants.run, max_grown_bytes=0)]),
         ("convert_opset", [convert_opset.run]),

@@ -100,6 +100,7 @@ def _recipe(request: Request, prepared: Prepared, candidate: Candidate, figures:
         batch=request.batch,
         dims=prepared.dims,
         fixed=request.fixed,
+        written_out=prepared.written_out,
         steps=tuple((step.name, step.form) for step in prepared.steps if step.applied),
         form=candidate.form,
         model_sha256=hashlib.sha256(candidate.model.content).hexdigest(),

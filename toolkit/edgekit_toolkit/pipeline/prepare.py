@@ -1,47 +1,34 @@
-"""Prepares a search: imports the model, settles its sizes, chooses the samples and optimises it.
-
-Latency, memory and energy hold for given sizes of the free dimensions, or those of the samples; a batch is 1
-without either. The user must give any other size: a guessed height or length would make each figure a guess.
-"""
+"""Prepares a search: imports the model, settles its sizes, chooses the samples and optimises it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import onnx
 
 from edgekit_runtime.drift.class_outputs import class_output
 from edgekit_runtime.errors import BackendError, DataError, ModelError
-from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.importers.model_file import SourceModel
+from edgekit_toolkit.importers.sizes import Size, StatedSizes, list_sizes, settle, with_batch
 from edgekit_toolkit.importers.source import load_model
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers
-from edgekit_toolkit.onnx_graph.specs import batch_dims, free_dims
 from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, Reference, golden_reference
 from edgekit_toolkit.packaging.attachments import class_names
 from edgekit_toolkit.packaging.drift_reference import drift_reference
 from edgekit_toolkit.passes.optimiser import PassResult, optimise
+from edgekit_toolkit.passes.reference_check import check_reference
 from edgekit_toolkit.passes.wrong_rewrites import WrongRewrites, find_wrong_rewrites
 from edgekit_toolkit.pipeline.request import Phases, Progress, Request
-from edgekit_toolkit.samples.generated import Feeds, advise_on_integers, bind_dims
+from edgekit_toolkit.samples.generated import Feeds, advise_on_integers
 from edgekit_toolkit.samples.media.classes import check_class_count
 from edgekit_toolkit.samples.media.decoding import Decoding
-from edgekit_toolkit.samples.shards import Batching
-from edgekit_toolkit.samples.split import Ranges, Samples, choose_samples, first_feeds, read_ranges
+from edgekit_toolkit.samples.split import Ranges, Samples, choose_samples, first_feeds
 
 # Parity is checked a dozen times; one large image shows what two would.
 _PARITY_FEEDS = 2
 _LARGE_FEEDS_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Size of a free dimension, and its origin; only a batch is assumed, as 1."""
-
-    value: int
-    origin: Literal["given", "samples", "assumed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +38,7 @@ class Prepared:
     Attributes:
         source: the model as the user gave it.
         sizes: sizes of all free dimensions, for which the figures hold.
+        written_out: operators that are written out because the engine does not run them.
         samples: calibration and evaluation.
         feeds: the first calibration samples, at least one.
         steps: result of each pass; none for a `.tflite`.
@@ -64,6 +52,7 @@ class Prepared:
 
     source: SourceModel[Model]
     sizes: Mapping[str, Size]
+    written_out: tuple[str, ...]
     samples: Samples
     feeds: Sequence[Feeds]
     steps: Sequence[PassResult]
@@ -106,10 +95,12 @@ def prepare(request: Request, phases: Phases) -> Prepared:
     with phases.phase("import"):
         source = load_model(request.model, request.fixed)
         decoding = _decoding(request, source, phases.progress)
-        sizes, ranges = _sizes(source, request, decoding)
+        stated = StatedSizes(request.dims, request.batch, request.calibration or request.evaluation)
+        settled = settle(source, stated, decoding)
+        source, sizes, ranges = settled.source, settled.sizes, settled.ranges
         dims = {name: size.value for name, size in sizes.items()}
         samples = choose_samples(
-            _fixed(source, request.batch),
+            with_batch(source.inputs, request.batch),
             request.calibration,
             request.evaluation,
             dims,
@@ -117,6 +108,8 @@ def prepare(request: Request, phases: Phases) -> Prepared:
             decoding=decoding,
         )
     feeds = _parity_feeds(samples)
+    if source.original is not None and isinstance(source.model, OnnxModel):
+        check_reference(source.original, source.model.proto, feeds)
     floats, steps, wrong = source.model, tuple[PassResult, ...](), None
     if isinstance(floats, OnnxModel):
         with phases.phase("optimise"):
@@ -131,6 +124,7 @@ def prepare(request: Request, phases: Phases) -> Prepared:
     return Prepared(
         source=source,
         sizes=sizes,
+        written_out=settled.written_out,
         samples=samples,
         feeds=feeds,
         steps=steps,
@@ -154,87 +148,6 @@ def _decoding(request: Request, source: SourceModel[Model], progress: Progress) 
         check_class_count(classes, source.outputs)
     return Decoding(
         request.preprocessing, classes, progress=lambda done, total: progress("reading files", done, total)
-    )
-
-
-def _sizes(
-    source: SourceModel[Model], request: Request, decoding: Decoding
-) -> tuple[dict[str, Size], Ranges]:
-    """Sizes of all free dimensions, and the ranges of the inputs' values."""
-    stated = dict(request.dims)
-    path = request.calibration or request.evaluation
-    if path is None:
-        codes = source.model.input_code_ranges()
-        ranges: Ranges = {name: (held.low, held.high) for name, held in codes.items()}
-        first = None
-    else:
-        first, ranges = read_ranges(path, source.inputs, decoding)
-    if not source.model.has_fixed_sizes:
-        if request.batch is not None:
-            stated.update(dict.fromkeys(batch_dims(source.inputs), request.batch))
-    elif request.batch is not None or set(request.dims) - set(free_dims(source.inputs)):
-        raise ModelError(
-            f"{source.path}: --batch and --dim cannot change the sizes of a .tflite; give the ONNX model, or"
-            " export the file with the sizes that you want"
-        )
-    return settle_sizes(source.model, source.inputs, stated, first, ranges), ranges
-
-
-def settle_sizes(
-    model: Model,
-    inputs: Sequence[TensorSpec],
-    stated: Mapping[str, int],
-    sample: Feeds | None,
-    ranges: Ranges,
-) -> dict[str, Size]:
-    """Return the size of each free dimension; an ONNX model has been run with them.
-
-    Args:
-        model: an imported model.
-        inputs: inputs of the model.
-        stated: sizes that the user states.
-        sample: the first of the user's samples, or None.
-        ranges: as for `generate_feeds`.
-
-    Raises:
-        ModelError: a size is not known, is of no free dimension, or does not suit the model.
-    """
-    found = {name: Size(value, "given") for name, value in stated.items()}
-    batch = batch_dims(inputs)
-    chosen = batch if Batching.of(inputs).stacked else ()  # one sample does not tell the batch
-    for spec in inputs:
-        for axis, name in enumerate(spec.shape):
-            if isinstance(name, str) and sample is not None and name not in chosen:
-                found.setdefault(name, Size(sample[spec.name].shape[axis], "samples"))
-    missing = [name for name in free_dims(inputs) if name not in found and name not in batch]
-    found |= {name: Size(1, "assumed") for name in batch if name not in found}
-    if not isinstance(model, OnnxModel):
-        if missing:
-            raise ModelError(f"{_unknown(missing)}: give samples of the right sizes (--calibration)")
-        return {name: found[name] for name in free_dims(inputs)}
-    runs_with = bind_dims(model.proto, {name: size.value for name, size in found.items()}, ranges)
-    if missing:
-        options = " ".join(f"--dim {name}={runs_with[name]}" for name in missing)
-        raise ModelError(
-            f"{_unknown(missing)}: give samples (--calibration), or {options} with the sizes that the model"
-            " is used with (it runs with these)"
-        )
-    return {name: found[name] for name in free_dims(inputs)}
-
-
-def _unknown(missing: Sequence[str]) -> str:
-    what = "size of the free dimension" if len(missing) == 1 else "sizes of the free dimensions"
-    return f"latency, memory and energy depend on the {what} {', '.join(missing)}, which nothing tells"
-
-
-def _fixed(source: SourceModel[Model], batch: int | None) -> tuple[TensorSpec, ...]:
-    """Inputs with the batch that the package will have."""
-    if batch is None:
-        return source.inputs
-    free = batch_dims(source.inputs)
-    return tuple(
-        replace(spec, shape=tuple(batch if size in free else size for size in spec.shape))
-        for spec in source.inputs
     )
 
 
@@ -294,8 +207,3 @@ def check_fixed_sizes(prepared: Prepared) -> None:
             f"{prepared.source.path}: for LiteRT sizes are fixed, here to {wanted}, and a sample has"
             f" {list_sizes(other)}; give samples of one size, without --dim, or take --backend ort"
         )
-
-
-def list_sizes(sizes: Mapping[str, int]) -> str:
-    """Return sizes as `--dim` takes them."""
-    return ", ".join(f"{name}={size}" for name, size in sizes.items())

@@ -12,6 +12,7 @@ from edgekit_runtime.package.canonical_zip import read_members
 from edgekit_toolkit.importers.source import load_model
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.onnx_graph.functions import inline_functions
 from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers
 from edgekit_toolkit.packaging.assemble import Assembled, assemble, combine, golden_reference
 from edgekit_toolkit.packaging.recipe import Recipe, read_recipe, tool_versions
@@ -59,7 +60,8 @@ def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None
         )
     floats: Model = source.model
     if isinstance(floats, OnnxModel):
-        passed = replay(floats.proto, batch=recipe.batch, applied=recipe.steps)
+        runnable = inline_functions(floats.proto, recipe.written_out) or floats.proto
+        passed = replay(runnable, batch=recipe.batch, applied=recipe.steps)
         inferred = onnx.shape_inference.infer_shapes(passed)
         floats = OnnxModel(disable_optimizers(inferred, recipe.disabled_optimizers))
     try:

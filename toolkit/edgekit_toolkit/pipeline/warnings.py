@@ -5,11 +5,11 @@ import platform
 from edgekit_runtime.remote.measurement.machine_facts import describe_engine
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.install_hint import install_command
+from edgekit_toolkit.importers.sizes import list_sizes
 from edgekit_toolkit.measurement.arithmetic import instruction_set, measures_here
 from edgekit_toolkit.measurement.device_profile import is_current, parse_engine
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
 from edgekit_toolkit.packaging.attachments import class_names, find_labels_problem
-from edgekit_toolkit.pipeline.prepare import list_sizes
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.samples.media.classes import numbering_note
@@ -31,6 +31,11 @@ def find_warnings(run: Run) -> list[str]:
             notes.append(numbering_note(class_names(request.labels)))
         problem = find_labels_problem(request.labels, prepared.source.outputs)
         notes.extend([] if problem is None else [problem])
+    if prepared.written_out:
+        notes.append(
+            f"onnxruntime fails on operator {', '.join(prepared.written_out)} in this model; it is written"
+            " out in simpler ones, which compute the same as ONNX's reference on the samples"
+        )
     if prepared.wrong_rewrites is not None:
         notes.append(str(prepared.wrong_rewrites))
     notes.extend(f"left out: {text}" for text in run.found.dropped)

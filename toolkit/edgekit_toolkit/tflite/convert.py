@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
+from edgekit_runtime.errors import ModelError
+from edgekit_toolkit.onnx_graph.functions import inline_functions
 from edgekit_toolkit.tflite.builder import TENSOR_TYPES, Builder, Tensor
 from edgekit_toolkit.tflite.fusion import fuse
 from edgekit_toolkit.tflite.layout.assignment import plan_forms
@@ -33,7 +35,8 @@ def convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
     """Return `model` as a TFLite file with the same inputs and outputs.
 
     Names, order, element types and shapes of inputs and outputs stay as they are in ONNX; images that the
-    model takes as [N, C, H, W] are transposed inside. The model is not changed.
+    model takes as [N, C, H, W] are transposed inside. The model is not changed. Operators that are not
+    covered and that ONNX defines by a function are written out.
 
     Args:
         model: float32 model; constants should be folded (see `passes.optimiser.optimise`).
@@ -43,6 +46,19 @@ def convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
         ConversionError: nodes that are not covered (all are named), a free dimension without a size, or
             weights that are too large for one file.
     """
+    try:
+        return _convert(model, dims)
+    except ConversionError as error:
+        try:
+            written_out = inline_functions(model, {refusal.operator for refusal in error.refusals})
+            if written_out is not None:
+                return convert(written_out, dims)  # a function may be made of functions
+        except ModelError:
+            pass  # the first error names the operators that the user knows
+        raise
+
+
+def _convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
     graph = fuse(graph_of(prepare(model, dims)))
     views = find_views(graph)
     rules, refusals = _rules(graph, views)

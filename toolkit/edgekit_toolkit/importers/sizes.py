@@ -1,0 +1,168 @@
+"""Settles the sizes of the model's free dimensions, with which it runs.
+
+Latency, memory and energy hold for given sizes of the free dimensions, or those of the samples; a batch is 1
+without either. The user must give any other size: a guessed height or length would make each figure a guess.
+The model runs here for the first time, so operators on which the engine fails are written out here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from edgekit_runtime.errors import ModelError
+from edgekit_runtime.tensors import TensorSpec
+from edgekit_toolkit.importers.model_file import SourceModel
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.onnx_graph.functions import inline_functions, named_functions
+from edgekit_toolkit.onnx_graph.specs import batch_dims, free_dims
+from edgekit_toolkit.samples.generated import Feeds, bind_dims
+from edgekit_toolkit.samples.media.decoding import Decoding
+from edgekit_toolkit.samples.shards import Batching
+from edgekit_toolkit.samples.split import Ranges, read_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Size of a free dimension, and its origin; only a batch is assumed, as 1."""
+
+    value: int
+    origin: Literal["given", "samples", "assumed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A model that runs with these sizes.
+
+    Attributes:
+        source: the model; its `original` is set if operators were written out.
+        sizes: size of each free dimension.
+        ranges: ranges of the inputs' values.
+        written_out: operators that were written out here, as the engine fails on them.
+    """
+
+    source: SourceModel[Model]
+    sizes: dict[str, Size]
+    ranges: Ranges
+    written_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StatedSizes:
+    """What the user says about sizes.
+
+    Attributes:
+        dims: sizes of free dimensions.
+        batch: fixed batch, or None.
+        samples: path of samples, or None.
+    """
+
+    dims: Mapping[str, int]
+    batch: int | None
+    samples: Path | None
+
+
+def settle(source: SourceModel[Model], stated: StatedSizes, decoding: Decoding) -> Settled:
+    """Return the sizes of a model, and the model that runs with them.
+
+    Raises:
+        ModelError: as for `settle_sizes`, or the model does not run with the operators written out either.
+    """
+    try:
+        return Settled(source, *_sizes(source, stated, decoding))
+    except ModelError as error:
+        if not isinstance(source.model, OnnxModel):
+            raise
+        proto = source.model.proto
+        failing = named_functions(proto, str(error))
+        written_out = inline_functions(proto, failing)
+        if written_out is None:
+            raise
+    runnable = replace(source, model=OnnxModel(written_out), original=source.original or proto)
+    settled = settle(runnable, stated, decoding)
+    return replace(settled, written_out=(*sorted(failing), *settled.written_out))
+
+
+def _sizes(
+    source: SourceModel[Model], stated: StatedSizes, decoding: Decoding
+) -> tuple[dict[str, Size], Ranges]:
+    """Sizes of all free dimensions, and the ranges of the inputs' values."""
+    dims, path = dict(stated.dims), stated.samples
+    if path is None:
+        codes = source.model.input_code_ranges()
+        ranges: Ranges = {name: (held.low, held.high) for name, held in codes.items()}
+        first = None
+    else:
+        first, ranges = read_ranges(path, source.inputs, decoding)
+    if not source.model.has_fixed_sizes:
+        if stated.batch is not None:
+            dims.update(dict.fromkeys(batch_dims(source.inputs), stated.batch))
+    elif stated.batch is not None or set(stated.dims) - set(free_dims(source.inputs)):
+        raise ModelError(
+            f"{source.path}: --batch and --dim cannot change the sizes of a .tflite; give the ONNX model, or"
+            " export the file with the sizes that you want"
+        )
+    return settle_sizes(source.model, source.inputs, dims, first, ranges), ranges
+
+
+def settle_sizes(
+    model: Model,
+    inputs: Sequence[TensorSpec],
+    stated: Mapping[str, int],
+    sample: Feeds | None,
+    ranges: Ranges,
+) -> dict[str, Size]:
+    """Return the size of each free dimension; an ONNX model has been run with them.
+
+    Args:
+        model: an imported model.
+        inputs: inputs of the model.
+        stated: sizes that the user states.
+        sample: the first of the user's samples, or None.
+        ranges: as for `generate_feeds`.
+
+    Raises:
+        ModelError: a size is not known, is of no free dimension, or does not suit the model.
+    """
+    found = {name: Size(value, "given") for name, value in stated.items()}
+    batch = batch_dims(inputs)
+    chosen = batch if Batching.of(inputs).stacked else ()  # one sample does not tell the batch
+    for spec in inputs:
+        for axis, name in enumerate(spec.shape):
+            if isinstance(name, str) and sample is not None and name not in chosen:
+                found.setdefault(name, Size(sample[spec.name].shape[axis], "samples"))
+    missing = [name for name in free_dims(inputs) if name not in found and name not in batch]
+    found |= {name: Size(1, "assumed") for name in batch if name not in found}
+    if not isinstance(model, OnnxModel):
+        if missing:
+            raise ModelError(f"{_unknown(missing)}: give samples of the right sizes (--calibration)")
+        return {name: found[name] for name in free_dims(inputs)}
+    runs_with = bind_dims(model.proto, {name: size.value for name, size in found.items()}, ranges)
+    if missing:
+        options = " ".join(f"--dim {name}={runs_with[name]}" for name in missing)
+        raise ModelError(
+            f"{_unknown(missing)}: give samples (--calibration), or {options} with the sizes that the model"
+            " is used with (it runs with these)"
+        )
+    return {name: found[name] for name in free_dims(inputs)}
+
+
+def _unknown(missing: Sequence[str]) -> str:
+    what = "size of the free dimension" if len(missing) == 1 else "sizes of the free dimensions"
+    return f"latency, memory and energy depend on the {what} {', '.join(missing)}, which nothing tells"
+
+
+def with_batch(inputs: tuple[TensorSpec, ...], batch: int | None) -> tuple[TensorSpec, ...]:
+    """Return the inputs with the batch that the package will have."""
+    if batch is None:
+        return inputs
+    free = batch_dims(inputs)
+    return tuple(
+        replace(spec, shape=tuple(batch if size in free else size for size in spec.shape)) for spec in inputs
+    )
+
+
+def list_sizes(sizes: Mapping[str, int]) -> str:
+    """Return sizes as `--dim` takes them."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())

@@ -1,0 +1,132 @@
+"""Operators that ONNX defines by a function of simpler ones: finds them, and writes them out.
+
+`Attention`, `GroupNormalization` and `Gelu` are such operators. An engine has kernels for some of them; for
+the others, and where its kernel refuses a case, the written-out form computes the same.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+
+import onnx
+from onnx import helper, inliner
+
+from edgekit_runtime.errors import ModelError
+from edgekit_toolkit.onnx_graph.index import DEFAULT_DOMAINS, STANDARD_DOMAINS, copy_model
+from edgekit_toolkit.onnx_graph.traversal import graphs, nodes
+
+_DOMAIN: Final = "edgekit.functions"
+OpSchema = Any  # onnx.defs.OpSchema, whose type stubs lack what it says about functions
+
+
+def function_operators(model: onnx.ModelProto) -> dict[str, OpSchema]:
+    """Return the operators of the model that are defined by a function, by name, with their definitions."""
+    return {
+        schema.name: schema
+        for schema in _schemas(model)
+        if schema.has_function or schema.has_context_dependent_function
+    }
+
+
+def opaque_functions(model: onnx.ModelProto) -> set[str]:
+    """Return those without a rule for shapes: nothing behind them is known, neither shape nor type."""
+    found = function_operators(model).items()
+    return {name for name, schema in found if not schema.has_type_and_shape_inference_function}
+
+
+def write_out_opaque(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with its `opaque_functions` written out."""
+    return inline_functions(model, opaque_functions(model)) or model
+
+
+def foreign_functions(model: onnx.ModelProto) -> set[str]:
+    """Return those of domains that engines do not run, such as `ai.onnx.preview`."""
+    return {
+        name for name, schema in function_operators(model).items() if schema.domain not in STANDARD_DOMAINS
+    }
+
+
+def named_functions(model: onnx.ModelProto, reason: str) -> set[str]:
+    """Return those that an engine's error message names."""
+    return {name for name in function_operators(model) if re.search(rf"\b{name}\b", reason)}
+
+
+def inline_functions(model: onnx.ModelProto, operators: Collection[str]) -> onnx.ModelProto | None:
+    """Return a copy with these operators written out; None if the model has none of them as a function.
+
+    Tensors that the model names keep their names. Each node becomes a call of a function of its own, which
+    ONNX's inliner resolves: by itself it fails on an operator with an omitted input (onnx 1.23).
+
+    Raises:
+        ModelError: a definition does not fit its node.
+    """
+    schemas = {name: schema for name, schema in function_operators(model).items() if name in operators}
+    if not schemas:
+        return None
+    result = copy_model(model)
+    versions = {_domain(item.domain): int(item.version) for item in model.opset_import}
+    types = _types(onnx.shape_inference.infer_shapes(model))
+    for graph in graphs(result.graph):
+        for node in graph.node:
+            schema = schemas.get(node.op_type)
+            if schema is not None and _domain(node.domain) == schema.domain:
+                function = _definition(schema, node, versions[schema.domain], types)
+                function.domain, function.name = _DOMAIN, f"{node.op_type}_{len(result.functions)}"
+                del function.opset_import[:]
+                function.opset_import.extend(model.opset_import)
+                node.domain, node.op_type = function.domain, function.name
+                result.functions.append(function)
+    result.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    result = inliner.inline_local_functions(result)
+    kept = [item for item in result.opset_import if item.domain != _DOMAIN]
+    del result.opset_import[:]
+    result.opset_import.extend(kept)
+    return result
+
+
+def _definition(
+    schema: OpSchema, node: onnx.NodeProto, version: int, types: Mapping[str, onnx.TypeProto]
+) -> onnx.FunctionProto:
+    """Return the function of one node; the node's attributes that it leaves to their defaults are set."""
+    content = node.SerializeToString()
+    stated = {item.name for item in node.attribute}
+    defaults = [item.default_value for name, item in sorted(schema.attributes.items()) if name not in stated]
+    node.attribute.extend(item for item in defaults if item.name)
+    try:
+        if schema.has_function:
+            content = schema.get_function_with_opset_version(version)
+        else:
+            inputs = [types.get(name, onnx.TypeProto()).SerializeToString() for name in node.input]
+            content = schema.get_context_dependent_function_with_opset_version(version, content, inputs)
+    except Exception as error:  # ONNX's C++ code has no common base of exceptions
+        raise ModelError(f"operator '{node.op_type}' cannot be written out: {error}") from error
+    function = onnx.FunctionProto()
+    function.ParseFromString(content)
+    if not function.node:
+        raise ModelError(f"operator '{node.op_type}' has no definition in opset {version}")
+    return function
+
+
+def _types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    types = {}
+    for graph in graphs(model.graph):
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            types[value.name] = value.type
+        for tensor in graph.initializer:
+            types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+    return types
+
+
+def _schemas(model: onnx.ModelProto) -> Iterator[OpSchema]:
+    versions = {_domain(item.domain): int(item.version) for item in model.opset_import}
+    pairs = {(_domain(node.domain), node.op_type) for node in nodes(model)}
+    for domain, name in pairs:
+        if domain in versions and onnx.defs.has(name, domain):
+            try:
+                yield onnx.defs.get_schema(name, versions[domain], domain)
+            except onnx.defs.SchemaError:  # the operator is newer than the operator set
+                continue
+
+
+def _domain(name: str) -> str:
+    return "" if name in DEFAULT_DOMAINS else name
