@@ -54,9 +54,37 @@ def test_a_shared_sample_is_found_whatever_its_label(tmp_path: Path) -> None:
     assert rows(chosen.evaluation) == [row.tobytes() for row in x[4:]]
 
 
+def test_copies_among_the_samples_that_judge_count_once_and_are_told(tmp_path: Path) -> None:
+    """Whatever their labels; the first of each stays."""
+    x = samples(6, 1)["x"]
+    mixed = np.concatenate([x[3:], x[:1], x[3:5], x[4:5]])
+    evaluation = data(tmp_path, "e", mixed, y=np.arange(7))
+    chosen = choose_samples(INPUTS, data(tmp_path, "c", x[:3]), evaluation, {})
+    assert rows(chosen.evaluation) == [row.tobytes() for row in x[3:]]
+    assert chosen.warnings == (
+        "1 evaluation samples are calibration samples too, and were left out of judging",
+        "3 evaluation samples are copies of others, and were left out of judging",
+    )
+
+
+def test_copies_in_a_set_that_also_calibrates_judge_once(tmp_path: Path) -> None:
+    x = samples(10, 1)["x"]
+    chosen = choose_samples(INPUTS, None, data(tmp_path, "e", np.concatenate([x, x])), {})
+    judging = rows(chosen.evaluation)
+    assert len(judging) == len(set(judging)) == 10 - len(set(rows(chosen.calibration)))
+
+
+def test_too_few_distinct_samples_for_a_fixed_batch_are_refused(tmp_path: Path) -> None:
+    inputs = (TensorSpec("x", "float32", (4, *INPUTS[0].shape[1:])),)
+    x = samples(9, 1)["x"]
+    evaluation = data(tmp_path, "e", np.concatenate([x[6:]] * 4))
+    with pytest.raises(DataError, match=r"9 evaluation samples are copies of others .* of 12 too few"):
+        choose_samples(inputs, data(tmp_path, "c", x[:4]), evaluation, {})
+
+
 def test_nothing_but_shared_samples_is_refused(tmp_path: Path) -> None:
     path = data(tmp_path, "c", samples(5, 1)["x"])
-    with pytest.raises(DataError, match="5 of 5 evaluation samples are calibration samples too"):
+    with pytest.raises(DataError, match=r"5 evaluation samples are calibration samples too .* of 5 too few"):
         choose_samples(INPUTS, path, path, {})
 
 
@@ -81,7 +109,7 @@ def test_copies_within_one_set_are_not_on_both_sides(tmp_path: Path) -> None:
 
 def test_nothing_but_copies_of_one_sample_is_refused(tmp_path: Path) -> None:
     x = np.repeat(samples(1, 1)["x"], 6, axis=0)
-    with pytest.raises(DataError, match="3 of 3 evaluation samples are calibration samples too"):
+    with pytest.raises(DataError, match=r"3 evaluation samples are calibration samples too .* of 3 too few"):
         choose_samples(INPUTS, None, data(tmp_path, "e", x), {})
 
 
@@ -156,7 +184,7 @@ def test_the_drop_is_judged_on_held_out_samples_only(tmp_path: Path) -> None:
     assert outcome.code == 0
     with read_only(tmp_path / "out") as opened:
         score: Any = opened.manifest.figures["score"]
-    assert (score["metric"], score["samples"], score["source_value"]) == ("top1", 30, 1.0)
+    assert (score["metric"], score["samples"], score["source_value"]) == ("top1", 15, 1.0)  # of 30
     assert any(text.startswith("10 evaluation samples") for text in outcome.json["warnings"])
 
 

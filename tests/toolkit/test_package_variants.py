@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.toolkit.answers import answers
 from tests.toolkit.package_run import check_refused, edgekit, package, read_only, tiny
 
 from edgekit_runtime.canonical_json import encode_json
@@ -21,7 +22,6 @@ from edgekit_runtime.package.variants import MAX_VARIANTS
 from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.evaluation.drops import PairedDrop
 from edgekit_toolkit.onnx_graph.specs import common_specs
 from edgekit_toolkit.packaging.assemble import package_bytes
 from edgekit_toolkit.packaging.signing_keys import load_signer
@@ -233,7 +233,7 @@ def test_strict_carries_no_variant_that_the_samples_held_back_do_not_show_to_kee
     """5 of 180 lost: 2.8 points, and up to 6.3 where 5 are allowed."""
     *others, last = ort.candidates
     assert last.confirmation is not None
-    lossy = replace(last, confirmation=replace(last.confirmation, drop=PairedDrop(5, 0, 180)))
+    lossy = replace(last, confirmation=replace(last.confirmation, drop=answers(5, 0, 180)))
     doubtful = replace(ort, candidates=(*others, lossy))
     assert [one.candidate for one in carry_variants([doubtful], load_signer()).variants] == [lossy]
     strict = carry_variants([replace(doubtful, request=replace(ort.request, strict=True))], load_signer())

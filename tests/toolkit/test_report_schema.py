@@ -125,7 +125,7 @@ def test_schema_refuses_a_choice_in_a_refusal() -> None:
         (document.ReportedStep, ("steps", 0)),
         (document.ReportedCandidate, ("candidates", 0)),
         (document.ReportedFigure, ("candidates", 0, "figures", "size")),
-        (document.Drop, ("candidates", 0, "drop")),
+        (document.ReportedDrop, ("candidates", 0, "drop")),
         (document.BudgetLine, ("budget", 0)),
         (document.Accuracy, ("accuracy",)),
         (document.ReportedOutcome, ("outcome",)),

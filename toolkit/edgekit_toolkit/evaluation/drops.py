@@ -1,11 +1,17 @@
 """Drops of a score with their confidence intervals, from paired outcomes on the same samples. Pure.
 
-The source model and a candidate see the same samples, so only the samples on which they differ matter. A drop
-is in points, hundredths of the score; a negative one is a gain.
+The source model and a candidate see the same samples, so only what changes on a sample matters. A drop is in
+points, hundredths of the score; a negative one is a gain.
+
+One interval serves all metrics. Its upper end asks how high the mean change can be if one more sample were
+lost outright, and if the weights of the samples were random (uniform over all weights that sum up to 1). So a
+rare large loss that no sample shows is reckoned with, whatever small noise all samples have: without any loss
+a limit of 1 point needs 368 samples. For changes of 0 and 1 the upper end is that of Clopper and Pearson; for
+many samples of small changes it is that of the normal distribution.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
@@ -13,18 +19,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_runtime.errors import DataError
+
 CONFIDENCE: Final = 0.95  # two-sided
 # Beyond this, a number of samples is no advice.
-_MOST_SAMPLES: Final = 10_000_000
-_MEAN_REPLICATES: Final = 2000
-# A metric over the whole set is called once for each replicate.
-SET_REPLICATES: Final = 200
+_MAX_SAMPLES: Final = 10_000_000
+# A metric over the whole set is called once for each group.
+MAX_GROUPS: Final = 200
 _SEED: Final = 1
-# With this many differing samples or fewer, some resamples hold none of them.
-_FEW: Final = 7
-# Two drops this close are equal: a drop is rounded to four decimals, and a mean depends on the order of its
-# sum.
-_SAME_POINTS: Final = 1e-4
+_MAX_TILT: Final = 1 - 1e-9
+_SAME_TILT: Final = 1e-12
+_SAME_QUANTILE: Final = 1e-9
+_MIN_CHANCE: Final = 1e-300
 
 Floats = NDArray[np.float64]
 
@@ -43,153 +49,112 @@ class Interval:
     confidence: float
 
 
-@dataclass(frozen=True, slots=True)
-class PairedDrop:
-    """The drop of a score that is 0 or 1 on each sample.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Drop:
+    """The drop of a score.
 
     Attributes:
-        losses: samples that the source gets right and the candidate wrong.
-        gains: the reverse.
-        samples: all of them, at least 1.
+        points: the drop itself.
+        changes: distinct changes of a unit; 1 is a loss from the best score to the worst. A unit is a sample,
+            or a group of samples where a metric over the whole set leaves out groups.
+        counts: number of units with each change.
+        samples: number of samples.
     """
 
-    losses: int
-    gains: int
+    points: float
+    changes: Floats
+    counts: Floats
     samples: int
 
-    @property
-    def points(self) -> float:
-        """The drop itself."""
-        return round(100 * (self.losses - self.gains) / self.samples, 4)
-
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
-        """Return Tango's score interval.
+        """Return Gaffke's interval. No distribution of changes is known for which it errs more often.
 
-        With no differing sample at all its upper end is z^2 / (n + z^2), which is not below the exact one.
-
-        Source: T. Tango, Equivalence test and confidence interval for the difference in proportions for the
-        paired-sample design, Statistics in Medicine 17 (1998), 891-908.
+        Source: N. Gaffke, Three test statistics for a nonparametric one-sided hypothesis on the mean of a
+        nonnegative variable, Mathematical Methods of Statistics 14 (2005), 451-467; E. Learned-Miller,
+        P. Thomas, A new confidence interval for the mean of a bounded random variable (2019).
         """
-        z = _quantile(1 - (1 - confidence) / 2)
-        low, high = (100 * _invert(sign * z, self.losses, self.gains, self.samples) for sign in (1, -1))
-        return Interval(low, high, confidence)
+        error = (1 - confidence) / 2
+        high = self._upper_end(self.changes, error)
+        return Interval(-self._upper_end(-self.changes, error), high, confidence)
 
     def samples_for(self, limit_points: float, confidence: float = CONFIDENCE) -> int | None:
-        """Return how many samples with these shares of losses and gains show the drop to be within a limit.
+        """Return how many samples with these shares of changes show the drop to be within a limit.
 
         None if no number does: the drop is not below the limit.
         """
-        z = _quantile(1 - (1 - confidence) / 2)
-        losses, gains = self.losses / self.samples, self.gains / self.samples
-
-        def is_enough(count: int) -> bool:
-            return 100 * _invert(-z, losses * count, gains * count, count) <= limit_points
-
         if self.points >= limit_points:
             return None
+
+        def is_enough(count: int) -> bool:
+            return self._upper_end(self.changes, (1 - confidence) / 2, count / self.samples) <= limit_points
+
         low, high = 0, 1
         while not is_enough(high):
             low, high = high, 2 * high
-            if high > _MOST_SAMPLES:
+            if high > _MAX_SAMPLES:
                 return None
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if is_enough(middle) else (middle, high)
         return high
 
+    def _upper_end(self, changes: Floats, error: float, factor: float = 1.0) -> float:
+        """Return the upper end in points if there were `factor` times as many samples with these changes.
 
-def _invert(z: float, losses: float, gains: float, samples: float) -> float:
-    """Return the difference at which Tango's statistic, which falls with it, is `z`."""
-    low, high = -1.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if _tango(middle, losses, gains, samples) > z:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
-
-
-def _tango(difference: float, losses: float, gains: float, samples: float) -> float:
-    """Return the score statistic of a hypothetical difference of the shares of losses and gains."""
-    a = 2 * samples
-    b = (2 * samples - losses + gains) * difference - losses - gains
-    c = -gains * difference * (1 - difference)
-    share = max(0.0, (math.sqrt(max(0.0, b * b - 4 * a * c)) - b) / (2 * a))  # of gains, most likely
-    variance = samples * (2 * share + difference * (1 - difference))
-    error = losses - gains - samples * difference
-    if variance <= 0:
-        return math.copysign(math.inf, error) if error else 0.0
-    return error / math.sqrt(variance)
-
-
-@dataclass(frozen=True, slots=True)
-class ResampledDrop:
-    """The drop of any other score, with its values on resamples of the samples.
-
-    Attributes:
-        points: the drop itself.
-        replicates: points on each resample, in ascending order.
-        acceleration: the acceleration of BCa; 0 if it is unknown.
-        samples: how many there are.
-        differing: number of samples on which source and candidate differ.
-    """
-
-    points: float
-    replicates: Floats
-    acceleration: float
-    samples: int
-    differing: int
-
-    def interval(self, confidence: float = CONFIDENCE) -> Interval:
-        """Return the bias-corrected and accelerated bootstrap interval (BCa).
-
-        If few samples differ, resampling cannot show a rare large loss that was not drawn. Then the interval
-        also includes the interval for as many samples won or lost outright.
-
-        Source: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), section 14.3.
+        `error` is the chance of a mean above it.
         """
-        interval, rare = self._bootstrap(confidence), self._rare()
-        if rare is None:
-            return interval
-        wider = rare.interval(confidence)
-        return Interval(min(interval.low, wider.low), max(interval.high, wider.high), confidence)
-
-    def _rare(self) -> PairedDrop | None:
-        """Return the drop as if the differing samples were won or lost outright, if they are few."""
-        if self.differing > _FEW:
-            return None
-        return PairedDrop(
-            losses=self.differing if self.points > 0 else 0,
-            gains=self.differing if self.points < 0 else 0,
-            samples=self.samples,
-        )
-
-    def _bootstrap(self, confidence: float) -> Interval:
-        count = len(self.replicates)
-        below = np.searchsorted(self.replicates, self.points - _SAME_POINTS, "left")
-        same = np.searchsorted(self.replicates, self.points + _SAME_POINTS, "right") - below
-        bias = _quantile(min(max((below + same / 2) / count, 0.5 / count), 1 - 0.5 / count))
-        ends = []
-        for level in ((1 - confidence) / 2, 1 - (1 - confidence) / 2):
-            shifted = bias + _quantile(level)
-            corrected = bias + shifted / max(1 - self.acceleration * shifted, 1e-9)
-            ends.append(float(np.quantile(self.replicates, NormalDist().cdf(corrected))))
-        return Interval(ends[0], ends[1], confidence)
-
-    def samples_for(self, limit_points: float, confidence: float = CONFIDENCE) -> int | None:
-        """Return about how many such samples show the drop to be within a limit, or None if none do."""
-        room, rare = limit_points - self.points, self._rare()
-        if room <= 0:
-            return None
-        least = None if rare is None else rare.samples_for(limit_points, confidence)
-        interval = self.interval(confidence) if least is None else self._bootstrap(confidence)
-        reach = interval.high - self.points
-        count = max(least or 1, math.ceil(self.samples * (reach / room) ** 2))
-        return count if count <= _MOST_SAMPLES else None
+        outright = float(self.counts.sum()) / self.samples  # one sample lost, in a group of its samples
+        values = np.append(changes, max(outright, changes.max()))
+        counts = np.append(self.counts * factor, 1.0)
+        return 100 * _upper_quantile(values, counts, error)
 
 
-Drop = PairedDrop | ResampledDrop
+def _upper_quantile(values: Floats, counts: Floats, error: float) -> float:
+    """Return the mean that random weights exceed with the chance `error`.
+
+    The weights of the values are a Dirichlet distribution with `counts`: exponential variables over their
+    sum. So the chance is that of a sum of exponential variables times `value - mean` above 0, which the
+    saddlepoint gives within some 4 % of itself. `tilt` runs through all saddlepoints, from the mean of the
+    values to the largest one.
+
+    Source: R. Lugannani, S. Rice, Saddle point approximation for the distribution of the sum of independent
+    random variables, Advances in Applied Probability 12 (1980), 475-490.
+    """
+    largest = float(values.max())
+    if largest <= values.min():
+        return largest
+
+    normal = NormalDist()
+    target = normal.inv_cdf(1 - error)
+
+    def evaluate(tilt: float) -> tuple[float, float]:
+        """Return a mean, and by how much the normal quantile of its chance is over the target."""
+        odds = 1 / (1 - tilt / largest * values)
+        scale = float(counts @ odds / counts.sum())
+        mean = (scale - 1) * largest / (tilt * scale)
+        root = math.sqrt(2 * float(counts @ np.log(scale / odds)))
+        slope = tilt / largest * math.sqrt(float(counts @ ((values - mean) * odds) ** 2))
+        chance = normal.cdf(-root) + normal.pdf(root) * (1 / slope - 1 / root)
+        return mean, -normal.inv_cdf(max(chance, _MIN_CHANCE)) - target
+
+    around = values - counts @ values / counts.sum()
+    low, high = (0.0, -target), (0.0, -target)
+    tilt = min(target * largest / math.sqrt(float(counts @ around**2)), 0.5)
+    while high[1] < 0:
+        if tilt > _MAX_TILT:
+            return largest
+        low, high = high, (tilt, evaluate(tilt)[1])
+        tilt = (1 + tilt) / 2
+    mean, excess = largest, math.inf
+    while abs(excess) > _SAME_QUANTILE and high[0] - low[0] > _SAME_TILT:  # false position, as of Illinois
+        tilt = (low[0] * high[1] - high[0] * low[1]) / (high[1] - low[1])
+        previous, (mean, excess) = excess, evaluate(tilt)
+        share = 0.5 if previous * excess > 0 else 1.0  # of the end that stayed twice
+        if excess < 0:
+            low, high = (tilt, excess), (high[0], high[1] * share)
+        else:
+            low, high = (low[0], low[1] * share), (tilt, excess)
+    return mean
 
 
 def mean_drops(source: Floats, candidates: Floats) -> list[Drop]:
@@ -199,83 +164,58 @@ def mean_drops(source: Floats, candidates: Floats) -> list[Drop]:
         source: scores [samples] of the source model, 0..1.
         candidates: scores [candidates, samples] on the same samples.
     """
-    count = len(source)
-    changes = source - candidates
-    resampled: Floats | None = None
-    drops: list[Drop] = []
-    for place, change in enumerate(changes):
-        if np.isin(source, (0, 1)).all() and np.isin(candidates[place], (0, 1)).all():
-            drops.append(PairedDrop(int((change > 0).sum()), int((change < 0).sum()), count))
-            continue
-        if resampled is None:
-            resampled = np.stack(
-                [changes[:, drawn].mean(axis=1) for drawn in _draws(count, _MEAN_REPLICATES)]
-            )
-        replicates = np.sort(100 * resampled[:, place])
-        drops.append(
-            ResampledDrop(
-                points=round(100 * float(change.mean()), 4),
-                replicates=replicates,
-                acceleration=_acceleration(change),
-                samples=count,
-                differing=int(np.count_nonzero(change)),
-            )
-        )
-    return drops
+    return [_drop(100 * float(changes.mean()), changes, len(source)) for changes in source - candidates]
 
 
-def set_replicates(score: Callable[[NDArray[np.int64]], float], count: int) -> Floats:
-    """Return a score over a whole set on each of `SET_REPLICATES` resamples, which all models share.
+def _drop(points: float, changes: Floats, samples: int) -> Drop:
+    distinct, counts = np.unique(changes, return_counts=True)
+    return Drop(points=round(points, 4), changes=distinct, counts=counts.astype(np.float64), samples=samples)
+
+
+def leave_out(score: Callable[[NDArray[np.int64]], float], count: int) -> Floats:
+    """Return a score over a whole set without one group of samples after the other; all models share groups.
 
     Args:
-        score: called with the places of the drawn samples [count].
-        count: number of samples.
+        score: called with the positions of the other samples; it raises DataError where there is no score.
+        count: number of samples, at least 2.
+
+    Returns:
+        float64 [groups]: at most `MAX_GROUPS`; NaN if there is no score.
+
+    Raises:
+        DataError: more than half of them have no score.
     """
-    return np.array([score(drawn) for drawn in _draws(count, SET_REPLICATES)])
+    size = math.ceil(count / MAX_GROUPS)
+    groups = np.random.default_rng(_SEED).permutation(count) * math.ceil(count / size) // count
+    errors = []
+
+    def score_or_nan(positions: NDArray[np.int64]) -> float:
+        try:
+            return score(positions)
+        except DataError as error:
+            errors.append(error)
+            return math.nan
+
+    scores = [score_or_nan(np.flatnonzero(groups != group)) for group in range(math.ceil(count / size))]
+    if 2 * len(errors) > len(scores):
+        raise DataError(
+            f"the metric has a score on all {count} samples, but on {len(errors)} of {len(scores)} parts of"
+            f" them it has none, so its drop has no interval; give more samples. Last: {errors[-1]}"
+        )
+    return np.array(scores)
 
 
-def set_drop(source: float, candidate: float, replicates: tuple[Floats, Floats], samples: int) -> Drop:
-    """Return the drop of a score over a whole set.
+def set_drop(source: float, candidate: float, without: tuple[Floats, Floats], samples: int) -> Drop:
+    """Return the drop of a score over a whole set, with its changes by the jackknife.
 
     Args:
         source: score, 0..1.
         candidate: score, 0..1.
-        replicates: the scores of both on the same resamples; NaN if there is none.
+        without: the scores of both without one group after the other, as of `leave_out`.
         samples: how many there are.
     """
-    changes = 100 * (replicates[0] - replicates[1])
-    changes = np.sort(changes[~np.isnan(changes)])
-    return ResampledDrop(
-        points=round(100 * (source - candidate), 4),
-        replicates=changes,
-        acceleration=0.0,
-        samples=samples,
-        differing=_estimate_differing(changes, samples),
-    )
-
-
-def _estimate_differing(replicates: Floats, samples: int) -> int:
-    """Return about how many samples change a score over a whole set, which has no value for each sample.
-
-    Of n samples of which k differ, a resample holds none of these with probability (1 - k/n)^n, or e^-k.
-    """
-    unchanged = float(np.mean(replicates == 0))
-    return samples if unchanged == 0 else min(samples, round(-math.log(unchanged)))
-
-
-def _draws(count: int, replicates: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the places of each resample."""
-    draw = np.random.default_rng(_SEED)
-    for _ in range(replicates):
-        yield draw.integers(0, count, count)
-
-
-def _acceleration(changes: Floats) -> float:
-    """Return the acceleration of a mean from its influence values: the jackknife of a mean is exact."""
-    around = changes - changes.mean()
-    spread = float((around**2).sum())
-    return 0.0 if spread == 0 else float((around**3).sum()) / (6 * spread**1.5)
-
-
-def _quantile(probability: float) -> float:
-    return NormalDist().inv_cdf(probability)
+    drop = source - candidate
+    losses = drop - (without[0] - without[1])
+    losses = losses[~np.isnan(losses)]
+    changes = drop + (len(without[0]) - 1) * (losses - losses.mean())
+    return _drop(100 * drop, changes.round(12), samples)

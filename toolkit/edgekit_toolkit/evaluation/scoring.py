@@ -4,7 +4,6 @@ The best of many candidates looks better than it is on the samples that chose it
 held-back samples; `confirmation` has the rule.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import TensorSpec
-from edgekit_toolkit.evaluation.drops import Drop, Floats, mean_drops, set_drop, set_replicates
+from edgekit_toolkit.evaluation.drops import Drop, Floats, leave_out, mean_drops, set_drop
 from edgekit_toolkit.evaluation.metrics import Metric, Outputs, SetMetric, find_metric
 from edgekit_toolkit.models.model import Runner
 from edgekit_toolkit.samples.generated import Feeds
@@ -27,8 +26,8 @@ from edgekit_toolkit.samples.split import Part
 _BATCH = 16
 _SMALL_INPUT_BYTES = 1 << 18
 CONFIRMATION_SHARE: Final = 0.5
-# With fewer, neither half says anything, and the bootstrap of a half is unreliable.
-LEAST_TO_HOLD_BACK: Final = 40
+# With fewer, neither half says anything.
+LEAST_TO_HOLD_BACK: Final = 20
 _SPLIT_SEED = 2  # not the seed of the split between calibration and evaluation
 
 Places = NDArray[np.int64]
@@ -215,7 +214,7 @@ class _Judging:
                 self.progress(place * count + len(outputs), count * len(runs))
             if not place:
                 references = outputs
-                parts = _split(len(references), hold_back=not self.part.is_generated)
+                parts = split_evaluation(len(references), hold_back=not self.part.is_generated)
                 found = [[] for _ in parts]
             known = np.asarray(labels, np.int64) if self.part.labelled else None
             for part, entries in zip(parts, found, strict=True):
@@ -252,7 +251,7 @@ def scores_of_table(metric: Metric, table: Floats, *, hold_back: bool) -> Scores
         hold_back: whether samples may be held back.
     """
     parts = []
-    for places in _split(table.shape[1], hold_back=hold_back):
+    for places in split_evaluation(table.shape[1], hold_back=hold_back):
         part = table[:, places]
         means = [float(mean) for mean in part.mean(axis=1)]
         parts.append(
@@ -261,7 +260,7 @@ def scores_of_table(metric: Metric, table: Floats, *, hold_back: bool) -> Scores
     return Scores(metric, parts[0], parts[1] if parts[1:] else None)
 
 
-def _split(count: int, *, hold_back: bool) -> list[Places]:
+def split_evaluation(count: int, *, hold_back: bool) -> list[Places]:
     """Return the places of the samples that choose, and of those held back where there are enough."""
     if count < LEAST_TO_HOLD_BACK or not hold_back:
         return [np.arange(count)]
@@ -315,44 +314,29 @@ def _score_set(
     labels: NDArray[np.int64] | None,
     part: Places,
 ) -> tuple[float, Floats]:
-    """Return the score on a part of the samples and on its resamples; NaN if one has no score.
+    """Return the score on a part of the samples, and without one group of them after the other.
 
-    AUC has none on a resample in which a class was not drawn.
+    AUC has no score where a class is left out.
 
     Raises:
-        DataError: more than half of the resamples have no score.
+        DataError: more than half of the scores without a group are missing.
     """
-    errors: list[DataError] = []
 
-    def score(drawn: Places) -> float:
-        places = part[drawn]
+    def score(positions: Places) -> float:
+        places = part[positions]
         return metric.score(
             [outputs[place] for place in places],
             [references[place] for place in places],
             None if labels is None else labels[places],
         )
 
-    def score_or_nan(drawn: Places) -> float:
-        try:
-            return score(drawn)
-        except DataError as error:
-            errors.append(error)
-            return math.nan
-
-    whole, count = score(np.arange(len(part))), len(part)
-    replicates = set_replicates(score_or_nan, count)
-    if 2 * len(errors) > len(replicates):
-        raise DataError(
-            f"metric {metric.name!r} has a score on all {count} samples, but on {len(errors)} of"
-            f" {len(replicates)} resamples of them it has none, so its drop has no interval; give more"
-            f" samples. Last: {errors[-1]}"
-        )
-    return whole, replicates
+    whole = score(np.arange(len(part)))
+    return whole, leave_out(score, len(part)) if len(part) > 1 else np.array([whole])
 
 
 def _set_scores(count: int, entries: Sequence[tuple[float, Floats]]) -> PartScores:
     (baseline, source), *others = entries
-    drops = tuple(set_drop(baseline, score, (source, replicates), count) for score, replicates in others)
+    drops = tuple(set_drop(baseline, score, (source, without), count) for score, without in others)
     return PartScores(count, baseline, tuple(score for score, _ in others), drops)
 
 

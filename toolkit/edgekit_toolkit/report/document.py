@@ -102,7 +102,7 @@ class ReportedStep(TypedDict):
 Size = TypedDict("Size", {"name": str, "size": int, "from": str})
 
 
-class Drop(TypedDict):
+class ReportedDrop(TypedDict):
     """Confidence interval of a drop, in points; `held_back` says whether its samples were held back."""
 
     interval: list[float]
@@ -120,7 +120,7 @@ class ReportedCandidate(TypedDict):
     pareto: bool
     meets: bool
     figures: dict[str, ReportedFigure]
-    drop: Drop | None
+    drop: ReportedDrop | None
     violations: list[str]
     precision: dict[str, int]
 
@@ -146,7 +146,7 @@ class Accuracy(TypedDict):
     score: float | None
     baseline: float | None
     drop_points: float | None
-    drop: Drop | None
+    drop: ReportedDrop | None
     samples_needed: int | None
 
 
@@ -230,7 +230,7 @@ class ReportedStanding(TypedDict):
     label: str | None
     size_bytes: float | None
     drop_points: float | None
-    drop: Drop | None
+    drop: ReportedDrop | None
     latency_ms: float | None
     reason: str
     kept: bool
@@ -243,7 +243,7 @@ class CarriedVariant(TypedDict):
     backend: str
     label: str
     figures: dict[str, ReportedFigure]
-    drop: Drop | None
+    drop: ReportedDrop | None
 
 
 class Proof(TypedDict):

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from edgekit_toolkit.report.document import (
     Accuracy,
     BudgetLine,
-    Drop,
     LatencyToFloat,
     Proof,
     ReportedCandidate,
+    ReportedDrop,
     ReportedFigure,
     Size,
 )
@@ -123,7 +123,7 @@ def headroom(line: BudgetLine) -> str:
     return f"{'100' if share > 100 else size} % headroom" if share >= 0 else f"{size} % over"
 
 
-def show_drop(points: float | None, drop: Drop | None) -> str:
+def show_drop(points: float | None, drop: ReportedDrop | None) -> str:
     """Return a drop in points with its interval: `0.40 points (-0.62 to 1.41)`."""
     if drop is None or points is None:
         return show(points, "points")

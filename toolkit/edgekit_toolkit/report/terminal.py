@@ -13,9 +13,9 @@ from edgekit_toolkit.report.document import (
     Accuracy,
     BudgetLine,
     CarriedVariant,
-    Drop,
     Report,
     ReportedCandidate,
+    ReportedDrop,
     ReportedFigure,
     ReportedStanding,
     find_candidate,
@@ -263,7 +263,7 @@ def _row(
     return cells
 
 
-def _reach(points: float | None, drop: Drop) -> str:
+def _reach(points: float | None, drop: ReportedDrop) -> str:
     """Return the wider half of an interval; the page and the JSON hold both ends."""
     low, high = drop["interval"]
     return f"±{max(high - (points or 0.0), (points or 0.0) - low):.1f}"

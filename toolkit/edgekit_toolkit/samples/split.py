@@ -133,19 +133,31 @@ def _from_one(whole: DataSource, what: str, held_out_kind: str, notes: list[str]
 
 
 def _held_out(judging: DataSource, calibrating: DataSource, notes: list[str]) -> DataSource:
-    """Return the judging samples that do not calibrate, and note how many were left out."""
+    """Return the distinct judging samples that do not calibrate, and note how many were left out.
+
+    A copy says nothing new: counted again it would make intervals too narrow, and halves that choose and
+    confirm alike.
+    """
     known = set(calibrating.digests())
-    fresh = np.array([digest not in known for digest in judging.digests()], np.bool_)
-    shared = int((~fresh).sum())
-    if not shared:
+    seen: set[bytes] = set()
+    fresh: list[bool] = []
+    shared = 0
+    for digest in judging.digests():
+        shared += digest in known
+        fresh.append(not (digest in known or digest in seen))
+        seen.add(digest)
+    copies = len(fresh) - sum(fresh) - shared
+    reasons = {"calibration samples too": shared, "copies of others": copies}
+    parts = [f"{count} evaluation samples are {reason}" for reason, count in reasons.items() if count]
+    if not parts:
         return judging
-    if len(judging) - shared < (judging.batching.size or 1):
+    if sum(fresh) < (judging.batching.size or 1):
         raise DataError(
-            f"{shared} of {len(judging)} evaluation samples are calibration samples too (of equal content),"
-            " and too few are left to judge by: give --eval with samples that do not calibrate"
+            f"{' and '.join(parts)} (of equal content), and of {len(fresh)} too few are left to judge by:"
+            " give --eval with distinct samples that do not calibrate"
         )
-    notes.append(f"{shared} evaluation samples are calibration samples too, and were left out of judging")
-    return judging.selected(fresh)
+    notes += [f"{part}, and were left out of judging" for part in parts]
+    return judging.selected(np.array(fresh))
 
 
 def _note_thinning(source: DataSource, notes: list[str]) -> None:

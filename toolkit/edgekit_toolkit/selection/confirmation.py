@@ -1,9 +1,10 @@
 """Chooses a candidate, and checks it on the held-back samples. Pure.
 
-The rule (reasons in ADR 0019): a candidate is within the limit on the drop if its estimate is. The best one
-is then checked on the held-back samples. If its estimate there is over the limit, the next one is checked,
-each time at half the error level, so that all attempts together err with at most 5 %. The limit is *kept*
-only if the whole interval on samples held back lies within it; else it is *not resolved*.
+The rule (reasons in ADR 0031): a candidate is within the limit on the drop if its estimate is. The best one
+is then checked on the held-back samples. If its whole interval there is over the limit, the next one is
+checked, each time at half the error level, so that all attempts together err with at most 5 %. The limit is
+*kept* only if the whole interval on samples held back lies within it; else it is *not resolved*. The estimate
+on held-back samples rejects nothing: if it did, the estimates that remain would flatter.
 """
 
 import math
@@ -42,10 +43,11 @@ class HeldDrop:
         return self.drop.interval(self.confidence)
 
     def state(self, limit_points: float) -> State:
-        """Return what the samples show about a limit."""
-        if self.drop.points > limit_points:
+        """Return what the samples show about a limit; those that chose can show nothing to be kept."""
+        interval = self.interval
+        if (interval.low if self.held_back else self.drop.points) > limit_points:
             return "over"
-        return "ok" if self.held_back and self.interval.high <= limit_points else "not resolved"
+        return "ok" if self.held_back and interval.high <= limit_points else "not resolved"
 
     def samples_needed(self, limit_points: float) -> int | None:
         """Return about how many evaluation samples would show the limit to be kept, or None if none do."""
@@ -146,8 +148,9 @@ def choose_confirmed(
             break
         place = next(place for place, one in enumerate(left) if one.id == chosen)
         held[place] = HeldDrop(scores.confirmation.drops[place], 1 - error, held_back=True)
-        left[place] = _hold(left[place], held[place], scores, strict=strict)
         error /= 2
+        if strict or held[place].state(limits.limits[_LIMIT]) == "over":
+            left[place] = _hold(left[place], held[place], scores, strict=strict)
         if not limits.violations(left[place].figures):
             break
     return Confirmed(_explained(accepted, held, left, limits), tuple(left), tuple(held))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from edgekit_offload.report.markup import Markup, el, join
-from edgekit_toolkit.report.document import Drop, Label, ReportedFigure
+from edgekit_toolkit.report.document import Label, ReportedDrop, ReportedFigure
 from edgekit_toolkit.report.figures import common_origin, exact, shorten, show
 
 MEASURED: ReportedFigure = {"value": 0, "label": "measured", "on": "host"}
@@ -81,7 +81,12 @@ def number(text: str, *, title: str | None = None, style: str = "", extra: str |
 
 
 def figure_cell(
-    figure: ReportedFigure, unit: str, *, labelled: bool, broken: bool = False, interval: Drop | None = None
+    figure: ReportedFigure,
+    unit: str,
+    *,
+    labelled: bool,
+    broken: bool = False,
+    interval: ReportedDrop | None = None,
 ) -> Markup:
     """Return a figure as a cell, with its own badge if the column has no common one.
 
@@ -101,7 +106,7 @@ def figure_cell(
     )
 
 
-def _interval(drop: Drop | None) -> Markup | None:
+def _interval(drop: ReportedDrop | None) -> Markup | None:
     if drop is None:
         return None
     low, high = drop["interval"]
