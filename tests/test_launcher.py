@@ -200,11 +200,19 @@ def test_environment_of_the_tests_serves_the_launcher(prepared: Checkout) -> Non
 @pytest.mark.parametrize("part", ["fleet", "hil"])
 def test_part_installs_what_it_needs_and_serves_the_other_commands(checkout: Checkout, part: str) -> None:
     assert checkout.run("inspect").stdout.startswith("1.0|")
-    (checkout.root / "requirements" / f"{part}.txt").write_text(add_wheel(checkout.wheels, "2.0"))
+    # Tests on a bench run a fleet too.
+    for name in ("fleet", part):
+        (checkout.root / "requirements" / f"{name}.txt").write_text(add_wheel(checkout.wheels, "2.0"))
     assert checkout.run(part, "up").stdout.startswith("2.0|")
     checkout.wipe_stamp()
     result = checkout.run("inspect")
     assert result.stdout.startswith("2.0|") and result.stderr == ""
+
+
+def test_bench_installs_the_packages_of_the_fleet_that_its_tests_run(checkout: Checkout) -> None:
+    (checkout.root / "requirements" / "fleet.txt").write_text(add_wheel(checkout.wheels, "2.0"))
+    (checkout.root / "requirements" / "hil.txt").write_text("")
+    assert checkout.run("hil", "run").stdout.startswith("2.0|")
 
 
 def test_changed_requirements_are_installed_on_the_next_run(prepared: Checkout) -> None:

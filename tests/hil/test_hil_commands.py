@@ -403,6 +403,17 @@ def test_run_on_a_named_bench_that_is_held_fails_with_the_holder(board: SshBoard
     assert f"1 skipped: bench 'stand-in' is in use by process {os.getpid()} since" in done.stdout
 
 
+def test_run_on_the_only_named_bench_ends_at_once_if_this_machine_cannot_have_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEKIT_CACHE", str(folder / "empty"))
+    done = run_hil("run", "--bench", "arm64-userland", "-k", "italy")
+
+    assert done.returncode == BenchError.exit_code
+    assert done.stdout.count("run `edgekit hil image` first") == 1
+    assert "SKIPPED" not in done.stdout
+
+
 def test_repaired_bench_can_be_used_again(
     board: SshBoard, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from edgekit_runtime.sessions import ort_products
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_toolkit.measurement.arithmetic import instruction_set
@@ -161,3 +164,21 @@ def test_quantized_matrix_product_is_exact(
 
 def test_the_engine_saturates_on_the_instruction_sets_that_lack_vnni() -> None:
     assert saturates() == (instruction_set() in {"avx512bw", "avx2"})
+
+
+def test_second_try_without_exact_kernels_leaves_the_standard_error_alone(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The engine warned of an entry that changes, in the midst of a progress bar."""
+    settings, tries = onnxruntime.SessionOptions(), 0
+
+    def create(settings: onnxruntime.SessionOptions) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise RuntimeError("no kernel")
+
+    with mock.patch.object(ort_products, "saturates", lambda: True):
+        ort_products.open_exact(settings, create)  # type: ignore[arg-type,return-value]
+    assert tries == 2
+    assert capfd.readouterr().err == ""

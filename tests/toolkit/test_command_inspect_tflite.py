@@ -4,14 +4,19 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.toolkit.command_run import invoker
-from tests.toolkit.small_tflite import small_cnn
+from tests.toolkit.small_tflite import Lite, small_cnn
 
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.sessions import EngineMissingError
 from edgekit_toolkit.commands.inspect import command
+from edgekit_toolkit.importers.tflite.importer import load_tflite
+from edgekit_toolkit.tflite.flatbuffer import schema
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models" / "models"
 
@@ -45,6 +50,52 @@ def test_float_model_is_shown_with_operators_and_layers(path: Path) -> None:
         "float: quantized when it is packaged",
     ):
         assert part in text
+
+
+def test_model_with_sparse_weights_is_shown(tmp_path: Path) -> None:
+    weight = np.array([[0, 0, 3, 0], [0, 5, 0, 0]], np.float32)
+    lite = Lite()
+    lite.tensor("x", [1, 4])
+    stored = lite.tensor("w", weight.shape, data=weight[weight != 0])
+    stored.sparsity = sparsity(weight)
+    lite.tensor("dense", weight.shape)
+    lite.tensor("y", [1, 2])
+    lite.operator("DENSIFY", ["w"], ["dense"], "DensifyOptions")
+    lite.operator("FULLY_CONNECTED", ["x", "dense", ""], ["y"], "FullyConnectedOptions")
+    lite.ends(["x"], ["y"])
+    path = tmp_path / "sparse.tflite"
+    path.write_bytes(lite.content())
+    text = " ".join(invoke(path).stdout.split())
+    assert "FULLY_CONNECTED 1" in text and "DENSIFY 1" in text
+
+
+def test_nan_among_sparse_weights_is_refused(tmp_path: Path) -> None:
+    weight = np.array([[0, np.nan], [1, 0]], np.float32)
+    lite = Lite()
+    lite.tensor("x", [2, 2])
+    lite.tensor("w", weight.shape, data=weight[weight != 0]).sparsity = sparsity(weight)
+    lite.tensor("dense", weight.shape)
+    lite.operator("DENSIFY", ["w"], ["dense"], "DensifyOptions")
+    lite.ends(["x"], ["dense"])
+    (tmp_path / "sparse.tflite").write_bytes(lite.content())
+    with pytest.raises(ModelError, match="tensor 1 'w': 1 NaN"):
+        load_tflite(tmp_path / "sparse.tflite")
+
+
+def sparsity(weight: NDArray[np.float32]) -> Any:
+    """The places of the values in compressed rows."""
+    rows, columns = schema.DimensionMetadataT(), schema.DimensionMetadataT()
+    rows.format, rows.denseSize = schema.DimensionType.DENSE, weight.shape[0]
+    columns.format = schema.DimensionType.SPARSE_CSR
+    ends = np.concatenate([[0], np.cumsum(np.count_nonzero(weight, axis=1))])
+    for field, values in (("Segments", ends), ("Indices", np.nonzero(weight)[1])):
+        vector = schema.Int32VectorT()
+        vector.values = values.astype(np.int32)
+        setattr(columns, f"array{field}", vector)
+        setattr(columns, f"array{field}Type", schema.SparseIndexVector.Int32Vector)
+    made = schema.SparsityParametersT()
+    made.traversalOrder, made.blockMap, made.dimMetadata = [0, 1], [], [rows, columns]
+    return made
 
 
 def test_quantized_model_is_shown_with_what_its_codes_stand_for() -> None:

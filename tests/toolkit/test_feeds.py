@@ -138,6 +138,34 @@ def test_given_sizes_that_do_not_run_are_refused_with_the_reason():
         bind_dims(reshaping(("N", "T"), (1, 10)), {"N": 1, "T": 11})
 
 
+def test_broken_node_of_a_model_without_free_sizes_is_named_without_talk_of_sizes():
+    with pytest.raises(ModelError, match=r"have fixed sizes: mend the node.*Reshape") as caught:
+        bind_dims(reshaping((1, 10), (1, 11)))
+    assert "give" not in str(caught.value)
+
+
+def test_output_that_the_engine_leaves_out_is_refused_by_name():
+    inputs = ["x", "one", "one", "one", "one"]
+    training = helper.make_node("BatchNormalization", inputs, ["y", "mean", "variance"], training_mode=2)
+    with pytest.raises(ModelError, match="onnxruntime makes no output 'mean'; export the model without it"):
+        bind_dims(
+            helper.make_model(
+                helper.make_graph(
+                    [training],
+                    "training",
+                    [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 1, 3])],
+                    [
+                        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+                        for name, shape in (("y", [2, 1, 3]), ("mean", [1]), ("variance", [1]))
+                    ],
+                    [numpy_helper.from_array(np.ones(1, np.float32), "one")],
+                ),
+                opset_imports=[helper.make_opsetid("", 15)],
+                ir_version=8,
+            )
+        )
+
+
 @pytest.mark.parametrize(("name", "size"), [("H", 8), ("N", 0)])
 def test_unknown_dimension_or_size_below_1_is_refused(name, size):
     with pytest.raises(ModelError, match=f"--dim {name}={size}: .*free dimensions are N, T"):

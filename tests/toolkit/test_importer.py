@@ -462,3 +462,62 @@ def test_input_without_a_name_is_refused(tmp_path):
 def test_newest_ir_version_becomes_the_lowest_that_the_operator_set_allows(tmp_path, opset, expected):
     model = linear(opset=opset, ir=onnx.IR_VERSION)
     assert load_onnx(saved(tmp_path, model)).model.proto.ir_version == expected
+
+
+def test_sparse_weights_become_dense_ones_with_the_same_result(tmp_path):
+    dense = np.array([[0, 2, 0, 0], [1, 0, 0, 3], [0] * 4, [0, 0, 4, 0]], np.float32)
+    places = np.flatnonzero(dense)
+    values = numpy_helper.from_array(dense.ravel()[places], "w")
+    model = linear(inits=[weights("unread")])
+    model.graph.sparse_initializer.append(
+        helper.make_sparse_tensor(values, numpy_helper.from_array(places, "places"), dense.shape)
+    )
+    graph = load_onnx(saved(tmp_path, model)).model.proto.graph
+    assert not graph.sparse_initializer
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    np.testing.assert_array_equal(stored["w"], dense)
+
+
+@pytest.mark.parametrize(
+    ("dims", "places", "message"),
+    [([4, 4], [99], "sparse weight 'w' is not valid"), ([1 << 20, 1 << 20], [1], "larger than 2000000000")],
+)
+def test_sparse_weights_beyond_their_shape_or_the_limit_are_refused(tmp_path, dims, places, message):
+    values = numpy_helper.from_array(np.ones(1, np.float32), "w")
+    model = linear(inits=[weights("unread")])
+    indices = numpy_helper.from_array(np.array(places), "places")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, dims))
+    refused(saved(tmp_path, model), message)
+
+
+def test_weight_without_a_shape_that_is_also_an_output_leaves_the_others_their_shapes(tmp_path):
+    model = linear(outputs=[value("y"), value("w")])
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    outputs = load_onnx(saved(tmp_path, model)).outputs
+    assert [(spec.name, spec.shape) for spec in outputs] == [("y", ("N", 4)), ("w", (4, 4))]
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends", "axis", "shape"), [(1, -1, 1, ("N", "y_1", 4)), (0, 1, 0, ("y_0", "L", 4))]
+)
+def test_axis_that_a_slice_of_opset_10_cuts_loses_its_name(tmp_path, starts, ends, axis, shape):
+    model = linear(
+        nodes=[helper.make_node("Slice", ["x", "starts", "ends", "axis"], ["y"])],
+        inits=[
+            weights(name, np.array([number]))
+            for name, number in (("starts", starts), ("ends", ends), ("axis", axis))
+        ],
+        inputs=[value("x", ("N", "L", 4))],
+        opset=10,
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    assert load_onnx(saved(tmp_path, model)).outputs[0].shape == shape
+
+
+def test_output_whose_rank_is_inferred_wrong_has_free_axes(tmp_path):
+    kernel = weights("w", np.ones((3, 4, 3, 3), np.float32))
+    cropped = helper.make_node("ConvTranspose", ["x", "w"], ["y"], output_shape=[4, 4])
+    model = linear(nodes=[cropped], inits=[kernel], inputs=[value("x", (1, 3, 6, 6))])
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    assert load_onnx(saved(tmp_path, model)).outputs[0].shape == ("y_0", "y_1", "y_2", "y_3")

@@ -11,13 +11,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.toolkit.package_run import edgekit, package
+from tests.toolkit.package_run import edgekit, mlp, package
+from tests.toolkit.package_run import saved as saved_onnx
 
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_toolkit.importers.pt2 import is_pt2, load_pt2
 
 HAS_TORCH = bool(find_spec("torch") and find_spec("onnxscript"))
+STUB = """
+from types import SimpleNamespace
+import onnx as formats
+program = SimpleNamespace(call_spec=SimpleNamespace(out_spec=None))
+made = SimpleNamespace(model_proto=formats.load_from_string({made!r}))
+export = SimpleNamespace(load=lambda path: program)
+onnx = SimpleNamespace(export=lambda *arguments, **options: made)
+"""
 with_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch and onnxscript are not installed: edgekit[pt2]")
 
 
@@ -70,6 +79,20 @@ def test_program_without_torch_is_refused_with_what_to_install(
         load_pt2(path)
 
 
+def test_example_inputs_in_the_file_do_not_count_in_the_size_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = saved_onnx(mlp(), tmp_path / "made.onnx").read_bytes()
+    # A torch that exports this model, whatever the program; the child imports from this path first.
+    (tmp_path / "torch.py").write_text(STUB.format(made=made))
+    (tmp_path / "onnxscript.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = archive(tmp_path / "net.pt2", {"net/data/sample_inputs/model.pt": bytes(1_000_000)})
+    source = load_pt2(path)
+    assert source.size_bytes == len(made) < 10_000
+    assert source.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def test_only_zip_archives_named_pt2_are_programs(tmp_path: Path) -> None:
     assert is_pt2(archive(tmp_path / "net.pt2", {"a": b""}))
     assert not is_pt2(archive(tmp_path / "net.pt", {"a": b""}))
@@ -85,7 +108,7 @@ def test_program_becomes_the_same_function_with_its_names(saved: tuple[Path, Any
     path, network = saved
     before = hashlib.sha256(path.read_bytes()).hexdigest()
     source = load_pt2(path)
-    assert (source.sha256, source.bytes) == (before, path.stat().st_size)
+    assert (source.sha256, source.size_bytes) == (before, source.model.size_bytes)
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before
     assert [spec.name for spec in source.inputs] == ["image"]
     assert isinstance(source.inputs[0].shape[0], str)

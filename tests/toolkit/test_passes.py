@@ -584,3 +584,30 @@ def test_real_model_is_optimised_with_every_pass_kept(name, most_nodes, batch):
     assert len(result.model.graph.node) <= most_nodes
     assert result.model.opset_import[0].version >= 17
     assert_equal_outputs(source.model.proto, result.model)
+
+
+def test_step_whose_effect_no_output_shows_is_left_out():
+    """The converter takes Hardmax before opset 13 for the present one, which has other rows."""
+    none = [stored(name, np.array([number])) for name, number in (("first", 0), ("none", 0), ("axis", 0))]
+    graph = [
+        helper.make_node("Hardmax", ["x"], ["h"], axis=1),
+        helper.make_node("Slice", ["h", "first", "none", "axis"], ["y"]),
+    ]
+    source = model_of(graph, none, [value("x", [2, 3, 4])], [value("y", [0, 3, 4])], opset=11)
+    feeds = [{"x": RNG.normal(size=(2, 3, 4)).astype(np.float32)}]
+    steps = {step.name: step for step in optimise(source, batch=None, feeds=feeds).steps}
+    assert not steps["convert_opset"].applied
+    assert "output 'y' has no values on any input" in steps["convert_opset"].reason
+
+
+def test_output_with_values_only_beyond_the_samples_is_compared_there():
+    nodes_ = [
+        helper.make_node("Greater", ["x", "limit"], ["large"]),
+        helper.make_node("Compress", ["x", "large"], ["y"]),
+        helper.make_node("Identity", ["y"], ["z"]),
+    ]
+    limit = [stored("limit", np.float32(10))]
+    source = model_of(nodes_, limit, [value("x", [8])], [value("z", ["n"])])
+    feeds = [{"x": np.ones(8, np.float32)}]
+    steps = {step.name: step for step in optimise(source, batch=None, feeds=feeds).steps}
+    assert steps["simplify"].applied

@@ -81,17 +81,6 @@ def test_operator_sets_that_no_node_needs_are_dropped(rng: np.random.Generator) 
     assert {item.domain: item.version for item in after.opset_import} == {"": 17, "com.microsoft": 1}
 
 
-def test_sparse_weight_keeps_its_reader(rng: np.random.Generator) -> None:
-    values = helper.make_tensor("a_long_name", TensorProto.FLOAT, [1], [3.0])
-    indices = helper.make_tensor("indices", TensorProto.INT64, [1], [2])
-    before = model_of([node("Add", ["x", "k"], ["y"])], {"k": np.zeros(4, np.float32)}, {"x": (4,)})
-    before.graph.node[0].input[1] = "a_long_name"
-    del before.graph.initializer[:]
-    before.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
-    feeds = {"x": np.zeros(4, np.float32)}
-    assert run(shorten_names(before), feeds)["y"].tolist() == [0, 0, 3, 0]
-
-
 def test_model_with_control_flow_keeps_its_names(rng: np.random.Generator) -> None:
     def branch(operator: str) -> onnx.GraphProto:
         out = helper.make_tensor_value_info(f"{operator}_out", TensorProto.FLOAT, None)

@@ -1,6 +1,11 @@
 """Weights that are stored smaller while the arithmetic stays float."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -401,3 +406,25 @@ def test_dynamic_int8_that_the_library_cannot_make_is_an_error_of_ours(
     model = model_of([node("MatMul", ["x", "w"], ["y"])], {"w": random_weight(rng, 8, 4)}, {"x": (1, 8)})
     with pytest.raises(BackendError, match=r"dynamic-int8.*find data type for weight_name"):
         dynamic_int8(model)
+
+
+@pytest.mark.skipif(find_spec("sympy") is not None, reason="sympy is installed")
+def test_dynamic_int8_needs_no_symbolic_shapes(tmp_path: Path) -> None:
+    """The release for Python 3.10 imports sympy for them, which is not installed."""
+    package = tmp_path / "onnxruntime_shapes.py"
+    package.write_text(
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.endswith('quantization.shape_inference'):\n"
+        "            raise ModuleNotFoundError(f'no {name}', name=name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+    )
+    code = (
+        "import onnxruntime_shapes\n"
+        "from tests.toolkit.package_run import mlp\n"
+        "from edgekit_toolkit.quantize.onnx.storage import dynamic_int8\n"
+        "assert dynamic_int8(mlp(1)) is not None\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=True)

@@ -86,14 +86,14 @@ def test_a_budget_too_wide_for_a_table_is_stacked() -> None:
     assert "   38 % headroom (estimated, jetson-orin-nano)" in lines
 
 
-def test_only_pareto_candidates_are_listed_and_the_chosen_one_is_marked() -> None:
+def test_float_model_pareto_candidates_and_the_mark_of_the_chosen_are_listed() -> None:
     text = _printed(report_sample.packaged())
 
     rows = [line for line in text.splitlines() if line[3:5] in {f"C{index}" for index in range(9)}]
-    assert [row[3:5] for row in rows] == ["C1", "C2", "C3", "C4", "C5", "C6"]
+    assert [row[3:5] for row in rows] == ["C0", "C1", "C2", "C3", "C4", "C5", "C6"]
     assert [row[3:5] for row in rows if row.startswith(">")] == ["C5"]
-    assert [row[3:5] for row in rows if row.startswith("x")] == ["C1", "C2", "C3", "C4"]
-    assert "3 dominated not shown" in text
+    assert [row[3:5] for row in rows if row.startswith("x")] == ["C0", "C1", "C2", "C3", "C4"]
+    assert "2 dominated not shown" in text
 
 
 def test_chosen_candidate_is_listed_even_when_dominated() -> None:
@@ -125,7 +125,7 @@ def test_forms_that_were_set_aside_are_a_note_below_the_candidates() -> None:
     document = report_sample.packaged()
     lines = " ".join(_printed(document).split())
 
-    assert f"3 dominated not shown tried and set aside: {document['set_aside'][0]}" in lines
+    assert f"2 dominated not shown tried and set aside: {document['set_aside'][0]}" in lines
 
 
 def test_refused_outcome_names_binding_limit_closest_candidate_and_need() -> None:

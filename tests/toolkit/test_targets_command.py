@@ -59,3 +59,17 @@ def test_users_file_is_listed_and_its_markup_is_shown_as_it_is(empty_home: Path)
 def test_unknown_name_is_refused_with_a_suggestion() -> None:
     with pytest.raises(TargetError, match="did you mean jetson"):
         invoke("jetsn")
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("arguments", [(), ("rpi5",), ("x86-64",)])
+def test_narrow_terminal_gets_whole_words_within_its_width(
+    arguments: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = invoke(*arguments).output.splitlines()
+    assert max(map(len, lines)) <= width
+    assert not [line for line in lines if "…" in line]
+    words = " ".join(" ".join(lines).split())
+    for name in ("rpi5",) if arguments == ("rpi5",) else ("x86-64",):
+        assert load_target(name).title in words

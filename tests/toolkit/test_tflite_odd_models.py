@@ -212,3 +212,15 @@ def test_extra_outputs_that_nothing_reads_are_left_out() -> None:
 def test_a_cast_to_the_type_of_another_tensor_computes_the_same() -> None:
     nodes = [node("CastLike", ["x", "k"], ["i"]), node("CastLike", ["i", "x"], ["y"])]
     converted(nodes, {"k": np.ones(2, np.int32)}, X)
+
+
+def test_weight_that_is_also_an_output_is_given_back() -> None:
+    nodes = [node("Conv", ["x", "w"], ["y"])]
+    model = model_of(nodes, POINTWISE, X, ("y",))
+    model.graph.output.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [6, 6, 1, 1]))
+    assert checked(model)["CONV_2D"] == 1
+
+
+@pytest.mark.parametrize("keep", [-1, 2])
+def test_keepdims_other_than_1_drops_the_axis(keep: int) -> None:
+    assert converted([node("ReduceMax", ["x"], ["y"], axes=[1], keepdims=keep)], {}, X)["REDUCE_MAX"] == 1

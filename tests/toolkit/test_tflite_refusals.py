@@ -316,3 +316,19 @@ def test_without_litert_the_extra_to_install_is_named() -> None:
         env={**os.environ, "PYTHONPATH": path},
     )
     assert "'.[litert-host]'" in done.stdout
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_transposed_convolution_of_an_unknown_rank_is_refused_by_name(size: int) -> None:
+    weights = {"w": np.ones((3, 4, 3, 3), np.float32)}
+    cropped = node("ConvTranspose", ["x", "w"], ["y"], name="up", output_shape=[size, size])
+    model = model_of([cropped], weights, {"x": [1, 3, 6, 6]})
+    with pytest.raises(ConversionError, match=r"'ConvTranspose' at node 'up': the shape of its result"):
+        convert(model, {})
+
+
+def test_resize_to_nothing_is_refused_by_name() -> None:
+    weights = {"s": np.array([1, 1, 0.1, 0.1], np.float32)}
+    model = model_of([node("Resize", ["x", "", "s"], ["y"], name="shrink")], weights, {"x": [1, 3, 6, 6]})
+    with pytest.raises(ConversionError, match="'Resize' at node 'shrink': resizing"):
+        convert(model, {})

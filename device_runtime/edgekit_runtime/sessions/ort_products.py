@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 EXACT_SETTING: Final = "session.x64quantprecision"
+_LOG_FATAL_ONLY: Final = 4
 _X86: Final = frozenset({"x86_64", "AMD64", "i386", "i686"})
 # A model with the one node MatMulInteger(a: uint8 [1, 2], b: int8 [2, 1]) -> c: int32 [1, 1], opset 10. It is
 # stored here because a device has no onnx.
@@ -75,6 +76,7 @@ def open_exact(
         # by int8. At the basic level it leaves the QDQ form in float, which is exact and as slow as float.
         import onnxruntime
 
+        onnxruntime.set_default_logger_severity(_LOG_FATAL_ONLY)  # it warns of an entry that changes
         settings.add_session_config_entry(EXACT_SETTING, "0")
         basic = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         settings.graph_optimization_level = min(level, basic, key=int)

@@ -69,13 +69,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def bench(request: pytest.FixtureRequest, run_record: RunRecord) -> Iterator[Bench]:
     """Return the opened bench; the test is skipped with the reason where it cannot be had.
 
-    A bench that this machine cannot have is no fault. One that is in use or broken fails the run.
+    A bench that this machine cannot have is no fault, but ends the run if it is the only one that was named.
+    One that is in use or broken fails the run.
     """
     with contextlib.ExitStack() as held:
         try:
             bench = held.enter_context(open_bench(request.param))
         except BenchError as error:
-            run_record.has_refused |= not isinstance(error, BenchUnavailableError)
+            is_fault = not isinstance(error, BenchUnavailableError)
+            run_record.has_refused |= is_fault
+            if not is_fault and len(request.config.getoption("bench") or ()) == 1:
+                pytest.exit(str(error), pytest.ExitCode.TESTS_FAILED)
             pytest.skip(str(error))
         yield bench
 

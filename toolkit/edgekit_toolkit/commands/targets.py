@@ -11,8 +11,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from edgekit_hil.evidence.evidence_file import Evidence, NetworkTimes
+    from edgekit_hil.evidence.evidence_file import Evidence, Figure, NetworkTimes
+    from edgekit_toolkit.targets.figures import Source
     from edgekit_toolkit.targets.spec import Release, Target
+
+_INDENT = 2
 
 
 @click.command("targets")
@@ -34,10 +37,9 @@ def command(name: str | None, *, as_json: bool) -> None:
         ]
         click.echo(json.dumps(documents[0] if name else documents, indent=2))
         return
-    from rich.console import Console
+    from edgekit_toolkit.console import open_console
 
-    # Texts of a user's file are shown as they are; nothing in them is markup.
-    console = Console(markup=False, highlight=False)
+    console = open_console()
     if name:
         _show(console, found[0])
     else:
@@ -45,37 +47,42 @@ def command(name: str | None, *, as_json: bool) -> None:
 
 
 def _list(console: Console, found: Sequence[Target]) -> None:
-    from rich.table import Table
+    from edgekit_toolkit.console import print_line
 
-    table = Table()
-    table.add_column("target", no_wrap=True)
-    for title in ("device class", "backend", "int8", "free RAM", "power modes", "seen"):
-        table.add_column(title)
     for target in found:
-        names = "\n".join((target.name, *(f"= {alias}" for alias in target.aliases)))
-        backend = " > ".join(name for name in (target.backend.default, target.backend.fallback) if name)
-        modes = ", ".join(mode.name for mode in target.power.modes)
-        free = f"{target.memory.free.value / 1e9:.1f} GB"
-        runs = [f"{one.kind} {one.date[:10]}" for one in _seen(target)]
-        if (costs := _find_costs(target)) is not None:
-            evidence, times = costs
-            runs.append(f"costs measured on {evidence.device.model}, {times.date}")
-        profiled = [source for source in target.sources if target.device_times and source.key == "profile"]
-        seen = "\n".join([*runs, *(f"profile {source.date}" for source in profiled)]) or "no run"
-        table.add_row(names, target.title, backend, target.quantization.form, free, modes, seen)
-    console.print(table)
-    console.print("`edgekit targets NAME` shows the figures of one, and where each comes from.", style="dim")
+        aliases = [f"= {alias}" for alias in target.aliases]
+        print_line(console, (" ".join([target.name, *aliases]), "bold"), target.title, indent=_INDENT)
+        facts = (
+            " > ".join(name for name in (target.backend.default, target.backend.fallback) if name),
+            f"{target.quantization.form} int8",
+            f"{target.memory.free.value / 1e9:.1f} GB free",
+            f"power mode {', '.join(mode.name for mode in target.power.modes)}",
+            f"seen: {', '.join(_runs(target)) or 'no run'}",
+        )
+        print_line(console, "; ".join(facts), first_indent=_INDENT, indent=_INDENT)
+    console.print()
+    hint = "`edgekit targets NAME` shows the figures of one, and where each comes from."
+    print_line(console, (hint, "dim"))
+
+
+def _runs(target: Target) -> list[str]:
+    """Return what was seen or measured on devices of this class, with dates."""
+    runs = [f"{evidence.kind} {evidence.date[:10]}" for evidence in _seen(target)]
+    if (costs := _find_costs(target)) is not None:
+        evidence, times = costs
+        runs.append(f"costs measured on {evidence.device.model}, {times.date}")
+    profiled = [source for source in target.sources if target.device_times and source.key == "profile"]
+    return [*runs, *(f"profile {source.date}" for source in profiled)]
 
 
 def _show(console: Console, target: Target) -> None:
-    from rich.table import Table
+    from edgekit_toolkit.console import print_line, print_section
 
     form = target.quantization
-    console.print(f"{target.name}: {target.title}", style="bold")
+    print_line(console, (f"{target.name}: {target.title}", "bold"))
     if target.notes:
-        console.print(target.notes)
-    table = Table(show_header=False)
-    for label, text in (
+        print_line(console, target.notes)
+    facts = (
         ("aliases", ", ".join(target.aliases) or "none"),
         ("architecture", f"{target.arch}, {target.cpu.model} ({', '.join(target.cpu.isa)})"),
         ("accelerator", target.accelerator or "none"),
@@ -84,25 +91,20 @@ def _show(console: Console, target: Target) -> None:
         ("int8 form", f"{form.form}, {form.activations} activations, {form.weights} weights"),
         ("power modes", _power_modes(target)),
         *((release.name, _engines(release)) for release in target.releases),
-    ):
-        table.add_row(label, text)
-    console.print(table)
-
+    )
+    print_section(console, "Class", facts)
     _show_evidence(console, target)
-    figures = Table()
-    figures.add_column("figure", overflow="fold")
-    for title in ("value", "unit", "status", "source"):
-        figures.add_column(title)
-    for path, figure in target.figures():
-        figures.add_row(path, f"{figure.value:.4g}", figure.unit, figure.status, figure.source)
-    console.print(figures)
+    figures = [
+        (path, f"{figure.value:.4g}", figure.unit, figure.status, figure.source)
+        for path, figure in target.figures()
+    ]
+    print_section(console, "Figures: value, unit, status, source", figures)
+    print_section(console, "Sources", [_describe_source(source) for source in target.sources])
 
-    sources = Table("source", "date")
-    sources.add_column("title, place, derivation", overflow="fold")
-    for source in target.sources:
-        text = "\n".join(part for part in (source.title, source.where, source.derivation) if part)
-        sources.add_row(source.key, source.date, text)
-    console.print(sources)
+
+def _describe_source(source: Source) -> tuple[str, str]:
+    parts = (source.title, source.where, source.derivation, source.date)
+    return source.key, "; ".join(part for part in parts if part)
 
 
 def _seen(target: Target) -> list[Evidence]:
@@ -154,30 +156,35 @@ def _describe_costs(target: Target) -> str:
 
 def _show_evidence(console: Console, target: Target) -> None:
     """Show the results of runs on benches, each with its source."""
-    from rich.table import Table
-
     from edgekit_hil.evidence.evidence_file import describe_source, read_checkout
+    from edgekit_toolkit.console import print_line, print_section
 
-    console.print(_describe_costs(target))
+    console.print()
+    print_line(console, _describe_costs(target))
     seen = _seen(target)
     if not seen:
-        console.print("No run on a bench yet: `edgekit hil run` shows how far off a prediction is on yours.")
+        print_line(
+            console,
+            "No run on a bench yet: `edgekit hil run` shows how far off a prediction is on yours.",
+        )
     current = read_checkout()
-    for one in seen:
-        device = one.device
+    for evidence in seen:
+        device = evidence.device
         engines = [f"{name} {version}" for name, version in device.engines.items()]
         facts = [device.model, device.os, f"kernel {device.kernel}", *engines, device.clock]
-        table = Table("figure", "measured", "predicted", "error", "method", title_justify="left")
-        table.title = (
-            f"{one.kind}: bench {one.bench}, {', '.join(filter(None, facts))}; {one.date[:10]},"
-            f" {describe_source(one, current)}; tests: {one.describe_tests()}"
+        title = (
+            f"{evidence.kind}: bench {evidence.bench}, {', '.join(filter(None, facts))};"
+            f" {evidence.date[:10]}, {describe_source(evidence, current)}; tests: {evidence.describe_tests()}"
         )
-        for figure in one.figures:
-            value = "none" if figure.value is None else f"{figure.value:.4g} {figure.unit}"
-            predicted = "" if figure.predicted is None else f"{figure.predicted:.4g} {figure.unit}"
-            error = "" if figure.error is None else f"{figure.error:+.0%}"
-            table.add_row(figure.name, value, predicted, error, figure.method)
-        console.print(table)
+        print_section(console, title, [_describe_figure(figure) for figure in evidence.figures])
+
+
+def _describe_figure(figure: Figure) -> tuple[str, str, str]:
+    value = "none" if figure.value is None else f"{figure.value:.4g} {figure.unit}"
+    if figure.predicted is not None:
+        value += f" (predicted {figure.predicted:.4g} {figure.unit}"
+        value += ")" if figure.error is None else f", {figure.error:+.0%} off)"
+    return figure.name, value, figure.method
 
 
 def _power_modes(target: Target) -> str:

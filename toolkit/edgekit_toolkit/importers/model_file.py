@@ -27,7 +27,8 @@ class SourceModel(Generic[M_co]):
         path: the file.
         sha256: digest of the file, in hexadecimal. With external data it covers the file and then each
             external file, in the order of their names, each after a line with its name and size.
-        size_bytes: size of the file and its external data together.
+        size_bytes: size of the file and its external data together; of a `.pt2`, that of the ONNX model made
+            of it.
         model: the model, which no longer refers to other files. Functions of an ONNX model are written out; a
             `.tflite` that records another shape of an output than it makes has that one.
         inputs: inputs of a session; for a `.tflite`, float32 where the file has codes with a scale.

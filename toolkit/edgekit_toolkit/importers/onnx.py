@@ -9,7 +9,7 @@ from typing import Final
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import checker, helper, inliner, shape_inference
+from onnx import checker, helper, inliner
 
 from edgekit_runtime.errors import BackendError, ModelError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
@@ -29,6 +29,8 @@ from edgekit_toolkit.importers.onnx_screen import (
     check_weights,
     explain_refusal,
 )
+from edgekit_toolkit.importers.output_shapes import correct_outputs, infer_outputs
+from edgekit_toolkit.importers.sparse_weights import store_densely
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.functions import foreign_functions, inline_functions, named_functions
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
@@ -63,15 +65,18 @@ def _load(path: Path, max_bytes: int) -> SourceModel[OnnxModel]:
     check_size(total_bytes, max_bytes)
     merge_external(model, files, max_bytes - len(content))
     digest = _digest(content, files)
-    check_interface(model)
     model = _without_functions(model)
+    store_densely(model, max_bytes)
+    check_interface(model)
     check_operators(model)
     check_weights(model)
-    _complete_outputs(model)
-    inputs, outputs = tensor_specs(model)
+    unstated = infer_outputs(model)
+    tensor_specs(model)
     _check_structure(model)
     loadable = _loadable(model)
     original = None if loadable is model else model
+    correct_outputs(loadable, unstated)
+    inputs, outputs = tensor_specs(loadable)
     return SourceModel(path, digest, total_bytes, OnnxModel(loadable), inputs, outputs, original)
 
 
@@ -109,18 +114,6 @@ def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     except Exception as err:  # the C++ inliner's exceptions have no common base but this
         raise ModelError(f"functions of the model cannot be written out: {err}; export without them") from err
     return inline_functions(result, foreign_functions(result)) or result
-
-
-def _complete_outputs(model: onnx.ModelProto) -> None:
-    """Set the shape that ONNX infers for outputs without one, in place."""
-    if all(value.type.tensor_type.HasField("shape") for value in model.graph.output):
-        return
-    try:
-        inferred = shape_inference.infer_shapes(model)
-    except Exception as err:  # InferenceError, RuntimeError and ValueError, by the cause
-        raise ModelError(f"outputs have no shape, and none can be inferred: {err}") from err
-    for value, known in zip(model.graph.output, inferred.graph.output, strict=True):
-        value.CopyFrom(known)
 
 
 def _check_structure(model: onnx.ModelProto) -> None:

@@ -41,8 +41,9 @@ def is_pt2(path: Path) -> bool:
 def load_pt2(path: Path) -> SourceModel[OnnxModel]:
     """Return the program in a `.pt2` file as an ONNX model.
 
-    Size and digest of the result are those of the file. Outputs have the names of the dictionary that the
-    program returns, if it does. Operator set 18, weights inside, no trace of the machine that exported it.
+    The digest of the result is that of the file; the size is that of the ONNX model, since the file also
+    holds example inputs. Outputs have the names of the dictionary that the program returns, if it does.
+    Operator set 18, weights inside, no trace of the machine that exported it.
 
     Args:
         path: file that `torch.export.save` wrote.
@@ -62,7 +63,7 @@ def load_pt2(path: Path) -> SourceModel[OnnxModel]:
             reason = str(error).replace(f"{result}: ", "")
             raise ModelError(f"{path}: exported to ONNX, it cannot be used: {reason}") from error
     digest = hashlib.sha256(content).hexdigest()
-    return replace(source, path=path, sha256=digest, size_bytes=len(content))
+    return replace(source, path=path, sha256=digest)
 
 
 def _export(program: Path, result: Path) -> None:

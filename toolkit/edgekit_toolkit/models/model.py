@@ -1,6 +1,6 @@
 """The interface of a model of any format to the packager; `OnnxModel` and `TfliteModel` implement it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from numpy.typing import NDArray
@@ -33,6 +33,14 @@ class ModelSize(NamedTuple):
     parameters: int
 
 
+class StoredTensor(NamedTuple):
+    """A constant of a model; its element type has numpy's name where numpy has it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+
+
 class Model(Protocol):
     """An immutable model.
 
@@ -61,6 +69,9 @@ class Model(Protocol):
 
     @property
     def size(self) -> ModelSize: ...  # noqa: D102  # see the class
+
+    def stored_tensors(self) -> Iterator[StoredTensor]:
+        """Yield the constants, without those inside control flow."""
 
     def specs(self, outputs: Sequence[str] | None = None) -> Specs:
         """Return the specs of inputs and outputs; formats without an order of outputs follow `outputs`.

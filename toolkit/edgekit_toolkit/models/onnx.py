@@ -1,7 +1,7 @@
 """An ONNX model, which onnxruntime runs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -14,7 +14,7 @@ from edgekit_toolkit.costs.peak_memory import MemoryEstimate, estimate_peak_memo
 from edgekit_toolkit.costs.target_model import NodeCost
 from edgekit_toolkit.models.input_codes import onnx_code_ranges
 from edgekit_toolkit.models.integer_division import onnx_divides_by_inputs
-from edgekit_toolkit.models.model import Engine, ModelSize, Runner, Specs
+from edgekit_toolkit.models.model import Engine, ModelSize, Runner, Specs, StoredTensor
 from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.models.saturating_products import find_saturating
 from edgekit_toolkit.onnx_graph.index import opset
@@ -59,6 +59,12 @@ class OnnxModel:
         graph = self.proto.graph
         parameters = sum(math.prod(tensor.dims) for tensor in graph.initializer)
         return ModelSize(opset(self.proto), len(graph.node), parameters)
+
+    def stored_tensors(self) -> Iterator[StoredTensor]:
+        """Yield the initializers of the main graph."""
+        for tensor in self.proto.graph.initializer:
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).name
+            yield StoredTensor(tuple(tensor.dims), dtype, tensor.ByteSize())
 
     def specs(self, outputs: Sequence[str] | None = None) -> Specs:  # noqa: ARG002  # the graph has an order
         """Return the specs of inputs and outputs, in the graph's order."""

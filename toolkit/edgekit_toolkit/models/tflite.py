@@ -1,7 +1,7 @@
 """A `.tflite` model, which LiteRT runs; this module needs LiteRT, which a host may lack."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from typing import Any
@@ -15,10 +15,10 @@ from edgekit_toolkit.costs.target_model import NodeCost
 from edgekit_toolkit.costs.tflite_operators import tflite_costs
 from edgekit_toolkit.models.input_codes import tflite_code_ranges
 from edgekit_toolkit.models.integer_division import tflite_divides_by_inputs
-from edgekit_toolkit.models.model import Engine, ModelSize, Runner, Specs
+from edgekit_toolkit.models.model import Engine, ModelSize, Runner, Specs, StoredTensor
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.range_trap import CodeRange
-from edgekit_toolkit.tflite.flatbuffer import operators, parsed, shape_of, stored_bytes
+from edgekit_toolkit.tflite.flatbuffer import TYPES, operators, parsed, shape_of, stored_bytes
 from edgekit_toolkit.tflite.summary import DYNAMIC, TfliteSummary, summarise
 
 
@@ -57,6 +57,14 @@ class TfliteModel:
         ]
         parameters = sum(math.prod(shape_of(tensor)) for tensor in held)
         return ModelSize(None, sum(1 for _ in operators(model)), parameters)
+
+    def stored_tensors(self) -> Iterator[StoredTensor]:
+        """Yield the constants that are not sparse, each buffer once."""
+        model = parsed(self.content)
+        tensors = (tensor for graph in model.subgraphs for tensor in graph.tensors)
+        for tensor in {tensor.buffer: tensor for tensor in tensors if tensor.sparsity is None}.values():
+            if size_bytes := stored_bytes(model, tensor):
+                yield StoredTensor(shape_of(tensor), TYPES[tensor.type].lower(), size_bytes)
 
     def specs(self, outputs: Sequence[str] | None = None) -> Specs:
         """Return the specs of inputs and outputs, the outputs in the order of `outputs`."""

@@ -67,11 +67,10 @@ def with_shapes(model: onnx.ModelProto, dims: Mapping[str, int]) -> onnx.ModelPr
         bound.graph.value_info.extend(
             onnx.ValueInfoProto(name=name, type=kind) for name, kind in stated.items()
         )
-        inputs = {value.name for value in bound.graph.input}
+        made = {name for node in bound.graph.node for name in node.output}
         for value in bound.graph.output:
-            if value.name in inputs:  # its shape is stated, not inferred
-                continue
-            value.type.tensor_type.ClearField("shape")
+            if value.name in made:  # that of an input or a weight is stated, not inferred
+                value.type.tensor_type.ClearField("shape")
         bound = _inferred(bound)
         if _fold(bound):
             continue

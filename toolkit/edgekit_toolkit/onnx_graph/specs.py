@@ -29,10 +29,16 @@ def tensor_specs(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[
     Raises:
         ModelError: a sequence or map, an unknown rank, or an element type that numpy does not have.
     """
-    return (
-        tuple(_spec(value, "input") for value in real_inputs(model.graph)),
-        tuple(_spec(value, "output") for value in model.graph.output),
-    )
+    return input_specs(model), tuple(_spec(value, "output") for value in model.graph.output)
+
+
+def input_specs(model: onnx.ModelProto) -> tuple[TensorSpec, ...]:
+    """Return the specs of the inputs; see `tensor_specs`.
+
+    Raises:
+        ModelError: as `tensor_specs`, for an input.
+    """
+    return tuple(_spec(value, "input") for value in real_inputs(model.graph))
 
 
 def common_specs(first: Sequence[TensorSpec], other: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -67,7 +73,6 @@ def _common(first: TensorSpec, other: TensorSpec) -> TensorSpec:
 def real_inputs(graph: onnx.GraphProto) -> Sequence[onnx.ValueInfoProto]:
     """Return the graph's inputs without those that are initializers."""
     stored = {tensor.name for tensor in graph.initializer}
-    stored |= {sparse.values.name for sparse in graph.sparse_initializer}
     return [value for value in graph.input if value.name not in stored]
 
 

@@ -33,6 +33,9 @@ EQUAL: Final = Tolerance(range_fraction=5e-5)
 # For inputs of the other sign and beyond the samples' range, where rounding may grow.
 ALIKE: Final = Tolerance(range_fraction=1e-3)
 
+# Inputs beyond the samples; those after the first only while an output has no values.
+_FACTORS: Final = (-2, 16, -16)
+
 NOTHING_TO_CHANGE: Final = "nothing to change"
 
 
@@ -112,10 +115,27 @@ class _Judge:
             with contextlib.suppress(BackendError):
                 self._cases.append((twice, session.run(twice), EQUAL))
         # For such inputs rounding alone flips an integer output (a class, a place in a list).
-        if all(spec.dtype.startswith("float") for spec in outputs):
-            with contextlib.suppress(BackendError):
-                beyond = scaled(feeds[0], -2)
-                self._cases.append((beyond, session.run(beyond), ALIKE))
+        is_float = all(spec.dtype.startswith("float") for spec in outputs)
+        for factor in _FACTORS:
+            if is_float or self.unseen:
+                with contextlib.suppress(BackendError):
+                    beyond = scaled(feeds[0], factor)
+                    self._cases.append((beyond, session.run(beyond), ALIKE))
+            if not self.unseen:
+                break
+
+    @property
+    def unseen(self) -> list[str]:
+        """Outputs that have no finite value in any case, such as a list that stays empty."""
+        names = self.interface[1]
+        values = {name: [outputs[name] for _, outputs, _ in self._cases] for name, _ in names}
+        return [
+            name
+            for name, arrays in values.items()
+            if not any(
+                np.isfinite(array).any() if array.dtype.kind == "f" else array.size for array in arrays
+            )
+        ]
 
     def compare(self, candidate: onnx.ModelProto) -> Parity:
         """Return how the candidate's outputs differ, in the worst case.
@@ -181,6 +201,10 @@ def _refusal(candidate: onnx.ModelProto, model: onnx.ModelProto, judge: _Judge) 
     """Return why the candidate is not even run; empty if it may be run."""
     if _interface(candidate) != judge.interface:
         return f"inputs and outputs became {_interface(candidate)}, expected {judge.interface}"
+    if judge.unseen:
+        return (
+            f"output '{judge.unseen[0]}' has no values on any input, so nothing shows what the step changes"
+        )
     foreign = {node.domain for node in nodes(candidate)} - STANDARD_DOMAINS
     if foreign:
         return f"operators of {', '.join(sorted(foreign))} came in"

@@ -3,6 +3,7 @@
 It compares forms only by output noise on calibration samples; scores on held-out samples come later.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.quantizer import Factors, Quantizer
 from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, decibel, measure_blocks, mixed_plans
+from edgekit_toolkit.quantize.smallest_form import check_smallest_form
 from edgekit_toolkit.quantize.weight_mix import LayerCost, mixes
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.shards import Batching
@@ -126,6 +128,7 @@ def find_candidates(
     *,
     per_channel: bool,
     kinds: frozenset[str],
+    max_bytes: float = math.inf,
     time_limit_s: float,
     progress: Progress,
     like: Form | None = None,
@@ -137,6 +140,7 @@ def find_candidates(
         calibration: makes a fresh stream of calibration samples.
         per_channel: whether that engine takes a weight scale for each channel.
         kinds: forms that the target's engine runs.
+        max_bytes: limit on the size of the package.
         time_limit_s: wall-clock time from now. The plain forms are always made; clipped ranges and mixed
             precisions are tried while there is time.
         progress: called with the present step, how much of it is done, and its total.
@@ -145,7 +149,9 @@ def find_candidates(
 
     Raises:
         RecipeError: `like` does not fit the model.
+        BudgetError: no form of the model can keep the limit on size.
     """
+    check_smallest_form(quantizer, max_bytes)
     end = time.monotonic() + time_limit_s
     name, source = quantizer.source_form()
     floats = Candidate(name, Form(forms.FLOAT32), source, decibel(0.0))

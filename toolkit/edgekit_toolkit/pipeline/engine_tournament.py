@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from edgekit_runtime.autotune.tournament import Entrant, hold_tournament
-from edgekit_runtime.errors import BackendError, EdgekitError, ModelError, OutputError
+from edgekit_runtime.errors import BackendError, BudgetError, EdgekitError, ModelError, OutputError
 from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.sessions import EngineMissingError
 from edgekit_runtime.trust.trust_store import TrustStore
@@ -47,6 +47,7 @@ def search_engines(request: Request, signer: StatementSigner, progress: Progress
 
     Raises:
         ModelError: no engine takes the model.
+        BudgetError: no form of the model can keep the limit on size.
         EngineMissingError: the target has one engine, which is not installed here.
         DataError: the samples do not fit.
         BackendError: an engine fails on the source model, or none runs what was packaged for it.
@@ -82,7 +83,7 @@ def _search_each(
         try:
             runs[name] = search(share, signer, _named(progress, name), prepared)
             prepared = runs[name].prepared
-        except (ModelError, EngineMissingError) as error:
+        except (ModelError, EngineMissingError, BudgetError) as error:
             refused[name] = error
     return runs, refused
 

@@ -47,6 +47,7 @@ def search(
         ModelError: the model cannot be used.
         DataError: the samples do not fit.
         BackendError: the engine fails on the source model.
+        BudgetError: no form of the model can keep the limit on size.
     """
     phases = Phases(progress)
     prepared = prepared or prepare(request, phases)
@@ -63,6 +64,7 @@ def search(
             lambda: feeds_only(prepared.samples.calibration),
             per_channel=request.target.quantization.per_channel,
             kinds=KINDS[request.backend],
+            max_bytes=request.budget.limits.get("size", math.inf),
             time_limit_s=request.search_s,
             progress=progress,
             like=request.like,

@@ -178,7 +178,10 @@ def _bar(line: BudgetLine, *, ascii_only: bool) -> str:
 
 def _print_candidates(report: Report, console: Console) -> None:
     closest = report["outcome"]["closest"]  # the refusal names this limit
-    shown = [c for c in report["candidates"] if c["pareto"] or c["chosen"] or c["id"] == closest]
+    floats = report["candidates"][:1]  # what all others are compared with
+    shown = [
+        c for c in report["candidates"] if c["pareto"] or c["chosen"] or c["id"] == closest or c in floats
+    ]
     if not shown:
         return
     names = _columns(shown)

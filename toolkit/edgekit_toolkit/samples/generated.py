@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgekit_runtime.errors import BackendError, DataError, ModelError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import DTYPES, TensorSpec
-from edgekit_toolkit.onnx_graph.specs import batch_dims, bound_shape, free_dims, tensor_specs
+from edgekit_toolkit.onnx_graph.specs import batch_dims, bound_shape, free_dims, input_specs
 
 Feeds = dict[str, NDArray[Any]]
 
@@ -88,7 +88,7 @@ def bind_dims(
     Raises:
         ModelError: `dims` names a dimension that is not free, or no size that was tried runs.
     """
-    inputs, _ = tensor_specs(model)
+    inputs = input_specs(model)
     free = free_dims(inputs)
     settled = dict(dims or {})
     for name, size in settled.items():
@@ -104,12 +104,24 @@ def bind_dims(
         reason = _refusal(session, generate_feeds(inputs, 1, 0, trial, ranges)[0])
         if not reason:
             return trial
-    wanted = " ".join(f"--dim {name}=VALUE" for name in free if name not in settled and name not in batch)
-    advice = f"give {wanted}" if wanted else "give other sizes, or export the model again"
     raise ModelError(
-        f"the model does not run with the input sizes that were tried; {advice}."
+        f"the model does not run{_advise_on_sizes(free, settled, batch)}."
         f"{advise_on_integers(inputs, ranges or {})} Last: {reason}"
     )
+
+
+def _advise_on_sizes(free: Sequence[str], settled: Mapping[str, int], batch: Sequence[str]) -> str:
+    """Return what a user can do for a model that does not run: other sizes, unless all of them are fixed."""
+    unknown = [name for name in free if name not in settled and name not in batch]
+    if unknown:
+        options = " ".join(f"--dim {name}=VALUE" for name in unknown)
+        return f" with the input sizes that were tried; give {options}"
+    if not free:
+        return (
+            ", and its inputs have fixed sizes: mend the node that is named below, and export the model again"
+        )
+    sizes = ", ".join(f"{name}={settled.get(name, 1)}" for name in free)
+    return f" with {sizes}; give other sizes (--dim), or mend the node that is named below"
 
 
 def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[float, float]]) -> str:
@@ -138,10 +150,11 @@ def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[
 def _refusal(session: OrtSession, feeds: Feeds) -> str:
     """Return why the model does not run with these inputs; empty if it runs."""
     try:
-        session.run(feeds)
+        outputs = session.run(feeds)
     except BackendError as err:
         return str(err)
-    return ""
+    absent = [name for name, array in outputs.items() if array is None]  # such as statistics for training
+    return f"onnxruntime makes no output '{absent[0]}'; export the model without it" if absent else ""
 
 
 def _trials(

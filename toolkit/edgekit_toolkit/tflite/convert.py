@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
-from edgekit_runtime.errors import ModelError
+from edgekit_runtime.errors import EdgekitError, ModelError
 from edgekit_toolkit.onnx_graph.functions import inline_functions
 from edgekit_toolkit.tflite.builder import TENSOR_TYPES, Builder, Tensor
 from edgekit_toolkit.tflite.fusion import fuse
@@ -23,6 +23,7 @@ from edgekit_toolkit.tflite.refusal import (
     Refusal,
     RefusedError,
     UnknownTensorError,
+    describe_failure,
     refuse_all,
 )
 from edgekit_toolkit.tflite.registry import Operator
@@ -56,6 +57,13 @@ def convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
         except ModelError:
             pass  # the first error names the operators that the user knows
         raise
+    except EdgekitError:
+        raise
+    except Exception as error:  # what a mapping of ours did not expect
+        raise ConversionError(
+            f"the model cannot be written as TFLite: the converter fails on it ({describe_failure(error)})."
+            " Package it for onnxruntime (--backend ort), and report this with the model"
+        ) from error
 
 
 def _convert(model: onnx.ModelProto, dims: Mapping[str, int]) -> bytes:
@@ -85,7 +93,7 @@ def _rules(graph: Graph, views: Mapping[str, View]) -> tuple[list[Rule | None], 
         if node.outputs[0] not in views:
             try:
                 rule = _operator(node).rule(node, graph)
-            except RefusedError as refused:
+            except Exception as refused:  # see `_refusal`
                 if not (isinstance(refused, UnknownTensorError) and unknown.intersection(node.inputs)):
                     refusals[place] = _refusal(node, refused)
                 unknown.update(node.outputs)
@@ -115,14 +123,17 @@ def _write_nodes(
             continue
         try:
             OPERATORS[node.op_type].emit(Step(node, graph, builder, values, (rule, form)))
-        except RefusedError as refused:
+        except Exception as refused:  # see `_refusal`
             refusals[place] = _refusal(node, refused)
             _stand_in(node, graph, builder, values, rule.writes(form))
     return refusals
 
 
-def _refusal(node: Node, refused: RefusedError) -> Refusal:
-    return Refusal(node.operator, node.place, str(refused))
+def _refusal(node: Node, refused: Exception) -> Refusal:
+    """Return the refusal of a node, also if its mapping fails on attributes that it did not expect."""
+    expected = isinstance(refused, RefusedError)
+    reason = str(refused) if expected else f"its mapping fails on it ({describe_failure(refused)})"
+    return Refusal(node.operator, node.place, reason)
 
 
 def _stand_in(

@@ -25,7 +25,7 @@ except ImportError as cause:
 __all__ = [
     "BITS", "DTYPES", "FILE_IDENTIFIER", "OPERATORS", "TYPES", "Model", "Operator", "SubGraph", "Tensor",
     "builtin_code", "constant", "expected_bytes", "is_static", "operator_name", "operators", "pack", "parse",
-    "parsed", "schema", "shape_of", "stored_bytes", "tensor_name",
+    "parsed", "schema", "shape_of", "stored_bytes", "stored_values", "tensor_name",
 ]  # fmt: skip
 
 FILE_IDENTIFIER: Final = b"TFL3"
@@ -134,11 +134,18 @@ def expected_bytes(tensor: Tensor) -> int | None:
 
 
 def constant(model: Model, tensor: Tensor) -> NDArray[Any] | None:
-    """Return the values that the file holds for a tensor; None if it holds none, or numpy lacks the type."""
-    if not stored_bytes(model, tensor) or tensor.type not in DTYPES:
+    """Return the values of a tensor; None if the file holds none or sparse ones, or numpy lacks the type."""
+    values = stored_values(model, tensor)
+    return None if values is None or tensor.sparsity is not None else values.reshape(shape_of(tensor))
+
+
+def stored_values(model: Model, tensor: Tensor) -> NDArray[Any] | None:
+    """Return the values in the file, [count]; of a sparse tensor those that are not zero. See `constant`."""
+    dtype = DTYPES.get(tensor.type)
+    if dtype is None or not stored_bytes(model, tensor):
         return None
     data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)
-    return np.frombuffer(data.tobytes(), DTYPES[tensor.type]).reshape(shape_of(tensor))
+    return np.frombuffer(data.tobytes(), dtype, len(data) // dtype.itemsize)
 
 
 def operators(model: Model) -> Iterator[tuple[SubGraph, int, Operator]]:

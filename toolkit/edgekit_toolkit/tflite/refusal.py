@@ -43,6 +43,12 @@ class ConversionError(ModelError):
         self.refusals = refusals
 
 
+def describe_failure(error: Exception) -> str:
+    """Return class and first line of an error that a mapping did not expect."""
+    first_line = (str(error).strip().splitlines() or ["no message"])[0]
+    return f"{type(error).__name__}: {first_line}"
+
+
 def refuse_all(refusals: tuple[Refusal, ...]) -> ConversionError:
     """Return the error that names every refused node."""
     count = len(refusals)

@@ -29,6 +29,7 @@ def command(*, as_json: bool) -> None:
     check_installed()
     from edgekit_fleet.demo.director import DemoStep, run_demo
     from edgekit_fleet.demo.temporary_folder import temporary_folder
+    from edgekit_fleet.demo.unpacked_mosquitto import provide_mosquitto
     from edgekit_toolkit.commands.fleet.demo_packages import make_setup
     from edgekit_toolkit.console import open_console, print_line
 
@@ -42,6 +43,7 @@ def command(*, as_json: bool) -> None:
             took = f" ({step.took_s:.1f} s)" if step.took_s >= _SHOWN_S else ""
             print_line(console, head, (f"{step.what}{took}:", "bold"), step.why, indent=9)
 
+    provide_mosquitto(lambda text: click.echo(text, err=True))
     with temporary_folder("edgekit-fleet-demo-") as folder:
         setup = make_setup(folder)
         now_s = time.monotonic() - begin_s

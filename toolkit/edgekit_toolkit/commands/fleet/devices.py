@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,9 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
     print_json,
 )
 from edgekit_toolkit.commands.fleet.fleet_server import connect
+
+if TYPE_CHECKING:
+    from edgekit_fleet.operations.devices import DeviceSummary
 
 
 @click.command("devices")
@@ -29,21 +33,23 @@ def command(selector: str, *, path: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    from rich.table import Table
-
-    from edgekit_toolkit.console import open_console, plain
+    from edgekit_toolkit.console import open_console, print_line, print_section
 
     console = open_console()
-    table = Table()
-    for title in ("device", "class", "status", "online", "models", "tags", "last seen"):
-        table.add_column(title)
-    for each in found:
-        models = ", ".join(f"{name} {version}" for name, version in each.models.items())
-        tags = ", ".join(f"{name}={value}" for name, value in each.tags.items())
-        online = "yes" if each.is_online else "no"
-        row = (each.name, each.target, each.status, online, models, tags, format_time(each.last_seen_at))
-        table.add_row(*(plain(text, console) for text in row))
-    if found:
-        console.print(table)
-    else:
-        console.print("No such device. `edgekit fleet enroll` makes codes that let devices in.")
+    if not found:
+        print_line(console, "No such device. `edgekit fleet enroll` makes codes that let devices in.")
+        return
+    titles = "Devices: class, status, connection, models, tags, last seen"
+    print_section(console, titles, [_describe(device) for device in found])
+
+
+def _describe(device: DeviceSummary) -> tuple[str, ...]:
+    return (
+        device.name,
+        device.target,
+        device.status,
+        "online" if device.is_online else "offline",
+        ", ".join(f"{name} {version}" for name, version in device.models.items()) or "no model",
+        ", ".join(f"{name}={value}" for name, value in device.tags.items()) or "no tag",
+        format_time(device.last_seen_at),
+    )

@@ -19,12 +19,12 @@ from edgekit_toolkit.tflite.flatbuffer import (
     SubGraph,
     Tensor,
     builtin_code,
-    constant,
     expected_bytes,
     operator_name,
     operators,
     shape_of,
     stored_bytes,
+    stored_values,
     tensor_name,
 )
 
@@ -97,7 +97,7 @@ def _check_data(model: Model, tensor: Tensor, where: str) -> None:
             f"{where}: {list(shape_of(tensor))} of {TYPES[tensor.type]} takes {expected} bytes, its buffer"
             f" has {held}; {_DAMAGED}"
         )
-    values = constant(model, tensor) if TYPES[tensor.type].startswith("FLOAT") else None
+    values = stored_values(model, tensor) if TYPES[tensor.type].startswith("FLOAT") else None
     if values is None:
         return
     finite = np.isfinite(values)

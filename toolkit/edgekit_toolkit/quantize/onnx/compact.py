@@ -41,8 +41,7 @@ def shorten_names(model: onnx.ModelProto) -> onnx.ModelProto:
                     renamed[name] = next(fresh)
                 names[position] = renamed[name]
         node.name = node.doc_string = ""
-    sparse = [item.values for item in graph.sparse_initializer]
-    for tensor in (*graph.initializer, *sparse):
+    for tensor in graph.initializer:
         if tensor.name not in renamed:
             renamed[tensor.name] = next(fresh)
         tensor.name = renamed[tensor.name]

@@ -3,7 +3,10 @@
 Arithmetic stays float32. Half-precision weights are widened once, when the engine loads the model.
 """
 
+import sys
 from collections.abc import Collection, Iterator
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -243,6 +246,11 @@ def dynamic_int8(model: onnx.ModelProto) -> onnx.ModelProto | None:
     Raises:
         BackendError: onnxruntime's quantizer fails on the model.
     """
+    # The release for Python 3.10 imports sympy for the inference of symbolic shapes, which is not used here.
+    if find_spec("sympy") is None:
+        unused = ModuleType("onnxruntime.quantization.shape_inference")
+        unused.quant_pre_process = None  # type: ignore[attr-defined]
+        sys.modules.setdefault(unused.__name__, unused)
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
     from onnxruntime.quantization.quant_utils import QuantizationMode

@@ -19,11 +19,13 @@ MAX_GROUPED_WEIGHTS = 1 << 22
 
 
 def _rule(node: Node, graph: Graph) -> Rule:
-    shape = graph.shape(node.inputs[0])
+    shape, result = graph.shape(node.inputs[0]), graph.shape(node.outputs[0])
     if len(shape) not in {3, 4}:
         raise RefusedError(
             f"a transposed convolution over {len(shape) - 2} axes is not covered, over 1 and 2 it is"
         )
+    if len(result) != len(shape):  # onnx infers nothing for an output_shape below the input's
+        raise RefusedError(f"the shape of its result is inferred as {list(result)}, for {list(shape)}")
     form = channels_last(len(shape))
     return Rule(form, shape, lambda _: (form,), lambda _: (form,))
 

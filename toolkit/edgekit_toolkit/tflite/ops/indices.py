@@ -14,7 +14,7 @@ _INDEX = np.dtype(np.int32)
 
 def _arg_rule(node: Node, graph: Graph) -> Rule:
     axis = node.attributes.get("axis", 0) % len(graph.shape(node.inputs[0]))
-    if node.attributes.get("keepdims", 1):
+    if node.attributes.get("keepdims", 1) == 1:
         return axiswise(node, graph)
     return removing((axis,), node, graph)
 

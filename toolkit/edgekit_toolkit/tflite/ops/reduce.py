@@ -38,7 +38,7 @@ def reduced_axes(node: Node, graph: Graph) -> tuple[int, ...]:
 
 def _rule(node: Node, graph: Graph) -> Rule:
     axes = reduced_axes(node, graph)
-    if node.attributes.get("keepdims", 1):
+    if node.attributes.get("keepdims", 1) == 1:
         return axiswise(node, graph)
     return removing(axes, node, graph)
 
@@ -67,7 +67,7 @@ def write_reduce(step: Step) -> None:
 
 def _reduced(step: Step, kind: str, tensor: Tensor, keep: bool | None = None) -> Tensor:
     axes = [step.axis(axis) for axis in reduced_axes(step.node, step.graph)]
-    keep = bool(step.attribute("keepdims", 1)) if keep is None else keep
+    keep = step.attribute("keepdims", 1) == 1 if keep is None else keep
     if not axes:
         return step.builder.copy(tensor, tensor.shape)
     return emit_reduction(step, kind, tensor, axes, keep=keep)

@@ -47,7 +47,7 @@ SAMPLINGS = (Sampling(False, False), Sampling(False, True), Sampling(True, False
 
 def _rule(node: Node, graph: Graph) -> Rule:
     shape, result = graph.shape(node.inputs[0]), graph.shape(node.outputs[0])
-    if len(shape) not in {3, 4} or shape[:2] != result[:2]:
+    if len(shape) not in {3, 4} or shape[:2] != result[:2] or 0 in result:
         raise RefusedError(
             f"resizing {list(shape)} to {list(result)} is not covered, of images [N, C, H, W] it is"
         )

@@ -1,0 +1,89 @@
+"""Shapes of the outputs for which a model states none: what ONNX infers, as far as runs confirm it.
+
+Inference is wrong for some operators: a `Slice` of opset 10 passes on the name of the axis that it cuts, and
+a `ConvTranspose` with `output_shape` loses the axes of its image.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx
+from onnx import helper, shape_inference
+
+from edgekit_runtime.errors import BackendError, ModelError
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_toolkit.onnx_graph.specs import input_specs, tensor_specs
+from edgekit_toolkit.samples.generated import bind_dims, generate_feeds
+
+Shape = tuple[int | str, ...]
+
+
+def infer_outputs(model: onnx.ModelProto) -> list[str]:
+    """Set the inferred shape of each output without one, in place, and return the names of these outputs.
+
+    Raises:
+        ModelError: shapes contradict each other.
+    """
+    graph = model.graph
+    unstated = [value.name for value in graph.output if not value.type.tensor_type.HasField("shape")]
+    if not unstated:
+        return []
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for value in graph.output:  # a stored output without a shape spoils the inference of all others
+        if value.name in unstated and value.name in stored:
+            tensor = stored[value.name]
+            value.CopyFrom(helper.make_tensor_value_info(value.name, tensor.data_type, list(tensor.dims)))
+    try:
+        inferred = shape_inference.infer_shapes(model)
+    except Exception as err:  # InferenceError, RuntimeError and ValueError, by the cause
+        raise ModelError(f"outputs have no shape, and none can be inferred: {err}") from err
+    for value, known in zip(graph.output, inferred.graph.output, strict=True):
+        value.CopyFrom(known)
+    return unstated
+
+
+def correct_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
+    """Set free each axis of these outputs whose size the runs refute, in place; the model has been loaded."""
+    if not names:
+        return
+    shapes = {spec.name: spec.shape for spec in tensor_specs(model)[1]}
+    for sizes, made in _runs(model):
+        shapes |= {name: _confirmed(name, shapes[name], made[name], sizes) for name in names}
+    for value in model.graph.output:
+        if value.name in names:
+            kind = value.type.tensor_type.elem_type
+            value.CopyFrom(helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
+
+
+def _confirmed(name: str, shape: Shape, made: Shape, sizes: Mapping[str, int]) -> Shape:
+    """Return the stated shape of an output, with a new name for each axis that has another size in a run.
+
+    Args:
+        name: name of the output.
+        shape: sizes, or names of free dimensions.
+        made: sizes in the run.
+        sizes: sizes of the inputs' free dimensions in the run.
+    """
+    if len(shape) != len(made):
+        return tuple(f"{name}_{axis}" for axis in range(len(made)))
+    # A name that no input has may stand for any size.
+    return tuple(
+        stated
+        if (sizes.get(stated, size) if isinstance(stated, str) else stated) == size
+        else f"{name}_{axis}"
+        for axis, (stated, size) in enumerate(zip(shape, made, strict=True))
+    )
+
+
+def _runs(model: onnx.ModelProto) -> Iterator[tuple[Mapping[str, int], Mapping[str, Shape]]]:
+    """Yield sizes of the free dimensions with which the model runs, and the shapes of its outputs then."""
+    inputs = input_specs(model)
+    try:
+        sizes = bind_dims(model)
+        session = OrtSession(model.SerializeToString(), OrtOptions(threads=1, optimise=False))
+        # The second run tells an axis that follows the batch from one that has always 1 element.
+        for larger in (0, 1):
+            run_sizes = {name: size + larger * place for place, (name, size) in enumerate(sizes.items(), 1)}
+            outputs = session.run(generate_feeds(inputs, 1, 0, run_sizes)[0])
+            yield run_sizes, {name: array.shape for name, array in outputs.items()}
+    except (BackendError, ModelError):
+        return
