@@ -259,10 +259,11 @@ def main() -> int:
         add_rollout(store, "large", CLEAN, devices=LARGE_ROLLOUT, at=time.time() - 90_000, days=0.9)
         with store.transaction() as session:
             users.add_user(session, "bench", "a password of the bench", "admin", actor="bench")
-            cookie = f"{LOGIN}={open_login(session, 'bench', time.time())}"
+            login = open_login(session, "bench", time.time())
         store.close()
         print(f"{arguments.devices} devices in the store after {time.monotonic() - begin_s:.0f} s")
         served = Served(folder)
+        cookie = f"{LOGIN}_{served.port}={login}"
         warm_up(served.store)  # as at a start
         prepare_interpreter()
         try:

@@ -7,7 +7,6 @@ docs/reference/exit-codes.md.
 import argparse
 import importlib
 import json
-import logging
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -16,6 +15,7 @@ from edgekit_runtime import __version__
 from edgekit_runtime.commands.command import Command, Outcome
 from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.system.own_process import end_now, open_standard_descriptors
+from edgekit_runtime.system.shown_text import clean, log_lines
 
 _COMMANDS: Final = (
     "keys",
@@ -45,11 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     arguments = _make_parser(words).parse_args(words)
     open_standard_descriptors()
-    logging.basicConfig(format="edgekit-device: %(message)s", level=logging.WARNING)
+    log_lines("edgekit-device: ")
     try:
         outcome: Outcome = arguments.run(arguments)
     except EdgekitError as error:
-        message = " ".join(str(error).split())
+        message = " ".join(clean(str(error)).split())
         print(f"edgekit-device: {message}", file=sys.stderr)
         if arguments.json:
             body = {"type": type(error).__name__, "message": message, "exit_code": error.exit_code}
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return _INTERRUPTED_EXIT_CODE
-    print(json.dumps(outcome.document, indent=2) if arguments.json else "\n".join(outcome.lines))
+    print(json.dumps(outcome.document, indent=2) if arguments.json else clean("\n".join(outcome.lines)))
     if not outcome.has_ended:
         end_now(outcome.exit_code)
     return outcome.exit_code

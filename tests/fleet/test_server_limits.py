@@ -305,11 +305,19 @@ def test_handshakes_that_do_not_begin_keep_nobody_out(site, monkeypatch):
             assert silent[0].recv(1) == b""
 
 
-def test_address_that_a_client_claims_does_not_count(small):
-    with contextlib.ExitStack() as stack:
-        connection = connect_from(stack, "127.0.0.1", small)
-        connection.sendall(GET.replace(b"\r\n\r\n", b"\r\nX-Forwarded-For: 9.9.9.9\r\n\r\n"))
-        assert b"address: 127.0.0.1" in connection.recv(1 << 16)
+@pytest.mark.parametrize(
+    ("trusted", "address"), [((), "127.0.0.1"), (("10.0.0.1",), "127.0.0.1"), (("127.0.0.0/24",), "9.9.9.9")]
+)
+def test_address_that_a_client_claims_counts_of_trusted_proxies_alone(trusted, address):
+    with (
+        web_server.WebServer(
+            answer, "127.0.0.1", 0, None, option="--port", trusted_proxies=trusted
+        ) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        connection = connect_from(stack, "127.0.0.1", server)
+        connection.sendall(GET.replace(b"\r\n\r\n", b"\r\nX-Forwarded-For: 8.8.8.8, 9.9.9.9\r\n\r\n"))
+        assert f"address: {address}".encode() in connection.recv(1 << 16)
 
 
 def test_revocations_within_a_second_are_dated_in_order_and_not_later_than_now(tmp_path):

@@ -1,5 +1,8 @@
 """The store: its migrations, the audit log that nobody can change, and what an open one keeps."""
 
+import os
+import subprocess
+
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -8,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store, open_store
+from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.store.tables import Table
 from edgekit_runtime.errors import ConfigError, OutputError
 
@@ -80,3 +84,39 @@ def test_failed_change_leaves_no_entry(store: Store):
         raise RuntimeError
     with store.transaction() as session:
         assert session.execute(text("SELECT count(*) FROM audit")).scalar() == 0
+
+
+def test_only_the_owner_reads_a_store_also_in_a_folder_of_a_lax_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        folder = FleetFolder(tmp_path / "fleet")
+        folder.write_settings(FleetSettings())
+        store = folder.open_store()
+        with store.transaction() as session:
+            audit.record(session, "test", "device.tag", "d1")
+        modes = {path.name: path.stat().st_mode & 0o777 for path in folder.path.iterdir()}
+        store.close()
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("fleet.db", "fleet.db-wal", "fleet.db-shm", "fleet.json"), 0o600)
+
+
+def test_store_that_others_could_read_is_closed_to_them(tmp_path):
+    folder = FleetFolder(tmp_path / "fleet")
+    folder.write_settings(FleetSettings())
+    folder.database.chmod(0o644)
+    folder.open_store().close()
+    assert folder.database.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "act", [FleetFolder.read_settings, lambda folder: folder.write_settings(FleetSettings())]
+)
+def test_folder_that_others_may_read_is_refused_with_the_command_that_closes_it(tmp_path, act):
+    folder = FleetFolder(tmp_path / "my fleet")
+    folder.write_settings(FleetSettings())
+    folder.path.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"chmod 700 '.*my fleet'"):
+        act(folder)
+    subprocess.run(["chmod", "700", folder.path], check=True)
+    act(folder)

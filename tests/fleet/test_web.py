@@ -189,12 +189,21 @@ def test_many_failures_from_one_address_are_held_back(site):
     assert answers == [400] * 20 + [429] * 2
 
 
+def test_failures_of_others_at_an_address_keep_no_expected_device_out(site):
+    device = site.device("d1")
+    invented = {**device.request(), "secret": "guess"}
+    assert [site.post("/enrol", invented)[0] for _ in range(21)] == [403] * 20 + [429]
+    device.enrol()
+    assert site.post("/renew", {"device": "d1", "csr": make_csr(device.key)})[0] == 200
+    assert site.post("/renew", {"device": "d1", "csr": make_csr(Ed25519PrivateKey.generate())})[0] == 429
+
+
 def test_failures_are_forgiven_after_a_minute(site):
     with site.store.transaction() as session:
-        assert all(failure_limit.take(session, ["a"], 0.0) for _ in range(20))
-        assert not failure_limit.take(session, ["a"], 59.0)
-        assert failure_limit.allows(session, ["b"], 59.0)
-        assert failure_limit.take(session, ["a"], 60.0)
+        assert all(failure_limit.take(session, {"a": 20}, 0.0) for _ in range(20))
+        assert not failure_limit.take(session, {"a": 20}, 59.0)
+        assert failure_limit.allows(session, {"b": 20}, 59.0)
+        assert failure_limit.take(session, {"a": 20}, 60.0)
 
 
 def test_redirect_to_the_host_that_a_request_names_is_never_sent(site):

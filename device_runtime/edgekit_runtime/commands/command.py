@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from edgekit_runtime.system.shown_text import clean_line
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -54,4 +56,4 @@ def seconds(text: str) -> float:
 
 def report(line: str) -> None:
     """Print a line on how far a command is, where its output does not go."""
-    print(f"edgekit-device: {line}", file=sys.stderr, flush=True)
+    print(f"edgekit-device: {clean_line(line)}", file=sys.stderr, flush=True)

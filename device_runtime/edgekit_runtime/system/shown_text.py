@@ -1,6 +1,10 @@
-"""Foreign text in a form for a terminal or a page."""
+"""Foreign text in a form for a terminal, a log or a page."""
 
+import logging
 import unicodedata
+from typing import Any, Final
+
+_MAX_LOG_CHARS: Final = 4000
 
 
 def clean(text: str) -> str:
@@ -14,6 +18,30 @@ def clean(text: str) -> str:
     return "".join("\ufffd" if _acts(char) else char for char in text)
 
 
+def clean_line(text: str, max_chars: int = 500) -> str:
+    """Return foreign text as a part of one line: no line breaks and tabs either, and not too long."""
+    return clean(text[:max_chars]).translate({ord("\n"): "\ufffd", ord("\t"): " "})
+
+
+class LineFormatter(logging.Formatter):
+    """Writes each record as one line, whatever text of others it holds; its traceback follows."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its name in `logging`
+        """Return the line."""
+        return clean_line(super().formatMessage(record), _MAX_LOG_CHARS)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """Return the traceback."""
+        return clean(super().formatException(ei))
+
+
+def log_lines(prefix: str = "") -> None:
+    """Write warnings of all loggers to standard error, as lines that begin with `prefix`."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter(f"{prefix}%(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+
+
 def _acts(char: str) -> bool:
     # The two joiners of U+200C and U+200D are part of words and of emoji.
-    return unicodedata.category(char) in {"Cc", "Cf", "Cs"} and char not in "\n\t\u200c\u200d"
+    return unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"} and char not in "\n\t\u200c\u200d"

@@ -3,7 +3,7 @@
 It is in the store, so that all managers count together, and a restart forgets nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from sqlalchemy import delete
@@ -13,28 +13,27 @@ from edgekit_fleet.access.digests import digest
 from edgekit_fleet.store.tables import FailureRow
 
 PAUSE_S: Final = 60
-_MOST_FAILURES: Final = 20
+MAX_FAILURES: Final = 20
 
 
-def allows(session: Session, keys: Sequence[str], now: float) -> bool:
+def allows(session: Session, limits: Mapping[str, int], now: float) -> bool:
     """Return whether an attempt should be checked.
 
     Args:
         session: session of the store.
-        keys: whom the attempt counts against, such as `login address 10.0.0.1`; none may have failed 20 times
-            in the last minute.
+        limits: whom the attempt counts against, such as `login address 10.0.0.1` -> failures a minute.
         now: seconds since 1970.
     """
-    rows = (session.get(FailureRow, digest(key)) for key in keys)
-    return all(row is None or row.count < _MOST_FAILURES or now - row.begun_at >= PAUSE_S for row in rows)
+    rows = ((session.get(FailureRow, digest(key)), limit) for key, limit in limits.items())
+    return all(row is None or row.count < limit or now - row.begun_at >= PAUSE_S for row, limit in rows)
 
 
-def take(session: Session, keys: Sequence[str], now: float) -> bool:
+def take(session: Session, limits: Mapping[str, int], now: float) -> bool:
     """Count an attempt as failed; returns False, without counting it, if it should not be checked at all."""
-    if not allows(session, keys, now):
+    if not allows(session, limits, now):
         return False
     session.execute(delete(FailureRow).where(FailureRow.begun_at <= now - PAUSE_S))
-    for key in keys:
+    for key in limits:
         row = session.get(FailureRow, digest(key), populate_existing=True)
         if row is None:
             session.add(FailureRow(key_sha256=digest(key), begun_at=now, count=1))
@@ -43,7 +42,7 @@ def take(session: Session, keys: Sequence[str], now: float) -> bool:
     return True
 
 
-def forgive(session: Session, keys: Sequence[str]) -> None:
+def forgive(session: Session, keys: Iterable[str]) -> None:
     """Take the count of an attempt back, since it has succeeded."""
     for key in keys:
         row = session.get(FailureRow, digest(key))

@@ -16,8 +16,13 @@ _OWN_HOST: Final = "__Host-"  # a browser takes such a cookie only from this hos
 
 
 def cookie_name(request: HTTPConnection, name: str) -> str:
-    """Return the name that one of our cookies has in the browser."""
-    return _OWN_HOST + name if is_secure(request) else name
+    """Return the name that one of our cookies has in the browser.
+
+    It holds the port, since browsers send the cookies of a host to all its ports: two fleets on one machine
+    would log each other's users out.
+    """
+    _, port = request.scope.get("server") or ("", 0)
+    return f"{_OWN_HOST * is_secure(request)}{name}_{port}"
 
 
 def is_secure(request: HTTPConnection) -> bool:

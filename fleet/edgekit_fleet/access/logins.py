@@ -19,10 +19,13 @@ from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.tables import KnownAddressRow, LoginRow, UserRow
 from edgekit_runtime.errors import RequestError
+from edgekit_runtime.system.shown_text import clean_line
 
 LIFE_S: Final = 12 * 3600.0
 IDLE_S: Final = 3600.0
 _KNOWN_S: Final = 90 * 86_400.0
+_MAX_SPREAD: Final = 100  # failures a minute, of a name at many addresses, or an address with many names
+_MAX_ALARMS: Final = 60  # a minute
 _NOTE_S: Final = 60.0  # precision of `seen_at`; otherwise each page would write to the store
 
 
@@ -46,8 +49,10 @@ class Login:
 class LoginDesk:
     """Lets users in by name and password, and slows down those who guess.
 
-    Failures count by address and by name, so that neither many addresses nor many names help. A user who has
-    logged in from an address before can do so again, also while others guess the name.
+    Failures count by name and address together, so that who fails shuts out neither others of a shared
+    address nor the user at another one. Many names or many addresses have a wider limit, from which a user is
+    exempt at an address where they have logged in before. Failures are in the audit log, an alarm for each
+    address and minute.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
@@ -74,35 +79,45 @@ class LoginDesk:
         name, password = name.replace("\0", ""), password.replace("\0", "")
         now, address = self._clock(), find_network(address)
         with self._store.snapshot() as session:
-            keys = _list_limited(session, name, address)
-            is_allowed = failure_limit.allows(session, keys, now)  # a flood of guesses writes nothing
+            limits = _list_limits(session, name, address)
+            is_allowed = failure_limit.allows(session, limits, now)  # a flood of guesses writes nothing
         if is_allowed:
             with self._store.transaction() as session:
                 # Counted before the password is checked: many attempts may come at once.
-                is_allowed = failure_limit.take(session, keys, now)
+                is_allowed = failure_limit.take(session, limits, now)
                 row = session.get(UserRow, name)
                 known = None if row is None else row.password_digest
         if not is_allowed:
             raise RequestError(429, "too many failures; wait a minute", retry_after_s=failure_limit.PAUSE_S)
         is_right, newer = users.check_password(known, password)
         if not is_right:
+            self._alarm(name, address, now)
             raise RequestError(401, "name or password is wrong")
         with self._store.transaction() as session:
             row = session.get(UserRow, name)
             if row is None or row.password_digest != known:
                 raise RequestError(401, "name or password is wrong")
             row.password_digest = newer or row.password_digest
-            failure_limit.forgive(session, keys)
+            failure_limit.forgive(session, limits)
             session.execute(delete(KnownAddressRow).where(KnownAddressRow.seen_at < now - _KNOWN_S))
             session.merge(KnownAddressRow(user=name, address=address, seen_at=now))
             return open_login(session, name, now)
 
+    def _alarm(self, name: str, address: str, now: float) -> None:
+        with self._store.transaction() as session:
+            limits = {f"login alarm {address}": 1, "login alarms": _MAX_ALARMS}
+            if failure_limit.take(session, limits, now):
+                text = (
+                    f"login as '{clean_line(name, 64)}' failed; at most one such alarm a minute and address"
+                )
+                audit.record(session, "console", "alarm.login", address, text=text)
 
-def _list_limited(session: Session, name: str, address: str) -> list[str]:
-    keys = [f"login address {address}"]
+
+def _list_limits(session: Session, name: str, address: str) -> dict[str, int]:
+    limits = {f"login {name} at {address}": failure_limit.MAX_FAILURES}
     if session.get(KnownAddressRow, (name, address)) is None:
-        keys.append(f"login name {name}")
-    return keys
+        limits |= {f"login name {name}": _MAX_SPREAD, f"login address {address}": _MAX_SPREAD}
+    return limits
 
 
 def open_login(session: Session, user: str, now: float) -> str:

@@ -13,7 +13,7 @@ from edgekit_fleet.access.digests import digest, make_secret
 from edgekit_fleet.access.principal import SCOPES, Principal, Scope
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.database import Store
-from edgekit_fleet.store.tables import TokenRow
+from edgekit_fleet.store.tables import CodeRow, TokenRow, WebhookRow
 from edgekit_runtime.errors import FleetError, NotFoundError
 
 PREFIX: Final = "ekt_"  # lets scanners of repositories find a committed token
@@ -95,7 +95,7 @@ def list_tokens(session: Session) -> list[Token]:
 
 
 def revoke_token(session: Session, name: str, *, actor: str) -> None:
-    """End a token, and the tokens that were made with it.
+    """End a token, and what was made with it, see `end_grants_of`.
 
     Raises:
         FleetError: there is none of that name.
@@ -106,16 +106,22 @@ def revoke_token(session: Session, name: str, *, actor: str) -> None:
     session.delete(row)
     session.flush()
     audit.record(session, actor, "token.revoke", name)
-    revoke_tokens_of(session, f"token:{name}", actor=actor)
+    end_grants_of(session, f"token:{name}", actor=actor)
 
 
-def revoke_tokens_of(session: Session, maker: str, *, actor: str) -> None:
-    """End the tokens that somebody has made."""
-    while True:
-        name = session.scalars(select(TokenRow.name).where(TokenRow.created_by == maker).limit(1)).first()
-        if name is None:
-            return
-        revoke_token(session, name, actor=actor)
+def end_grants_of(session: Session, maker: str, *, actor: str) -> None:
+    """End what somebody has made and others could go on using: tokens, webhooks, unused enrolment codes."""
+    for webhook in session.scalars(select(WebhookRow).where(WebhookRow.created_by == maker)).all():
+        session.delete(webhook)
+        audit.record(session, actor, "webhook.remove", webhook.name)
+    now = time.time()
+    is_open = (CodeRow.created_by == maker) & CodeRow.used_at.is_(None) & (CodeRow.expires_at > now)
+    for device in session.scalars(select(CodeRow.device).where(is_open)).all():
+        audit.record(session, actor, "device.uninvite", device)
+    session.execute(update(CodeRow).where(is_open).values(expires_at=now))
+    for name in session.scalars(select(TokenRow.name).where(TokenRow.created_by == maker)).all():
+        if session.get(TokenRow, name) is not None:  # a token may have made another one of the same name
+            revoke_token(session, name, actor=actor)
 
 
 def principal_of_token(store: Store, secret: str, now: float) -> Principal | None:

@@ -12,7 +12,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from edgekit_fleet.access.principal import SCOPES_OF_ROLE, Principal, Role
-from edgekit_fleet.access.tokens import revoke_tokens_of
+from edgekit_fleet.access.tokens import end_grants_of
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.tables import KnownAddressRow, LoginRow, UserRow
 from edgekit_runtime.errors import FleetError, NotFoundError
@@ -96,7 +96,9 @@ def set_password(session: Session, name: str, password: str, *, actor: str) -> N
 
 
 def set_role(session: Session, name: str, role: Role, *, actor: str) -> None:
-    """Give a user another role; open logins have it at once, and tokens of a former administrator end.
+    """Give a user another role; open logins have it at once.
+
+    What a former administrator made ends, see `end_grants_of`.
 
     Raises:
         FleetError: there is no such user or role, or no administrator would be left.
@@ -105,20 +107,20 @@ def set_role(session: Session, name: str, role: Role, *, actor: str) -> None:
     _check_role(role)
     if role != "admin":
         _check_not_last(session, row)
-        revoke_tokens_of(session, name, actor=actor)
+        end_grants_of(session, name, actor=actor)
     row.role = role
     audit.record(session, actor, "user.role", name, role=role)
 
 
 def remove_user(session: Session, name: str, *, actor: str) -> None:
-    """Remove a user, their logins, and the tokens that they made.
+    """Remove a user, their logins, and what they made, see `end_grants_of`.
 
     Raises:
         FleetError: there is no such user, or no administrator would be left.
     """
     row = _find(session, name)
     _check_not_last(session, row)
-    revoke_tokens_of(session, name, actor=actor)
+    end_grants_of(session, name, actor=actor)
     session.execute(delete(KnownAddressRow).where(KnownAddressRow.user == name))
     session.execute(delete(LoginRow).where(LoginRow.user == name))
     session.delete(row)

@@ -66,7 +66,14 @@ def serve_people(
     url = f"{'http' if pair is None else 'https'}://{bracket(name)}:{settings.console_port}"
     with (
         console.closing,
-        WebServer(app, settings.host, settings.console_port, pair, option="--console-port"),
+        WebServer(
+            app,
+            settings.host,
+            settings.console_port,
+            pair,
+            option="--console-port",
+            trusted_proxies=settings.trusted_proxies,
+        ),
     ):
         sender.start()
         try:

@@ -86,14 +86,15 @@ def make_routes(console: Console) -> list[BaseRoute]:
 
     async def stream_changes(request: Request) -> Response:
         try:
-            if await run_in_threadpool(console.find_principal, request) is None:
-                return Response(status_code=401)
+            principal = await run_in_threadpool(console.find_principal, request)
         except OutputError:
             return Response(status_code=503)
-        if console.watcher.is_full:
+        if principal is None:
+            return Response(status_code=401)
+        if not console.watcher.admits(principal.name):
             return Response(status_code=503)
         seen = request.headers.get("last-event-id") or request.query_params.get("seen", "")
-        events = console.watcher.listen(Seen.parse(seen))
+        events = console.watcher.listen(Seen.parse(seen), principal.name)
         return StreamingResponse(
             events, media_type="text/event-stream", headers={"cache-control": "no-store"}
         )

@@ -14,7 +14,7 @@ so no event is lost while its tab was hidden or its network was down.
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
@@ -34,6 +34,7 @@ _LONGEST_S: Final = 600.0  # then the browser connects again, and its login is c
 _RETRY_S: Final = 2.0
 _KEPT_ENTRIES: Final = 1000
 _MOST_LISTENERS: Final = 200  # of the connections that the server takes
+_MOST_OF_USER: Final = 20
 _TOPICS: Final = {"rollout": "rollouts", "release": "releases", "device": "devices", "alarm": "devices"}
 _ALL: Final = frozenset((*_TOPICS.values(), "audit"))
 _log = logging.getLogger(__name__)
@@ -70,26 +71,27 @@ class Watcher:
         self._store = store
         self._current = Seen(0, 0)
         self._entries: deque[tuple[int, str]] = deque(maxlen=_KEPT_ENTRIES)
-        self._listeners = 0
+        self._listeners: Counter[str] = Counter()  # by user
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
 
-    @property
-    def is_full(self) -> bool:
-        """Return whether too many pages are open for further ones to get events."""
-        return self._listeners >= _MOST_LISTENERS
+    def admits(self, user: str) -> bool:
+        """Return whether a further page of a user may get events."""
+        return self._listeners.total() < _MOST_LISTENERS and self._listeners[user] < _MOST_OF_USER
 
     def read_seen(self) -> Seen:
         """Return the state for a page whose content is read after this call."""
         with self._store.snapshot() as session:
             return _read_seen(session)
 
-    async def listen(self, seen: Seen) -> AsyncIterator[bytes]:
-        """Yield events for a page, as bytes of `text/event-stream`."""
+    async def listen(self, seen: Seen, user: str) -> AsyncIterator[bytes]:
+        """Yield events for a page of a user, as bytes of `text/event-stream`."""
+        if not self.admits(user):  # others began between the request and here
+            return
         loop = asyncio.get_running_loop()
         end_s = loop.time() + _LONGEST_S
-        self._listeners += 1
+        self._listeners[user] += 1
         try:
             if self._task is None:  # made before the first await, so that all listeners share one
                 self._task = loop.create_task(self._watch())
@@ -108,8 +110,9 @@ class Watcher:
                 except asyncio.TimeoutError:
                     yield b": quiet\n\n"  # a closed connection shows only when something is written
         finally:
-            self._listeners -= 1
-            if self._listeners == 0 and self._task is not None:
+            self._listeners[user] -= 1
+            self._listeners += Counter()  # drops users without a page
+            if not self._listeners and self._task is not None:
                 self._task.cancel()
                 self._task = None
 

@@ -59,6 +59,7 @@ def make_code(
             tags=dict(tags or {}),
             created_at=now,
             expires_at=now + life_s,
+            created_by=actor,
         )
     )
     audit.record(session, actor, "device.invite", device, target=target, tags=dict(tags or {}), life_s=life_s)
@@ -154,6 +155,20 @@ def renew(
     device.certificate_serial, device.certificate_expires_at = certificate.serial, certificate.expires_at
     audit.record(session, "web", "device.renew", device.name, serial=certificate.serial)
     return device, certificate
+
+
+def is_expected(session: Session, request: EnrolmentRequest | RenewalRequest) -> bool:
+    """Return whether a request names a valid code, or is by the key of a device; nobody can guess either.
+
+    Raises:
+        SignatureError: the certificate request is wrong.
+    """
+    if isinstance(request, EnrolmentRequest):
+        code = session.get(CodeRow, _hash(request.secret))
+        return code is not None and code.expires_at >= time.time()
+    key = read_csr_key(request.csr).public_bytes(Encoding.Raw, PublicFormat.Raw)
+    device = session.get(DeviceRow, request.device)
+    return device is not None and device.revoked_at is None and device.public_key == key
 
 
 def revoke(session: Session, name: str, actor: str, why: str) -> DeviceRow:

@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from edgekit_fleet.broker.mosquitto import Mosquitto, list_brokers, write_configuration
 from edgekit_fleet.identity.authority import Authority
@@ -68,7 +69,12 @@ def open_authority(folder: FleetFolder, settings: FleetSettings) -> Authority:
 
 @contextlib.contextmanager
 def start(
-    folder: FleetFolder, settings: FleetSettings, decide: Decide | None = None, *, joins: bool = False
+    folder: FleetFolder,
+    settings: FleetSettings,
+    decide: Decide | None = None,
+    *,
+    joins: bool = False,
+    root_folder: Path | None = None,
 ) -> Iterator[RunningFleet]:
     """Start a fleet, and end all its parts with the block; makes missing files.
 
@@ -77,6 +83,7 @@ def start(
         settings: settings, which the folder keeps.
         decide: replaces the rollouts in tests.
         joins: whether this is a further manager of a running fleet; needs a database and brokers elsewhere.
+        root_folder: folder for the keys of a new fleet's root; by default beside the other keys.
 
     Raises:
         ConfigError: the settings are wrong, or mosquitto is missing; or as from `FleetFolder.hold`.
@@ -93,7 +100,7 @@ def start(
         authority = open_authority(folder, settings)
         repository = None if joins else open_repository(folder)
         if repository is not None and not repository.exists:
-            repository.create(time.time())
+            repository.create(time.time(), root_folder=root_folder)
         store = folder.open_store()
         parts.callback(store.close)
         with store.transaction() as session:

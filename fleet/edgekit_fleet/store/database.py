@@ -1,7 +1,9 @@
 """Opens the store, and brings its tables to the newest form."""
 
+import contextlib
 import functools
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -279,6 +281,7 @@ def open_store(url: str) -> Store:
             f"store {place}://...: {cause}; expected sqlite:////FILE or a postgresql URL"
         ) from cause
     if engine.dialect.name == "sqlite":
+        _make_private(parsed.database)
         _prepare_sqlite(engine)
     try:
         _migrate(engine)
@@ -294,6 +297,24 @@ def open_store(url: str) -> Store:
             f"the store {_hide_password(parsed)} was made by a newer edgekit ({cause}); update edgekit"
         ) from cause
     return Store(engine)
+
+
+def _make_private(path: str | None) -> None:
+    """Let the owner alone read a database: it holds secrets of webhooks. SQLite's other files follow it.
+
+    Raises:
+        OutputError: the file cannot be made.
+    """
+    if not path or path == ":memory:":
+        return
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        for file in (path, f"{path}-wal", f"{path}-shm"):
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # another owner's is as he has it
+                Path(file).chmod(0o600)
+    except OSError as cause:
+        raise OutputError(f"cannot open the store {path}: {cause.strerror}") from cause
 
 
 def _parse(url: str) -> URL:

@@ -4,6 +4,8 @@ import contextlib
 import fcntl
 import ipaddress
 import json
+import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,8 @@ class FleetSettings:
         broker_port, web_port, console_port: TCP ports.
         console_certificate, console_key: PEM files of the console, which browsers trust; empty for those of
             the fleet's authority, or for plain HTTP if only this machine reaches the console.
+        trusted_proxies: addresses or networks of proxies before the console and the web server, whose
+            `X-Forwarded-For` and `X-Forwarded-Proto` count; of anybody else they do not.
         store_url: URL of the database; empty for SQLite in the folder.
         brokers: `HOST:PORT` of each broker that others run, as devices see it; empty for our own.
         artifacts_storage: where the signed repository is copied to, see `ArtifactStorage`; empty for nowhere.
@@ -49,6 +53,7 @@ class FleetSettings:
     console_port: Annotated[int, _PORT] = 8444
     console_certificate: str = ""
     console_key: str = ""
+    trusted_proxies: tuple[str, ...] = ()
     store_url: str = ""
     brokers: tuple[str, ...] = ()
     artifacts_storage: str = ""
@@ -70,6 +75,11 @@ class FleetSettings:
                 )
         if not _is_address(self.host):
             raise ConfigError(f"host is {self.host!r}, expected an address such as 0.0.0.0 or ::1")
+        for proxy in self.trusted_proxies:
+            if not _is_network(proxy):
+                raise ConfigError(
+                    f"trusted proxy {proxy!r}: expected an address or a network, such as 10.0.0.0/24"
+                )
         if self.artifacts_url and not self.artifacts_url.startswith("https://"):
             raise ConfigError(f"artifacts URL is {self.artifacts_url!r}, expected https://...")
         if self.artifacts_storage and not self.artifacts_url:
@@ -215,9 +225,10 @@ class FleetFolder:
         """Return the settings.
 
         Raises:
-            ConfigError: there is no fleet here, or the file is malformed.
+            ConfigError: there is no fleet here, others may read the folder, or the file is malformed.
         """
         path = self.path / _SETTINGS
+        self._check_private()
         try:
             plain = json.loads(path.read_bytes())
         except FileNotFoundError as cause:
@@ -230,14 +241,28 @@ class FleetFolder:
         """Keep the settings; makes the folder, and the store before its first settings.
 
         Raises:
-            ConfigError: as from `database.open_store`.
+            ConfigError: others may read the folder; or as from `database.open_store`.
             OutputError: it cannot be written; or as from there.
         """
         make_folders(self.path, 0o700)
+        self._check_private()
         if not self.has_settings and not settings.store_url:  # a file that is missing later was lost
             open_store(sqlite_url(self.database)).close()
         with write_atomically(self.path / _SETTINGS, mode=0o600) as file:
             file.write(encode_json(to_plain(settings)) + b"\n")
+
+    def _check_private(self) -> None:
+        """Refuse a folder that existed before and that anybody on this machine may read.
+
+        One of another owner is as its administrator has it, such as the mounted volume of a container.
+        """
+        with contextlib.suppress(OSError):
+            status = self.path.stat()
+            if status.st_uid == os.geteuid() and status.st_mode & 0o007:
+                raise ConfigError(
+                    f"{self.path} holds keys and secrets, and others may read it (mode"
+                    f" {status.st_mode & 0o777:04o}); run: chmod 700 {shlex.quote(str(self.path))}"
+                )
 
     @property
     def database(self) -> Path:
@@ -279,6 +304,14 @@ def split_address(address: str) -> tuple[str, int]:
 def _is_address(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text, strict=False)
     except ValueError:
         return False
     return True

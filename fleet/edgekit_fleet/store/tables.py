@@ -181,6 +181,7 @@ class CodeRow(Table):
         target: target of the device, or empty where the device states it.
         tags: tags that the device gets.
         created_at, expires_at: begin and end of the validity of the code.
+        created_by: who made it; empty in a store from before this column.
         used_at: when it was used, or None.
     """
 
@@ -193,6 +194,7 @@ class CodeRow(Table):
     created_at: Mapped[float]
     expires_at: Mapped[float]
     used_at: Mapped[float | None]
+    created_by: Mapped[str] = mapped_column(default="")
 
 
 class ReleaseRow(Table):

@@ -128,17 +128,22 @@ class EnrolmentPages:
     def _carry_out(
         self, address: str, data: bytes, kind: type[Body], carry_out: Callable[[Body], Enrolment]
     ) -> Enrolment:
-        keys = (f"enrolment address {find_network(address)}",)
+        limits = {f"enrolment address {find_network(address)}": failure_limit.MAX_FAILURES}
         with self._store.snapshot() as session:
-            if not failure_limit.allows(session, keys, time.time()):
-                raise RequestError(
-                    429, "too many failures; wait a minute", retry_after_s=failure_limit.PAUSE_S
-                )
+            is_allowed = failure_limit.allows(session, limits, time.time())
         try:
-            return carry_out(from_plain(kind, json.loads(data), "request", SignatureError))
+            request = from_plain(kind, json.loads(data), "request", SignatureError)
+            if not is_allowed:  # others of a shared address have failed
+                with self._store.snapshot() as session:
+                    if not enrolment.is_expected(session, request):
+                        raise RequestError(
+                            429, "too many failures; wait a minute", retry_after_s=failure_limit.PAUSE_S
+                        )
+            return carry_out(request)
         except (ValueError, RecursionError, SignatureError) as error:
-            with self._store.transaction() as session:
-                failure_limit.take(session, keys, time.time())
+            if is_allowed:
+                with self._store.transaction() as session:
+                    failure_limit.take(session, limits, time.time())
             if isinstance(error, SignatureError):
                 raise
             raise RequestError(400, "the request is not JSON") from error
@@ -183,7 +188,9 @@ def _count_certificate(session: Session, device: str) -> None:
     Raises:
         RequestError: 429, the device had 20 in a minute.
     """
-    if not failure_limit.take(session, (f"certificates of {device}",), time.time()):
+    if not failure_limit.take(
+        session, {f"certificates of {device}": failure_limit.MAX_FAILURES}, time.time()
+    ):
         raise RequestError(429, "too many certificates; wait a minute", retry_after_s=failure_limit.PAUSE_S)
 
 

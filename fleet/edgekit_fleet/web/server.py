@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -38,7 +39,7 @@ _HEAD_S = 20.0
 _WINDOW_S = 60.0
 _MIN_BYTES_PER_S: Final = 256  # at less the agent gives up by itself, see `artifacts.download`
 _BUFFER_BYTES: Final = 16 << 10  # asyncio keeps 512 KiB of an answer under TLS, and 256 KiB to read into
-_TRIM_EVERY_S: Final = 5
+_TRIM_EVERY_S: Final = 1
 _TRIM_CONNECTIONS: Final = 50
 _BYTES_ACKED: Final = 120  # of 64 bits, in `struct tcp_info` of linux/tcp.h
 
@@ -48,11 +49,13 @@ class _Listener(socket.socket):
 
     Attributes:
         handshakes: address and port -> connection that is not ready yet.
+        ended: connections that have ended since their memory was given back.
     """
 
     def __init__(self, listening: socket.socket) -> None:
         super().__init__(fileno=listening.detach())
         self.handshakes: dict[Any, socket.socket] = {}
+        self.ended = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
         connection, address = super().accept()
@@ -104,6 +107,7 @@ class _BoundedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._listener.ended += 1
         for timer in (self._head_timer, self._rate_timer):
             if timer is not None:
                 timer.cancel()
@@ -170,7 +174,14 @@ class WebServer:
     """
 
     def __init__(
-        self, app: ASGIApp, host: str, port: int, pair: tuple[Path, Path] | None, *, option: str
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        pair: tuple[Path, Path] | None,
+        *,
+        option: str,
+        trusted_proxies: Sequence[str] = (),
     ) -> None:
         """Start the server.
 
@@ -180,6 +191,7 @@ class WebServer:
             port: TCP port; 0 for a free one.
             pair: certificate and key, or None for plain HTTP.
             option: option of the command that sets the port, for messages.
+            trusted_proxies: see `FleetSettings`.
 
         Raises:
             TransportError: the port is taken or may not be used.
@@ -194,7 +206,6 @@ class WebServer:
                 f"the web server cannot listen on {host}:{port}: {reason}; choose another port with {option}"
             ) from cause
         self.port: int = self._socket.getsockname()[1]
-        self._peak = 0  # connections at a time since memory was given back
         certificate, key = pair or (None, None)
         # Of each connection under TLS, from Python 3.11 on: 500 of asyncio's own 256 KiB are 125 MiB.
         asyncio.sslproto.SSLProtocol.max_size = _BUFFER_BYTES  # type: ignore[attr-defined]
@@ -207,7 +218,9 @@ class WebServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # else anybody on this machine could choose the address that limits count
+            # Of nobody else: a client could choose the address that limits count.
+            proxy_headers=bool(trusted_proxies),
+            forwarded_allow_ips=list(trusted_proxies),
             log_level="error",  # a line for each request that is malformed or refused would fill the disk
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=2,
@@ -242,10 +255,8 @@ class WebServer:
 
     async def _trim_memory(self) -> None:
         """Give the memory of many connections that have ended back to the system."""
-        count = len(self._server.server_state.connections)
-        self._peak = max(self._peak, count)
-        if count + _TRIM_CONNECTIONS <= self._peak:
-            self._peak = count
+        if self._socket.ended >= _TRIM_CONNECTIONS:
+            self._socket.ended = 0
             gc.collect()  # a connection is a cycle of objects
             trim_memory()
 
@@ -271,4 +282,11 @@ def serve_devices(
         TransportError: the port is taken or may not be used.
     """
     app = make_app(store, folder, settings, authority)
-    return WebServer(app, settings.host, settings.web_port, authority.pair("server"), option="--web-port")
+    return WebServer(
+        app,
+        settings.host,
+        settings.web_port,
+        authority.pair("server"),
+        option="--web-port",
+        trusted_proxies=settings.trusted_proxies,
+    )

@@ -107,8 +107,9 @@ trust_keys() {
         name=${key##*/}
         if cmp -s "$key" "$config/keys/$name"; then continue; fi
         [ ! -e "$config/keys/$name" ] || fail "another installation has just brought another key ${name%.pub.pem}"
-        install -m 644 -o edgekit -g edgekit "$key" "$config/keys/.$name.new"
-        mv "$config/keys/.$name.new" "$config/keys/$name"
+        # As the owner of the folder, who could put links to files of root there meanwhile.
+        runuser -u edgekit -- sh -c 'rm -f "$1/.$2.new" && cat >"$1/.$2.new" && mv -T "$1/.$2.new" "$1/$2"' \
+            sh "$config/keys" "$name" <"$key"
         changed "key ${name%.pub.pem}"
     done
 }

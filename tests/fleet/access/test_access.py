@@ -1,6 +1,7 @@
 """Users, logins and tokens: who gets in, who does not, and what the store keeps of secrets."""
 
 import contextlib
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,9 @@ from edgekit_fleet.access import guard, logins, tokens, users
 from edgekit_fleet.access.client_network import find_network
 from edgekit_fleet.access.first_admin import FirstAdminCode
 from edgekit_fleet.access.principal import Principal
-from edgekit_fleet.store.tables import Table
+from edgekit_fleet.identity.enrolment import make_code
+from edgekit_fleet.operations import webhooks
+from edgekit_fleet.store.tables import AuditRow, CodeRow, Table
 from edgekit_runtime.errors import FleetError, RequestError
 
 PASSWORD = "correct horse battery"  # noqa: S105
@@ -20,6 +23,7 @@ PASSWORD = "correct horse battery"  # noqa: S105
 @pytest.fixture(autouse=True)
 def quick_digests(monkeypatch):
     monkeypatch.setattr(users, "_hasher", PasswordHasher(1, 64, 1))
+    monkeypatch.setattr(logins, "_MAX_SPREAD", 25)
 
 
 @pytest.fixture
@@ -52,27 +56,58 @@ def test_wrong_password_or_name_is_one_answer(desk, name, password):
     assert found.value.status == 401
 
 
-@pytest.mark.parametrize("is_same_address", [True, False])
-def test_failures_of_an_address_or_a_name_are_limited(store, desk, monkeypatch, is_same_address):
-    monkeypatch.setattr(users, "check_password", lambda digest, password: (False, ""))
-    for number in range(20):
-        address = "10.0.0.1" if is_same_address else f"10.0.0.{number}"
+def fail(desk, count, *, name="ann", address="10.0.0.1"):
+    """Fail to log in; `name` and `address` are the same each time, or functions of its number."""
+    for number in range(count):
         with pytest.raises(RequestError, match="is wrong"):
-            desk.log_in(f"u{number}" if is_same_address else "ann", "guess", address)
-    with pytest.raises(RequestError) as found:
-        desk.log_in("ann", PASSWORD, "10.0.0.1" if is_same_address else "10.0.1.1")
-    assert (found.value.status, found.value.retry_after_s) == (429, 60)
+            desk.log_in(
+                name(number) if callable(name) else name,
+                "guess",
+                address(number) if callable(address) else address,
+            )
 
 
-def test_addresses_of_one_ipv6_network_have_one_limit(desk, monkeypatch):
-    monkeypatch.setattr(users, "check_password", lambda digest, password: (False, ""))
-    for number in range(20):
-        with pytest.raises(RequestError, match="is wrong"):
-            desk.log_in(f"u{number}", "guess", f"2001:db8::{number:x}:1")
-    with pytest.raises(RequestError, match="too many"):
-        desk.log_in("u20", "guess", "2001:db8::abcd")
-    with pytest.raises(RequestError, match="is wrong"):
-        desk.log_in("u20", "guess", "2001:db8:0:1::1")
+@pytest.mark.parametrize(
+    ("count", "spread", "attempt"),
+    [
+        (20, {}, ("ann", "10.0.0.1")),
+        (25, {"name": lambda number: f"u{number}"}, ("ann", "10.0.0.1")),
+        (25, {"address": lambda number: f"10.0.0.{number}"}, ("ann", "10.0.1.1")),
+        (25, {"name": lambda n: f"u{n}", "address": lambda n: f"2001:db8::{n:x}:1"}, ("u0", "2001:db8::a")),
+    ],
+    ids=["name at an address", "names at an address", "name at addresses", "addresses of a network"],
+)
+def test_failures_are_limited(desk, count, spread, attempt):
+    fail(desk, count, **spread)
+    name, address = attempt
+    with pytest.raises(RequestError) as refusal:
+        desk.log_in(name, PASSWORD, address)
+    assert (refusal.value.status, refusal.value.retry_after_s) == (429, 60)
+
+
+@pytest.mark.parametrize(
+    ("name", "address"), [("vic", "10.0.0.1"), ("nobody", "10.0.0.1"), ("ann", "10.0.0.2")]
+)
+def test_right_password_is_admitted_while_others_at_its_address_or_elsewhere_fail(desk, name, address):
+    fail(desk, 20, name=name, address=address)
+    assert desk.log_in("ann", PASSWORD, "10.0.0.1")
+
+
+def test_user_of_a_shared_address_is_admitted_again_whatever_others_there_try(desk):
+    desk.log_in("ann", PASSWORD, "10.0.0.1")
+    fail(desk, 25, name=lambda number: f"u{number}")
+    assert desk.log_in("ann", PASSWORD, "10.0.0.1")
+
+
+def test_failed_logins_are_an_alarm_for_each_address_and_minute(store, desk, clock):
+    fail(desk, 5, name="\x1b[2Jann\n", address="10.0.0.1")
+    fail(desk, 1, address="10.0.0.2")
+    clock.now += 60
+    fail(desk, 1, address="10.0.0.1")
+    with store.snapshot() as session:
+        alarms = session.scalars(select(AuditRow).where(AuditRow.action == "alarm.login")).all()
+    assert [alarm.subject for alarm in alarms] == ["10.0.0.1", "10.0.0.2", "10.0.0.1"]
+    assert alarms[0].detail["text"].startswith("login as '\ufffd[2Jann\ufffd' failed")
 
 
 @pytest.mark.parametrize(
@@ -107,9 +142,7 @@ def test_guesses_at_the_same_time_are_limited_as_those_one_after_another(desk, m
 
 def test_who_guesses_a_name_elsewhere_does_not_shut_its_user_out(desk):
     desk.log_in("ann", PASSWORD, "10.0.0.1")
-    for number in range(30):
-        with pytest.raises(RequestError):
-            desk.log_in("ann", "guess", f"10.0.1.{number}")
+    fail(desk, 25, address=lambda number: f"10.0.1.{number}")
     assert desk.log_in("ann", PASSWORD, "10.0.0.1")
     with pytest.raises(RequestError, match="too many"):
         desk.log_in("ann", PASSWORD, "10.0.1.99")
@@ -117,18 +150,13 @@ def test_who_guesses_a_name_elsewhere_does_not_shut_its_user_out(desk):
 
 def test_failures_at_one_manager_count_at_the_others(store, desk, clock):
     other = logins.LoginDesk(store, lambda: clock.now)
-    for number in range(20):
-        with pytest.raises(RequestError, match="is wrong"):
-            (desk, other)[number % 2].log_in("ann", "guess", f"10.0.1.{number}")
+    for each in (desk, other):
+        fail(each, 10)
     for each in (desk, other):
         with pytest.raises(RequestError, match="too many"):
             each.log_in("ann", PASSWORD, "10.0.0.1")
     clock.now += 60
-    desk.log_in("ann", PASSWORD, "10.0.0.1")
-    for number in range(20):
-        with pytest.raises(RequestError, match="is wrong"):
-            desk.log_in("ann", "guess", f"10.0.1.{number}")
-    assert other.log_in("ann", PASSWORD, "10.0.0.1")
+    assert desk.log_in("ann", PASSWORD, "10.0.0.1")
 
 
 def test_login_ends_when_idle_at_its_end_and_by_another_password(store, desk, clock):
@@ -206,7 +234,7 @@ def test_malformed_user_is_refused(store, desk, name, password, role):
 
 
 def _request(**headers):
-    return SimpleNamespace(url=SimpleNamespace(scheme="http"), headers=headers, cookies={})
+    return SimpleNamespace(url=SimpleNamespace(scheme="http"), headers=headers, cookies={}, scope={})
 
 
 def test_token_opens_its_scopes_until_it_ends_or_is_revoked(store):
@@ -227,12 +255,15 @@ def test_token_opens_its_scopes_until_it_ends_or_is_revoked(store):
 
 
 @pytest.mark.parametrize("how", ["removed", "demoted", "token revoked"])
-def test_token_ends_with_who_made_it(store, desk, how):
+def test_what_somebody_made_ends_with_him(store, desk, how):
     with store.transaction() as session:
         users.add_user(session, "eve", PASSWORD, "admin", actor="ann")
         for name, maker in (("ci", "eve"), ("child", "token:ci"), ("other", "ann")):
             tokens.add_token(session, name, ["read"], actor=maker)
+            make_code(session, name, actor=f"token:{name}")
             session.flush()
+    for name in ("ci", "child", "other"):
+        webhooks.add_webhook(store, name, "https://a.test", (), actor=f"token:{name}")
     with store.transaction() as session:
         if how == "removed":
             users.remove_user(session, "eve", actor="ann")
@@ -242,6 +273,9 @@ def test_token_ends_with_who_made_it(store, desk, how):
             tokens.revoke_token(session, "ci", actor="ann")
     with store.snapshot() as session:
         assert [each.name for each in tokens.list_tokens(session)] == ["other"]
+        valid = select(CodeRow.device).where(CodeRow.expires_at > time.time())
+        assert session.scalars(valid).all() == ["other"]
+    assert [webhook.name for webhook in webhooks.list_webhooks(store)] == ["other"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.runtime.conftest import maker as maker  # a fixture
 from tests.runtime.slot_cases import write_keys
 
 from edgekit_fleet.api import repeats
+from edgekit_fleet.api.endpoints.table import ENDPOINTS
 from edgekit_fleet.api.openapi import format_document
 from edgekit_fleet.store.tables import IdempotencyRow, RolloutRow
 
@@ -104,6 +105,16 @@ def test_audit_pages_go_back_to_the_first_entry(api: Api):
         numbers = [each["number"] for each in page["items"]] + numbers
         before = page["next"]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_request_that_only_reads_leaves_no_row_for_its_key(api: Api):
+    reader = api.make_token("reader", "read")
+    for endpoint in ENDPOINTS:
+        if endpoint.method == "POST":
+            path = endpoint.path.replace("{", "").replace("}", "")
+            assert api.post(path, {}, token=reader, idempotency_key="k1").status != 500
+    with api.store.snapshot() as session:
+        assert not session.scalars(select(IdempotencyRow)).all()
 
 
 def test_repeated_request_is_carried_out_once(api: Api):

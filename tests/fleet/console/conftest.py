@@ -137,7 +137,7 @@ def log_in(served: Served, name: str) -> Client:
         if session.get(UserRow, name) is None:  # of a store that another fixture has made
             users.add_user(session, name, PASSWORD, "admin", actor="ada")
             session.flush()
-        client.cookies[LOGIN] = open_login(session, name, time.time())
+        client.cookies[f"{LOGIN}_{served.port}"] = open_login(session, name, time.time())
     return client
 
 

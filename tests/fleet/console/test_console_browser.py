@@ -92,7 +92,8 @@ def addresses(served):
 def tab(browser, served, client):  # noqa: F811
     """Return a tab whose user has logged in."""
     page = browser.new_page()
-    page.send("Network.setCookie", name=LOGIN, value=client.cookies[LOGIN], url=served.address)
+    login = f"{LOGIN}_{served.port}"
+    page.send("Network.setCookie", name=login, value=client.cookies[login], url=served.address)
     yield page
     page.close()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select, update
+from tests.fleet.console.conftest import PASSWORD, Client
 
 import edgekit_fleet.console
 from edgekit_fleet.console import live
@@ -18,6 +19,7 @@ from edgekit_fleet.console.live import Seen, Watcher
 from edgekit_fleet.operations import records
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.tables import LoginRow
+from edgekit_fleet.web.server import WebServer
 from edgekit_runtime.errors import OutputError
 
 VENDORED = {
@@ -88,11 +90,11 @@ def test_cookies_of_tls_are_bound_to_this_host(served):
 
     secure = asyncio.run(ask("/login", "https"))
     cookie = secure[b"set-cookie"]
-    assert cookie.startswith("__Host-visitor=")
+    assert cookie.startswith("__Host-visitor_8444=")
     assert {"HttpOnly", "Path=/", "SameSite=strict", "Secure"} == set(cookie.split("; ")[1:])
     assert secure[b"strict-transport-security"] == "max-age=31536000"
     plain = asyncio.run(ask("/login", "http"))
-    assert plain[b"set-cookie"].startswith("visitor=")
+    assert plain[b"set-cookie"].startswith("visitor_8444=")
     assert b"strict-transport-security" not in plain
 
 
@@ -171,7 +173,7 @@ def test_store_that_is_away_is_said_on_every_page(client, served, monkeypatch):
 def test_pages_that_open_at_once_share_one_watcher(served):
     async def run():
         watcher = Watcher(served.store)
-        pages = [watcher.listen(Seen(0, 0)) for _ in range(5)]
+        pages = [watcher.listen(Seen(0, 0), "vic") for _ in range(5)]
         await asyncio.gather(*(anext(page) for page in pages))
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for page in pages:
@@ -188,6 +190,33 @@ def test_pages_over_the_limit_do_without_events(client, served, monkeypatch):
     monkeypatch.setattr(live, "_MOST_LISTENERS", 0)
     assert client.get("/live").status == 503
     assert client.get("/").status == 200
+
+
+def test_one_user_does_not_take_the_events_of_others(served, monkeypatch):
+    monkeypatch.setattr(live, "_MOST_OF_USER", 3)
+
+    async def run():
+        watcher = Watcher(served.store)
+        pages = [watcher.listen(Seen(0, 0), "vic") for _ in range(5)]
+        opened = [await anext(page, None) is not None for page in pages]
+        admitted = watcher.admits("vic"), watcher.admits("ann")
+        await pages[0].aclose()
+        freed = watcher.admits("vic")
+        for page in pages:
+            await page.aclose()
+        return opened, admitted, freed
+
+    assert asyncio.run(run()) == ([True] * 3 + [False] * 2, (False, True), True)
+
+
+def test_logins_of_two_consoles_on_one_host_are_kept_apart(client, served):
+    with WebServer(make_app(served.console), "127.0.0.1", 0, None, option="--port") as second:
+        other = Client(second.port, dict(client.cookies))  # a browser sends cookies to every port of a host
+        assert other.get("/").status == 303
+        login = other.get("/login").text.partition('name="csrf" value="')[2].partition('"')[0]
+        assert other.post("/login", name="maria", password=PASSWORD, csrf=login).status == 303
+        client.cookies = other.cookies
+        assert (other.get("/").status, client.get("/").status) == (200, 200)
 
 
 def test_audit_log_is_checked_once_at_a_time(client, monkeypatch):

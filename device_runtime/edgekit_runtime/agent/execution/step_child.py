@@ -10,7 +10,6 @@ agent:
 
 import contextlib
 import json
-import logging
 import math
 import os
 import sys
@@ -25,6 +24,7 @@ from edgekit_runtime.agent.execution.step_result import NoteKind, StepOrder, Ste
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError
 from edgekit_runtime.system.child_process import JsonChild, open_channel
+from edgekit_runtime.system.shown_text import log_lines
 
 _MODULE: Final = "edgekit_runtime.agent.execution.step_child"
 _PERIOD_S: Final = 0.5
@@ -197,7 +197,7 @@ def _carry_out(
 
 
 def _main() -> None:
-    logging.basicConfig()
+    log_lines()
     with open_channel() as channel, channel.makefile("r") as sent, channel.makefile("w") as lines:
         sent_places, sent_order = json.loads(sent.readline())
         places = from_plain(StepPlaces, sent_places, "places")

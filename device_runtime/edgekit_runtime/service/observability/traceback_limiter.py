@@ -8,8 +8,17 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Final
 
+from edgekit_runtime.system.shown_text import log_lines
+
 _PERIOD_S: Final = 60.0
 _MAX_SAID: Final = 64  # a client may have a say in what messages are about
+
+
+def log_limited(prefix: str) -> None:
+    """Write warnings to standard error as `log_lines` does, and the traceback of a fault once a minute."""
+    log_lines(prefix)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(TracebackLimiter(handler))
 
 
 class TracebackLimiter(logging.Filter):

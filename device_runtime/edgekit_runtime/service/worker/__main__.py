@@ -23,7 +23,7 @@ from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.lease import Lease
 from edgekit_runtime.service.http.request_head import RequestHead
 from edgekit_runtime.service.models.catalogue import ModelEntry
-from edgekit_runtime.service.observability.traceback_limiter import TracebackLimiter
+from edgekit_runtime.service.observability.traceback_limiter import log_limited
 from edgekit_runtime.service.rollout.gates import Promote, Rollback
 from edgekit_runtime.service.rollout.trial import Trial
 from edgekit_runtime.service.server import Service
@@ -245,9 +245,7 @@ def main() -> None:
     with os.fdopen(spec_file) as file:
         file.seek(0)
         spec = from_plain(WorkerSpec, json.load(file))
-    logging.basicConfig(format=f"edgekit-worker {spec.name}: %(message)s", level=logging.WARNING)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(TracebackLimiter(handler))
+    log_limited(f"edgekit-worker {spec.name}: ")
     for refused in confine(spec.isolation):
         _logger.warning("the system does not allow %s", refused)
     states = memoryview(mmap.mmap(leases, spec.connections))

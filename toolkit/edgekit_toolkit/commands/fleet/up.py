@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import shlex
 import signal
 import socket
 import sys
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _SWITCH_S = 0.0005
 """Seconds for which a thread holds the interpreter while others wait for it."""
 _OBJECTS_A_COLLECTION = 20_000
-_OF_ONE_MACHINE = {"host", "console_port", "console_certificate", "console_key"}
+_OF_ONE_MACHINE = {"host", "console_port", "console_certificate", "console_key", "trusted_proxies"}
 
 
 def _read_brokers(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -68,8 +69,23 @@ def _read_brokers(_context: click.Context, _option: click.Parameter, value: str 
 )
 @click.option("--console-certificate", help="PEM file that browsers trust.  [default: the fleet's own]")
 @click.option("--console-key", help="PEM file of its private key.")
+@click.option(
+    "--trusted-proxy",
+    "trusted_proxies",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Address or network of a proxy before console or web server; its X-Forwarded-For names the client.",
+)
+@click.option(
+    "--root-keys",
+    "root_folder",
+    type=click.Path(path_type=Path),
+    help="First start only: folder for the root's keys, such as a stick.  [default: in the fleet's folder]",
+)
 @as_json_option
-def command(path: Path | None, *, as_json: bool, joins: bool, **options: Any) -> None:
+def command(
+    path: Path | None, *, as_json: bool, joins: bool, root_folder: Path | None, **options: Any
+) -> None:
     """Start broker, web server and manager, and run them until Ctrl-C.
 
     The first start makes the fleet: its authority, its keys, its store. Options are kept for the next start.
@@ -80,15 +96,19 @@ def command(path: Path | None, *, as_json: bool, joins: bool, **options: Any) ->
     from edgekit_fleet.operations.running import start
     from edgekit_fleet.store.fleet_folder import FleetSettings
     from edgekit_runtime.system.own_process import share_heap
+    from edgekit_runtime.system.shown_text import log_lines
 
     share_heap()  # before threads start
+    log_lines()
     settings = folder.read_settings() if joins or folder.has_settings else FleetSettings()
     chosen = {name: value for name, value in options.items() if value}
     if joins and chosen.keys() - _OF_ONE_MACHINE:
-        raise click.UsageError("--join takes all but --host and --console-... from the folder")
+        raise click.UsageError(
+            "--join takes all but --host, --console-... and --trusted-proxy from the folder"
+        )
     settings = dataclasses.replace(settings, **chosen)
     with contextlib.ExitStack() as parts:
-        fleet = parts.enter_context(start(folder, settings, joins=joins))
+        fleet = parts.enter_context(start(folder, settings, joins=joins, root_folder=root_folder))
         name = _find_own_name(settings) if joins else settings.names[0]
         people = parts.enter_context(serve_people(fleet.store, folder, settings, fleet.authority, name))
         asyncio.run(_run(fleet, people, as_json=as_json))
@@ -147,6 +167,11 @@ def _print(fleet: RunningFleet, people: AdminListener, *, as_json: bool) -> None
     click.echo(f"  console  {people.url}")
     click.echo(f"  store    {facts['store']}")
     click.echo(f"  devices  {facts['devices']}")
+    if any(fleet.folder.repository_keys.glob("root-*.pem")):
+        click.echo(
+            "The root's keys lie beside the others, where one thief gets all. Move them off this machine:"
+            f" mv {shlex.quote(str(fleet.folder.repository_keys))}/root-*.pem STICK/"
+        )
     if people.first_link:
         click.echo(f"Make the first administrator, within an hour: {people.first_link}")
     if settings.is_local:
