@@ -34,6 +34,7 @@ from edgekit_runtime.sessions import open_session
 from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.system.child_process import child_environment
 from edgekit_runtime.system.install_hint import install_command
+from edgekit_toolkit.quantize.forms import FLOAT16_WEIGHTS, Form
 
 pytestmark = [
     pytest.mark.usefixtures("home"),
@@ -277,6 +278,23 @@ def test_float_tflite_is_quantized_and_repeated(float_file: Path, tmp_path: Path
     first, second = (next((tmp_path / name).glob("*.edgepkg")).read_bytes() for name in ("a", "b"))
     assert first == second
     assert float_file.read_bytes() == before
+
+
+def test_tflite_with_float16_weights_is_quantized(float_file: Path, tmp_path: Path) -> None:
+    from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer  # needs LiteRT's schema
+
+    half = LiteRtQuantizer(float_file.read_bytes(), threads=1).build(Form(FLOAT16_WEIGHTS))
+    assert half is not None
+    (tmp_path / "half.tflite").write_bytes(half.content)
+    _, data = tiny("digits_cnn")
+    options = (*data, "--search-seconds", 2, "--json")
+    outcome = package(tmp_path / "half.tflite", tmp_path / "a", *options, target="rpi5")
+    assert outcome.code == 0
+    candidates = outcome.json["candidates"]
+    assert candidates[0]["label"] == "as it is"
+    int8 = next(one for one in candidates if one["label"].startswith("int8 per-channel"))
+    assert int8["figures"]["size"]["value"] < 0.75 * candidates[0]["figures"]["size"]["value"]
+    assert int8["figures"]["score"]["value"] > 0.95
 
 
 def test_quantized_tflite_is_packaged_as_it_is(float_file: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.small_models import Array, assert_valid, node, operators, run, snr_db
 
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
+from edgekit_toolkit.onnx_graph.ort_graph import optimise_as_engine
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form, build, stored_layers
 from edgekit_toolkit.quantize.litert.quantizer import LiteRtQuantizer
@@ -89,7 +90,6 @@ def test_report_lists_the_table_as_int8() -> None:
 def test_table_that_int8_does_not_suit_is_left() -> None:
     assert int8_tables(text_model(np.ones((20, COLUMNS)))) is None  # small
     assert int8_tables(text_model(np.full((ROWS, COLUMNS), np.inf))) is None
-    assert int8_tables(text_model(np.ones((COLUMNS, ROWS)), axis=1)) is None
 
 
 def test_litert_looks_up_rows_of_an_int8_table() -> None:
@@ -109,3 +109,87 @@ def _run(content: bytes) -> dict[str, Array]:
         return {name: value.copy() for name, value in session.run(IDS).items()}
     finally:
         session.close()
+
+
+POSITIONS, WIDTH = 256, 64
+
+
+def position_model(reader: str) -> onnx.ModelProto:
+    """x [1, 128, 64] plus the first rows of a table of positions, then a product."""
+    rng = np.random.default_rng(5)
+    rows = POSITIONS if reader == "slice" else 128
+    stored: dict[str, Array] = {
+        "table": rng.normal(size=(1, rows, WIDTH)).astype(np.float32),
+        "w": (rng.normal(size=(WIDTH, 16)) / 8).astype(np.float32),
+    }
+    nodes = []
+    if reader == "slice":  # as exporters write positions[:, :length], with a length that sizes set
+        stored |= {"one": np.array([1]), "zero": np.array([0])}
+        nodes += [
+            node("Shape", ["x"], ["length"], start=1, end=2, name="length"),
+            node("Slice", ["table", "zero", "length", "one"], ["positions"], name="cut"),
+        ]
+    nodes += [
+        node("Add", ["x", "positions" if reader == "slice" else "table"], ["h"], name="add"),
+        node("MatMul", ["h", "w"], ["y"], name="head"),
+    ]
+    if reader == "coordinates":  # what follows the last product, as a detector adds its grid
+        nodes = [
+            node("MatMul", ["x", "v"], ["z"], name="head"),
+            node("Add", ["z", "table"], ["y"], name="add"),
+        ]
+        stored["v"] = (rng.normal(size=(WIDTH, WIDTH)) / 8).astype(np.float32)
+    made = helper.make_model(
+        helper.make_graph(
+            nodes, "positions", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, "T", WIDTH])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            [numpy_helper.from_array(value, name) for name, value in stored.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=8,
+    )  # fmt: skip
+    return onnx.shape_inference.infer_shapes(made)
+
+
+@pytest.mark.parametrize(("reader", "layer"), [("add", "h"), ("slice", "positions")])
+def test_table_that_is_added_or_sliced_becomes_int8_of_about_the_same_values(reader: str, layer: str) -> None:
+    model = position_model(reader)
+    made = build(model, Form(forms.INT8_WEIGHTS))
+    assert made is not None
+    assert_valid(made)
+    assert made.ByteSize() < 0.35 * model.ByteSize()
+    x = {"x": np.random.default_rng(6).normal(size=(1, 128, WIDTH)).astype(np.float32)}
+    assert snr_db(run(model, x)["y"], run(made, x)["y"]) > 38
+    stored = stored_layers(model, Form(forms.INT8_WEIGHTS))[layer]
+    assert stored.precision == "int8 weights"
+    assert stored.weight_bytes < 0.35 * model.graph.initializer[0].ByteSize()
+
+
+@pytest.mark.parametrize("reader", ["add", "slice"])
+def test_engine_widens_an_added_table_once(reader: str) -> None:
+    made = build(position_model(reader), Form(forms.INT8_WEIGHTS))
+    assert made is not None
+    kinds = {item.op_type for item in optimise_as_engine(made, {"T": 128}).nodes}
+    assert not kinds & {"Cast", "Mul"}
+
+
+def test_table_that_the_mix_leaves_out_has_float16_values() -> None:
+    model = position_model("slice")
+    form = Form(forms.INT8_WEIGHTS, layers=frozenset({"y"}))
+    made = build(model, form)
+    assert made is not None
+    assert stored_layers(model, form)["positions"].precision == "fp16 weights"
+
+
+def test_coordinates_behind_the_last_product_are_not_int8() -> None:
+    made = build(position_model("coordinates"), Form(forms.INT8_WEIGHTS))
+    assert made is not None
+    types = [tensor.data_type for tensor in made.graph.initializer if len(tensor.dims) == 3]
+    assert types == [TensorProto.FLOAT16]
+
+
+def test_table_whose_columns_are_looked_up_becomes_int8_as_a_whole() -> None:
+    rng = np.random.default_rng(7)
+    model = text_model(rng.normal(size=(COLUMNS, ROWS)), axis=1, shape=(2,))
+    made = int8_tables(model)
+    assert made is not None
+    assert operators(made)[:3] == ["Cast", "Mul", "Gather"]

@@ -22,7 +22,12 @@ from edgekit_toolkit.onnx_graph.index import GraphIndex, opset
 from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
 from edgekit_toolkit.quantize.onnx import storage
 from edgekit_toolkit.quantize.onnx.compact import shorten_names
-from edgekit_toolkit.quantize.onnx.embedding_tables import int8_tables, is_table_lookup, stored_table
+from edgekit_toolkit.quantize.onnx.embedding_tables import (
+    added_table,
+    int8_tables,
+    is_table_lookup,
+    stored_table,
+)
 from edgekit_toolkit.quantize.onnx.equalize import apply_factors
 from edgekit_toolkit.quantize.onnx.near import bring_near
 from edgekit_toolkit.quantize.onnx.qdq import write_qdq
@@ -252,7 +257,9 @@ def int8_layers(model: onnx.ModelProto) -> list[str]:
     return [
         node.output[0]
         for node in model.graph.node
-        if (has_scales and storage.int8_weight(index, node) is not None) or is_table_lookup(index, node)
+        if (has_scales and storage.int8_weight(index, node) is not None)
+        or is_table_lookup(index, node)
+        or added_table(index, node) is not None
     ]
 
 
@@ -277,6 +284,8 @@ def stored_layers(model: onnx.ModelProto, form: Form) -> dict[str, StoredLayer]:
     for node in model.graph.node:
         if is_table_lookup(floats, node):
             layers[node.output[0]] = _stored_lookup(index, node)
+        if (table := added_table(floats, node)) is not None:
+            layers[node.output[0]] = _stored_added(index, node, list(node.input).index(table))
         if node.op_type not in _LAYERS:
             continue
         kernel = form.plan is not None and node.output[0] in form.plan.kernels
@@ -305,6 +314,15 @@ def _stored_lookup(index: GraphIndex, node: onnx.NodeProto) -> StoredLayer:
     return StoredLayer(
         _precision(index, twin), sum(tensor.ByteSize() for tensor in _roots(index, twin.input[0]))
     )
+
+
+def _stored_added(index: GraphIndex, node: onnx.NodeProto, position: int) -> StoredLayer:
+    name = index.producers[node.output[0]].input[position]
+    if codes := stored_table(index, name):
+        return StoredLayer("int8 weights", sum(tensor.ByteSize() for tensor in codes))
+    source = index.producers.get(name)
+    precision = "fp16 weights" if source is not None and source.op_type == "Cast" else "fp32"
+    return StoredLayer(precision, sum(tensor.ByteSize() for tensor in _roots(index, name)))
 
 
 def _precision(index: GraphIndex, node: onnx.NodeProto) -> str:

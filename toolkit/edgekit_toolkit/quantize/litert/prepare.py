@@ -19,6 +19,7 @@ from edgekit_toolkit.tflite.flatbuffer import (
     Operator,
     SubGraph,
     builtin_code,
+    constant,
     is_static,
     operator_name,
     operators,
@@ -47,6 +48,7 @@ def prepare(content: bytes) -> bytes:
     taken: set[str] = set()
     filled: set[int] = set()
     for graph in model.subgraphs:
+        _widen_halves(model, graph)
         _part_constants(model, graph, filled)
         _name_apart(graph, taken)
     for graph, _, operator in operators(model):
@@ -118,6 +120,27 @@ def share_buffers(model: Model) -> None:
         kept.append(model.buffers[item.buffer])
         item.buffer = len(kept) - 1
     model.buffers = kept
+
+
+def _widen_halves(model: Model, graph: SubGraph) -> None:
+    """Store float16 weights as float32: the library takes what DEQUANTIZE makes for an activation."""
+    kept = []
+    for operator in graph.operators:
+        stored = graph.tensors[operator.inputs[0]] if len(operator.inputs) else None
+        value = None if stored is None else constant(model, stored)
+        is_widened = operator_name(model, operator) == "DEQUANTIZE"
+        if value is None or value.dtype != np.float16 or not is_widened:
+            kept.append(operator)
+            continue
+        buffer = schema.BufferT()
+        buffer.data = np.frombuffer(value.astype(np.float32).tobytes(), np.uint8)
+        model.buffers.append(buffer)
+        graph.tensors[operator.outputs[0]].buffer = len(model.buffers) - 1
+    graph.operators = kept
+    used = used_tensors(graph)
+    for place, tensor in enumerate(graph.tensors):
+        if TYPES[tensor.type] == "FLOAT16" and place not in used:
+            tensor.buffer = 0
 
 
 def _part_constants(model: Model, graph: SubGraph, filled: set[int]) -> None:

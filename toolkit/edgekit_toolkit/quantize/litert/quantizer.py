@@ -52,7 +52,9 @@ class LiteRtQuantizer:
 
     def source_form(self) -> tuple[str, TfliteModel]:
         """Return the file itself, byte for byte."""
-        return "as it is" if self._find_codes() else "float32", self.model
+        layers = self.model.summary.layers.values()
+        is_half = any(layer.precision == "fp16 weights" for layer in layers)
+        return "as it is" if is_half or self._find_codes() else "float32", self.model
 
     def why_no_forms(self) -> str | None:
         """Return why no other form is made of this model; None if some may be."""
@@ -63,12 +65,10 @@ class LiteRtQuantizer:
         return None
 
     def _find_codes(self) -> str | None:
-        """Return what the model has instead of float32 weights; None if it has float32 weights."""
+        """Return why its weights are not those of a float model; None if they are."""
         summary = self.model.summary
         if summary.quantized:  # quantizing codes again would only lose accuracy
             return "the model is already quantized"
-        if any(layer.precision == "fp16 weights" for layer in summary.layers.values()):
-            return "the model's weights are float16; give the float32 model to have them"
         names = {spec.name for spec in self._specs[0]} & {spec.name for spec in self._specs[1]}
         if names:  # operators and ranges are identified by the names of tensors
             return f"an input and an output are both named '{min(names)}'; give them names of their own"

@@ -1,8 +1,10 @@
-"""Stores embedding tables as int8: only the rows that are looked up are widened, never the whole table.
+"""Stores tables outside of products as int8 with a scale for each row.
 
 A `Gather` from a constant table becomes a `Gather` of codes, a `Gather` of the rows' scales, and their
-product. The table takes a quarter of its size both in the package and in memory. Other constants stay
-unchanged.
+product: only the rows that are looked up are widened, and the table takes a quarter of its size both in the
+package and in memory. Another table, such as positions that are sliced or added, takes a quarter in the
+package; the engine widens it once, when it loads the model. Constants behind which no product follows stay:
+those are coordinates, for which eight bits are too few.
 """
 
 from collections.abc import Collection
@@ -20,10 +22,15 @@ from edgekit_toolkit.onnx_graph.index import (
     remove_unused_initializers,
 )
 from edgekit_toolkit.quantize.onnx.emitter import Emitter
+from edgekit_toolkit.quantize.plan import COMPUTE
 from edgekit_toolkit.quantize.scheme import quantize_weight
 
-# Smaller tables cost more in nodes than they save.
+# Smaller tables cost more in nodes than they save, and shorter rows more in scales.
 _MIN_ELEMENTS: Final = 4096
+_MIN_COLUMNS: Final = 16
+_TABLE_READERS: Final = frozenset(
+    {"Add", "Concat", "Expand", "Gather", "Mul", "Reshape", "Slice", "Sub", "Tile", "Transpose", "Unsqueeze"}
+)
 
 
 def is_table_lookup(index: GraphIndex, node: onnx.NodeProto) -> bool:
@@ -41,6 +48,36 @@ def is_table_lookup(index: GraphIndex, node: onnx.NodeProto) -> bool:
     )
 
 
+def added_table(index: GraphIndex, node: onnx.NodeProto) -> str | None:
+    """Return the constant float32 table that a node adds or moves, if it is worth it; else None."""
+    if node.op_type not in _TABLE_READERS or node.domain or is_table_lookup(index, node):
+        return None
+    for name in node.input:
+        tensor = index.initializers.get(name)
+        if tensor is None or len(tensor.dims) < 2 or tensor.dims[-1] < _MIN_COLUMNS:
+            continue
+        table = index.constant(name)
+        if table is None or table.dtype != np.float32 or table.size < _MIN_ELEMENTS:
+            continue
+        if name not in index.outputs and np.isfinite(table).all():
+            return name if _leads_to_product(index, node) else None
+    return None
+
+
+def _leads_to_product(index: GraphIndex, node: onnx.NodeProto) -> bool:
+    waiting, seen = list(node.output), set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for reader in index.consumers(name):
+            if reader.op_type in COMPUTE:
+                return True
+            waiting.extend(reader.output)
+    return False
+
+
 def int8_tables(model: onnx.ModelProto, layers: Collection[str] | None = None) -> onnx.ModelProto | None:
     """Return `model` with its embedding tables stored as int8, with a scale for each row.
 
@@ -56,18 +93,30 @@ def int8_tables(model: onnx.ModelProto, layers: Collection[str] | None = None) -
     index = GraphIndex(graph)
     emitter = Emitter(index)
     stored: dict[str, tuple[str, str]] = {}
+    widened: dict[str, str] = {}
     for node in graph.node:
         chosen = layers is None or (bool(node.output) and node.output[0] in layers)
-        if not chosen or not is_table_lookup(index, node):
+        is_lookup = chosen and is_table_lookup(index, node)
+        table = node.input[0] if is_lookup else added_table(index, node) if chosen else None
+        if table is None:
             emitter.nodes.append(node)
             continue
-        table, indices = node.input
         if table not in stored:
             values = np.asarray(index.constant(table), np.float32)
-            codes, params = quantize_weight(values, axis=0)
-            scales = params.scale.reshape(-1, 1)
-            stored[table] = emitter.store(f"{table}_codes", codes), emitter.store(f"{table}_scale", scales)
-        emitter.nodes.extend(_lookup(index, node, indices, *stored[table]))
+            codes, params = quantize_weight(values.reshape(-1, values.shape[-1]), axis=0)
+            scales = params.scale.reshape(*values.shape[:-1], 1)
+            codes_name = emitter.store(f"{table}_codes", codes.reshape(values.shape))
+            stored[table] = codes_name, emitter.store(f"{table}_scale", scales)
+        if is_lookup:
+            emitter.nodes.extend(_lookup(index, node, node.input[1], *stored[table]))
+            continue
+        if table not in widened:
+            emitter.nodes.extend(_widened(index, table, *stored[table]))
+            widened[table] = emitter.nodes[-1].output[0]
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.input[:] = [widened.get(name, name) for name in node.input]
+        emitter.nodes.append(copy)
     if not stored:
         return None
     nodes = list(emitter.nodes)
@@ -75,6 +124,15 @@ def int8_tables(model: onnx.ModelProto, layers: Collection[str] | None = None) -
     graph.node.extend(nodes)
     remove_unused_initializers(graph)
     return result
+
+
+def _widened(index: GraphIndex, table: str, codes: str, scales: str) -> list[onnx.NodeProto]:
+    """The nodes that make the whole table; they read only constants, so the engine runs them once."""
+    floats, values = (fresh_name(index, f"{table}_{part}") for part in ("widened", "values"))
+    return [
+        helper.make_node("Cast", [codes], [floats], name=floats, to=TensorProto.FLOAT),
+        helper.make_node("Mul", [floats, scales], [values], name=values),
+    ]
 
 
 def _lookup(
@@ -94,16 +152,17 @@ def _lookup(
 
 
 def stored_table(index: GraphIndex, output: str) -> list[onnx.TensorProto]:
-    """Return codes and scales of the table of a lookup that `int8_tables` wrote; else nothing."""
+    """Return codes and scales of a table of which `int8_tables` made a tensor; else nothing."""
     product = index.producers.get(output)
     if product is None or product.op_type != "Mul":
         return []
-    lookups = [_behind_cast(index, name) for name in product.input]
-    tables = [
-        _behind_cast(index, lookup.input[0])
-        for name in lookups
-        if (lookup := index.producers.get(name)) is not None and lookup.op_type == "Gather"
-    ]
+    tables = []
+    for name in product.input:
+        behind = _behind_cast(index, name)
+        lookup = index.producers.get(behind)
+        if lookup is not None and lookup.op_type == "Gather":
+            behind = _behind_cast(index, lookup.input[0])
+        tables.append(behind)
     return [index.initializers[name] for name in tables if name in index.initializers]
 
 
