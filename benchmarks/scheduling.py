@@ -30,6 +30,7 @@ OUTSTANDING = 16
 
 def open_tiny(name: str) -> tuple[OrtSession, dict[str, Any]]:
     session = OrtSession(TINY / f"{name}.onnx", OrtOptions(threads=1))
+    session.has_fixed_work = True
     (spec,) = session.inputs
     shape = tuple(1 if isinstance(size, str) else size for size in spec.shape)
     return session, {spec.name: np.random.default_rng(0).normal(size=shape).astype(spec.dtype)}
@@ -38,7 +39,7 @@ def open_tiny(name: str) -> tuple[OrtSession, dict[str, Any]]:
 class Nothing:
     """A session that returns what it has, so that only the lane is measured."""
 
-    is_concurrent = True
+    has_fixed_work = is_concurrent = True
 
     def __init__(self, like: Session) -> None:
         self.inputs, self.outputs = like.inputs, like.outputs
@@ -195,7 +196,7 @@ async def drive(lane: Scheduler, feed: dict[str, Any], seconds: float) -> float:
 
 async def main(seconds: float, models: list[str]) -> None:
     threads = Threads(asyncio.get_running_loop(), 1)
-    pool = Pool(threads)
+    pool = Pool(threads, asyncio.get_running_loop())
     await fast_path(pool)
     await hand_over(threads, pool)
     for name in models:

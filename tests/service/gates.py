@@ -15,7 +15,7 @@ ON_THREADS = ModelOptions(scheduling=SchedulingLimits(short_s=0))
 class Gated:
     """A session that hangs while it is held."""
 
-    is_concurrent = True
+    has_fixed_work = is_concurrent = True
 
     def __init__(self, session: Any) -> None:
         self._session = session

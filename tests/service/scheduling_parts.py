@@ -104,6 +104,8 @@ class FakeThreads:
 class FakeSession:
     """y = 2 * x, with free rows; a row that holds -1 fails its run."""
 
+    has_fixed_work = True
+
     def __init__(self, loop: FakeLoop | None = None, seconds: float = 0.0, rows: int | str = "N") -> None:
         self.inputs = (TensorSpec("x", "float32", (rows, "width")),)
         self.outputs = (TensorSpec("y", "float32", (rows, "width")),)
@@ -159,7 +161,7 @@ class Bench:
     ) -> None:
         self.loop, self.threads, self.client = FakeLoop(tick_s), FakeThreads(threads, is_eager), Client()
         self.session = FakeSession(self.loop, seconds)
-        self.pool = Pool(self.threads)
+        self.pool = Pool(self.threads, self.loop)
         self.metrics = LaneMetrics("model", "1")
         self.lane = self.add_lane((self.session,) * instances, self.metrics, **limits)
 

@@ -117,7 +117,7 @@ def test_model_that_hangs_does_not_keep_the_service_from_stopping(
 ) -> None:
     monkeypatch.setattr(server, "_UNLOAD_TIMEOUT_S", 0.5)
     maker.write(tmp_path / "linear.edgepkg")
-    config = make_config(tmp_path, inference=Inference(drain_timeout_s=1.0), models={"linear": ON_THREADS})
+    config = make_config(tmp_path, inference=Inference(stop_timeout_s=1.0), models={"linear": ON_THREADS})
     service = Running(config, PackageFiles([tmp_path / "linear.edgepkg"], maker.trust))
     gate.shut()
     with service.connect() as client:
@@ -141,8 +141,10 @@ def test_only_package_that_is_none_ends_the_service_with_a_reason(folder: Path) 
 
 
 def test_service_that_ends_late_leaves_the_socket_of_its_successor(folder: Path) -> None:
+    config = folder / "service.toml"
+    config.write_text("[inference]\nstop_timeout_s = 60\n")
     with contextlib.ExitStack() as stack:
-        first = stack.enter_context(served(folder))
+        first = stack.enter_context(served(folder, "--config", str(config)))
         with first.connect() as client:
             client.sendall(infer_bytes(X)[:-1])  # the first service waits for the rest
             time.sleep(0.2)

@@ -99,7 +99,9 @@ class Loop:
 def make_runs(compute: Any = double, *, is_busy: bool = False) -> PairedRuns:
     log: list[str] = []
     sessions: list[Any] = [Version(name, log, Clock(), 0.01, compute) for name in ("current", "candidate")]
-    return PairedRuns(*sessions, similarity, Loop(), is_busy=lambda: is_busy)
+    return PairedRuns(
+        *sessions, similarity, Loop(), is_busy=lambda: is_busy, defer=lambda *_: None, max_run_s=0.0
+    )
 
 
 def test_pair_that_ends_after_the_trial_is_not_told() -> None:

@@ -28,7 +28,9 @@ MODELS = ["digits_cnn", "italy_power_mlp", "japanese_vowels_tcn", "mnist5k_dscnn
 
 
 def open_tiny(name: str) -> OrtSession:
-    return OrtSession(TINY / f"{name}.onnx", OrtOptions(threads=1))
+    session = OrtSession(TINY / f"{name}.onnx", OrtOptions(threads=1))
+    session.has_fixed_work = True
+    return session
 
 
 def samples(name: str, session: Session, count: int) -> list[dict[str, Any]]:
@@ -42,7 +44,7 @@ def samples(name: str, session: Session, count: int) -> list[dict[str, Any]]:
 def threads(loop: asyncio.AbstractEventLoop, count: int = 2) -> Iterator[Pool]:
     hands = Threads(loop, count)
     try:
-        yield Pool(hands)
+        yield Pool(hands, loop)
     finally:
         hands.close()
 

@@ -36,7 +36,7 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import Isolation, ModelOptions
 from edgekit_runtime.service.serving import loader
-from edgekit_runtime.service.serving.integer_division import can_trap
+from edgekit_runtime.service.serving.hostile_inputs import can_trap
 from edgekit_runtime.service.workers.supervisor import OWN_SHARE
 from edgekit_runtime.slots import Slots
 

@@ -34,7 +34,7 @@ from edgekit_runtime.service.workers.supervisor import Supervisor
 if TYPE_CHECKING:
     from edgekit_runtime.service.http.tls import TlsListener
 
-_UNLOAD_TIMEOUT_S: Final = 4.0  # after what was under way has been answered or given up
+_UNLOAD_TIMEOUT_S: Final = 2.0  # after what was under way has been answered or given up
 
 _logger = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class Service:
         registry: loads, swaps and unloads the models.
         metrics: metrics of the whole service.
         http: the HTTP server with its connections.
+        pool: the threads of models that do not run on the loop.
         workers: the worker processes of isolated models.
     """
 
@@ -70,10 +71,10 @@ class Service:
         self._token = None if config.listen.token_file is None else read_token(config.listen.token_file)
         self._regions = Regions(config.shared_memory) if regions is None else regions
         self._threads = Threads(loop, os.cpu_count() or 1)
-        self._pool = Pool(self._threads)
+        self.pool = Pool(self._threads, loop)
         self.metrics = ServiceMetrics()
         self.workers: Supervisor
-        lanes = LaneFactory(loop, self._pool, self._regions, config)
+        lanes = LaneFactory(loop, self.pool, self._regions, config)
         self.registry = Registry(
             source,
             lanes.make,
@@ -139,7 +140,9 @@ class Service:
         self.workers.begin_stop()
         if self._socket_file is not None:
             self._socket_file.remove()  # while it listens: later its inode may be that of another file
-        await self.http.drain(self._config.inference.drain_timeout_s)
+        await self.http.drain(self._config.inference.stop_timeout_s)
+        await self.workers.close()
+        self.pool.stop()
         has_closed = True
         try:
             await asyncio.wait_for(self.registry.close(), _UNLOAD_TIMEOUT_S)
@@ -147,7 +150,6 @@ class Service:
             _logger.error("a model did not unload in time; stopping without waiting for it")  # noqa: TRY400  # says all
             self.registry.abandon()
             has_closed = False
-        await self.workers.close()
         self.http.close()  # what came back from workers too late
         has_ended = self._threads.close(_UNLOAD_TIMEOUT_S / 2) and self._router.close(_UNLOAD_TIMEOUT_S / 2)
         if not has_ended:

@@ -11,7 +11,7 @@ from typing import Final
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.codecs.media import MediaCodec, decode_media
 from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
-from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.sessions.session import Session, cancel_runs
 from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 _MAX_BYTES: Final = 64 << 20  # limit of a decoded file if the model takes any size
@@ -79,6 +79,10 @@ class MediaSession:
                 spec.check(inputs[spec.name])
                 decoded[spec.name] = self._decode(codec, self._specs[spec.name], inputs[spec.name])
         return self._session.run(decoded)
+
+    def cancel_runs(self) -> None:
+        """End the runs under way with an error, where the engine can be stopped."""
+        cancel_runs(self._session)
 
     def close(self) -> None:
         """Free the model; a second call does nothing."""

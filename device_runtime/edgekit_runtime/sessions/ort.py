@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
 from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.fixed_work import has_fixed_work_onnx
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.package.member_names import find_name_problem
 from edgekit_runtime.sessions.options import read_options
@@ -80,10 +81,14 @@ class OrtSession:
     Attributes:
         inputs: specifications of the inputs of `run`; an unnamed dimension of any size is named `NAME_AXIS`.
         outputs: specifications of the outputs of `run`.
+        has_fixed_work: whether values of inputs cannot change how long a run takes, see `fixed_work`.
         is_concurrent: `run` may be called from several threads, which do not wait for one another.
     """
 
-    __slots__ = ("_checks", "_names", "_output_names", "_run", "_session", "_settings", "inputs", "outputs")
+    __slots__ = (
+        *("_checks", "_names", "_output_names", "_run", "_session", "_settings", "has_fixed_work", "inputs"),
+        "outputs",
+    )
 
     is_concurrent: ClassVar[bool] = True
 
@@ -106,6 +111,7 @@ class OrtSession:
         """
         session = _load(model, options or OrtOptions(), weights)
         self._settings = _make_run_settings()
+        self.has_fixed_work = False
         self._session: onnxruntime.InferenceSession | None = session
         # The compiled session under the public one, whose `run` in Python takes a tenth of a short model's
         # time for checks that are made here too. If there is none, the public one has the same interface.
@@ -174,6 +180,11 @@ class OrtSession:
         """End all runs with an error, those under way at their next node; call it from any thread."""
         self._settings.terminate = True
 
+    def cancel_runs(self) -> None:
+        """End the runs under way with an error, at their next node; later ones are not affected."""
+        settings, self._settings = self._settings, _make_run_settings()
+        settings.terminate = True
+
     def close(self) -> None:
         """Free the model once runs under way have ended; a second call does nothing."""
         self._session = self._run = None
@@ -199,7 +210,9 @@ def open_ort(package: OpenedPackage, choice: BackendChoice, threads: int | None)
     """
     options = read_options(OrtOptions, "ort", choice.options, threads)
     weights = b"" if options.weights is None else package.read(options.weights)
-    session = OrtSession(package.read(choice.artifact), options, weights)
+    model = package.read(choice.artifact)
+    session = OrtSession(model, options, weights)
+    session.has_fixed_work = has_fixed_work_onnx(model)
     check_specs(session, package, choice)
     return session
 

@@ -26,6 +26,10 @@ class Session(Protocol):
     Attributes:
         inputs: specifications of the inputs of `run`.
         outputs: specifications of the outputs of `run`.
+
+    A session may have more: `has_fixed_work` (values of inputs cannot change how long a run takes, see
+    `fixed_work`; without it the service runs the model on threads only and makes no batches),
+    `is_concurrent`, `share`, `trim` and `cancel_runs`, see `OrtSession`.
     """
 
     @property
@@ -48,6 +52,24 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Free the model; a second call does nothing."""
+
+
+def share_session(session: Session) -> Session:
+    """Return a session of the same loaded model whose runs are cancelled alone; `session` if it has none."""
+    share = getattr(session, "share", None)
+    shared: Session = session if share is None else share()
+    return shared
+
+
+def cancel_runs(session: object) -> None:
+    """End the runs under way of a session with an error, from any thread, where its engine can be stopped.
+
+    A backend may offer that as `cancel_runs()` of its sessions. It may come too early for a run that begins
+    at this moment, so repeat it until the run has ended.
+    """
+    cancel = getattr(session, "cancel_runs", None)
+    if cancel is not None:
+        cancel()
 
 
 class OpenBackend(Protocol):

@@ -10,7 +10,7 @@ until a server has proved itself on golden inputs, unless the device cannot run 
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from edgekit_runtime.codecs.compression import has_zstd
 from edgekit_runtime.errors import BackendError, DataError, EdgekitError, RefusedInputError, UnavailableError
@@ -26,7 +26,7 @@ from edgekit_runtime.remote.session.offload_state import OffloadState, is_moving
 from edgekit_runtime.remote.session.server_prober import ServerProber
 from edgekit_runtime.remote.session.tail_way import TailWay
 from edgekit_runtime.sessions.row_independence import has_free_rows
-from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.sessions.session import Session, cancel_runs
 from edgekit_runtime.tensors import Array
 
 _LOOK_S: Final = 0.3  # between two checks of the connection, which cost microseconds
@@ -61,10 +61,9 @@ class RemoteSession:
         local: the session that runs all of it here, or None if the device cannot; a self-test runs there.
         state: the state of the link, the server and this device, and the plan that runs next.
         is_concurrent: whether `run` may be called from several threads; true if the local engine allows it.
-        may_wait: `run` may wait for a server, so it must not run on an event loop.
-    """
 
-    may_wait: ClassVar[bool] = True
+    It never has fixed work (`fixed_work`), since a run may wait for a server.
+    """
 
     def __init__(
         self,
@@ -158,6 +157,11 @@ class RemoteSession:
         for part in (self.local, *self.state.ways.values()):
             if (interrupt := getattr(part, "interrupt", None)) is not None:
                 interrupt()
+
+    def cancel_runs(self) -> None:
+        """End the runs under way on this device with an error; waits for the server end by themselves."""
+        for part in (self.local, *self.state.ways.values()):
+            cancel_runs(part)
 
     def close(self) -> None:
         """Free the model and the connections; a second call does nothing."""

@@ -14,7 +14,7 @@ from edgekit_runtime.remote.cut_table import Compression, InputCodes, OffloadPla
 from edgekit_runtime.remote.offload_server import TailRequest, make_tail_request
 from edgekit_runtime.remote.probe_schedule import BackOff
 from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
-from edgekit_runtime.sessions.session import Session, open_choice
+from edgekit_runtime.sessions.session import Session, cancel_runs, open_choice
 from edgekit_runtime.tensors import Array, TensorSpec
 
 _GRID_VALUES: Final = 4096  # values of a channel checked against a fine grid; the range is checked for all
@@ -141,6 +141,10 @@ class TailWay:
         """End the runs of the head."""
         if (interrupt := getattr(self._head, "interrupt", None)) is not None:
             interrupt()
+
+    def cancel_runs(self) -> None:
+        """End the runs of the head under way with an error."""
+        cancel_runs(self._head)
 
     def close(self) -> None:
         """Close the head; it is not opened again."""

@@ -72,14 +72,15 @@ class Inference:
             limit.
         max_run_bytes: memory that one inference may take, estimated from its package and its inputs. None is
             a quarter of the machine's memory, at most 1 GiB and `memory.max_bytes`.
-        drain_timeout_s: how long requests may still take after SIGTERM, and calls of a version after it is
-            unloaded.
+        drain_timeout_s: how long calls of a version may still take after it is unloaded.
+        stop_timeout_s: how long requests may still take after SIGTERM; then they are stopped.
     """
 
     max_json_bytes: int = 2 << 20
     max_json_response_bytes: int = 16 << 20
     max_run_bytes: int | None = None
     drain_timeout_s: float = 30.0
+    stop_timeout_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

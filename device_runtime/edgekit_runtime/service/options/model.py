@@ -32,6 +32,7 @@ class SchedulingLimits:
         default_level: level of calls that state none.
         max_passes: how many batches of other levels may run before a waiting level gets one.
         short_s: a model that takes less time runs on the thread of the event loop; 0 runs none there.
+        max_run_s: a run that takes longer is stopped and its calls are refused; 0 for no limit.
 
     Raises:
         ValueError: a field is out of range.
@@ -44,13 +45,14 @@ class SchedulingLimits:
     default_level: int = 2
     max_passes: int = 8
     short_s: float = 200e-6
+    max_run_s: float = 30.0
 
     def __post_init__(self) -> None:
         if min(self.max_batch, self.max_waiting, self.levels, self.max_passes) < 1:
             raise ValueError(f"expected counts of at least 1, got {self}")
         if not 1 <= self.default_level <= self.levels:
             raise ValueError(f"expected default_level within 1..levels, got {self}")
-        if not 0 <= self.max_delay_s < math.inf or not 0 <= self.short_s < math.inf:
+        if not all(0 <= seconds < math.inf for seconds in (self.max_delay_s, self.short_s, self.max_run_s)):
             raise ValueError(f"expected finite times of at least 0, got {self}")
 
 
@@ -138,7 +140,7 @@ class ModelOptions:
             is 120 s, and more if TensorRT must build its engine first.
         instances: how many inferences may run at once; 1 uses what `tune` found here.
         isolated: whether it runs in worker processes of its own; None isolates it if its inputs may end the
-            process that runs it (`can_trap`).
+            process that runs it, or keep it busy for ever (`find_isolation_reason`).
         cache: whether equal inputs are answered from the response cache.
         drift: whether drift statistics of inputs and outputs are collected.
         keep_loaded: whether it stays loaded when others need memory under the cap.

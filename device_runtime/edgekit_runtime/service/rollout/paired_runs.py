@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 import time
+from asyncio import TimerHandle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -20,12 +21,14 @@ from edgekit_runtime.errors import EdgekitError
 from edgekit_runtime.service.rollout.comparison import Compare, Outputs, all_finite
 from edgekit_runtime.service.scheduling.call import Answer
 from edgekit_runtime.service.scheduling.scheduler import run_one
-from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.sessions.session import Session, cancel_runs, share_session
 from edgekit_runtime.tensors import Array
 
 # If both runs together take less, they are repeated and only the repetition counts: the version with fewer
 # calls is no longer in the processor's caches, which makes up much of a short run.
 _SHORT_S: Final = 0.002
+
+_STOP_AGAIN_S: Final = 0.25
 
 _NO_LOCK: Final = contextlib.nullcontext()  # for sessions whose runs do not wait for one another
 
@@ -106,8 +109,8 @@ class PairedRuns:
     """Makes pairs on a thread of its own, one after the other; used on the thread of the loop."""
 
     __slots__ = (
-        *("_call_soon", "_candidate", "_compare", "_current", "_has_thread", "_is_busy", "_is_over"),
-        "_queue",
+        *("_alarm", "_call_soon", "_compare", "_defer", "_has_thread", "_is_busy", "_is_over", "_is_running"),
+        *("_max_run_s", "_queue", "_sessions"),
     )
 
     def __init__(
@@ -118,6 +121,8 @@ class PairedRuns:
         call_soon: Callable[..., object],
         *,
         is_busy: Callable[[], bool],
+        defer: Callable[[float, Callable[[], None]], TimerHandle],
+        max_run_s: float,
     ) -> None:
         """Begin without a thread.
 
@@ -127,8 +132,14 @@ class PairedRuns:
             compare: compares their answers.
             call_soon: calls something on the loop's thread, such as `loop.call_soon_threadsafe`.
             is_busy: whether real calls need the processors, so that no pair is made.
+            defer: calls something on the loop's thread later, such as `loop.call_later`.
+            max_run_s: time limit of the runs of a pair; 0 for no limit.
         """
-        self._current, self._candidate, self._compare = current, candidate, compare
+        # Their runs are stopped without those of calls, where the engine allows that.
+        self._sessions: tuple[Session, ...] = (share_session(current), share_session(candidate))
+        self._compare, self._defer, self._max_run_s = compare, defer, max_run_s
+        self._is_running = False
+        self._alarm: TimerHandle | None = None
         self._call_soon, self._is_busy = call_soon, is_busy
         self._queue: queue.SimpleQueue[tuple[Inputs, TakePair] | None] = queue.SimpleQueue()
         self._has_thread = self._is_over = False
@@ -150,23 +161,41 @@ class PairedRuns:
             self._has_thread = True
             threading.Thread(target=self._work, name="edgekit-pairs", daemon=True).start()
         self._queue.put((inputs, done))
+        self._is_running = True
+        if self._max_run_s:
+            self._alarm = self._defer(self._max_run_s, self._stop)
 
     def close(self) -> None:
-        """Make no more pairs; the one under way is not reported, and its thread ends after it."""
+        """Make no more pairs; the one under way is stopped and not reported, and its thread ends after it."""
         self._is_over = True
         self._queue.put(None)
+        self._stop()
+        if not self._has_thread:
+            self._sessions = ()
+
+    def _stop(self) -> None:
+        """End the pair under way: again and again, since one run follows the other."""
+        if self._is_running:
+            for session in self._sessions:
+                cancel_runs(session)
+            self._alarm = self._defer(_STOP_AGAIN_S, self._stop)
 
     def _work(self) -> None:
+        current, candidate = self._sessions
         while (item := self._queue.get()) is not None:
             inputs, done = item
             pair = None
             try:
-                pair = run_pair(self._current, self._candidate, inputs, self._compare, flip=_flip)
+                pair = run_pair(current, candidate, inputs, self._compare, flip=_flip)
             except Exception:  # of a third party's backend that returned what is no tensor
                 _logger.exception("two versions cannot be compared")
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._call_soon(self._finish, pair, done)
+        self._sessions = ()  # so that the models can be freed
 
     def _finish(self, pair: Pair | None, done: TakePair) -> None:
+        self._is_running = False
+        if self._alarm is not None:
+            self._alarm.cancel()
         if not self._is_over:
             done(pair)

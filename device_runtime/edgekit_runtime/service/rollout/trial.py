@@ -115,6 +115,8 @@ class _LocalTrial:
             *(current.loaded.instances[0], candidate.loaded.instances[0], comparison.compare),
             loop.call_soon_threadsafe,
             is_busy=lambda: current.metrics.waiting > _LONG_QUEUE,
+            defer=loop.call_later,
+            max_run_s=options.scheduling.max_run_s,
         )
         self._comparison = comparison
         parts = (current.stack, candidate.stack, observer, self._pairs)

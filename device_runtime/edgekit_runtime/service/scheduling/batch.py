@@ -13,7 +13,7 @@ from edgekit_runtime.errors import DataError, DeadlineError, EdgekitError
 from edgekit_runtime.service.scheduling.call import Answer, Call
 from edgekit_runtime.service.scheduling.priority_queue import Queued
 from edgekit_runtime.sessions.row_independence import concatenate
-from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.sessions.session import Session, cancel_runs
 from edgekit_runtime.tensors import Array
 
 
@@ -69,9 +69,15 @@ class Batch:
         queued: the calls.
         estimate_s: how long it is expected to take.
         ran: result of the run, once it has run.
+        stop_error: the answer to its calls if it was stopped, or None.
+        stops: how often it was stopped.
+        is_abandoned: whether its calls were answered though it still runs, since it could not be stopped.
     """
 
-    __slots__ = ("_clock", "_run_one", "_trim", "estimate_s", "queued", "ran", "session")
+    __slots__ = (
+        *("_clock", "_run_one", "_trim", "estimate_s", "is_abandoned", "queued", "ran", "session"),
+        *("stop_error", "stops"),
+    )
 
     def __init__(
         self,
@@ -96,6 +102,15 @@ class Batch:
         self._run_one, self._trim = run_one, trim
         self.session, self.queued, self.estimate_s, self._clock = session, queued, estimate_s, clock
         self.ran: BatchResult
+        self.stop_error: EdgekitError | None = None
+        self.stops = 0
+        self.is_abandoned = False
+
+    def stop(self, error: EdgekitError) -> None:
+        """End the run, whose calls get `error`; call it from the loop's thread, again until it has ended."""
+        self.stop_error = self.stop_error or error
+        self.stops += 1
+        cancel_runs(self.session)
 
     @property
     def seconds(self) -> float:
@@ -137,6 +152,8 @@ class Batch:
         self.ran = BatchResult(apart, began_s, 0.0, clock() - began_s, 0.0, is_apart=True)
 
     def _run_in_time(self, call: Call) -> Answer:
+        if self.stop_error is not None:
+            return self.stop_error
         if call.deadline_s is not None and self._clock() >= call.deadline_s:
             return DeadlineError("the call had not begun by its deadline; give it more time")
         return self._run_one(self.session, call.inputs)

@@ -17,9 +17,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from edgekit_runtime.errors import UnavailableError
 from edgekit_runtime.service.scheduling.batch import Batch
 
 _NAME: Final = "edgekit-pool"
+_LOOK_S: Final = 0.25  # between two looks at the runs under way
 
 
 class Threads:
@@ -107,16 +109,32 @@ class Flow(Protocol):
     def finish(self, batch: Batch) -> Callable[[], None]:
         """Count a batch that has run; returns a function that answers its calls."""
 
+    def look(self, batch: Batch, seconds: float) -> bool:
+        """Stop a batch that runs too long or for nobody; returns whether others may have its place."""
+
 
 class Pool:
-    """Gives threads to the models that have work."""
+    """Gives threads to the models that have work, and looks after long runs.
 
-    def __init__(self, threads: Threads) -> None:
-        """Make a pool on `threads`, which nobody else uses."""
-        self._threads = threads
+    A run that may have no end gives its place to another batch, so the pool has a thread more until it ends:
+    otherwise as many hostile requests as there are threads would keep all models waiting.
+
+    Attributes:
+        on_abandoned: called when a run cannot be stopped and its calls were answered without it.
+    """
+
+    def __init__(self, threads: Threads, loop: AbstractEventLoop) -> None:
+        """Make a pool on `threads`, which nobody else uses, with timers of `loop`."""
+        self._threads, self._loop = threads, loop
         self._idle = threads.count
         self._ready: list[Flow] = []
         self._floor_s = 0.0
+        # Runs under way, each with how often it was looked at. That is counted instead of time, which also
+        # passes while the whole process is stopped.
+        self._running: dict[Batch, tuple[Flow, int]] = {}
+        self._replaced: set[Batch] = set()
+        self._is_looking = False
+        self.on_abandoned: Callable[[], None] = _do_nothing
 
     def enlist(self, flow: Flow) -> None:
         """Ask `flow` for a batch whenever it is next, as long as it has any."""
@@ -135,14 +153,44 @@ class Pool:
             self._floor_s = flow.used_s
             flow.used_s += batch.estimate_s
             self._idle -= 1
+            self._running[batch] = (flow, 0)
+            if not self._is_looking:
+                self._is_looking = True
+                self._loop.call_later(_LOOK_S, self._look)
             self._threads.start(batch.run, functools.partial(self._finish, flow, batch))
 
+    def stop(self) -> None:
+        """Stop all runs under way, since the service ends."""
+        for batch in self._running:
+            batch.stop(UnavailableError("the service ends"))
+
+    def _look(self) -> None:
+        for batch, (flow, looks) in list(self._running.items()):
+            self._running[batch] = (flow, looks + 1)
+            if flow.look(batch, (looks + 1) * _LOOK_S) and batch not in self._replaced:
+                self._replaced.add(batch)
+                self._threads.count += 1
+                self._idle += 1
+        self._is_looking = bool(self._running)
+        if self._is_looking:
+            self._loop.call_later(_LOOK_S, self._look)
+        self._dispatch()
+
     def _finish(self, flow: Flow, batch: Batch) -> None:
-        self._idle += 1
+        del self._running[batch]
+        if batch in self._replaced:
+            self._replaced.discard(batch)
+            self._threads.count -= 1
+        else:
+            self._idle += 1
         flow.used_s += batch.seconds - batch.estimate_s
         answer = flow.finish(batch)
         self._dispatch()  # first, so that a thread works while the answers are written
         answer()
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _used(flow: Flow) -> float:

@@ -12,6 +12,7 @@ import time
 from asyncio import AbstractEventLoop
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from edgekit_runtime.errors import BackendError, DataError, DeadlineError, EdgekitError, UnavailableError
 from edgekit_runtime.service.observability.crash_names import name_frame
@@ -26,8 +27,11 @@ from edgekit_runtime.service.scheduling.priority_queue import PriorityQueue, Que
 from edgekit_runtime.service.scheduling.run_memory import RunMemory
 from edgekit_runtime.service.scheduling.timer import TIMER_S, Alarm
 from edgekit_runtime.sessions.row_independence import has_free_rows
-from edgekit_runtime.sessions.session import Session
+from edgekit_runtime.sessions.session import Session, share_session
 from edgekit_runtime.tensors import Array, input_bytes
+
+_MAX_STOPS: Final = 8  # looks of the pool, thus about 2 s, for an engine to stop
+_LONG_S: Final = 1.0  # of a run that may have no end: others then have its place
 
 _logger = logging.getLogger(__name__)
 
@@ -42,8 +46,8 @@ class Scheduler(Lane):
 
     __slots__ = (
         *("_alarm", "_answering", "_batches", "_clock", "_drained", "_has_rows", "_idle", "_instances"),
-        *("_is_held", "_is_open", "_is_replying", "_late", "_limits", "_loop", "_max_rows", "_memory"),
-        *("_placements", "_per_call_s", "_unwanted"),
+        *("_has_fixed_work", "_is_held", "_is_open", "_is_replying", "_late", "_limits", "_loop"),
+        *("_lost", "_max_rows", "_may_hang", "_memory", "_placements", "_per_call_s", "_shares", "_unwanted"),
         *("_per_run_s", "_pool", "_run_one", "_session", "_waiting", "metrics", "used_s"),
     )
 
@@ -73,14 +77,19 @@ class Scheduler(Lane):
         """
         self._memory = memory
         self._session = instances[0]
-        self._idle, self._instances = list(instances), len(instances)
+        self._shares = _share(instances)
+        self._idle, self._instances = list(self._shares or instances), len(instances)
+        self._lost = 0  # instances whose run cannot be stopped
+        has_fixed_work = getattr(instances[0], "has_fixed_work", None)
+        self._has_fixed_work = has_fixed_work is True
+        self._may_hang = has_fixed_work is False and not hasattr(instances[0], "cancel_runs")
         self._limits, self._pool, self._loop, self._clock = limits, pool, loop, clock
         self.metrics = metrics
         self._run_one = name_frame(run_one, f"inference of {metrics.model} {metrics.version}")
         # By the number of bits of the size of the inputs.
         self._placements: defaultdict[int, Placement] = defaultdict(
-            # A session that may wait for a server never runs on the loop.
-            functools.partial(Placement, 0.0 if getattr(instances[0], "may_wait", False) else limits.short_s)
+            # Without fixed work no measurement says how long the next run takes: it is never on the loop.
+            functools.partial(Placement, limits.short_s if self._has_fixed_work else 0.0)
         )
         self._waiting = PriorityQueue(limits.levels, limits.max_passes, max_batch_bytes)
         self._has_rows = has_free_rows(self._session)
@@ -162,6 +171,9 @@ class Scheduler(Lane):
         if not self._is_open:
             reason = f"{self.metrics.model}: this version is being unloaded; try again"
             refuse(call, UnavailableError(reason, 0.0), self.metrics)
+            return
+        if self._lost == self._instances:
+            refuse(call, self._make_lost_error(), self.metrics)
             return
         if call.deadline_s is not None and now_s >= call.deadline_s:
             miss(call, self.metrics)
@@ -255,8 +267,46 @@ class Scheduler(Lane):
             self._unwanted += unwanted
             self._loop.call_soon(self._answer_dropped)  # later, for the same reason as what is late
 
+    def look(self, batch: Batch, seconds: float) -> bool:
+        """Stop a batch that runs too long or for nobody; for the pool, several times a second.
+
+        Returns:
+            whether other models may have its place: it may have no end.
+        """
+        if batch.is_abandoned:
+            return True
+        limit_s = self._limits.max_run_s
+        is_late = 0 < limit_s <= seconds
+        if is_late:
+            reason = f"a run took longer than {limit_s:g} s (max_run_s) and was stopped"
+            batch.stop(DeadlineError(f"{self.metrics.model}: {reason}; send inputs that take less time"))
+        elif batch.stop_error is not None or all(queued.call.is_unwanted() for queued in batch.queued):
+            batch.stop(UnavailableError(f"{self.metrics.model}: the client went before the run had ended"))
+        if batch.stops > _MAX_STOPS and (is_late or self._may_hang):
+            self._abandon(batch)
+        return batch.is_abandoned or (seconds >= _LONG_S and not self._has_fixed_work)
+
+    def _abandon(self, batch: Batch) -> None:
+        """Answer the calls of a batch that cannot be stopped; its session comes back if it ever ends."""
+        _logger.error("%s, but its engine cannot be stopped", batch.stop_error)
+        batch.is_abandoned = True
+        self._lost += 1
+        for queued in batch.queued:
+            refuse(queued.call, batch.stop_error or self._make_lost_error(), self.metrics)
+        while self._lost == self._instances and (waiting := self._choose()):
+            for queued in waiting:
+                refuse(queued.call, self._make_lost_error(), self.metrics)
+        self._pool.on_abandoned()
+
+    def _make_lost_error(self) -> UnavailableError:
+        return UnavailableError(
+            f"{self.metrics.model}: a run does not end, as its engine cannot be stopped; restart the service,"
+            " and isolate this model"
+        )
+
     def finish(self, batch: Batch) -> Callable[[], None]:
         """Count a batch that has run, and return a function that answers its calls; for the pool."""
+        self._lost -= batch.is_abandoned
         self._take_in(batch, on_loop=False)
         if self._idle and self._waiting.rows and self._is_due() and not self._is_next_short():
             self._pool.enlist(self)
@@ -285,7 +335,9 @@ class Scheduler(Lane):
     def _answer(self, batch: Batch) -> None:
         ran, metrics, now_s = batch.ran, self.metrics, self._clock()
         self._is_replying = True
-        for queued, answer in zip(batch.queued, ran.answers, strict=True):
+        queued_calls = () if batch.is_abandoned else batch.queued  # then they were answered before
+        for queued, result in zip(queued_calls, ran.answers, strict=False):
+            answer = (batch.stop_error or result) if isinstance(result, EdgekitError) else result
             total_s = now_s - queued.since_s
             if isinstance(answer, DeadlineError):
                 metrics.late += 1
@@ -336,6 +388,8 @@ class Scheduler(Lane):
         if self._drained is not None and self.is_idle:
             done, self._drained = self._drained, None
             self._alarm.cancel()
+            for session in self._shares:
+                session.close()
             done()
 
     def _count_rows(self, inputs: Mapping[str, Array]) -> int:
@@ -344,6 +398,13 @@ class Scheduler(Lane):
     def _wait_s(self) -> float:
         """Return how long the waiting calls will take, by the time that calls have taken so far."""
         return self._per_call_s * len(self._waiting) / self._instances
+
+
+def _share(instances: Sequence[Session]) -> list[Session]:
+    """Return sessions whose runs are stopped alone, for instances that are the same session; else none."""
+    is_same = len(instances) > 1 and instances[0] is instances[1]
+    shared = [share_session(session) for session in instances] if is_same else []
+    return [session for session in shared if session is not instances[0]]
 
 
 def run_one(session: Session, inputs: Mapping[str, Array]) -> Answer:

@@ -19,7 +19,7 @@ from edgekit_runtime.package.manifest import Manifest
 from edgekit_runtime.package.variants import DEFAULT_VARIANT
 from edgekit_runtime.service.observability.crash_names import name_frame
 from edgekit_runtime.service.options.model import GovernorOptions, Isolation, ModelOptions, SchedulingLimits
-from edgekit_runtime.service.serving.integer_division import can_trap
+from edgekit_runtime.service.serving.hostile_inputs import find_isolation_reason
 from edgekit_runtime.service.serving.load_deadline import LoadAttempt
 from edgekit_runtime.service.serving.memory_estimate import count_sessions, model_bytes
 from edgekit_runtime.service.serving.remote import RemoteVersion
@@ -145,7 +145,7 @@ def load(
     manifest = package.manifest
     what = f"{package.path}: {manifest.name} {manifest.version}"
     if open_remote is not None:
-        options = _isolate_traps(package, options)
+        options = _isolate_hostile(package, options)
         is_beside_remote = beside is not None and beside.remote is not None
         if not options.isolated and not is_beside_remote:
             open_remote = None
@@ -168,14 +168,16 @@ def load(
         raise
 
 
-def _isolate_traps(package: OpenedPackage, options: ModelOptions) -> ModelOptions:
-    """Return options that isolate a package whose inputs may end the process that runs it."""
-    if options.isolated is not None or not can_trap(package):
+def _isolate_hostile(package: OpenedPackage, options: ModelOptions) -> ModelOptions:
+    """Return options that isolate a package whose inputs may end or occupy the process that runs it."""
+    if options.isolated is not None:
+        return options
+    reason = find_isolation_reason(package)
+    if reason is None:
         return options
     _logger.warning(
-        "%s: divides integers by values of its inputs, which can end the process that does it, so it runs in"
-        " a process of its own; isolated = false for this model keeps it here",
-        package.path,
+        "%s: %s, so it runs in a process of its own; isolated = false for this model keeps it here",
+        *(package.path, reason),
     )
     isolation = Isolation()
     if options.load_timeout_s is not None:  # a process starts, too, and loads in a part of its time
@@ -256,8 +258,9 @@ def _prove(
         proved = [getattr(one, "local", None) or one for one in instances]
         _check(golden, proved[0], f"{package.path}: variant '{variant}'")
         max_batch = options.scheduling.max_batch
-        needs_server = getattr(proved[0], "may_wait", False)  # which makes batches itself
-        if max_batch > 1 and (needs_server or not rows_are_independent(proved[0], golden.inputs)):
+        # One row must keep no other waiting, nor change its answer. A server makes batches itself.
+        has_fixed_work = getattr(instances[0], "has_fixed_work", False)
+        if max_batch > 1 and not (has_fixed_work and rows_are_independent(proved[0], golden.inputs)):
             max_batch = 1
         warm_runs = warm_up(proved, golden.inputs, max_batch=max_batch)
     except BaseException:

@@ -38,6 +38,7 @@ from edgekit_runtime.service.worker_wire.messages import (
     LENT,
     MAX_REASON,
     SETTLED,
+    STUCK_EXIT_CODE,
     TrialMessage,
     TrialOutcome,
     VerifiedPackage,
@@ -48,6 +49,7 @@ from edgekit_runtime.system.child_process import open_channel
 from edgekit_runtime.system.engines import EngineMissingError
 
 _DESCRIPTORS: Final = 3
+_ANSWER_S: Final = 0.1
 
 _logger = logging.getLogger(__name__)
 
@@ -78,6 +80,7 @@ class _Worker:
         self._registry.rollouts.report = self._send_verdict
         self._http = self._service.http
         self._http.screen = self._screen
+        self._service.pool.on_abandoned = self._end_stuck
         if any(options.governor is not None for options in spec.config.models.values()):
             self._service.watch()  # it reads the sensors here, too
         self._send_heartbeat()
@@ -91,6 +94,10 @@ class _Worker:
             self._send_snapshots()
             self._channel.send(Kind.WORKER_READY)
         await self._loop.create_future()
+
+    def _end_stuck(self) -> None:
+        """End this process, in which a run cannot be stopped, once its clients have their answers."""
+        self._loop.call_later(_ANSWER_S, os._exit, STUCK_EXIT_CODE)
 
     def _handle_message(self, kind: Kind, payload: bytes, descriptors: list[int]) -> None:
         """Register regions at once, since a request may already name them; do all else in its order."""

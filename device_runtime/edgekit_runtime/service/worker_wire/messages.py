@@ -18,6 +18,7 @@ SETTLED: Final = struct.Struct("<?")  # whether the candidate takes over; its ve
 ENERGY: Final = struct.Struct("<dd")  # joules per request, of the candidate and of the current version
 HEARTBEAT_S: Final = 1.0
 MAX_REASON: Final = 2000
+STUCK_EXIT_CODE: Final = 75  # of a worker in which a run cannot be stopped
 
 
 @dataclass(frozen=True, slots=True)

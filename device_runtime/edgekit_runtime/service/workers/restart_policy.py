@@ -17,7 +17,7 @@ class End(Enum):
     CRASH = auto()  # also if it hung or broke the protocol
     REFUSED = auto()  # it reported that the model cannot be loaded
     UNAVAILABLE = auto()  # the system lacks memory, processes or descriptors; this is no fault of the version
-    TRAP = auto()  # a request made it divide integers so that the processor ended it, see `integer_division`
+    TRAP = auto()  # a request divided integers so that the processor ended it, or a run cannot be stopped
     TRIAL = auto()  # the version on trial is blamed
 
 

@@ -28,6 +28,7 @@ from edgekit_runtime.service.worker_wire.messages import (
     MAX_REASON,
     REGION,
     SETTLED,
+    STUCK_EXIT_CODE,
     TrialMessage,
     VerifiedPackage,
     WorkerSpec,
@@ -275,8 +276,10 @@ class WorkerHandle:
     def _on_exit(self, code: int) -> None:
         self._is_killed = True
         self.channel.receive_rest()
-        if code == -signal.SIGFPE and self.is_ready:
+        if code in (-signal.SIGFPE, STUCK_EXIT_CODE) and self.is_ready:
             self._end = End.TRAP
+        if code == STUCK_EXIT_CODE:
+            self._reason = self._reason or "a run did not end, and its engine cannot be stopped"
         self.channel.close()
         self._process.close()
         lent, self._lent = self._lent, {}

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from edgekit_runtime.dataclass_json import Range
 from edgekit_runtime.errors import BackendError, DataError, RefusedInputError
 from edgekit_runtime.package.archive import OpenedPackage
+from edgekit_runtime.package.fixed_work import Operation, has_fixed_work
 from edgekit_runtime.package.manifest import BackendChoice
 from edgekit_runtime.sessions.litert.engine import load_interpreter
 from edgekit_runtime.sessions.litert.quantized import Quantization
@@ -59,6 +60,7 @@ class LiteRtSession:
         inputs: specifications of the inputs of `run`; a dimension of any size is named `NAME_AXIS`.
         outputs: specifications of the outputs of `run`.
         quantization: name -> codes of each quantized input, and of each quantized output.
+        has_fixed_work: whether values of inputs cannot change how long a run takes, see `fixed_work`.
     """
 
     __slots__ = (
@@ -68,6 +70,7 @@ class LiteRtSession:
         "_lock",
         "_outputs",
         "_shapes",
+        "has_fixed_work",
         "inputs",
         "outputs",
         "quantization",
@@ -88,6 +91,7 @@ class LiteRtSession:
         self._lock = threading.RLock()
         self._interpreter: Any = load_interpreter(model, threads=options.threads, xnnpack=options.xnnpack)
         self._inputs, self._outputs = read_tensors(self._interpreter, float_io=options.float_io)
+        self.has_fixed_work = _has_fixed_work(self._interpreter)
         self.inputs: tuple[TensorSpec, ...] = tuple(tensor.spec for tensor in self._inputs)
         self.outputs: tuple[TensorSpec, ...] = tuple(tensor.spec for tensor in self._outputs)
         self.quantization: Mapping[str, Quantization] = {
@@ -173,6 +177,18 @@ def open_litert(package: OpenedPackage, choice: BackendChoice, threads: int | No
         raise BackendError(f"{package.path}: '{choice.artifact}': {cause}") from cause
     check_specs(session, package, choice)
     return session
+
+
+def _has_fixed_work(interpreter: Any) -> bool:
+    try:
+        nodes = interpreter._get_ops_details()
+    except AttributeError:  # the engine does not state its operators
+        return False
+    operations = [
+        Operation(node["op_name"], tuple(map(int, node["inputs"])), tuple(map(int, node["outputs"])))
+        for node in nodes
+    ]
+    return has_fixed_work(operations, [detail["index"] for detail in interpreter.get_input_details()])
 
 
 def _to_engine(tensor: ModelTensor, value: Array) -> Array:

@@ -1,8 +1,10 @@
-"""Models whose engine a client can end together with its process: they divide integers by values of inputs.
+"""Models with which a client can end or occupy the process that runs them.
 
-x86 processors raise a signal (SIGFPE) where the smallest integer is divided by -1, and onnxruntime does not
-look for it; Arm and RISC-V processors return a value. The toolkit records whether a model may do that. A
-package without the record is searched for the operators.
+**Integer division** by values of inputs: x86 processors raise a signal (SIGFPE) where the smallest integer is
+divided by -1, and onnxruntime does not look for it; Arm and RISC-V processors return a value. The toolkit
+records whether a model may do that. A package without the record is searched for the operators.
+
+**Loops** in an engine that has no way to end a run. The process is ended instead.
 """
 
 import platform
@@ -11,11 +13,24 @@ from typing import Final
 
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.figures import INTEGER_DIVISION_FIGURE
+from edgekit_runtime.package.fixed_work import has_loop
 from edgekit_runtime.package.variants import Variant
 
+_UNSTOPPABLE: Final = ("litert", "tensorrt")  # backends whose sessions have no `cancel_runs`
 _TRAPPING_MACHINES: Final = frozenset({"x86_64", "amd64", "i386", "i486", "i586", "i686"})
 # The operator of a node in an ONNX file: field 4 of NodeProto, three bytes long.
 _OPERATORS: Final = re.compile(rb"\x22\x03(?:Div|Mod)")
+
+
+def find_isolation_reason(package: OpenedPackage) -> str | None:
+    """Return why a model should run in a process of its own, after its name; or None."""
+    if can_trap(package):
+        return "divides integers by values of its inputs, which can end the process that does it"
+    choices = [choice for variant in package.manifest.all_variants for choice in variant.backend.chain]
+    models = {choice.artifact for choice in choices if choice.name in _UNSTOPPABLE}
+    if any(has_loop(package.read(model)) for model in models):
+        return "has a loop, in which its engine cannot be stopped"
+    return None
 
 
 def can_trap(package: OpenedPackage, machine: str | None = None) -> bool:
