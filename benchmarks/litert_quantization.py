@@ -115,7 +115,8 @@ def benchmark(work: Work, search_s: float) -> tuple[list[Row], float]:
         lambda: samples(calibration, name),
         per_channel=True,
         kinds=frozenset(forms.KINDS),
-        time_limit_s=search_s,
+        limit_s=search_s,
+        dims={},
         progress=lambda *_: None,
     )
     seconds = time.perf_counter() - start

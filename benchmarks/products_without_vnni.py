@@ -77,7 +77,7 @@ def make_forms(model: Path, samples: Path, count: int, folder: Path) -> None:
     )
     found = find_candidates(
         OnnxQuantizer(floats, SCHEMES["asymmetric"], threads=1), lambda: iter(calibration),
-        per_channel=True, kinds=frozenset({STATIC_INT8}), time_limit_s=0, progress=lambda *_: None,
+        per_channel=True, kinds=frozenset({STATIC_INT8}), limit_s=0, dims={}, progress=lambda *_: None,
     )  # fmt: skip
     int8 = next(one.model for one in found.candidates if one.form.kind == STATIC_INT8)
     (folder / "float.onnx").write_bytes(floats.SerializeToString())

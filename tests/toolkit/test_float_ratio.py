@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from tests.toolkit.package_run import isolated_home, package, tiny
 
-from edgekit_runtime.sessions.latency import Latency
-from edgekit_toolkit.selection.float_ratio import FloatRatio, find_slowdown, ratio_uncertainty
+from edgekit_toolkit.selection.float_ratio import FloatRatio, find_slowdown
 
 
 def test_choice_that_is_slower_here_is_said_to_be_with_both_figures():
@@ -22,24 +21,6 @@ def test_choice_without_a_modelled_figure_says_that_nothing_clearly_faster_keeps
     assert note.endswith(
         "it takes 1.20 x the source model (measured here); no form that keeps every limit is clearly faster"
     )
-
-
-def test_uncertainty_of_a_ratio_reaches_over_the_interval_of_its_median():
-    """Of 100 rounds from 1.00 to 1.99 the 95 % interval of the median is that of the ranks 40 to 60."""
-    rounds = Latency(tuple(1 + place / 100 for place in range(100)))
-    low, middle, high = 1.40, 1.495, 1.60
-    assert ratio_uncertainty(rounds, Latency((1.0,) * 100)) == pytest.approx(max(middle / low, high / middle))
-    assert ratio_uncertainty(Latency((2.0,) * 60), Latency((1.0,) * 60)) == 1.0
-
-
-def test_load_that_strikes_both_alike_is_no_uncertainty():
-    load = tuple(1 + (place % 7) / 3 for place in range(60))
-    assert ratio_uncertainty(Latency(tuple(2 * one for one in load)), Latency(load)) == pytest.approx(1.0)
-
-
-def test_uncertainty_of_a_ratio_of_few_rounds_reaches_over_all():
-    latency, reference = Latency((1.0, 1.0, 1.0, 1.0, 1.5)), Latency((1.0,) * 5)
-    assert ratio_uncertainty(latency, reference) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 1.03])

@@ -93,10 +93,10 @@ def test_search_takes_clipped_ranges_where_an_outlier_stretches_the_others() -> 
     samples = [{"x": rng.normal(size=(1, 8, 16, 16)).astype(np.float32)} for _ in range(20)]
     samples[19]["x"][0, 3, 5, 5] = 400.0  # behind the samples that noise is measured on
 
-    def labels(time_limit_s: float) -> list[str]:
+    def labels(limit_s: float) -> list[str]:
         found = find_candidates(
             OnnxQuantizer(model, ASYMMETRIC, threads=1), lambda: iter(samples), per_channel=True,
-            kinds=frozenset({forms.STATIC_INT8}), time_limit_s=time_limit_s, progress=lambda *_: None,
+            kinds=frozenset({forms.STATIC_INT8}), limit_s=limit_s, dims={}, progress=lambda *_: None,
         )  # fmt: skip
         return [one.label for one in found.candidates]
 

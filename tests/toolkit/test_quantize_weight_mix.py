@@ -63,7 +63,7 @@ def test_search_offers_sizes_between_int8_and_float16_weights() -> None:
     found = find_candidates(
         OnnxQuantizer(model, ASYMMETRIC, threads=1), lambda: iter([random_feeds(model, rng)] * 3),
         per_channel=True, kinds=frozenset({forms.FLOAT32, forms.FLOAT16_WEIGHTS, forms.INT8_WEIGHTS}),
-        time_limit_s=60, progress=lambda *_: None,
+        limit_s=60, dims={}, progress=lambda *_: None,
     )  # fmt: skip
     by_label = {one.label: one for one in found.candidates}
     plain, half = by_label["int8 weights, float arithmetic"], by_label["float16 weights"]

@@ -121,7 +121,7 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
     type=click.FloatRange(min=0),
     default=60.0,
     show_default=True,
-    help="Wall-clock time for the search of ranges and mixed precisions.",
+    help="Work of the search of ranges and mixed precisions, in seconds of a nominal processor.",
 )
 @click.option(
     "--key",

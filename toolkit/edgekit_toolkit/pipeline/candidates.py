@@ -4,7 +4,6 @@ It compares forms only by output noise on calibration samples; scores on held-ou
 """
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -17,9 +16,10 @@ from edgekit_toolkit.quantize.clipping import least_error_range, percentile_rang
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.quantizer import Factors, Quantizer
-from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, decibel, measure_blocks, mixed_plans
+from edgekit_toolkit.quantize.search_work import SearchWork
+from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, decibel, mixed_plans
 from edgekit_toolkit.quantize.smallest_form import check_smallest_form
-from edgekit_toolkit.quantize.weight_mix import LayerCost, mixes
+from edgekit_toolkit.quantize.weight_mix import mixes
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.shards import Batching
 
@@ -30,19 +30,17 @@ _MAX_RELEASED = 6
 _ELEMENTWISE_LOSS_DB = 3.0
 # One scale for each tensor saves a few percent of the size; with more noise than this it is never chosen.
 _PER_TENSOR_LOSS_DB = 1.0
-# Share of the remaining time for measuring single blocks; the rest is for releasing them.
+# Share of the remaining work for measuring single blocks; the rest is for releasing them.
 _BLOCKS_SHARE = 0.6
-# Share of the search's time that is kept for mixing the precisions of weights, which comes last.
+# Share of the search's work that is kept for mixing the precisions of weights, which comes last.
 _WEIGHTS_SHARE = 0.3
-# Rounded weights make nearly the same noise on every sample.
-_WEIGHT_SAMPLES = 4
 # If int8 weights alone make at most 1 % of noise in the output, a mix gains nothing visible.
 _CLEAR_DB = 40.0
 # Samples for histograms: more of them change a percentile little, and each value is counted.
 _HISTOGRAM_SAMPLES = 32
 _FIDELITY_SAMPLES = 16
 _FIDELITY_BYTES = 64 << 20
-# Fidelity is measured a hundred times: a pass over its samples should not take longer than this.
+# Fidelity is measured a hundred times: a pass over its samples should not be more work than this.
 _FIDELITY_PASS_S = 0.3
 
 
@@ -129,7 +127,8 @@ def find_candidates(
     per_channel: bool,
     kinds: frozenset[str],
     max_bytes: float = math.inf,
-    time_limit_s: float,
+    limit_s: float,
+    dims: Mapping[str, int],
     progress: Progress,
     like: Form | None = None,
 ) -> CandidateSet:
@@ -141,8 +140,9 @@ def find_candidates(
         per_channel: whether that engine takes a weight scale for each channel.
         kinds: forms that the target's engine runs.
         max_bytes: limit on the size of the package.
-        time_limit_s: wall-clock time from now. The plain forms are always made; clipped ranges and mixed
-            precisions are tried while there is time.
+        limit_s: limit of the work, as `SearchWork` counts it. The plain forms are always made; clipped ranges
+            and mixed precisions are tried while some is left.
+        dims: sizes of free dimensions.
         progress: called with the present step, how much of it is done, and its total.
         like: the only form beside the float model, made once with weights near to its `earlier` model and
             once without; None to search.
@@ -152,16 +152,22 @@ def find_candidates(
         BudgetError: no form of the model can keep the limit on size.
     """
     check_smallest_form(quantizer, max_bytes)
-    end = time.monotonic() + time_limit_s
     name, source = quantizer.source_form()
     floats = Candidate(name, Form(forms.FLOAT32), source, decibel(0.0))
     found = CandidateSet([floats])
     if (reason := quantizer.why_no_forms()) is not None:
         found.dropped.append(f"all other forms: {reason}")
         return found
-    samples = _fidelity_samples(quantizer, calibration)
-    axes = quantizer.softmax_axes()
-    fidelity = Fidelity(quantizer.model, samples, threads=quantizer.threads, softmax_axes=axes)
+    work = SearchWork(quantizer.model, dims, limit_s)
+    samples = _fidelity_samples(calibration, work)
+    fidelity = Fidelity(
+        quantizer.model,
+        samples,
+        threads=quantizer.threads,
+        softmax_axes=quantizer.softmax_axes(),
+        parts=quantizer.output_parts(samples[0]),
+        work=work,
+    )
     found.noise_samples = len(samples) * (Batching.of(quantizer.model.specs()[0]).size or 1)
     if like is not None:
         for label, form in ((_NEAR, like), (_LIKE, replace(like, earlier=None))):
@@ -169,7 +175,7 @@ def find_candidates(
                 why = f": {found.dropped[0]}" if found.dropped else ""
                 raise RecipeError(f"--like: the earlier package's form fits no layer of this model{why}")
         return found
-    search = _Search(quantizer, calibration, fidelity, per_channel, found, progress, end)
+    search = _Search(quantizer, calibration, fidelity, per_channel, found, progress, work)
     for kind, label in quantizer.labels.items():
         if kind in kinds:
             progress(f"building: {label}", None, None)
@@ -184,24 +190,21 @@ def find_candidates(
     return found
 
 
-def _fidelity_samples(quantizer: Quantizer, calibration: Callable[[], Iterator[Feeds]]) -> list[Feeds]:
-    run = quantizer.model.open(threads=quantizer.threads)
+def _fidelity_samples(calibration: Callable[[], Iterator[Feeds]], work: SearchWork) -> list[Feeds]:
     samples: list[Feeds] = []
-    held, spent_s = 0, 0.0
+    total_bytes = 0
     for feeds in islice(calibration(), _FIDELITY_SAMPLES):
-        begin = time.perf_counter()
-        run(feeds)
-        spent_s += time.perf_counter() - begin
         samples.append(feeds)
-        held += sum(array.nbytes for array in feeds.values())
-        if len(samples) >= 2 and (held > _FIDELITY_BYTES or spent_s > _FIDELITY_PASS_S):
+        total_bytes += sum(array.nbytes for array in feeds.values())
+        pass_s = len(samples) * work.inference_s
+        if len(samples) >= 2 and (total_bytes > _FIDELITY_BYTES or pass_s > _FIDELITY_PASS_S):
             break
     return samples
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """One search: its inputs, its results, and its end time."""
+    """One search: its inputs, its results, and its limit."""
 
     quantizer: Quantizer
     calibration: Callable[[], Iterator[Feeds]]
@@ -209,26 +212,21 @@ class _Search:
     per_channel: bool
     found: CandidateSet
     progress: Progress
-    end_s: float
-
-    def _part_of_time(self, share: float, end_s: float) -> float:
-        """Return the moment at which this share of the time from now to `end_s` is over."""
-        now_s = time.monotonic()
-        return now_s + share * (end_s - now_s)
-
-    def _is_over(self, moment_s: float) -> Callable[[], bool]:
-        return lambda: time.monotonic() >= moment_s
+    work: SearchWork
 
     def mix_weights(self) -> None:
         """Add forms whose noisiest layers keep float16 weights while the others have int8 weights."""
         layers = self.quantizer.int8_layers()
         if not self._weights_need_mixing() or len(layers) < 2:
             return
-        costs = self._layer_costs(layers, self._is_over(self.end_s))
+        costs = []
+        for cost in self.quantizer.weight_costs(layers, self.fidelity, self.work.reaches(self.work.limit_s)):
+            costs.append(cost)
+            self.progress("measuring weights", len(costs), len(layers))
         unknown = frozenset(layers) - {one.layer for one in costs}
         if unknown:  # they stay int8
             self.found.dropped.append(
-                f"sensitivity of the weights of {len(unknown)} of {len(layers)} layers: no time left"
+                f"sensitivity of the weights of {len(unknown)} of {len(layers)} layers: limit of the search"
             )
         for kept in mixes(costs):
             chosen = kept | unknown
@@ -242,31 +240,10 @@ class _Search:
         whole = next((one for one in self.found.candidates if one.form.kind == forms.INT8_WEIGHTS), None)
         return whole is not None and whole.snr_db < _CLEAR_DB
 
-    def _layer_costs(self, layers: Sequence[str], expired: Callable[[], bool]) -> list[LayerCost]:
-        quantizer = self.quantizer
-        few = Fidelity(
-            quantizer.model,
-            self.fidelity.samples[:_WEIGHT_SAMPLES],
-            threads=quantizer.threads,
-            softmax_axes=quantizer.softmax_axes(),
-        )
-        half = quantizer.build(Form(forms.FLOAT16_WEIGHTS)) or quantizer.model
-        costs: list[LayerCost] = []
-        for layer in layers:
-            if expired():
-                break
-            built = quantizer.build(Form(forms.INT8_WEIGHTS, layers=frozenset({layer})))
-            if built is None:
-                raise ValueError(f"layer {layer!r} has no int8 weights")
-            saved_bytes = half.size_bytes - built.size_bytes
-            costs.append(LayerCost(layer, few.noise(built), saved_bytes))
-            self.progress("measuring weights", len(costs), len(layers))
-        return costs
-
     def add_static_forms(self) -> None:
         """Add the static int8 forms, then mixed precision of the best one."""
         share = 1 - _WEIGHTS_SHARE if self._weights_need_mixing() else 1.0
-        end_s = self._part_of_time(share, self.end_s)
+        limit_s = self.work.part(share, self.work.limit_s)
         quantizer = self.quantizer
         everything = quantizer.kernels(elementwise=True)
         products = quantizer.kernels(elementwise=False)
@@ -274,13 +251,11 @@ class _Search:
             return
         variants = self._variants(everything)
         made = []
-        for names, where in ((everything, "all layers"), (products, "matrix products only")):
-            if names is products and set(products) == set(everything):
-                continue
+        for where, names in self._kernel_sets(everything, products, variants[0].ranges).items():
             rivals = []
             for one in variants:
                 self.progress(f"building: int8 {one.label}, {where}", None, None)
-                plan = Plan(quantizer.scheme, frozenset(names), one.ranges, one.per_channel)
+                plan = Plan(quantizer.scheme, names, one.ranges, one.per_channel)
                 form = Form(forms.STATIC_INT8, plan, one.factors)
                 candidate = self.found.add(f"int8 {one.label}, {where}", quantizer, form, self.fidelity)
                 if candidate is not None:
@@ -292,7 +267,24 @@ class _Search:
             # costs too much.
             closest, first = max(bases, key=_snr), bases[0]
             is_close = first.snr_db >= closest.snr_db - _ELEMENTWISE_LOSS_DB
-            self._mix_kernels(first if is_close else closest, end_s)
+            self._mix_kernels(first if is_close else closest, limit_s)
+
+    def _kernel_sets(
+        self, everything: Sequence[str], products: Sequence[str], ranges: Ranges
+    ) -> dict[str, frozenset[str]]:
+        """Return the sets of kernels that the search tries, by name, the largest first."""
+        whole = frozenset(everything) - self.quantizer.unlike_joins(everything, ranges)
+        sets = {
+            "all layers": whole,
+            # Decoding boxes and scores takes little time and needs more than 8 bits.
+            "decoding in float": whole - self.quantizer.tail(everything),
+            "matrix products only": frozenset(products),
+        }
+        return {
+            where: names
+            for number, (where, names) in enumerate(sets.items())
+            if names not in [*sets.values()][:number]
+        }
 
     def _variants(self, kernels: Sequence[str]) -> list["_Variant"]:
         """Return the ways to quantize these kernels that the search tries."""
@@ -301,6 +293,7 @@ class _Search:
         def count() -> None:
             nonlocal done
             done += 1
+            self.work.count(inferences=1)
             self.progress("calibrating", done, None)
 
         found = self.quantizer.ranges(kernels, self.calibration, count)
@@ -312,7 +305,7 @@ class _Search:
             if factors:
                 balanced = {name: item.whole() for name, item in scaled.items()}
                 variants.append(_Variant(f"{scales} equalized", True, balanced, factors))
-        if time.monotonic() < self.end_s:
+        if not self.work.reaches(self.work.limit_s)():
             for label, clipped in self._clipped(kernels, whole).items():
                 variants.append(_Variant(f"{scales}, {label}", per_channel, clipped))
         if per_channel:
@@ -329,24 +322,29 @@ class _Search:
         closest = {name: least_error_range(one, symmetric=symmetric) for name, one in histograms.items()}
         return {"99.99 % ranges": {**whole, **kept}, "least-error ranges": {**whole, **closest}}
 
-    def _mix_kernels(self, best: Candidate, end_s: float) -> None:
+    def _mix_kernels(self, best: Candidate, limit_s: float) -> None:
         """Add mixed-precision forms: the best static one with its noisiest blocks in float."""
         plan, found = best.form.plan, self.found
         if plan is None:
             raise ValueError(f"{best.label} is not a static int8 form")
         write = self.quantizer.writer(best.form.factors)
-        parts = self.quantizer.blocks(plan)
-        blocks_end_s = self._part_of_time(_BLOCKS_SHARE, end_s)
-        for noise in measure_blocks(write, plan, parts, self.fidelity, self._is_over(blocks_end_s)):
+        blocks_done = self.work.reaches(self.work.part(_BLOCKS_SHARE, limit_s))
+        for noise in self.quantizer.block_noises(plan, best.form.factors, self.fidelity, blocks_done):
             found.noises.append(noise)
-            self.progress("measuring layers", len(found.noises), len(parts))
-        if len(found.noises) < len(parts):
+            self.progress("measuring layers", len(found.noises), None)
+        unknown = plan.kernels.difference(*(noise.block for noise in found.noises))
+        if unknown:
             found.dropped.append(
-                f"sensitivity of {len(parts) - len(found.noises)} of {len(parts)} layers: no time left"
+                f"sensitivity of {len(unknown)} of {len(plan.kernels)} kernels: limit of the search"
             )
         base = best.label.removeprefix("int8 ")
         steps = mixed_plans(
-            write, plan, found.noises, self.fidelity, max_blocks=_MAX_RELEASED, expired=self._is_over(end_s)
+            write,
+            plan,
+            found.noises,
+            self.fidelity,
+            max_blocks=_MAX_RELEASED,
+            expired=self.work.reaches(limit_s),
         )
         for count, step in enumerate(steps, start=1):
             if not step.plan.kernels:

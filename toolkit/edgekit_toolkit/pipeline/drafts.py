@@ -20,7 +20,6 @@ from edgekit_toolkit.pipeline.prepare import Prepared
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.run import JudgedCandidate
 from edgekit_toolkit.selection.choice import Measured
-from edgekit_toolkit.selection.float_ratio import ratio_uncertainty
 
 
 def draft_packages(
@@ -28,8 +27,10 @@ def draft_packages(
     prepared: Prepared,
     candidates: Sequence[Candidate],
     scores: Scores,
-    latencies: Sequence[Latency],
     signer: StatementSigner,
+    *,
+    latencies: Sequence[Latency],
+    processor_ratios: Sequence[float],
 ) -> list[JudgedCandidate]:
     """Return the candidates with their costs, recipes and packages, in order.
 
@@ -38,8 +39,9 @@ def draft_packages(
         prepared: model and samples behind the candidates.
         candidates: the float model first.
         scores: scores of the candidates, in order.
-        latencies: latencies of the source model and of the candidates, in order.
         signer: signs packages, whose size counts.
+        latencies: latencies of the candidates here, in order.
+        processor_ratios: processor time of each here, over that of the source model.
 
     Raises:
         BackendError: a model does not run on the golden inputs.
@@ -47,10 +49,10 @@ def draft_packages(
     """
     target, dims = request.target, prepared.dims
     here = measures_here(target)
-    source_latency, *own_latencies = latencies
     on_target = model_on_target([one.model for one in candidates], target, dims, prepared.feeds[0])
     drafted = []
-    for place, (one, latency, modelled) in enumerate(zip(candidates, own_latencies, on_target, strict=True)):
+    rows = zip(candidates, latencies, processor_ratios, on_target, strict=True)
+    for place, (one, latency, ratio, modelled) in enumerate(rows):
         score = scores.choosing.of(place)
         confirmation = None if scores.confirmation is None else scores.confirmation.of(place)
         memory = find_memory(one.model, target, dims, prepared.feeds[0])
@@ -72,8 +74,7 @@ def draft_packages(
             one.label,
             costs,
             latency_uncertainty=1.0 if here else modelled.uncertainty,
-            host_ratio=latency.ratio_to(source_latency),
-            host_uncertainty=ratio_uncertainty(latency, source_latency),
+            host_ratio=ratio,
         )
         drafted.append(
             JudgedCandidate(

@@ -34,7 +34,7 @@ class Request:
         labels_from_folders: whether the class names are the sorted names of the samples' folders.
         preprocessing: description of the preprocessing, or None.
         threads: threads of the engine while judging and measuring.
-        search_s: seconds for the mixed-precision search.
+        search_s: limit of the mixed-precision search, in seconds of a nominal processor.
         backend: `ort`, `tensorrt` or `litert`; `auto` only for `engine_tournament.search_engines`.
         variants: most variants that the package carries, the default included, at least 1.
         strict: whether the drop must be shown to keep its limit, not only estimated to keep it.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edgekit_toolkit.evaluation.host_memory import measure_memory_here
-from edgekit_toolkit.evaluation.judge import measure_latencies
+from edgekit_toolkit.evaluation.judge import measure_latencies, measure_processor_ratios
 from edgekit_toolkit.evaluation.scoring import Scores, score_candidates
 from edgekit_toolkit.measurement.host_load import LoadMeter
 from edgekit_toolkit.models.model import Runner
@@ -65,7 +65,8 @@ def search(
             per_channel=request.target.quantization.per_channel,
             kinds=KINDS[request.backend],
             max_bytes=request.budget.limits.get("size", math.inf),
-            time_limit_s=request.search_s,
+            limit_s=request.search_s,
+            dims=prepared.dims,
             progress=progress,
             like=request.like,
         )
@@ -78,8 +79,15 @@ def search(
         meter = LoadMeter()
         latencies = measure_latencies([reference, *runs], prepared.feeds[0])
         load = meter.finish(latencies[0])
+        _, *ratios = measure_processor_ratios([reference, *runs], prepared.feeds[0])
         drafted = draft_packages(
-            replace(request, budget=limits), prepared, found.candidates, scores, latencies, signer
+            replace(request, budget=limits),
+            prepared,
+            found.candidates,
+            scores,
+            signer,
+            latencies=latencies[1:],
+            processor_ratios=ratios,
         )
     with phases.phase("choose"):
         candidates, accepted = _choose(request, limits, prepared, drafted, scores=scores, signer=signer)

@@ -1,13 +1,13 @@
 """The plan of a quantized form, which the search varies and a recipe stores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute, float_tensors, reads
-from edgekit_toolkit.quantize.precise import OperatorNode, precise_operators
+from edgekit_toolkit.quantize.precise import OperatorNode, operators_behind_products, precise_operators
 from edgekit_toolkit.quantize.scheme import Scheme
 
 COMPUTE = frozenset({"Conv", "Gemm", "MatMul"})
@@ -19,6 +19,10 @@ MOVEMENT = frozenset(
     }
 )  # fmt: skip
 _ACTIVATIONS = frozenset({"Relu", "Clip"})
+# Tensors whose values differ by more than this factor do not share a scale: 8 bits hold 255 steps.
+UNLIKE = 16.0
+
+Ranges = Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,33 @@ def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> t
 
 def _precise(index: GraphIndex) -> set[str]:
     """Return first outputs of the nodes that stay in float because later nodes need precise inputs."""
-    nodes: list[OperatorNode[str]] = [
+    found = precise_operators(_operator_nodes(index), index.outputs)
+    return {node.outputs[0] for node in found if node.outputs}
+
+
+def tail_kernels(model: onnx.ModelProto, kernels: Sequence[str]) -> frozenset[str]:
+    """Return those of the kernels that no matrix product follows."""
+    behind = operators_behind_products(_operator_nodes(GraphIndex(model.graph)))
+    return frozenset(kernels).intersection(name for node in behind for name in node.outputs)
+
+
+def unlike_joins(model: onnx.ModelProto, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
+    """Return those of the kernels that join tensors of unlike ranges, which one scale cannot hold."""
+    index = GraphIndex(model.graph)
+    joins = ((name, index.producers[name]) for name in kernels)
+    return frozenset(
+        name for name, node in joins if node.op_type == "Concat" and are_unlike(node.input, ranges)
+    )
+
+
+def are_unlike(names: Iterable[str], ranges: Ranges) -> bool:
+    """Return whether the widest range of these tensors is over `UNLIKE` times the narrowest that is not 0."""
+    reaches = [max(map(abs, ranges[name])) for name in names if name in ranges]
+    return max(reaches, default=0) > UNLIKE * min(filter(None, reaches), default=np.inf)
+
+
+def _operator_nodes(index: GraphIndex) -> list[OperatorNode[str]]:
+    return [
         OperatorNode(
             node.op_type,
             [None if not name or name in index.initializers else name for name in _operands(node)],
@@ -76,7 +106,6 @@ def _precise(index: GraphIndex) -> set[str]:
         )
         for node in index.graph.node
     ]
-    return {node.outputs[0] for node in precise_operators(nodes, index.outputs) if node.outputs}
 
 
 def _operands(node: onnx.NodeProto) -> list[str]:

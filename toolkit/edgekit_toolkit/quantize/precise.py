@@ -1,4 +1,6 @@
-"""Finds operators that must stay in float, because their inputs need relative precision.
+"""Finds operators that stay in float, from the order of a graph alone.
+
+Some must, because their inputs need relative precision; others may, because they only decode results.
 
 A normalisation written as single operators divides by the root of a variance. Eight bits hold variances down
 to 1/255 of the largest one; all smaller ones become 0, and the division gives infinities. Square roots,
@@ -71,3 +73,19 @@ def precise_operators(nodes: Sequence[OperatorNode[T]], ends: Collection[T]) -> 
         if only_asked or spread & set(node.inputs):
             kept[id(node)] = node
     return list(kept.values())
+
+
+def operators_behind_products(nodes: Sequence[OperatorNode[T]]) -> list[OperatorNode[T]]:
+    """Return the operators that no matrix product follows, such as the decoding of boxes and scores.
+
+    Args:
+        nodes: operators in topological order.
+    """
+    read_before: set[T] = set()
+    behind = []
+    for node in reversed(nodes):
+        if node.product or not read_before.isdisjoint(node.outputs):
+            read_before.update(tensor for tensor in node.inputs if tensor is not None)
+        else:
+            behind.append(node)
+    return behind

@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
 from edgekit_toolkit.quantize.forms import Form
-from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.quantize.plan import Plan, Ranges
 from edgekit_toolkit.quantize.ranges import Histogram, Range
 from edgekit_toolkit.quantize.scheme import Scheme
+from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, Parts
+from edgekit_toolkit.quantize.weight_mix import LayerCost
 from edgekit_toolkit.samples.generated import Feeds
 
 Factors = Mapping[str, NDArray[np.float32]]
@@ -74,6 +76,12 @@ class Quantizer(Protocol):
     def softmax_axes(self) -> Sequence[int | None]:
         """Return for each output the axis of the softmax that makes it, or None."""
 
+    def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:
+        """Return for each output the number of the tensor that each of its values comes from.
+
+        None where they come from one tensor, or where that is not known.
+        """
+
     def build(self, form: Form) -> Model | None:
         """Return the form's model, or None if the model has no layer that the form changes.
 
@@ -83,6 +91,12 @@ class Quantizer(Protocol):
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
         """Return the operators that can become integer kernels, in order: all, or only matrix products."""
+
+    def tail(self, kernels: Sequence[str]) -> frozenset[str]:
+        """Return those of the kernels that no matrix product follows: the decoding of boxes and scores."""
+
+    def unlike_joins(self, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
+        """Return those of the kernels that join tensors of ranges too unlike for one scale."""
 
     def ranges(
         self,
@@ -115,5 +129,19 @@ class Quantizer(Protocol):
     def writer(self, factors: Factors) -> Callable[[Plan], Model]:
         """Return a call that writes a plan for the model with these factors, only for measurements."""
 
-    def blocks(self, plan: Plan) -> list[tuple[str, ...]]:
-        """Return the plan's kernels, grouped by the matrix product that they follow."""
+    def block_noises(
+        self, plan: Plan, factors: Factors, fidelity: Fidelity, expired: Callable[[], bool]
+    ) -> Iterator[BlockNoise]:
+        """Yield the noise that each block of the plan adds if only this block is quantized.
+
+        Args:
+            plan: kernels and ranges.
+            factors: channel factors of equalized tensors.
+            fidelity: samples, and the weights of errors.
+            expired: whether no more work is allowed. Blocks that are not yielded are unknown.
+        """
+
+    def weight_costs(
+        self, layers: Sequence[str], fidelity: Fidelity, expired: Callable[[], bool]
+    ) -> Iterator[LayerCost]:
+        """Yield noise and saving of int8 weights in each layer alone; see `block_noises`."""

@@ -16,10 +16,14 @@ from numpy.typing import NDArray
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
-from edgekit_toolkit.quantize.plan import COMPUTE, Plan
+from edgekit_toolkit.quantize.forms import FLOAT16_WEIGHTS, INT8_WEIGHTS, Form
+from edgekit_toolkit.quantize.plan import COMPUTE, UNLIKE, Plan
+from edgekit_toolkit.quantize.search_work import SearchWork
+from edgekit_toolkit.quantize.weight_mix import LayerCost
 from edgekit_toolkit.samples.generated import Feeds
 
 Block = tuple[str, ...]
+Parts = NDArray[np.int64]
 
 # No decision depends on smaller probabilities.
 _LEAST_PROBABILITY = 1e-6
@@ -38,11 +42,17 @@ def softmax_axes(model: onnx.ModelProto) -> list[int | None]:
 class Fidelity:
     """Output noise of variants of a model against the model itself, on a few samples.
 
+    Noise is the power of the error over that of the output. Values of one output that come from tensors of
+    unlike power (boxes and scores, say) count as outputs of their own, or the larger ones would hide an error
+    in the others.
+
     Args:
         model: float model.
         samples: inputs; they and the outputs are held in memory.
         threads: threads of one inference.
         softmax_axes: for each output the axis of the softmax that makes it, or None.
+        parts: for each output the number of the tensor that each value comes from, or None.
+        work: where the work is counted, if it is.
     """
 
     def __init__(
@@ -52,34 +62,107 @@ class Fidelity:
         *,
         threads: int,
         softmax_axes: Sequence[int | None],
+        parts: Sequence[Parts | None] | None = None,
+        work: SearchWork | None = None,
     ) -> None:
+        self.work = work
+        self.model = model
         self.samples = samples
         self._threads = threads
-        self._softmax_axes = list(softmax_axes)
+        self.softmax_axes = list(softmax_axes)
         run = model.open(threads=threads)
         self.reference = [run(feeds) for feeds in samples]
+        self.float_outputs = [
+            place
+            for place, output in enumerate(self.reference[0])
+            if np.issubdtype(output.dtype, np.floating)
+        ]
+        self._groups = {
+            place: _group(parts[place] if parts is not None else None, self._wanted(place))
+            for place in self.float_outputs
+        }
+        self._power = {
+            place: np.sum([self._sums(place, value**2) for value in self._wanted(place)], axis=0)
+            for place in self.float_outputs
+        }
+
+    def _wanted(self, place: int) -> list[NDArray[np.float64]]:
+        axis = self.softmax_axes[place]
+        return [_comparable(outputs[place], axis) for outputs in self.reference]
+
+    def _sums(self, place: int, squares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sum of one sample's squares for each group of an output's values."""
+        groups = self._groups[place]
+        if groups is None or groups.shape != squares.shape:
+            return np.atleast_1d(squares.sum())
+        counts = np.bincount(groups.reshape(-1), squares.reshape(-1), minlength=int(groups.max()) + 1)
+        return counts.astype(np.float64)
 
     def noise(self, variant: Model) -> float:
-        """Return the power of the output error over the power of the output, over all samples; else inf.
+        """Return the noise of a variant over all samples; infinite if an output is not finite.
 
-        It is the mean over the float outputs. An output with another shape than the reference's, such as a
-        list of detections, counts as all error.
+        It is the mean over the float outputs, and over the groups of values in one. An output with another
+        shape than the reference's, such as a list of detections, counts as all error.
         """
+        self.count(inferences=len(self.samples), models=1)
         run = variant.open(threads=self._threads)
-        error, power = np.zeros(len(self._softmax_axes)), np.zeros(len(self._softmax_axes))
-        is_float = [np.issubdtype(output.dtype, np.floating) for output in self.reference[0]]
+        error = {place: np.zeros_like(power) for place, power in self._power.items()}
         for feeds, expected in zip(self.samples, self.reference, strict=True):
             results = run(feeds)
-            for place in np.flatnonzero(is_float):
-                axis = self._softmax_axes[place]
-                want = _comparable(expected[place], axis)
-                got = _comparable(results[place], axis)
-                power[place] += (want**2).sum()
+            for place in self.float_outputs:
+                axis = self.softmax_axes[place]
+                want, got = _comparable(expected[place], axis), _comparable(results[place], axis)
                 with np.errstate(invalid="ignore"):  # infinity minus infinity
-                    error[place] += ((got - want) ** 2 if got.shape == want.shape else want**2).sum()
-        ratios = (error / np.maximum(power, 1e-30))[is_float]
-        noise = float(ratios.mean()) if ratios.size else 0.0
+                    squares = (got - want) ** 2 if got.shape == want.shape else want**2
+                error[place] += self._sums(place, squares)
+        ratios = [(error[place] / np.maximum(power, 1e-30)).mean() for place, power in self._power.items()]
+        noise = float(np.mean(ratios)) if ratios else 0.0
         return noise if np.isfinite(noise) else np.inf
+
+    def count(self, *, inferences: float, models: float) -> None:
+        """Count work on the samples."""
+        if self.work is not None:
+            self.work.count(inferences=inferences, models=models)
+
+    def probes(self, sample: int, number: int) -> list[NDArray[np.float32]]:
+        """Return random weights of each float output on a sample, or of the logits of a softmax.
+
+        Others for each number.
+
+        Their product with an error has this error's share of `noise` as its mean square.
+        """
+        signs = np.random.default_rng([sample, number])
+        found = []
+        for place in self.float_outputs:
+            value, groups, power = self.reference[sample][place], self._groups[place], self._power[place]
+            weights = 1 / (np.maximum(power, 1e-30) * len(power) * len(self.float_outputs))
+            each = weights[groups] if groups is not None and groups.shape == value.shape else weights[0]
+            probe = signs.choice([-1.0, 1.0], value.shape) * np.sqrt(each)
+            axis = self.softmax_axes[place]
+            found.append((probe if axis is None else _to_logits(probe, value, axis)).astype(np.float32))
+        return found
+
+
+def _to_logits(probe: NDArray[Any], softmax: NDArray[Any], axis: int) -> NDArray[Any]:
+    """Return weights of the logits that change as `_comparable` weighted by `probe` does."""
+    centred = probe - probe.mean(axis=axis, keepdims=True)
+    visible = centred * (softmax > _LEAST_PROBABILITY)
+    return np.asarray(visible - softmax * visible.sum(axis=axis, keepdims=True))
+
+
+def _group(parts: Parts | None, values: Sequence[NDArray[np.float64]]) -> Parts | None:
+    """Return the number of the group of each value: parts whose mean powers are alike are in one group."""
+    if parts is None or any(value.shape != parts.shape for value in values):
+        return None
+    count = np.bincount(parts.reshape(-1))
+    power = sum(np.bincount(parts.reshape(-1), (value**2).reshape(-1)) for value in values) / count
+    group, first = np.zeros(len(count), np.int64), np.inf
+    number = -1
+    for part in np.argsort(-power, kind="stable"):
+        if power[part] * UNLIKE**2 < first:
+            number, first = number + 1, power[part]
+        group[part] = number
+    return group[parts] if number else None
 
 
 def _comparable(value: NDArray[Any], softmax_axis: int | None) -> NDArray[np.float64]:
@@ -132,6 +215,23 @@ def measure_blocks(
         if expired():
             return
         yield BlockNoise(block, _noise(write, replace(plan, kernels=frozenset(block)), fidelity))
+
+
+def measure_weights(
+    build: Callable[[Form], Model | None],
+    layers: Sequence[str],
+    fidelity: Fidelity,
+    expired: Callable[[], bool],
+) -> Iterator[LayerCost]:
+    """Yield the cost of int8 weights in each layer until the time is over, with float16 in all others."""
+    half = build(Form(FLOAT16_WEIGHTS)) or fidelity.model
+    for layer in layers:
+        if expired():
+            return
+        built = build(Form(INT8_WEIGHTS, layers=frozenset({layer})))
+        if built is None:
+            raise ValueError(f"layer {layer!r} has no int8 weights")
+        yield LayerCost(layer, fidelity.noise(built), half.size_bytes - built.size_bytes)
 
 
 def _noise(write: Callable[[Plan], Model], plan: Plan, fidelity: Fidelity) -> float:

@@ -11,12 +11,11 @@ from edgekit_toolkit.selection.budget import UNITS, Budget
 COSTS = ("size", "latency", "memory", "energy", "drop")
 # Two latencies closer than this count as equal.
 SAME_LATENCY = 0.03
-# For ratios measured on this machine for another one: a second run of the same forms moves them as far.
-SAME_HOST_LATENCY = 0.10
-# A larger difference always counts, even with few and noisy rounds: it is more likely true than not.
-MOST_BY_CHANCE = 1.25
+# For processor times measured on this machine: a second run of the same forms moves their ratio by less, and
+# other work on the machine does not move this limit, as it would move the spread of the runs (ADR 0032).
+SAME_HOST_TIME = 0.15
 # Largest time of a form for a GPU on this machine's processor, as a multiple of float32.
-MOST_FOR_GPU = 1.05
+MOST_FOR_GPU = 1 + SAME_HOST_TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +29,8 @@ class Measured:
             infinite, so that no limit on it is kept.
         latency_uncertainty: factor by which the latency may be off relative to another candidate's; 1 if it
             was measured on the target.
-        host_ratio: latency measured on this machine as a multiple of the source model's; infinite if it
-            was not.
-        host_uncertainty: factor by which chance may have moved `host_ratio` either way.
+        host_ratio: processor time measured on this machine as a multiple of the source model's; infinite if
+            it was not.
     """
 
     id: str
@@ -40,33 +38,18 @@ class Measured:
     figures: Mapping[str, float]
     latency_uncertainty: float = 1.0
     host_ratio: float = math.inf
-    host_uncertainty: float = 1.0
 
     def __post_init__(self) -> None:
         for cost in COSTS:
             if math.isnan(self.figures.get(cost, math.nan)):
                 raise ValueError(f"candidate {self.id!r}: no figure for {cost}: {dict(self.figures)}")
-        if not min(self.latency_uncertainty, self.host_uncertainty) >= 1 or not self.host_ratio > 0:
+        if not self.latency_uncertainty >= 1 or not self.host_ratio > 0:
             raise ValueError(f"candidate {self.id!r}: expected an uncertainty of at least 1, got {self}")
 
     @property
     def alike(self) -> float:
         """Ratio of latencies on the target up to which another candidate counts as equal."""
         return max(1 + SAME_LATENCY, self.latency_uncertainty)
-
-    def is_slower_on_target(self, other: "Measured") -> bool:
-        """Whether measurements on the target show it to be slower: by 3 %, and beyond chance."""
-        ratio = self.figures["latency"] / other.figures["latency"]
-        return ratio > 1 + SAME_LATENCY and ratio > self._chance(other)
-
-    def is_slower_here(self, other: "Measured") -> bool:
-        """Whether this machine shows it to be slower than another: by 10 %, and beyond chance."""
-        ratio = self.host_ratio / other.host_ratio
-        return ratio > 1 + SAME_HOST_LATENCY and ratio > self._chance(other)
-
-    def _chance(self, other: "Measured") -> float:
-        """Return the ratio of two latencies measured here that chance alone may cause."""
-        return min(self.host_uncertainty * other.host_uncertainty, MOST_BY_CHANCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +139,16 @@ def _find_fastest(candidates: Sequence[Measured], *, on_gpu: bool) -> tuple[Sequ
     least = min((one.figures["latency"] for one in known), default=math.inf)
     near = [one for one in known if one.figures["latency"] <= least * one.alike]
     hosted = [one for one in (*near, *silent) if math.isfinite(one.host_ratio)]
-    if known and all(one.latency_uncertainty == 1 for one in known):
-        first = min(known, key=lambda one: one.figures["latency"])
-        level = [one for one in known if not one.is_slower_on_target(first)]
-        return level, f"{'the smallest of the fastest' if len(level) > 1 else 'the fastest'}, measured"
+    if known and all(one.latency_uncertainty == 1 for one in known):  # this machine is the target
+        times = [one.host_ratio if math.isfinite(one.host_ratio) else one.figures["latency"] for one in known]
+        return _fastest(known, times)
     if len(near) == 1 and not silent:
         margin = f"by more than its uncertainty of {near[0].alike:.2g} x"
         return near, f"the fastest as predicted for the target, {margin}"
     if not hosted:
         told = " as far as the target's model can tell" if near else ""
         return near or silent, f"the smallest of the fastest{told}"
-    fastest, place = _fit_for_gpu(hosted) if on_gpu else _fastest_here(hosted)
+    fastest, place = _fit_for_gpu(hosted) if on_gpu else _fastest(hosted, [one.host_ratio for one in hosted])
     if not near:
         return fastest, f"{place}, since latency on the target cannot be modelled"
     rivals = f"{len(near)} alike within {near[0].alike:.2g} x as predicted for the target"
@@ -175,15 +157,14 @@ def _find_fastest(candidates: Sequence[Measured], *, on_gpu: bool) -> tuple[Sequ
     return fastest, f"{place}, of {rivals}"
 
 
-def _fastest_here(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], str]:
-    first = min(candidates, key=lambda one: one.host_ratio)
-    fastest = [one for one in candidates if not one.is_slower_here(first)]
+def _fastest(candidates: Sequence[Measured], times: Sequence[float]) -> tuple[Sequence[Measured], str]:
+    """Return the candidates whose times here are alike with the least, and words for the smallest."""
+    limit = (1 + SAME_HOST_TIME) * min(times)
+    fastest = [one for one, time in zip(candidates, times, strict=True) if time <= limit]
     if len(fastest) == 1:
         return fastest, "the fastest measured on this machine"
-    return fastest, (
-        f"the smallest of {len(fastest)} that measurements on this machine cannot tell apart"
-        f" (within {100 * SAME_HOST_LATENCY:g} % or their spread)"
-    )
+    share = f"{100 * SAME_HOST_TIME:g} %"
+    return fastest, f"the smallest of {len(fastest)} within {share} of the fastest, measured on this machine"
 
 
 def _fit_for_gpu(candidates: Sequence[Measured]) -> tuple[Sequence[Measured], str]:

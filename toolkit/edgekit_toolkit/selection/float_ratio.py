@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from edgekit_runtime.sessions.latency import Latency
 from edgekit_toolkit.selection.choice import SAME_LATENCY
 
 
@@ -22,21 +21,6 @@ class FloatRatio:
     uncertainty: float
     here: float
     here_to_source: float
-
-
-def ratio_uncertainty(latency: Latency, reference: Latency) -> float:
-    """Return the factor by which chance may have moved the ratio of two latencies, at least 1.
-
-    It covers the 95 % interval of the ratio. Both were measured in the same rounds, so other load on the
-    machine affects both equally.
-
-    Args:
-        latency: latency of one model.
-        reference: latency of another model, measured in turns with it.
-    """
-    ratio = latency.ratio_to(reference)
-    low, high = latency.ratio_interval_to(reference)
-    return max(ratio / low, high / ratio)
 
 
 def find_slowdown(ratio: FloatRatio, target: str) -> list[str]:

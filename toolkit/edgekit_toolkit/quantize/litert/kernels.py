@@ -6,7 +6,8 @@ from typing import Final
 import numpy as np
 
 from edgekit_toolkit.quantize.litert.prepare import read_outputs, used_tensors
-from edgekit_toolkit.quantize.precise import OperatorNode, precise_operators
+from edgekit_toolkit.quantize.plan import Ranges, are_unlike
+from edgekit_toolkit.quantize.precise import OperatorNode, operators_behind_products, precise_operators
 from edgekit_toolkit.tflite.flatbuffer import (
     TYPES,
     Model,
@@ -32,6 +33,7 @@ _OTHERS: Final = frozenset(
         "SPLIT", "STRIDED_SLICE", "SUB", "TANH", "TRANSPOSE", "UNPACK",
     }
 )  # fmt: skip
+_JOINS: Final = frozenset({"CONCATENATION", "PACK"})
 
 _LARGEST: Final = 1e30
 
@@ -59,8 +61,37 @@ def kernel_names(model: Model, *, elementwise: bool) -> tuple[str, ...]:
 
 def _precise(model: Model) -> set[int]:
     """First outputs of the operators that stay in float because later ones need precise inputs."""
+    ends = [int(index) for index in model.subgraphs[0].outputs]
+    return {node.outputs[0] for node in precise_operators(_operator_nodes(model), ends)}
+
+
+def tail_kernels(model: Model, kernels: Sequence[str]) -> frozenset[str]:
+    """Return those of the kernels that no matrix product follows."""
+    tensors = model.subgraphs[0].tensors
+    behind = operators_behind_products(_operator_nodes(model))
+    return frozenset(kernels).intersection(
+        tensor_name(tensors[place]) for node in behind for place in node.outputs
+    )
+
+
+def unlike_joins(model: Model, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
+    """Return those of the kernels that join tensors of unlike ranges, which one scale cannot hold."""
+    wanted = frozenset(kernels)
+    joins = (
+        (tensor_name(graph.tensors[operator.outputs[0]]), graph, operator)
+        for graph, _, operator in operators(model)
+        if operator_name(model, operator) in _JOINS
+    )
+    return wanted & {
+        name
+        for name, graph, operator in joins
+        if are_unlike((tensor_name(graph.tensors[place]) for place in operator.inputs), ranges)
+    }
+
+
+def _operator_nodes(model: Model) -> list[OperatorNode[int]]:
     graph = model.subgraphs[0]
-    nodes: list[OperatorNode[int]] = [
+    return [
         OperatorNode(
             operator_name(model, operator),
             [
@@ -72,8 +103,6 @@ def _precise(model: Model) -> set[int]:
         )
         for operator in graph.operators
     ]
-    ends = [int(index) for index in graph.outputs]
-    return {node.outputs[0] for node in precise_operators(nodes, ends)}
 
 
 def _unbounded(model: Model) -> set[int]:

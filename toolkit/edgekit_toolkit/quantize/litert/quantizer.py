@@ -11,13 +11,27 @@ from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.litert import writer as litert
-from edgekit_toolkit.quantize.litert.kernels import blocks, kernel_names, touched_tensors
+from edgekit_toolkit.quantize.litert.kernels import (
+    blocks,
+    kernel_names,
+    tail_kernels,
+    touched_tensors,
+    unlike_joins,
+)
 from edgekit_toolkit.quantize.litert.prepare import prepare
 from edgekit_toolkit.quantize.litert.ranges import activation_reader
-from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.quantize.plan import Plan, Ranges
 from edgekit_toolkit.quantize.quantizer import Factors, FloatLayer
 from edgekit_toolkit.quantize.ranges import Histogram, Range, count_values, gather
 from edgekit_toolkit.quantize.scheme import LITERT, Scheme
+from edgekit_toolkit.quantize.sensitivity import (
+    BlockNoise,
+    Fidelity,
+    Parts,
+    measure_blocks,
+    measure_weights,
+)
+from edgekit_toolkit.quantize.weight_mix import LayerCost
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.flatbuffer import operator_name, operators, parsed, tensor_name
 from edgekit_toolkit.tflite.summary import summarise
@@ -130,6 +144,14 @@ class LiteRtQuantizer:
         """Return the operators that can become integer kernels, in order."""
         return kernel_names(parsed(self._prepared), elementwise=elementwise)
 
+    def tail(self, kernels: Sequence[str]) -> frozenset[str]:
+        """Return those of the kernels that no matrix product follows."""
+        return tail_kernels(parsed(self._prepared), kernels)
+
+    def unlike_joins(self, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
+        """Return those of the kernels that join tensors of ranges too unlike for one scale."""
+        return unlike_joins(parsed(self._prepared), kernels, ranges)
+
     def ranges(
         self, kernels: Sequence[str], samples: Callable[[], Iterator[Feeds]], progress: Callable[[], None]
     ) -> dict[str, Range]:
@@ -160,6 +182,19 @@ class LiteRtQuantizer:
 
         return lambda plan: self.build(Form(forms.STATIC_INT8, plan)) or self.model
 
-    def blocks(self, plan: Plan) -> list[tuple[str, ...]]:
-        """Return the plan's kernels, grouped by the matrix product that they follow."""
-        return blocks(parsed(self._prepared), plan.kernels)
+    def block_noises(
+        self, plan: Plan, factors: Factors, fidelity: Fidelity, expired: Callable[[], bool]
+    ) -> Iterator[BlockNoise]:
+        """Yield the noise of each block, one after the other: LiteRT's operators have no backward pass."""
+        parts = blocks(parsed(self._prepared), plan.kernels)
+        return measure_blocks(self.writer(factors), plan, parts, fidelity, expired)
+
+    def weight_costs(
+        self, layers: Sequence[str], fidelity: Fidelity, expired: Callable[[], bool]
+    ) -> Iterator[LayerCost]:
+        """Yield the costs of each layer, one after the other."""
+        return measure_weights(self.build, layers, fidelity, expired)
+
+    def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:  # noqa: ARG002  # see the class
+        """Return None for each output: parts are not looked for."""
+        return [None] * len(self._specs[1])

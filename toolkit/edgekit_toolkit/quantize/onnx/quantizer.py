@@ -6,6 +6,7 @@ from typing import Final
 
 import onnx
 
+from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.index import GraphIndex, opset
@@ -14,12 +15,30 @@ from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, float_typ
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form, build, stored_layers, weight_inputs
 from edgekit_toolkit.quantize.onnx.equalize import apply_factors, apply_to_ranges, find_factors
+from edgekit_toolkit.quantize.onnx.output_parts import output_parts
+from edgekit_toolkit.quantize.onnx.propagation import block_roundings, layer_rounding, propagate
 from edgekit_toolkit.quantize.onnx.qdq import write_qdq
-from edgekit_toolkit.quantize.plan import Plan, kernel_names, touched_tensors
+from edgekit_toolkit.quantize.plan import (
+    Plan,
+    Ranges,
+    kernel_names,
+    tail_kernels,
+    touched_tensors,
+    unlike_joins,
+)
 from edgekit_toolkit.quantize.quantizer import Factors, FloatLayer
 from edgekit_toolkit.quantize.ranges import Histogram, Range, activation_reader, collect, count_values
 from edgekit_toolkit.quantize.scheme import Scheme
-from edgekit_toolkit.quantize.sensitivity import Block, blocks, softmax_axes
+from edgekit_toolkit.quantize.sensitivity import (
+    BlockNoise,
+    Fidelity,
+    Parts,
+    blocks,
+    measure_blocks,
+    measure_weights,
+    softmax_axes,
+)
+from edgekit_toolkit.quantize.weight_mix import LayerCost
 from edgekit_toolkit.samples.generated import Feeds
 
 _MIN_QDQ_OPSET: Final = 13
@@ -107,6 +126,10 @@ class OnnxQuantizer:
         """Return for each output the axis of the softmax that makes it, or None."""
         return softmax_axes(self._proto)
 
+    def output_parts(self, feeds: Feeds) -> Sequence[Parts | None]:
+        """Return for each output the number of the tensor that each value comes from, or None."""
+        return output_parts(self._proto, feeds, threads=self.threads)
+
     def build(self, form: Form) -> OnnxModel | None:
         """Return the form's model, or None if the form changes nothing."""
         made = build(self._proto, form)
@@ -115,6 +138,14 @@ class OnnxQuantizer:
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
         """Return the nodes that can become integer kernels, in order."""
         return kernel_names(self._proto, self.scheme, elementwise=elementwise)
+
+    def tail(self, kernels: Sequence[str]) -> frozenset[str]:
+        """Return those of the kernels that no matrix product follows."""
+        return tail_kernels(self._proto, kernels)
+
+    def unlike_joins(self, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
+        """Return those of the kernels that join tensors of ranges too unlike for one scale."""
+        return unlike_joins(self._proto, kernels, ranges)
 
     def ranges(
         self, kernels: Sequence[str], samples: Callable[[], Iterator[Feeds]], progress: Callable[[], None]
@@ -145,10 +176,33 @@ class OnnxQuantizer:
         scaled = onnx.shape_inference.infer_shapes(apply_factors(self._proto, factors))
         return lambda plan: OnnxModel(write_qdq(scaled, plan))
 
-    def blocks(self, plan: Plan) -> list[Block]:
-        """Return the plan's kernels, grouped by the matrix product that they follow."""
+    def block_noises(
+        self, plan: Plan, factors: Factors, fidelity: Fidelity, expired: Callable[[], bool]
+    ) -> Iterator[BlockNoise]:
+        """Yield the noise of each block, by error propagation or, where that fails, one after the other."""
+        scaled = onnx.shape_inference.infer_shapes(apply_factors(self._proto, factors))
         names = (node.output[0] for node in self._proto.graph.node if node.output)
-        return blocks(self._proto, [name for name in names if name in plan.kernels])
+        parts = blocks(self._proto, [name for name in names if name in plan.kernels])
+        try:
+            errors = [block_roundings(scaled, plan, block) for block in parts]
+            noises = propagate(scaled, errors, fidelity, threads=self.threads)
+        except BackendError:
+            yield from measure_blocks(self.writer(factors), plan, parts, fidelity, expired)
+            return
+        yield from (BlockNoise(block, noise) for block, noise in zip(parts, noises, strict=True))
+
+    def weight_costs(
+        self, layers: Sequence[str], fidelity: Fidelity, expired: Callable[[], bool]
+    ) -> Iterator[LayerCost]:
+        """Yield the costs of each layer, by error propagation or, where that fails, one after the other."""
+        try:
+            errors = [[layer_rounding(self._proto, layer)] for layer in layers]
+            noises = propagate(self._proto, errors, fidelity, threads=self.threads)
+        except BackendError:
+            yield from measure_weights(self.build, layers, fidelity, expired)
+            return
+        for layer, (error,), noise in zip(layers, errors, noises, strict=True):
+            yield LayerCost(layer, noise, error.size)
 
 
 def _float_name(index: GraphIndex, output: str) -> str:

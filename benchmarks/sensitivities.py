@@ -1,0 +1,73 @@
+"""Compares the noise of all layers by error propagation with one layer at a time: time and order.
+
+    python benchmarks/sensitivities.py MODEL.onnx SAMPLES.npz [--samples 16] [--every 1]
+
+Both see the same samples and the same static int8 plan. `--every 3` measures each third layer alone.
+"""
+
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import click
+import numpy as np
+import onnx
+from scipy.stats import spearmanr
+
+from edgekit_toolkit.importers.onnx import load_onnx
+from edgekit_toolkit.passes.optimiser import optimise
+from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
+from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.quantize.scheme import ASYMMETRIC
+from edgekit_toolkit.quantize.sensitivity import Fidelity, measure_blocks
+from results import machine
+
+T = TypeVar("T")
+
+
+def timed(name: str, call: Callable[[], T]) -> T:
+    wall_s, processor_s = time.perf_counter(), time.process_time()
+    result = call()
+    wall_s, processor_s = time.perf_counter() - wall_s, time.process_time() - processor_s
+    click.echo(f"{name}: {processor_s:.1f} s of processor time, {wall_s:.1f} s on the clock")
+    return result
+
+
+@click.command()
+@click.argument("model", type=click.Path(exists=True, path_type=Path))
+@click.argument("data", type=click.Path(exists=True, path_type=Path))
+@click.option("--samples", "count", default=16, show_default=True)
+@click.option("--every", default=1, show_default=True, help="Measure every nth layer alone.")
+@click.option("--threads", default=2, show_default=True)
+def main(*, model: Path, data: Path, count: int, every: int, threads: int) -> None:
+    click.echo(machine())
+    source = load_onnx(model)
+    (spec,) = source.inputs
+    samples = [{spec.name: row[None]} for row in islice(np.load(data)[spec.name], count)]
+    floats = onnx.shape_inference.infer_shapes(
+        optimise(source.model.proto, batch=None, feeds=samples[:1]).model
+    )
+    quantizer = OnnxQuantizer(floats, ASYMMETRIC, threads=threads)
+    kernels = quantizer.kernels(elementwise=True)
+    ranges = quantizer.ranges(kernels, lambda: iter(samples), lambda: None)
+    plan = Plan(ASYMMETRIC, frozenset(kernels), {name: item.whole() for name, item in ranges.items()})
+    fidelity = Fidelity(
+        quantizer.model, samples, threads=threads,
+        softmax_axes=quantizer.softmax_axes(), parts=quantizer.output_parts(samples[0]),
+    )  # fmt: skip
+    propagated = timed(
+        "all layers, propagated", lambda: list(quantizer.block_noises(plan, {}, fidelity, lambda: False))
+    )[::every]
+    parts, write = [item.block for item in propagated], quantizer.writer({})
+    measured = timed(
+        f"{len(parts)} layers, one at a time",
+        lambda: list(measure_blocks(write, plan, parts, fidelity, lambda: False)),
+    )
+    pairs = [(one.noise, other.noise) for one, other in zip(propagated, measured, strict=True)]
+    click.echo(f"rank correlation {spearmanr(*zip(*pairs, strict=True)).statistic:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,396 @@
+"""The backward pass of a float ONNX graph, as operators that onnxruntime runs: no torch, no file.
+
+`Adjoint` adds to a graph, for each float activation t, the tensor J^T v: how much v.y changes with each
+value of t, where y are the outputs and v their weights. Linear operators, products and moves have exact
+rules. Element-wise operators share one rule, a difference as wide as a rounding step. An operator without a
+rule (a recurrent layer, control flow, a new one) passes on white noise of the right power: it loses which
+values matter, and refuses no graph.
+
+Example: y = Conv(x, W). With v at y, the adjoint of x is Conv(v, W flipped), and an error e of x changes v.y
+by the product of both.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from edgekit_toolkit.onnx_graph.index import GraphIndex, add_constant, attribute, fresh_name
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+# ScatterElements adds from this opset on; no operator of opset 13 to 15 means something else in it.
+MIN_OPSET: Final = 16
+# Width of a difference as a share of the tensor's root mean square: near the step of 8-bit codes.
+_STEP: Final = 0.01
+_TINY: Final = 1e-6
+# Values of float32 that count without gaps: larger tensors have no index of their values.
+_MAX_INDEX: Final = 1 << 24
+VIEWS: Final = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+MOVES: Final = frozenset(
+    {
+        "DepthToSpace", "Expand", "Gather", "GatherElements", "GatherND", "Pad", "Resize", "Slice",
+        "SpaceToDepth", "Split", "Tile", "Upsample",
+    }
+)  # fmt: skip
+_POINTWISE: Final = frozenset(
+    {
+        "Abs", "BatchNormalization", "Celu", "Clip", "Cos", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid",
+        "HardSwish", "LeakyRelu", "Log", "Max", "Mean", "Min", "Mish", "Neg", "PRelu", "Pow", "Reciprocal",
+        "Relu", "Selu", "Sigmoid", "Sin", "Softplus", "Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu",
+        "Where",
+    }
+)  # fmt: skip
+
+
+class Adjoint:
+    """Adds the backward pass to a graph, in place.
+
+    Args:
+        graph: float graph in topological order, opset `MIN_OPSET` or later.
+        shapes: shapes of all its tensors, as one input gave them.
+        floats: names of its float32 activations.
+        seeds: tensor -> adjoint to start from, such as an input with the weights of an output.
+
+    Attributes:
+        tensors: adjoint of each float activation that reaches a seed.
+        edges: (first output of a node, position of an input) -> the part of that input's adjoint that comes
+            through the node.
+    """
+
+    def __init__(
+        self, graph: onnx.GraphProto, shapes: Shapes, floats: frozenset[str], seeds: Mapping[str, str]
+    ) -> None:
+        self._graph = graph
+        self._index = GraphIndex(graph)
+        self._shapes = shapes
+        self._floats = floats
+        self._random = 0
+        self.tensors = dict(seeds)
+        self.edges: dict[tuple[str, int], str] = {}
+        for node in reversed(list(graph.node)):
+            if any(name in self.tensors for name in node.output):
+                self._pass_back(node)
+
+    def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
+        """Append a node with one output; returns the output's name."""
+        name = fresh_name(self._index, f"adjoint_{op}")
+        self._graph.node.append(helper.make_node(op, inputs, [name], name=name, **attributes))
+        return name
+
+    def constant(self, value: NDArray[Any] | float | Sequence[int]) -> str:
+        """Store a constant: floats as float32, lists of whole numbers as int64."""
+        array = np.asarray(value)
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)
+        return add_constant(self._index, "adjoint_constant", array)
+
+    def again(self, node: onnx.NodeProto, inputs: Mapping[int, str]) -> onnx.NodeProto:
+        """Append a copy of a node that reads other tensors at some positions; returns the copy."""
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        for position, name in inputs.items():
+            copy.input[position] = name
+        copy.name = fresh_name(self._index, f"{node.name}_again")
+        for place, name in enumerate(node.output):
+            copy.output[place] = fresh_name(self._index, f"{name}_again") if name else ""
+        self._graph.node.append(copy)
+        added: onnx.NodeProto = self._graph.node[-1]
+        return added
+
+    def _pass_back(self, node: onnx.NodeProto) -> None:
+        active = [place for place, name in enumerate(node.input) if name in self._floats]
+        rule = self._rule(node) if node.domain in {"", "ai.onnx"} else self._white
+        for position in active:
+            grad = rule(node, position)
+            if grad is None:
+                continue
+            name = node.input[position]
+            self.edges[node.output[0], position] = grad
+            self.tensors[name] = self.add("Add", [self.tensors[name], grad]) if name in self.tensors else grad
+
+    def _rule(self, node: onnx.NodeProto) -> Callable[[onnx.NodeProto, int], str | None]:
+        op = node.op_type
+        if op in _RULES:
+            return partial(_RULES[op], self)
+        if op in VIEWS:
+            return self._view
+        if op in _POINTWISE:
+            return self._pointwise
+        sizes = [math.prod(self._shapes[name]) for name in node.input if name in self._floats]
+        is_copy = op in MOVES and attribute(node, "mode", b"nearest") not in {b"linear", b"cubic"}
+        return self._move if is_copy and max(sizes, default=0) < _MAX_INDEX else self._white
+
+    def _grad(self, node: onnx.NodeProto) -> str:
+        return self.tensors[node.output[0]]
+
+    def _sum_to(self, grad: str, source: Sequence[int], shape: Sequence[int]) -> str:
+        """Sum over the axes along which `shape` was repeated to make `source`."""
+        padded = [1] * (len(source) - len(shape)) + list(shape)
+        axes = [axis for axis, size in enumerate(padded) if size != source[axis]]
+        if axes:
+            grad = self.add("ReduceSum", [grad, self.constant(axes)], keepdims=1)
+        return grad if len(source) == len(shape) else self.add("Reshape", [grad, self.constant(list(shape))])
+
+    def _unsum(self, node: onnx.NodeProto, position: int, grad: str) -> str:
+        return self._sum_to(grad, self._shapes[node.output[0]], self._shapes[node.input[position]])
+
+    def _view(self, node: onnx.NodeProto, position: int) -> str:
+        return self.add(
+            "Reshape", [self._grad(node), self.constant(list(self._shapes[node.input[position]]))]
+        )
+
+    def _pointwise(self, node: onnx.NodeProto, position: int) -> str:
+        name = node.input[position]
+        step = self._step(name)
+        moved = self.again(node, {position: self.add("Add", [name, step])}).output[0]
+        slope = self.add("Div", [self.add("Sub", [moved, node.output[0]]), step])
+        return self._unsum(node, position, self.add("Mul", [self._grad(node), slope]))
+
+    def _step(self, name: str) -> str:
+        """Return a scalar of the width of a rounding step of a tensor."""
+        mean_square = self.add("ReduceMean", [self.add("Mul", [name, name])], keepdims=0)
+        width = self.add("Mul", [self.add("Sqrt", [mean_square]), self.constant(_STEP)])
+        return self.add("Add", [width, self.constant(_TINY)])
+
+    def _sum(self, node: onnx.NodeProto, position: int) -> str:
+        return self._unsum(node, position, self._grad(node))
+
+    def _difference(self, node: onnx.NodeProto, position: int) -> str:
+        grad = self._grad(node)
+        return self._unsum(node, position, self.add("Neg", [grad]) if position else grad)
+
+    def _product(self, node: onnx.NodeProto, position: int) -> str:
+        other = self.add("Mul", [self._grad(node), node.input[1 - position]])
+        return self._unsum(node, position, other)
+
+    def _transpose(self, node: onnx.NodeProto, _position: int) -> str:
+        rank = len(self._shapes[node.output[0]])
+        order = attribute(node, "perm", list(range(rank))[::-1])
+        return self.add("Transpose", [self._grad(node)], perm=[int(axis) for axis in np.argsort(order)])
+
+    def _concat(self, node: onnx.NodeProto, position: int) -> str:
+        axis = attribute(node, "axis") % len(self._shapes[node.output[0]])
+        begin = sum(self._shapes[name][axis] for name in node.input[:position])
+        end = begin + self._shapes[node.input[position]][axis]
+        limits = [self.constant([value]) for value in (begin, end, axis)]
+        return self.add("Slice", [self._grad(node), *limits])
+
+    def _move(self, node: onnx.NodeProto, position: int) -> str | None:
+        """Run the operator on the places of its values, and add each adjoint where its value came from."""
+        if position:
+            return None
+        shape = self._shapes[node.input[0]]
+        places = np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)  # 0: padding
+        inputs = {0: self.constant(places)}
+        if node.op_type == "Pad" and len(node.input) > 2:
+            inputs[2] = ""
+        made = self.again(node, inputs)
+        flat = self.constant([-1])
+        result = self.constant(np.zeros(places.size + 1, np.float32))
+        for name, moved in zip(node.output, made.output, strict=True):
+            if name in self.tensors:
+                index = self.add("Cast", [self.add("Reshape", [moved, flat])], to=TensorProto.INT64)
+                grad = self.add("Reshape", [self.tensors[name], flat])
+                result = self.add("ScatterElements", [result, index, grad], reduction="add")
+        found = self.add("Slice", [result, self.constant([1]), self.constant([places.size + 1])])
+        return self.add("Reshape", [found, self.constant(list(shape))])
+
+    def _max_pool(self, node: onnx.NodeProto, position: int) -> str:
+        made = self.again(node, {})
+        if len(made.output) == 1:
+            made.output.append(fresh_name(self._index, f"{node.output[0]}_place"))
+        shape, flat = self._shapes[node.input[position]], self.constant([-1])
+        index = self.add("Reshape", [made.output[1], flat])
+        grad = self.add("Reshape", [self._grad(node), flat])
+        zeros = self.constant(np.zeros(math.prod(shape), np.float32))
+        found = self.add("ScatterElements", [zeros, index, grad], reduction="add")
+        return self.add("Reshape", [found, self.constant(list(shape))])
+
+    def _mean(self, node: onnx.NodeProto, position: int) -> str | None:
+        """Spread the adjoint of a mean or sum over the values that it was made of."""
+        if position:
+            return None
+        shape, result = self._shapes[node.input[0]], self._shapes[node.output[0]]
+        count = 1 if node.op_type == "ReduceSum" else math.prod(shape) / max(math.prod(result), 1)
+        scaled = self.add("Mul", [self._grad(node), self.constant(1 / count)])
+        axes = attribute(node, "axes")
+        if len(node.input) > 1 and node.input[1]:
+            value = self._index.constant(node.input[1])
+            if value is None:
+                return self._white(node, position)
+            axes = value.tolist()
+        if node.op_type == "GlobalAveragePool":
+            axes = list(range(2, len(shape)))
+        reduced = {axis % len(shape) for axis in (range(len(shape)) if axes is None else axes)}
+        wide = [1 if axis in reduced else size for axis, size in enumerate(shape)]
+        lined = self.add("Reshape", [scaled, self.constant(wide)])
+        return self.add("Expand", [lined, self.constant(list(shape))])
+
+    def _softmax(self, node: onnx.NodeProto, _position: int) -> str:
+        grad, result = self._grad(node), node.output[0]
+        axis = self.constant([int(attribute(node, "axis", -1))])
+        total = self.add("ReduceSum", [self.add("Mul", [grad, result]), axis], keepdims=1)
+        return self.add("Mul", [result, self.add("Sub", [grad, total])])
+
+    def _matmul(self, node: onnx.NodeProto, position: int) -> str | None:
+        shapes = [self._shapes[name] for name in node.input[:2]]
+        if min(map(len, shapes)) < 2 or position > 1:
+            return self._white(node, position)
+        grad, other = self._grad(node), self._swap(node.input[1 - position])
+        pair = [grad, other] if position == 0 else [other, grad]
+        result = self._shapes[node.output[0]]
+        batch = result[:-2]
+        return self._sum_to(self.add("MatMul", pair), (*batch, *shapes[position][-2:]), shapes[position])
+
+    def _swap(self, name: str) -> str:
+        rank = len(self._shapes[name])
+        return self.add("Transpose", [name], perm=[*range(rank - 2), rank - 1, rank - 2])
+
+    def _gemm(self, node: onnx.NodeProto, position: int) -> str | None:
+        if position != 0 or attribute(node, "transA", 0):
+            return self._white(node, position)
+        weight = node.input[1] if attribute(node, "transB", 0) else self._swap(node.input[1])
+        product = self.add("MatMul", [self._grad(node), weight])
+        return self.add("Mul", [product, self.constant(float(attribute(node, "alpha", 1.0)))])
+
+    def _conv(self, node: onnx.NodeProto, position: int) -> str | None:
+        weight = self._index.constant(node.input[1])
+        if position != 0 or weight is None:
+            return self._white(node, position)
+        return self._convolve_back(node, np.asarray(weight), int(attribute(node, "group", 1)))
+
+    def _average_pool(self, node: onnx.NodeProto, _position: int) -> str:
+        """Pass back as through a convolution; at padded edges the mean of fewer values counts too little."""
+        kernel, channels = attribute(node, "kernel_shape"), self._shapes[node.input[0]][1]
+        weight = np.full((channels, 1, *kernel), 1 / math.prod(kernel), np.float32)
+        return self._convolve_back(node, weight, channels)
+
+    def _convolve_back(self, node: onnx.NodeProto, weight: NDArray[Any], group: int) -> str:
+        shape, result = self._shapes[node.input[0]][2:], self._shapes[node.output[0]][2:]
+        kernel = weight.shape[2:]
+        strides = list(attribute(node, "strides", [1] * len(kernel)))
+        dilations = list(attribute(node, "dilations", [1] * len(kernel)))
+        reach = [dilation * (size - 1) for dilation, size in zip(dilations, kernel, strict=True)]
+        begin, end = self._pads(node, [*zip(shape, result, strides, reach, strict=True)])
+        mirrored = [far - pad for far, pad in zip(reach * 2, [*begin, *end], strict=True)]
+        if max(strides) == 1 and min(mirrored) >= 0:
+            # A convolution again, whose kernels are faster than those of ConvTranspose.
+            grouped = weight.reshape(group, -1, *weight.shape[1:]).swapaxes(1, 2)
+            flipped = np.flip(grouped, tuple(range(3, grouped.ndim)))
+            turned = np.ascontiguousarray(flipped.reshape(-1, weight.shape[0] // group, *kernel))
+            return self.add(
+                "Conv", [self._grad(node), self.constant(turned)],
+                group=group, dilations=dilations, pads=mirrored,
+            )  # fmt: skip
+        whole = zip(shape, result, strides, reach, begin, end, strict=True)
+        rest = [
+            size - (length - 1) * stride - far - 1 + first + last
+            for size, length, stride, far, first, last in whole
+        ]
+        # Where the last window begins beyond the input (`ceil_mode`), its values are cut off.
+        return self.add(
+            "ConvTranspose", [self._grad(node), self.constant(weight)], group=group, strides=strides,
+            dilations=dilations, output_padding=[max(size, 0) for size in rest],
+            pads=[*begin, *(last - min(size, 0) for last, size in zip(end, rest, strict=True))],
+        )  # fmt: skip
+
+    def _norm(self, node: onnx.NodeProto, position: int) -> str | None:
+        """Pass back through (x - mean) / deviation over some axes, times a constant scale."""
+        if position:
+            return None
+        shape, op = self._shapes[node.input[0]], node.op_type
+        first = 2 if op == "InstanceNormalization" else int(attribute(node, "axis", -1)) % len(shape)
+        axes = self.constant(list(range(first, len(shape))))
+        share = self.constant(1 / math.prod(shape[first:]))
+
+        def mean(name: str) -> str:
+            return self.add("Mul", [self.add("ReduceSum", [name, axes], keepdims=1), share])
+
+        def centre(name: str) -> str:
+            return self.add("Sub", [name, mean(name)])
+
+        channels = [1, shape[1], *[1] * (len(shape) - 2)]
+        scale = node.input[1]
+        if op == "InstanceNormalization":
+            scale = self.add("Reshape", [scale, self.constant(channels)])
+        grad = centre(self.add("Mul", [self._grad(node), scale]))
+        middle = centre(node.input[0])
+        power = mean(self.add("Mul", [middle, middle]))
+        epsilon = self.constant(float(attribute(node, "epsilon", 1e-5)))
+        deviation = self.add("Sqrt", [self.add("Add", [power, epsilon])])
+        unit = self.add("Div", [middle, deviation])
+        along = mean(self.add("Mul", [grad, unit]))
+        return self.add("Div", [self.add("Sub", [grad, self.add("Mul", [unit, along])]), deviation])
+
+    def _pads(
+        self, node: onnx.NodeProto, axes: Sequence[tuple[int, int, int, int]]
+    ) -> tuple[list[int], list[int]]:
+        """Return the padding at both ends; `axes` has input, output, stride and reach of each axis."""
+        pads = list(attribute(node, "pads", [0] * (2 * len(axes))))
+        mode = attribute(node, "auto_pad", b"NOTSET")
+        if mode not in {b"SAME_UPPER", b"SAME_LOWER"}:
+            return pads[: len(axes)], pads[len(axes) :]
+        whole = [max((length - 1) * stride + far + 1 - size, 0) for size, length, stride, far in axes]
+        small, large = [pad // 2 for pad in whole], [pad - pad // 2 for pad in whole]
+        return (small, large) if mode == b"SAME_UPPER" else (large, small)
+
+    def _conv_transpose(self, node: onnx.NodeProto, position: int) -> str | None:
+        weight = self._index.constant(node.input[1])
+        is_plain = attribute(node, "auto_pad", b"NOTSET") == b"NOTSET" and not attribute(node, "output_shape")
+        if position != 0 or weight is None or not is_plain:
+            return self._white(node, position)
+        kept = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+        kept.pop("output_padding", None)
+        return self.add("Conv", [self._grad(node), node.input[1]], **kept)
+
+    def _white(self, node: onnx.NodeProto, position: int) -> str | None:
+        """Return white noise with the power of the adjoint, which a random change of the input shows."""
+        name = node.input[position]
+        size = math.prod(self._shapes[name])
+        if not size:
+            return None
+        step = self._step(name)
+        change = self.add("Mul", [self._noise(name), step])
+        moved = self.again(node, {position: self.add("Add", [name, change])})
+        total = None
+        for before, after in zip(node.output, moved.output, strict=True):
+            if before in self.tensors:
+                parts = self.add("Mul", [self.tensors[before], self.add("Sub", [after, before])])
+                part = self.add("ReduceSum", [parts], keepdims=0)
+                total = part if total is None else self.add("Add", [total, part])
+        if total is None:
+            return None
+        power = self.add("Div", [total, self.add("Mul", [step, self.constant(math.sqrt(size))])])
+        return self.add("Mul", [self._noise(name), power])
+
+    def _noise(self, name: str) -> str:
+        self._random += 1
+        return self.add("RandomNormalLike", [name], seed=float(self._random))
+
+
+_RULES: Final[Mapping[str, Callable[[Adjoint, onnx.NodeProto, int], str | None]]] = {
+    "Add": Adjoint._sum,
+    "AveragePool": Adjoint._average_pool,
+    "Concat": Adjoint._concat,
+    "Conv": Adjoint._conv,
+    "ConvTranspose": Adjoint._conv_transpose,
+    "Gemm": Adjoint._gemm,
+    "GlobalAveragePool": Adjoint._mean,
+    "InstanceNormalization": Adjoint._norm,
+    "LayerNormalization": Adjoint._norm,
+    "MatMul": Adjoint._matmul,
+    "MaxPool": Adjoint._max_pool,
+    "Mul": Adjoint._product,
+    "ReduceMean": Adjoint._mean,
+    "ReduceSum": Adjoint._mean,
+    "Softmax": Adjoint._softmax,
+    "Sub": Adjoint._difference,
+    "Sum": Adjoint._sum,
+    "Transpose": Adjoint._transpose,
+}

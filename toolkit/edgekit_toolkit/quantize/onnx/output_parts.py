@@ -1,0 +1,99 @@
+"""Finds which tensor each value of an output comes from, where an output joins several of them.
+
+A detector ends in one output of boxes in pixels and scores of 0..1. They are joined by `Concat`, and only
+moved behind it. The same moves of numbered tensors show where the values of each part went.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from edgekit_toolkit.models.ort_session import run_session, session_for
+from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, fresh_name
+from edgekit_toolkit.quantize.onnx.adjoint import MOVES, VIEWS
+from edgekit_toolkit.samples.generated import Feeds
+
+_CARRIES = MOVES | VIEWS | {"Concat", "Transpose"}
+
+
+def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[NDArray[np.int64] | None]:
+    """Return for each output the number of the tensor that each value comes from; None if it is one tensor.
+
+    Args:
+        model: float model.
+        feeds: a sample.
+        threads: threads of one inference.
+
+    Raises:
+        BackendError: onnxruntime cannot run the moves of some output.
+    """
+    program = copy_model(model)
+    index = GraphIndex(program.graph)
+    numbered: dict[str, str] = {}
+    places, sources = [], []
+    for place, output in enumerate(model.graph.output):
+        parts = list(dict.fromkeys(_sources(index, output.name)))
+        if len(parts) > 1:
+            places.append(place)
+            sources.append(parts)
+    for parts in sources:
+        for number, name in enumerate(parts):
+            numbered[name] = _fill(program.graph, index, name, number)
+    names = [_repeat(program.graph, index, model.graph.output[place].name, numbered) for place in places]
+    if not names:
+        return [None] * len(model.graph.output)
+    del program.graph.output[:]
+    program.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names
+    )
+    values = run_session(session_for(program, threads=threads), feeds, names)
+    found = dict(zip(places, (value.astype(np.int64) for value in values), strict=True))
+    return [found.get(place) for place in range(len(model.graph.output))]
+
+
+def _moves(index: GraphIndex, name: str) -> onnx.NodeProto | None:
+    node = index.producers.get(name)
+    return node if node is not None and node.op_type in _CARRIES else None
+
+
+def _moved(node: onnx.NodeProto) -> list[str]:
+    return list(node.input if node.op_type == "Concat" else node.input[:1])
+
+
+def _sources(index: GraphIndex, name: str) -> Iterator[str]:
+    node = _moves(index, name)
+    if node is None:
+        yield name
+        return
+    for part in _moved(node):
+        yield from _sources(index, part)
+
+
+def _fill(graph: onnx.GraphProto, index: GraphIndex, name: str, number: int) -> str:
+    """Add a tensor of the shape of `name` whose values are all `number`."""
+    shape, filled = fresh_name(index, f"{name}_shape"), fresh_name(index, f"{name}_number")
+    value = helper.make_tensor("number", TensorProto.FLOAT, [1], [float(number)])
+    graph.node.append(helper.make_node("Shape", [name], [shape]))
+    graph.node.append(helper.make_node("ConstantOfShape", [shape], [filled], value=value))
+    return filled
+
+
+def _repeat(graph: onnx.GraphProto, index: GraphIndex, name: str, numbered: dict[str, str]) -> str:
+    """Repeat the moves that make `name`, of numbered tensors; returns the name of the result."""
+    if name in numbered:
+        return numbered[name]
+    node = index.producers[name]
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    for place, part in enumerate(_moved(node)):
+        copy.input[place] = _repeat(graph, index, part, numbered)
+    copy.name = fresh_name(index, f"{name}_numbers")
+    for place, output in enumerate(node.output):
+        copy.output[place] = fresh_name(index, f"{output}_numbers") if output else ""
+        if output:
+            numbered[output] = copy.output[place]
+    graph.node.append(copy)
+    return numbered[name]

@@ -1,0 +1,208 @@
+"""Output noise of each quantized layer, for all layers in one forward and one backward pass a sample.
+
+A layer alone in 8 bits makes rounding errors e: of the activations that it reads, of its weights, and of its
+result. To first order the outputs change by J e. With random signs at the outputs, weighted as `Fidelity`
+weights errors, the adjoint J^T v (`adjoint`) gives v.J e as the product of J^T v and e, and its mean square
+over samples is the layer's noise.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from edgekit_toolkit.models.ort_session import run_session, session_for
+from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, float_tensors
+from edgekit_toolkit.quantize.onnx.adjoint import MIN_OPSET, Adjoint, Shapes
+from edgekit_toolkit.quantize.plan import COMPUTE, Plan, kernel_output, live_range, weight_axis
+from edgekit_toolkit.quantize.scheme import QuantizationParams, activation_params, quantize_weight
+from edgekit_toolkit.quantize.sensitivity import Block, Fidelity
+from edgekit_toolkit.samples.generated import Feeds
+
+_NOISES = "edgekit_noises"
+# Backward passes in all. A noise is a mean of so many squares, and so is known within a fourth.
+_MIN_PROBES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """A rounding error in one place of a float graph.
+
+    Attributes:
+        layer: first output of the node that the error belongs to.
+        position: input of that node that is rounded; None for `tensor`, which all its readers see rounded.
+        params: scale and zero point of a rounded activation; None for a weight.
+        tensor: the rounded activation.
+        error: rounding error of a weight.
+    """
+
+    layer: str
+    position: int | None
+    params: QuantizationParams | None = None
+    tensor: str = ""
+    error: NDArray[np.float32] | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of values of the weight."""
+        return 0 if self.error is None else self.error.size
+
+
+def block_roundings(model: onnx.ModelProto, plan: Plan, block: Block) -> list[Rounding]:
+    """Return the rounding errors that the model has if only this block of a plan is quantized."""
+    index = GraphIndex(model.graph)
+
+    def params(name: str) -> QuantizationParams:
+        return activation_params(*live_range(index, name, *plan.ranges[name]), plan.scheme)
+
+    errors, inside = [], set()
+    for layer in block:
+        node = index.producers[layer]
+        is_product = node.op_type in COMPUTE
+        for position, name in enumerate(node.input[:2] if is_product else node.input):
+            weight = index.constant(name) if name else None
+            if weight is None and name in plan.ranges and name not in inside:
+                errors.append(Rounding(layer, position, params(name)))
+            elif weight is not None and is_product:
+                axis = weight_axis(node) if plan.per_channel else None
+                errors.append(_weight_rounding(node, position, weight, axis, plan.scheme.weight_peak))
+        output = kernel_output(index, node)
+        inside.add(output)
+        if not plan.scheme.symmetric:
+            errors.append(Rounding(layer, None, params(output), output))
+    return errors
+
+
+def layer_rounding(model: onnx.ModelProto, layer: str) -> Rounding:
+    """Return the rounding error of a layer's weights in the form `int8-weights`."""
+    index = GraphIndex(model.graph)
+    node = index.producers[layer]
+    position = 0 if node.op_type == "Gather" else 1
+    weight = np.asarray(index.constant(node.input[position]), np.float32)
+    return _weight_rounding(node, position, weight, weight_axis(node) if position else 0)
+
+
+def _weight_rounding(
+    node: onnx.NodeProto, position: int, weight: NDArray[np.float32], axis: int | None, peak: int = 127
+) -> Rounding:
+    codes, params = quantize_weight(weight, axis, weight_peak=peak)
+    scale = params.scale
+    if axis is not None:
+        scale = scale.reshape([-1 if place == axis % weight.ndim else 1 for place in range(weight.ndim)])
+    return Rounding(node.output[0], position, error=codes * scale - weight)
+
+
+def propagate(
+    model: onnx.ModelProto, layers: Sequence[Sequence[Rounding]], fidelity: Fidelity, *, threads: int
+) -> list[float]:
+    """Return the noise of the outputs for the errors of each layer alone, as `Fidelity.noise` measures it.
+
+    Args:
+        model: float model of `fidelity`, with inferred types.
+        layers: errors of each layer.
+        fidelity: samples, and the weights of errors at the outputs. Only samples with the shapes of the first
+            count.
+        threads: threads of one inference.
+
+    Raises:
+        BackendError: onnxruntime fails on the graph with its backward pass.
+    """
+    first = fidelity.samples[0]
+    shapes = _measure_shapes(model, first, threads)
+    program = copy_model(model)
+    for item in program.opset_import:
+        if item.domain in {"", "ai.onnx"}:
+            item.version = max(item.version, MIN_OPSET)
+    seeds = _add_seeds(program, fidelity, shapes)
+    adjoint = Adjoint(program.graph, shapes, float_tensors(model), seeds)
+    index = GraphIndex(program.graph)
+    zero = adjoint.constant(0.0)
+    sums = []
+    for errors in layers:
+        parts = [part for error in errors if (part := _product(adjoint, index, error)) is not None]
+        total = adjoint.add("Sum", parts) if parts else zero
+        sums.append(adjoint.add("Reshape", [total, adjoint.constant([1])]))
+    program.graph.node.append(helper.make_node("Concat", sums, [_NOISES], axis=0))
+    del program.graph.output[:]
+    program.graph.output.append(helper.make_tensor_value_info(_NOISES, TensorProto.FLOAT, None))
+    growth = len(program.graph.node) / max(len(model.graph.node), 1)
+    fidelity.count(inferences=growth * max(len(fidelity.samples), _MIN_PROBES), models=growth)
+    session = session_for(program, threads=threads, optimise=False)
+    power = np.zeros(len(layers))
+    alike = [place for place, feeds in enumerate(fidelity.samples) if _same_shapes(feeds, first)]
+    probes_each = math.ceil(_MIN_PROBES / len(alike))
+    for place, number in product(alike, range(probes_each)):
+        probes = fidelity.probes(place, number)
+        feeds = dict(zip(seeds.values(), probes, strict=True))
+        (values,) = run_session(session, {**fidelity.samples[place], **feeds}, [_NOISES])
+        power += values.astype(np.float64) ** 2
+    scaled = power * (len(fidelity.samples) / len(alike) / probes_each)
+    return [float(noise) if np.isfinite(noise) else np.inf for noise in scaled]
+
+
+def _product(adjoint: Adjoint, index: GraphIndex, error: Rounding) -> str | None:
+    """Add the product of an error and its adjoint; returns the sum's name, or None if no output sees it."""
+    node = index.producers[error.layer]
+    if error.error is not None:
+        # Products are linear in their weights, so the error's own product is that of the result.
+        inputs = {error.position or 0: adjoint.constant(error.error)}
+        if len(node.input) > 2:
+            inputs[2] = ""
+        place, value = adjoint.tensors.get(error.layer), adjoint.again(node, inputs).output[0]
+    else:
+        name = node.input[error.position] if error.position is not None else error.tensor
+        place = (
+            adjoint.tensors.get(name)
+            if error.position is None
+            else adjoint.edges.get((error.layer, error.position))
+        )
+        value = _rounding(adjoint, name, error.params)
+    if place is None:
+        return None
+    return adjoint.add("ReduceSum", [adjoint.add("Mul", [place, value])], keepdims=0)
+
+
+def _rounding(adjoint: Adjoint, name: str, params: QuantizationParams | None) -> str:
+    if params is None:
+        raise ValueError(f"rounding of {name!r} without a scale")
+    stored = [adjoint.constant(params.scale), adjoint.constant(params.zero_point)]
+    codes = adjoint.add("QuantizeLinear", [name, *stored])
+    return adjoint.add("Sub", [adjoint.add("DequantizeLinear", [codes, *stored]), name])
+
+
+def _add_seeds(program: onnx.ModelProto, fidelity: Fidelity, shapes: Shapes) -> dict[str, str]:
+    """Add an input for the weights of each float output; returns its name by the tensor that it weighs."""
+    index = GraphIndex(program.graph)
+    seeds: dict[str, str] = {}
+    for number, place in enumerate(fidelity.float_outputs):
+        name = program.graph.output[place].name
+        if fidelity.softmax_axes[place] is not None:  # weights are those of its logits
+            name = index.producers[name].input[0]
+        seed = f"edgekit_seed_{number}"
+        program.graph.input.append(helper.make_tensor_value_info(seed, TensorProto.FLOAT, list(shapes[name])))
+        seeds[name] = seed
+    return seeds
+
+
+def _measure_shapes(model: onnx.ModelProto, feeds: Feeds, threads: int) -> Shapes:
+    copy = copy_model(model)
+    names = [name for node in model.graph.node for name in node.output if name]
+    del copy.graph.output[:]
+    for number, name in enumerate(names):
+        shape = f"edgekit_shape_{number}"
+        copy.graph.node.append(helper.make_node("Shape", [name], [shape]))
+        copy.graph.output.append(helper.make_tensor_value_info(shape, TensorProto.INT64, None))
+    session = session_for(copy, threads=threads)
+    values = run_session(session, feeds, [value.name for value in copy.graph.output])
+    shapes = {name: tuple(map(int, value)) for name, value in zip(names, values, strict=True)}
+    shapes |= {name: tuple(value.shape) for name, value in feeds.items()}
+    return shapes | {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+
+
+def _same_shapes(feeds: Feeds, first: Mapping[str, NDArray[np.generic]]) -> bool:
+    return all(feeds[name].shape == value.shape for name, value in first.items())

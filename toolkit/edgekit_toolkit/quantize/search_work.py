@@ -1,0 +1,54 @@
+"""The work of a search in seconds of a nominal processor, so that its limit is the same on every machine.
+
+A clock would stop it earlier on a busy or a slower machine, and another form would be chosen there.
+"""
+
+from collections.abc import Callable, Mapping
+
+from edgekit_runtime.errors import ModelError
+from edgekit_toolkit.costs.target_model import model_cost
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.targets.loader import load_target
+
+_NOMINAL = "x86-64"
+# Opening a model, by operator and by value of its constants; an inference where its work cannot be counted.
+_OPEN_OPERATOR_S = 5e-4
+_OPEN_PARAMETER_S = 1e-8
+_RUN_OPERATOR_S = 2e-5
+_RUN_PARAMETER_S = 1e-9
+
+
+class SearchWork:
+    """Counts inferences and opened models.
+
+    Args:
+        model: float model.
+        dims: sizes of its free dimensions.
+        limit_s: limit of the search.
+
+    Attributes:
+        inference_s: work of one inference.
+        limit_s: limit of the search.
+    """
+
+    def __init__(self, model: Model, dims: Mapping[str, int], limit_s: float) -> None:
+        size = model.size
+        self._open_s = _OPEN_OPERATOR_S * size.nodes + _OPEN_PARAMETER_S * size.parameters
+        try:
+            self.inference_s = model_cost(model.node_costs(dims), load_target(_NOMINAL)).latency_s
+        except ModelError:
+            self.inference_s = _RUN_OPERATOR_S * size.nodes + _RUN_PARAMETER_S * size.parameters
+        self.limit_s = limit_s
+        self.spent_s = 0.0
+
+    def count(self, *, inferences: float = 0, models: float = 0) -> None:
+        """Add work that was done."""
+        self.spent_s += inferences * self.inference_s + models * self._open_s
+
+    def part(self, share: float, limit_s: float) -> float:
+        """Return the limit that leaves a share of the work from now to another limit."""
+        return self.spent_s + share * (limit_s - self.spent_s)
+
+    def reaches(self, limit_s: float) -> Callable[[], bool]:
+        """Return a call that says whether the work has reached a limit."""
+        return lambda: self.spent_s >= limit_s
