@@ -304,7 +304,7 @@ def calibration() -> Iterator[dict[str, Array]]:
 def test_search_finds_and_ranks_forms_of_a_tflite_model() -> None:
     quantizer = LiteRtQuantizer(small_cnn().content(), threads=1)
     found = find_candidates(
-        quantizer, calibration, per_channel=True, kinds=frozenset(forms.KINDS), time_limit_s=30,
+        quantizer, calibration, per_channel=True, kinds=frozenset(forms.KINDS), limit_s=30, dims={},
         progress=lambda *_: None,
     )  # fmt: skip
     assert found.dropped == []
@@ -321,7 +321,7 @@ def test_search_leaves_a_quantized_model_as_it_is() -> None:
     quantized = built(content, Form(forms.STATIC_INT8, static_plan(content)))
     found = find_candidates(
         LiteRtQuantizer(quantized, threads=1), calibration, per_channel=True,
-        kinds=frozenset(forms.KINDS), time_limit_s=1, progress=lambda *_: None,
+        kinds=frozenset(forms.KINDS), limit_s=1, dims={}, progress=lambda *_: None,
     )  # fmt: skip
     assert [one.label for one in found.candidates] == ["as it is"]
     assert found.candidates[0].model.content == quantized
@@ -417,7 +417,7 @@ def test_model_with_control_flow_gets_weights_but_no_static_form() -> None:
     model.subgraphs.append(parse(small_cnn().content()).subgraphs[0])
     found = find_candidates(
         LiteRtQuantizer(pack(model), threads=1), calibration, per_channel=True,
-        kinds=frozenset(forms.KINDS), time_limit_s=1, progress=lambda *_: None,
+        kinds=frozenset(forms.KINDS), limit_s=1, dims={}, progress=lambda *_: None,
     )  # fmt: skip
     assert found.dropped == ["static int8: the model has 2 sub-graphs (control flow)"]
     assert "float16 weights" in [one.label for one in found.candidates]

@@ -139,7 +139,7 @@ class Fidelity:
             each = weights[groups] if groups is not None and groups.shape == value.shape else weights[0]
             probe = signs.choice([-1.0, 1.0], value.shape) * np.sqrt(each)
             axis = self.softmax_axes[place]
-            found.append((probe if axis is None else _to_logits(probe, value, axis)).astype(np.float32))
+            found.append(np.asarray(probe if axis is None else _to_logits(probe, value, axis), np.float32))
         return found
 
 

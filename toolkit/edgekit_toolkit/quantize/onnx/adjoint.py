@@ -26,6 +26,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 # ScatterElements adds from this opset on; no operator of opset 13 to 15 means something else in it.
 MIN_OPSET: Final = 16
+# Before, each constant had to be an input too.
+MIN_IR: Final = 4
 # Width of a difference as a share of the tensor's root mean square: near the step of 8-bit codes.
 _STEP: Final = 0.01
 _TINY: Final = 1e-6
@@ -70,7 +72,7 @@ class Adjoint:
         self._index = GraphIndex(graph)
         self._shapes = shapes
         self._floats = floats
-        self._random = 0
+        self._random = np.random.default_rng(0)
         self.tensors = dict(seeds)
         self.edges: dict[tuple[str, int], str] = {}
         for node in reversed(list(graph.node)):
@@ -83,11 +85,13 @@ class Adjoint:
         self._graph.node.append(helper.make_node(op, inputs, [name], name=name, **attributes))
         return name
 
-    def constant(self, value: NDArray[Any] | float | Sequence[int]) -> str:
-        """Store a constant: floats as float32, lists of whole numbers as int64."""
-        array = np.asarray(value)
-        if array.dtype == np.float64:
-            array = array.astype(np.float32)
+    def constant(self, value: NDArray[Any] | float | list[int]) -> str:
+        """Store a constant: a list of whole numbers as int64, others as float32."""
+        array = np.asarray(value, np.int64 if isinstance(value, list) else np.float32)
+        return self.store(array)
+
+    def store(self, array: NDArray[Any]) -> str:
+        """Store a constant of its own type."""
         return add_constant(self._index, "adjoint_constant", array)
 
     def again(self, node: onnx.NodeProto, inputs: Mapping[int, str]) -> onnx.NodeProto:
@@ -370,8 +374,8 @@ class Adjoint:
         return self.add("Mul", [self._noise(name), power])
 
     def _noise(self, name: str) -> str:
-        self._random += 1
-        return self.add("RandomNormalLike", [name], seed=float(self._random))
+        """Store white noise of the shape of a tensor."""
+        return self.constant(self._random.normal(size=self._shapes[name]))
 
 
 _RULES: Final[Mapping[str, Callable[[Adjoint, onnx.NodeProto, int], str | None]]] = {

@@ -16,7 +16,8 @@ from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, fresh_name
 from edgekit_toolkit.quantize.onnx.adjoint import MOVES, VIEWS
 from edgekit_toolkit.samples.generated import Feeds
 
-_CARRIES = MOVES | VIEWS | {"Concat", "Transpose"}
+# Not `Pad`, whose own values come from no tensor, nor `Resize`, which may mix values.
+_CARRIES = (MOVES | VIEWS | {"Concat", "Transpose"}) - {"Pad", "Resize", "Upsample"}
 
 
 def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[NDArray[np.int64] | None]:
@@ -36,7 +37,7 @@ def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[
     places, sources = [], []
     for place, output in enumerate(model.graph.output):
         parts = list(dict.fromkeys(_sources(index, output.name)))
-        if len(parts) > 1:
+        if len(parts) > 1 and output.type.tensor_type.elem_type == TensorProto.FLOAT:
             places.append(place)
             sources.append(parts)
     for parts in sources:

@@ -16,9 +16,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, float_tensors
-from edgekit_toolkit.quantize.onnx.adjoint import MIN_OPSET, Adjoint, Shapes
+from edgekit_toolkit.quantize.onnx.adjoint import MIN_IR, MIN_OPSET, Adjoint, Shapes
 from edgekit_toolkit.quantize.plan import COMPUTE, Plan, kernel_output, live_range, weight_axis
 from edgekit_toolkit.quantize.scheme import QuantizationParams, activation_params, quantize_weight
 from edgekit_toolkit.quantize.sensitivity import Block, Fidelity
@@ -27,6 +28,8 @@ from edgekit_toolkit.samples.generated import Feeds
 _NOISES = "edgekit_noises"
 # Backward passes in all. A noise is a mean of so many squares, and so is known within a fourth.
 _MIN_PROBES = 32
+# A backward pass reads the activations, so all of them are in memory.
+_MAX_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +118,13 @@ def propagate(
     first = fidelity.samples[0]
     shapes = _measure_shapes(model, first, threads)
     program = copy_model(model)
+    program.ir_version = max(program.ir_version, MIN_IR)
     for item in program.opset_import:
         if item.domain in {"", "ai.onnx"}:
             item.version = max(item.version, MIN_OPSET)
+    activation_bytes = 4 * sum(math.prod(shapes[name]) for name in float_tensors(model))
+    if activation_bytes > _MAX_BYTES:
+        raise BackendError(f"activations of {activation_bytes} bytes are too many for a backward pass")
     seeds = _add_seeds(program, fidelity, shapes)
     adjoint = Adjoint(program.graph, shapes, float_tensors(model), seeds)
     index = GraphIndex(program.graph)
@@ -138,7 +145,7 @@ def propagate(
     probes_each = math.ceil(_MIN_PROBES / len(alike))
     for place, number in product(alike, range(probes_each)):
         probes = fidelity.probes(place, number)
-        feeds = dict(zip(seeds.values(), probes, strict=True))
+        feeds = {f"edgekit_probe_{place}": probe for place, probe in enumerate(probes)}
         (values,) = run_session(session, {**fidelity.samples[place], **feeds}, [_NOISES])
         power += values.astype(np.float64) ** 2
     scaled = power * (len(fidelity.samples) / len(alike) / probes_each)
@@ -170,22 +177,27 @@ def _product(adjoint: Adjoint, index: GraphIndex, error: Rounding) -> str | None
 def _rounding(adjoint: Adjoint, name: str, params: QuantizationParams | None) -> str:
     if params is None:
         raise ValueError(f"rounding of {name!r} without a scale")
-    stored = [adjoint.constant(params.scale), adjoint.constant(params.zero_point)]
+    stored = adjoint.store(params.scale), adjoint.store(params.zero_point)
     codes = adjoint.add("QuantizeLinear", [name, *stored])
     return adjoint.add("Sub", [adjoint.add("DequantizeLinear", [codes, *stored]), name])
 
 
 def _add_seeds(program: onnx.ModelProto, fidelity: Fidelity, shapes: Shapes) -> dict[str, str]:
-    """Add an input for the weights of each float output; returns its name by the tensor that it weighs."""
+    """Add an input `edgekit_probe_N` for each float output; returns the weights of each tensor."""
     index = GraphIndex(program.graph)
     seeds: dict[str, str] = {}
     for number, place in enumerate(fidelity.float_outputs):
         name = program.graph.output[place].name
         if fidelity.softmax_axes[place] is not None:  # weights are those of its logits
             name = index.producers[name].input[0]
-        seed = f"edgekit_seed_{number}"
-        program.graph.input.append(helper.make_tensor_value_info(seed, TensorProto.FLOAT, list(shapes[name])))
-        seeds[name] = seed
+        probe = f"edgekit_probe_{number}"
+        info = helper.make_tensor_value_info(probe, TensorProto.FLOAT, list(shapes[name]))
+        program.graph.input.append(info)
+        if name in seeds:  # logits may be an output beside their softmax
+            total = f"edgekit_probes_{number}"
+            program.graph.node.append(helper.make_node("Add", [seeds[name], probe], [total]))
+            probe = total
+        seeds[name] = probe
     return seeds
 
 
