@@ -13,7 +13,7 @@ from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form, build
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC
-from edgekit_toolkit.quantize.weight_mix import LayerCost, mixes
+from edgekit_toolkit.quantize.sensitivity import LayerCost, mixes
 
 
 def costs(*noises: float, saved_bytes: int = 100) -> list[LayerCost]:

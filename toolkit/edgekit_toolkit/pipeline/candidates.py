@@ -17,9 +17,8 @@ from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.quantizer import Factors, Quantizer
 from edgekit_toolkit.quantize.search_work import SearchWork
-from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, decibel, mixed_plans
+from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, decibel, mixed_plans, mixes
 from edgekit_toolkit.quantize.smallest_form import check_smallest_form
-from edgekit_toolkit.quantize.weight_mix import mixes
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.shards import Batching
 

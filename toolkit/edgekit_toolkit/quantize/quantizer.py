@@ -12,8 +12,7 @@ from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan, Ranges
 from edgekit_toolkit.quantize.ranges import Histogram, Range
 from edgekit_toolkit.quantize.scheme import Scheme
-from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, Parts
-from edgekit_toolkit.quantize.weight_mix import LayerCost
+from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, LayerCost, Parts
 from edgekit_toolkit.samples.generated import Feeds
 
 Factors = Mapping[str, NDArray[np.float32]]

@@ -27,11 +27,11 @@ from edgekit_toolkit.quantize.scheme import LITERT, Scheme
 from edgekit_toolkit.quantize.sensitivity import (
     BlockNoise,
     Fidelity,
+    LayerCost,
     Parts,
     measure_blocks,
     measure_weights,
 )
-from edgekit_toolkit.quantize.weight_mix import LayerCost
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.flatbuffer import operator_name, operators, parsed, tensor_name
 from edgekit_toolkit.tflite.summary import summarise

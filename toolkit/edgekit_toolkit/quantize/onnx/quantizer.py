@@ -32,13 +32,13 @@ from edgekit_toolkit.quantize.scheme import Scheme
 from edgekit_toolkit.quantize.sensitivity import (
     BlockNoise,
     Fidelity,
+    LayerCost,
     Parts,
     blocks,
     measure_blocks,
     measure_weights,
     softmax_axes,
 )
-from edgekit_toolkit.quantize.weight_mix import LayerCost
 from edgekit_toolkit.samples.generated import Feeds
 
 _MIN_QDQ_OPSET: Final = 13
