@@ -79,7 +79,8 @@ def search(
         meter = LoadMeter()
         latencies = measure_latencies([reference, *runs], prepared.feeds[0])
         load = meter.finish(latencies[0])
-        _, *ratios = measure_processor_ratios([reference, *runs], prepared.feeds[0])
+        models = [prepared.source.model, *(one.model for one in found.candidates)]
+        _, *ratios = measure_processor_ratios(models, names, prepared.feeds[0])
         drafted = draft_packages(
             replace(request, budget=limits),
             prepared,
