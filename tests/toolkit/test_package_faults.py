@@ -267,3 +267,11 @@ def test_a_refusal_keeps_an_earlier_package(model: Path, tmp_path: Path) -> None
     assert {name: content for name, content in listing(tmp_path).items() if "report" not in name} == {
         name: content for name, content in before.items() if "report" not in name
     }
+
+
+def test_output_that_is_nan_is_refused_without_talk_of_samples_that_were_not_given(tmp_path: Path) -> None:
+    logarithm = helper.make_node("Log", ["x"], ["y"])
+    model = model_of([logarithm], [tensor("x", [1, 8])], [tensor("y", [1, 8])])
+    refused = package(saved(model, tmp_path / "log.onnx"), tmp_path / "out")
+    assert "'y' is NaN for generated inputs" in refused.stderr
+    assert "range of the calibration samples" not in refused.stderr

@@ -72,7 +72,7 @@ def test_refusal_leaves_the_report_of_the_package_that_is_there(model: Path) -> 
     assert make(model).code == 0
     report = model.parent / "out" / "net-1.0.0-x86-64.report.json"
     before = report.read_bytes()
-    refused = make(model, "--budget", "size=1B")
+    refused = make(model, "--budget", "size=1kB")
     assert refused.code == 5
     assert report.read_bytes() == before
     report = model.parent / "out" / "net-1.0.1-x86-64.report.json"

@@ -107,8 +107,8 @@ def golden_outputs(
     for position, (name, value) in enumerate(outputs.items()):
         if floats[name].dtype.kind == "f" and np.isnan(floats[name]).any():
             raise DataError(
-                f"output '{name}' is NaN for generated inputs in the range of the calibration samples; give"
-                " --calibration with real samples, whose range the model takes"
+                f"output '{name}' is NaN for generated inputs (in the range of the samples, without any"
+                " from -1 to 1); give --calibration with real samples, whose range the model takes"
             )
         path = f"golden/output{position}.bin"
         every = -(-value.size // _MAX_ELEMENTS)
