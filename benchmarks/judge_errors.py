@@ -1,10 +1,9 @@
 """How often the judge calls a limit kept that is not: simulated scores, through the real rule.
 
-Three candidates lose just over the limit, each on its own samples (a single one for metrics over a whole set,
-which take long); the float model is the fallback. The drop
-of each is known, so a chosen candidate that is called `ok`, or that `--strict` packages, is an error. The
-bias is the mean of the stated drop of chosen candidates less its mean over all draws, which is the true one
-but for chance. A third of the samples are copies in the rows with copies.
+A candidate loses just over the limit; the float model is the fallback. Its true drop is known, so it is an
+error to choose it and to call the limit kept, or to package it with `--strict`. The bias is the mean of the
+stated drop where it is chosen, less the mean over all draws, which is the true one but for chance. A third of
+the samples are copies in the rows with copies.
 
 Usage, with PYTHONPATH=device_runtime:toolkit:offload:fleet: .venv/bin/python benchmarks/judge_errors.py
 """
@@ -30,7 +29,7 @@ from edgekit_toolkit.selection.confirmation import Accepted, choose_confirmed
 COUNTS = (20, 40, 80, 100, 200, 250, 500, 1000)
 POWER_COUNTS = (500, 1000, 2000, 4000)
 DRAWS = 500
-CANDIDATES = 3
+CANDIDATES = 1
 LARGE = 2_000_000  # samples that give the true drop
 LARGE_SET = 500_000  # the same for a metric over the whole set
 

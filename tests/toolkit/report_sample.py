@@ -23,6 +23,7 @@ def _drop(points: float) -> dict[str, Any]:
         "confidence": 0.95,
         "samples": 250,
         "held_back": True,
+        "resolved": not points - 0.9 <= 1 < points + 1.1,
     }
 
 
@@ -280,7 +281,9 @@ def _line(
 ) -> dict[str, Any]:
     if value is None or value > maximum:
         state = "over"
-    return {"limit": limit, "max": maximum, "unit": unit, "value": value, "label": label, "state": state}
+    high = None if value is None or limit != "drop" else round(value + 1.1, 4)
+    line = {"limit": limit, "max": maximum, "unit": unit, "value": value, "high": high}
+    return {**line, "label": label, "state": state}
 
 
 def refused() -> dict[str, Any]:

@@ -123,10 +123,10 @@ def test_few_samples_resolve_nothing_and_say_how_many_would() -> None:
 
 
 def test_without_samples_held_back_nothing_is_called_kept() -> None:
-    found = decided([0, 0], None, samples=19, limits=Budget({"drop": 50.0}))
+    found = decided([0, 0], None, samples=11, limits=Budget({"drop": 50.0}))
     assert found.accepted.choice.chosen == "C1"
     assert subject(found).state(50.0) == "not resolved"
-    assert subject(found).samples_needed(50.0) == 20
+    assert subject(found).samples_needed(50.0) == 12
 
 
 def test_strict_takes_only_what_is_shown() -> None:

@@ -11,8 +11,9 @@ from edgekit_toolkit.report.headline import headline
 def report(**changes: Any) -> Any:
     document = report_sample.packaged()
     document["source"]["bytes"], document["package"]["bytes"] = 1_000_000, 400_000
-    drop = {"interval": [-0.8, 0.8], "confidence": 0.95, "samples": 500, "held_back": True}
-    document["accuracy"] |= {"title": "top-1 accuracy", "drop_points": 0.0, "drop": drop} | changes
+    drop = {"interval": [-0.8, 0.8], "confidence": 0.95, "samples": 500, "held_back": True, "resolved": True}
+    told = {"state": "ok", "title": "top-1 accuracy", "drop_points": 0.0, "drop": drop}
+    document["accuracy"] |= told | changes
     return document
 
 
@@ -33,13 +34,15 @@ def test_headline_states_size_accuracy_and_latency() -> None:
 def test_headline_states_a_loss_or_a_gain_with_its_wider_side(
     points: float, interval: list[float], said: str
 ) -> None:
-    drop = {"interval": interval, "confidence": 0.95, "samples": 500, "held_back": True}
+    drop = {"interval": interval, "confidence": 0.95, "samples": 500, "held_back": True, "resolved": True}
     assert said in str(headline(report(drop_points=points, drop=drop)))
 
 
-def test_headline_of_one_sample_says_sample() -> None:
+def test_headline_of_a_drop_that_is_not_resolved_claims_no_accuracy() -> None:
     drop = {"interval": [-79.0, 79.0], "confidence": 0.95, "samples": 1, "held_back": False}
-    assert "on 1 sample (±79.0 points)" in str(headline(report(drop=drop)))
+    text = str(headline(report(drop={**drop, "resolved": False}, state="not resolved")))
+    assert "drop of top-1 accuracy not resolved by 1 sample (-79.0 to 79.0 points)" in text
+    assert "same" not in text
 
 
 def test_headline_without_data_claims_no_accuracy() -> None:

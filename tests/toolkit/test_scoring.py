@@ -121,7 +121,7 @@ def halves(count: int, metric: str, *, kind: str = "user") -> Scores:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("count", "held_back"), [(19, None), (20, 10), (101, 50)])
+@pytest.mark.parametrize(("count", "held_back"), [(11, None), (12, 6), (101, 50)])
 def test_half_of_the_samples_choose_nothing_where_there_are_enough(count: int, held_back: int | None) -> None:
     scores = halves(count, "top1")
     confirmation = scores.confirmation

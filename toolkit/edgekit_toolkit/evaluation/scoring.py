@@ -27,7 +27,7 @@ _BATCH = 16
 _SMALL_INPUT_BYTES = 1 << 18
 CONFIRMATION_SHARE: Final = 0.5
 # With fewer, neither half says anything.
-LEAST_TO_HOLD_BACK: Final = 20
+LEAST_TO_HOLD_BACK: Final = 12
 _SPLIT_SEED = 2  # not the seed of the split between calibration and evaluation
 
 Places = NDArray[np.int64]

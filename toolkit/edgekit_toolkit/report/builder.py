@@ -37,7 +37,7 @@ def describe(run: Run, command: str, published: Published | None) -> dict[str, A
         "source": _source(run),
         "warnings": list(run.warnings),
         "set_aside": list(run.found.set_aside),
-        "tournament": [_engine_result(result) for result in run.tournament],
+        "tournament": [_engine_result(result, _drop_limit(run)) for result in run.tournament],
         "variants": [_variant(carried) for carried in run.variants],
         "data": _data(run),
         "steps": [
@@ -91,11 +91,11 @@ def _variant(carried: Carried) -> dict[str, Any]:
         "backend": carried.run.request.backend,
         "label": carried.candidate.label,
         "figures": _figures(carried.run, carried.candidate, carried.candidate.stated_drop),
-        "drop": _drop(carried.candidate.stated_drop),
+        "drop": _drop(carried.candidate.stated_drop, _drop_limit(carried.run)),
     }
 
 
-def _engine_result(result: EngineResult) -> dict[str, Any]:
+def _engine_result(result: EngineResult, limit: float | None) -> dict[str, Any]:
     one = result.candidate
     held = None if one is None else one.stated_drop
     return {
@@ -103,15 +103,19 @@ def _engine_result(result: EngineResult) -> dict[str, Any]:
         "label": None if one is None else one.label,
         "size_bytes": None if one is None else one.measured.figures["size"],
         "drop_points": None if held is None else held.drop.points,
-        "drop": _drop(held),
+        "drop": _drop(held, limit),
         "latency_ms": result.latency_ms,
         "reason": result.reason,
         "kept": result.kept,
     }
 
 
-def _drop(held: HeldDrop | None) -> dict[str, Any] | None:
-    """Return the interval of a drop, and the samples behind it."""
+def _drop_limit(run: Run) -> float | None:
+    return run.request.budget.limits.get("drop")
+
+
+def _drop(held: HeldDrop | None, limit: float | None) -> dict[str, Any] | None:
+    """Return the interval of a drop, the samples behind it, and whether it settles the limit."""
     if held is None:
         return None
     interval = held.interval
@@ -120,6 +124,7 @@ def _drop(held: HeldDrop | None) -> dict[str, Any] | None:
         "confidence": interval.confidence,
         "samples": held.drop.samples,
         "held_back": held.held_back,
+        "resolved": limit is None or not interval.low <= limit < interval.high,
     }
 
 
@@ -212,7 +217,7 @@ def _metric_title(run: Run) -> str:
 
 def describe_accuracy(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
     """Return what the samples show about a candidate's drop: the headline of the report."""
-    one, most = candidate.held, run.request.budget.limits.get("drop")
+    one, most = candidate.held, _drop_limit(run)
     told = {"metric": run.scores.metric.name, "title": _metric_title(run), "limit": most}
     if one is None:
         nothing = dict.fromkeys(("score", "baseline", "drop_points", "drop", "samples_needed"))
@@ -225,7 +230,7 @@ def describe_accuracy(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
         "score": score.value,
         "baseline": score.baseline,
         "drop_points": one.drop.points,
-        "drop": _drop(one),
+        "drop": _drop(one, most),
         "samples_needed": one.samples_needed(most) if most is not None and state == "not resolved" else None,
     }
 
@@ -272,7 +277,7 @@ def _candidate(run: Run, candidate: JudgedCandidate) -> dict[str, Any]:
         "pareto": candidate.id in run.front,
         "meets": not violations,
         "figures": _figures(run, candidate, candidate.held),
-        "drop": _drop(candidate.held),
+        "drop": _drop(candidate.held, _drop_limit(run)),
         "violations": list(violations),
         "precision": dict(Counter(layer.precision for layer in stored(run, candidate).values())),
     }
@@ -290,12 +295,14 @@ def _budget(run: Run) -> list[dict[str, Any]]:
     found["size"]["value"] = costs["size"]
     violations = run.limits.violations(costs)
     states = {"drop": describe_accuracy(run, subject)["state"]}
+    high = {} if subject.held is None else {"drop": round(subject.held.interval.high, 4)}
     return [
         {
             "limit": name,
             "max": most,
             "unit": UNITS[name][0],
             "value": found[name]["value"],
+            "high": high.get(name),
             "label": found[name]["label"],
             "state": "over" if name in violations else states.get(name, "ok"),
         }

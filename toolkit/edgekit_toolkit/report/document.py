@@ -103,12 +103,16 @@ Size = TypedDict("Size", {"name": str, "size": int, "from": str})
 
 
 class ReportedDrop(TypedDict):
-    """Confidence interval of a drop, in points; `held_back` says whether its samples were held back."""
+    """Confidence interval of a drop, in points.
+
+    `held_back`: its samples were held back; `resolved`: the limit lies outside the interval.
+    """
 
     interval: list[float]
     confidence: float
     samples: int
     held_back: bool
+    resolved: bool
 
 
 class ReportedCandidate(TypedDict):
@@ -126,12 +130,16 @@ class ReportedCandidate(TypedDict):
 
 
 class BudgetLine(TypedDict):
-    """One limit and the value compared with it."""
+    """One limit and the value compared with it.
+
+    `high` is the upper end of the interval of a drop, None for other limits.
+    """
 
     limit: str
     max: float
     unit: str
     value: float | None
+    high: float | None
     label: Label
     state: State
 

@@ -106,9 +106,14 @@ def show_limit(line: BudgetLine, value: float | None) -> str:
     return exact(value, line["unit"])
 
 
+def against_limit(line: BudgetLine) -> float | None:
+    """Return the value that uses up the limit: of a drop that is kept, the upper end of its interval."""
+    return line["value"] if line["high"] is None or line["state"] != "ok" else line["high"]
+
+
 def headroom(line: BudgetLine) -> str:
     """Return how much of the limit is left, or by how much it is exceeded, in words."""
-    value, limit = line["value"], line["max"]
+    value, limit = against_limit(line), line["max"]
     if line["state"] == "not checked":
         return "not checked: no data"
     if value is None:
@@ -119,7 +124,7 @@ def headroom(line: BudgetLine) -> str:
         return "kept" if line["state"] == "ok" else f"over by {show(value - limit, line['unit'])}"
     share = 100 * (limit - value) / limit
     size = "<0.1" if 0 < abs(share) < 0.1 else f"{abs(share):.{1 if abs(share) < 10 else 0}f}"
-    # Headroom ends at 100 %: a negative drop is a gain, not room below the limit.
+    # Headroom ends at 100 %: a gain is not room below the limit.
     return f"{'100' if share > 100 else size} % headroom" if share >= 0 else f"{size} % over"
 
 

@@ -37,6 +37,8 @@ def _accuracy(accuracy: Accuracy) -> str:
         return "accuracy not checked"
     low, high = drop["interval"]
     samples = "1 sample" if drop["samples"] == 1 else f"{drop['samples']:,} samples"
+    if accuracy["state"] == "not resolved":
+        return f"drop of {title} not resolved by {samples} ({low:.1f} to {high:.1f} points)"
     reach = f"on {samples} (±{max(high - points, points - low):.1f} points)"
     if abs(points) < _NO_DROP_POINTS:
         return f"same {title} {reach}"

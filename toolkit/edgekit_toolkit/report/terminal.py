@@ -24,6 +24,7 @@ from edgekit_toolkit.report.document import (
 )
 from edgekit_toolkit.report.figures import (
     FIGURES,
+    against_limit,
     common_origin,
     describe_accuracy,
     describe_proof,
@@ -161,9 +162,11 @@ def _budget_row(report: Report, line: BudgetLine, console: Console) -> list[Text
 
 def _bar(line: BudgetLine, *, ascii_only: bool) -> str:
     full, empty, over = ("#", ".", ">") if ascii_only else ("█", "░", "▶")
-    value, limit = line["value"], line["max"]
+    value, limit = against_limit(line), line["max"]
     if value is None:
         return " " * (_BAR_CELLS + 1)
+    if line["state"] == "not resolved":
+        return "?" * _BAR_CELLS + " "
     share = value / limit if limit > 0 else 2.0 if line["state"] == "over" else 0.0
     if share > 1:
         return full * _BAR_CELLS + over
@@ -257,12 +260,13 @@ def _row(
     for name in names:
         figure = candidate["figures"][name]
         text = show(figure["value"], FIGURES[name][1]).removesuffix(" points")
+        broken, unresolved = name in candidate["violations"], False
         if name == "drop" and candidate["drop"] is not None:
-            text = f"{text} {_reach(figure['value'], candidate['drop'])}"
-        broken = name in candidate["violations"]
+            unresolved = not broken and not candidate["drop"]["resolved"]
+            text = f"{'?' if unresolved else ''}{text} {_reach(figure['value'], candidate['drop'])}"
         own = f" {figure['label'][:3]}." if shared[name] is None and figure["value"] is not None else ""
         cell = plain(f"{'!' if broken else ''}{text}{own}", console)
-        cells.append(Text(cell, style="red" if broken else style))
+        cells.append(Text(cell, style="red" if broken else "yellow" if unresolved else style))
     return cells
 
 
@@ -289,6 +293,8 @@ def _print_key(
         words.append("> chosen")
     if not all(candidate["meets"] for candidate in shown):
         words.append("x breaks a limit (!)")
+    if any(candidate["drop"] and not candidate["drop"]["resolved"] for candidate in shown):
+        words.append("? not resolved")
     if None in shared.values():
         words.append("mea. measured, cal. calibrated, mod. modelled, est. estimated")
     hidden = len(report["candidates"]) - len(shown)

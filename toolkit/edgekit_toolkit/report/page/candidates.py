@@ -136,7 +136,7 @@ def _score_reach(candidate: ReportedCandidate) -> tuple[float, float] | None:
         return None
     score = 100 * (candidate["figures"]["score"]["value"] or 0.0)
     low, high = drop["interval"]
-    return score - (high - points), score + (points - low)
+    return max(score - (high - points), 0.0), min(score + (points - low), 100.0)
 
 
 def _key() -> Markup:
@@ -231,6 +231,8 @@ def _status(candidate: ReportedCandidate) -> str:
         state = f"breaks {', '.join(candidate['violations'])}"
     else:
         state = "meets all" if candidate["meets"] else "not within the budget"
+        if candidate["meets"] and candidate["drop"] is not None and not candidate["drop"]["resolved"]:
+            state = "drop not resolved"
     if candidate["chosen"]:
         state = f"★ chosen, {state}"
     return state if candidate["pareto"] else f"{state}, dominated"

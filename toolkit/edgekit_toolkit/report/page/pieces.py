@@ -98,10 +98,12 @@ def figure_cell(
         interval: interval of a drop, or None if there is none.
     """
     own = badge(figure) if labelled and figure["value"] is not None else None
+    unresolved = not broken and interval is not None and not interval["resolved"]
+    sign, style = ("▲ ", "broken") if broken else ("? ", "unresolved") if unresolved else ("", "")
     return number(
-        f"▲ {show(figure['value'], unit)}" if broken else show(figure["value"], unit),
+        f"{sign}{show(figure['value'], unit)}",
         title=f"{'over the limit: ' if broken else ''}{exact(figure['value'], unit)}",
-        style="broken" if broken else "missing" if figure["value"] is None else "",
+        style="missing" if figure["value"] is None and not broken else style,
         extra=join(_interval(interval), own),
     )
 

@@ -5,6 +5,7 @@ from edgekit_toolkit.report.document import BudgetLine, Report, ReportedCandidat
 from edgekit_toolkit.report.figures import (
     FIGURES,
     LIMITS,
+    against_limit,
     describe_accuracy,
     describe_proof,
     headroom,
@@ -53,16 +54,17 @@ def verdict(report: Report) -> Markup:
     ratio = outcome["latency_to_float"]
     if outcome["kind"] == "packaged":
         what = "Packaged" if chosen is None else f"Packaged: {chosen['id']}, {chosen['label']}"
+        is_open = report["accuracy"]["state"] == "not resolved"
         return el(
             "section",
-            el("h2", f"✔ {what}", id="verdict"),
+            el("h2", f"? {what}, drop not resolved" if is_open else f"✔ {what}", id="verdict"),
             el("p", headline(report), class_="headline"),
             el("p", outcome["reason"]),
             _accuracy(report),
             None if ratio is None else el("p", show_latency_to_float(ratio)),
             None if report["proof"] is None else el("p", describe_proof(report["proof"])),
             _written(report),
-            class_="verdict packaged",
+            class_=f"verdict {'unresolved' if is_open else 'packaged'}",
         )
     return el(
         "section",
@@ -180,14 +182,14 @@ def _tile(report: Report, name: str, line: BudgetLine | None, subject: ReportedC
 def _against(line: BudgetLine | None) -> Markup:
     if line is None:
         return el("p", "no limit set", class_="limit-note")
-    value, limit = line["value"], line["max"]
+    value, limit = against_limit(line), line["max"]
     words = headroom(line)
     share = 0.0 if value is None else value / limit if limit > 0 else 1.25 if line["state"] == "over" else 0.0
     sign = {"ok": "✔", "over": "▲"}.get(line["state"], "?")
     text = f"{sign} {words}"
     allowed = f"limit {show(limit, line['unit'])}"
     return join(
-        budget_bar(share, ok=line["state"] != "over", title=f"{words}, {allowed}"),
+        budget_bar(share, line["state"], title=f"{words}, {allowed}"),
         el("p", el("b", text), " ", el("span", allowed), class_="limit-note"),
     )
 

@@ -1,6 +1,7 @@
 """The bars beside the numbers of the tables and tiles, as inline SVG."""
 
 from edgekit_offload.report.markup import Markup, el
+from edgekit_toolkit.report.document import State
 
 
 def bar(share: float, style: str, *, back: float | None = None) -> Markup:
@@ -28,12 +29,12 @@ def bar(share: float, style: str, *, back: float | None = None) -> Markup:
     )
 
 
-def budget_bar(share: float, *, ok: bool, title: str) -> Markup:
+def budget_bar(share: float, state: State, *, title: str) -> Markup:
     """Return a value against its limit: the limit is the tick at 80 % of the width, so excess shows.
 
     Args:
         share: value / limit; limited to 0..1.25.
-        ok: whether the limit is met.
+        state: what is shown about the limit; the bar of one that is not resolved is hatched.
         title: the same in words.
     """
     length = 80 * min(1.25, max(0.0, share))
@@ -42,7 +43,7 @@ def budget_bar(share: float, *, ok: bool, title: str) -> Markup:
         el("title", title),
         rect(0, 2, 80, 8, "track"),
         rect(80, 2, 20, 8, "beyond"),
-        rect(0, 2, length, 8, "ok" if ok else "over"),
+        rect(0, 2, length, 8, state if state in ("ok", "over") else "open"),
         rect(79.5, 0, 1, 12, "tick"),
         viewBox="0 0 100 12",
         preserveAspectRatio="none",
