@@ -205,7 +205,7 @@ def test_similarity_of_an_output_of_another_shape_is_zero() -> None:
         (np.zeros((2, 256, 14, 14), np.float32), False, "similarity"),
         (YOLO, False, "detections"),
         (YOLO.transpose(0, 2, 1), False, "detections"),
-        (np.full((1, 97, 29), 1 / 29, np.float32), False, "similarity"),
+        (np.full((1, 97, 29), 1 / 29, np.float32), False, "sequence"),
     ],
     ids=[
         "labels",
@@ -558,3 +558,88 @@ def test_two_files_of_one_name_are_two_metrics(tmp_path: Path) -> None:
         path.write_text(f"VALUE = {number}\ndef score(*_): return VALUE")
         metrics.append(find_metric(f"{path}:score", {"y": SCORES}, labelled=False))
     assert [scores_of(metric) for metric in metrics] == [[0], [1]]
+
+
+# What tells coordinates and sequences from class scores.
+
+
+def landmarks(count: int) -> dict[str, NDArray[Any]]:
+    """Coordinates of a face and its pose, as of a landmark model: two outputs [N, 213] and [N, 15]."""
+    draw = np.random.default_rng(20)
+    layout = draw.uniform(0, 192, 213), draw.uniform(-1, 1, 15)
+    spread = 6.0, 0.2
+    return {
+        name: (place + draw.normal(0, width, (count, len(place)))).astype(np.float32)
+        for name, place, width in zip(("points", "pose"), layout, spread, strict=True)
+    }
+
+
+def test_coordinates_are_judged_by_r2_and_not_by_their_largest() -> None:
+    outputs = landmarks(16)
+    metric = find_metric("auto", outputs, labelled=False)
+    assert isinstance(metric, Metric)
+    assert (metric.name, metric.note) == ("r2", None)
+    assert find_metric("auto", {"points": outputs["points"]}, labelled=False).name == "r2"
+    off = {name: value + 0.5 * value.std(axis=0) for name, value in outputs.items()}
+    assert metric.score(off, outputs, None) == pytest.approx(np.full(16, 0.75), abs=1e-3)
+    assert metric.score(outputs, outputs, None).tolist() == [1] * 16
+
+
+def test_r2_is_a_mean_of_bounded_scores_whatever_the_outputs() -> None:
+    outputs = landmarks(16)
+    metric = find_metric("r2", outputs, labelled=False)
+    assert isinstance(metric, Metric)
+    broken = {name: value.copy() for name, value in outputs.items()}
+    broken["points"][3] = np.nan
+    broken["pose"][3] = 1e9
+    assert metric.score(broken, outputs, None)[3] == 0
+    with pytest.raises(DataError, match="'r2' needs float outputs that vary"):
+        find_metric("r2", landmarks(1), labelled=False)
+
+
+def test_logits_without_labels_are_judged_by_agreement_and_the_doubt_is_told() -> None:
+    logits = np.random.default_rng(21).normal(0, 3, (16, 10)).astype(np.float32)
+    metric = find_metric("auto", {"y": logits}, labelled=False)
+    assert isinstance(metric, Metric)
+    assert metric.name == "agreement"
+    assert "give --metric r2 (--metric agreement settles it)" in str(metric.note)
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    settled = find_metric("auto", {"y": shares, "aux": logits}, labelled=False)
+    assert isinstance(settled, Metric)
+    assert (settled.name, settled.note) == ("agreement", None)
+
+
+def test_generated_samples_tell_nothing_of_outputs() -> None:
+    assert find_metric("auto", landmarks(16), labelled=False, is_generated=True).name == "agreement"
+
+
+def spoken(texts: list[list[int]], classes: int = 5) -> NDArray[np.float32]:
+    scores = np.full((len(texts), len(texts[0]), classes), 0.02, np.float32)
+    for sample, text in enumerate(texts):
+        scores[sample, np.arange(len(text)), text] = 1 - 0.02 * (classes - 1)
+    return scores
+
+
+@pytest.mark.parametrize("is_logarithm", [False, True])
+@pytest.mark.parametrize("classes_first", [False, True])
+def test_class_scores_over_time_are_judged_by_the_decoded_sequence(
+    is_logarithm: bool, classes_first: bool
+) -> None:
+    want = spoken([[0, 1, 1, 0, 2, 0, 3, 0], [0, 0, 4, 0, 0, 0, 0, 0]])
+    got = spoken([[0, 0, 1, 0, 2, 2, 0, 0], [0, 4, 4, 0, 0, 2, 0, 0]])  # 1 2 3 -> 1 2, and 4 -> 4 2
+    if is_logarithm:
+        want, got = np.log(want), np.log(got)
+    if classes_first:
+        want, got = want.transpose(0, 2, 1), got.transpose(0, 2, 1)
+    metric = find_metric("auto", {"y": want}, labelled=False)
+    assert isinstance(metric, Metric)
+    assert metric.name == "sequence"
+    assert metric.score({"y": got}, {"y": want}, None) == pytest.approx([2 / 3, 1 / 2])
+
+
+def test_raw_scores_over_time_name_the_metric_that_may_be_meant() -> None:
+    features = np.random.default_rng(22).normal(0, 2, (4, 30, 32)).astype(np.float32)
+    metric = find_metric("auto", {"y": features}, labelled=False)
+    assert isinstance(metric, Metric)
+    assert metric.name == "similarity"
+    assert "give --metric sequence" in str(metric.note)

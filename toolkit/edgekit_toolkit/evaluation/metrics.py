@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +34,12 @@ SetScore = Callable[[Sequence[Outputs], Sequence[Outputs], Labels], float]
 # Smaller maps are too coarse to be pictures.
 _LEAST_MAP_SIDE: Final = 8
 _COLOURS: Final = 3
+# With fewer rows, nothing tells class scores from coordinates.
+_MIN_ROWS: Final = 8
+# Coordinates differ by place far more than by sample, class scores do not.
+_LAYOUT_RATIO: Final = 4.0
+# A value that varies less than this share of the others' variance counts as if it varied as much.
+_MIN_VARIANCE: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ class Metric:
         needs_labels: whether samples must be labelled.
         outputs: what the outputs must be, in words.
         suits: whether outputs suit the metric.
+        fit: makes the score from the source model's outputs on some samples, instead of `score`.
+        note: why `auto` was not sure, for the user.
     """
 
     name: str
@@ -55,6 +63,8 @@ class Metric:
     needs_labels: bool = False
     outputs: str = "outputs"
     suits: Callable[[Outputs], bool] = bool
+    fit: Callable[[Outputs], Score] | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +82,25 @@ class SetMetric:
     score: SetScore
 
 
-def find_metric(name: str, outputs: Outputs, labelled: bool) -> Metric | SetMetric:
+def find_metric(
+    name: str, outputs: Outputs, labelled: bool, *, is_generated: bool = False
+) -> Metric | SetMetric:
     """Return the metric called `name`.
 
     Args:
         name: `auto`, a key of `METRICS`, or `FILE.py:FUNCTION` for a metric of the user.
-        outputs: outputs of the source model on one batch; `auto` decides by their shapes.
+        outputs: outputs of the source model on some samples; `auto` decides by their shapes and values.
         labelled: whether the evaluation samples have labels.
+        is_generated: whether the samples are invented, so that values of outputs tell nothing.
 
     Raises:
         DataError: no such metric, it needs labels that are not there, or it does not suit the outputs.
     """
     if name not in METRICS and ":" in name:
         return _load_metric(name)
+    note = None
     if name == "auto":
-        name = _choose(outputs, labelled)
+        name, note = _choose(outputs, labelled, is_generated)
     if name not in METRICS:
         raise DataError(f"metric {name!r}: expected auto, {', '.join(METRICS)} or FILE.py:FUNCTION")
     metric = METRICS[name]
@@ -97,19 +111,136 @@ def find_metric(name: str, outputs: Outputs, labelled: bool) -> Metric | SetMetr
     if not metric.suits(outputs):
         shapes = {key: list(value.shape) for key, value in outputs.items()}
         raise DataError(f"metric {name!r} needs {metric.outputs}; the outputs are {shapes}")
-    return metric
+    return replace(metric, score=metric.score if metric.fit is None else metric.fit(outputs), note=note)
 
 
-def _choose(outputs: Outputs, labelled: bool) -> str:
-    if class_scores(outputs) is not None:
-        return "top1" if labelled else "agreement"
+def _choose(outputs: Outputs, labelled: bool, is_generated: bool) -> tuple[str, str | None]:
+    """Return the metric, and a note where the outputs do not tell which is right."""
+    name = class_scores(outputs)
+    if name is not None:
+        if labelled:
+            return "top1", None
+        if is_generated or _are_probabilities(outputs[name], axis=1):
+            return "agreement", None
+        if len(outputs) > 1 or _have_layout(outputs[name]):
+            return ("r2" if _vary(outputs) else "similarity"), None
+        return "agreement", _doubt(outputs, "agreement", "coordinates or features", "r2")
     if has_boxes(list(outputs.values())):
-        return "detections"
+        return "detections", None
     channels = _channels(outputs) if len(outputs) == 1 else 0
     if channels == 1 and _are_shares(next(iter(outputs.values()))):
-        return "mask_overlap"
+        return "mask_overlap", None
     # Three channels may be colours, of which the largest means nothing.
-    return "pixel_agreement" if channels > 1 and channels != _COLOURS else "similarity"
+    if channels > 1 and channels != _COLOURS:
+        return "pixel_agreement", None
+    if _is_sequence(outputs):
+        if _class_axis(next(iter(outputs.values()))) is not None:
+            return "sequence", None
+        if not is_generated:
+            return "similarity", _doubt(outputs, "similarity", "class scores over time", "sequence")
+    return "similarity", None
+
+
+def _doubt(outputs: Outputs, metric: str, other: str, better: str) -> str:
+    name, first = next(iter(outputs.items()))
+    return (
+        f"output '{name}' {list(first.shape[1:])} was judged by {METRICS[metric].title}, since its values do"
+        f" not tell what it is; if it holds {other}, give --metric {better} (--metric {metric} settles it)"
+    )
+
+
+def _are_probabilities(values: NDArray[Any], axis: int) -> bool:
+    """Whether values, or their exponentials, are 0..1 and sum up to 1 along an axis."""
+    values = values.astype(np.float64)
+    if not values.size or not np.isfinite(values).all():
+        return False
+    shares = values if values.min() >= 0 else np.exp(np.minimum(values, 1))
+    return bool(shares.max() <= 1 + 1e-3 and np.allclose(shares.sum(axis=axis), 1, atol=1e-2))
+
+
+def _have_layout(rows: NDArray[Any]) -> bool:
+    """Whether columns differ far more than samples do, as coordinates of one object do."""
+    if len(rows) < _MIN_ROWS:
+        return False
+    rows = rows.astype(np.float64)
+    return bool(rows.mean(axis=0).var() > _LAYOUT_RATIO * rows.var(axis=0).mean())
+
+
+def _float_rows(outputs: Outputs) -> dict[str, NDArray[np.float64]]:
+    """Return float outputs as [samples, values]."""
+    return {
+        name: value.reshape(len(value), -1).astype(np.float64)
+        for name, value in outputs.items()
+        if value.ndim and value.dtype.kind == "f" and value.size
+    }
+
+
+def _vary(outputs: Outputs) -> bool:
+    rows = _float_rows(outputs)
+    return bool(rows) and all(np.isfinite(row).all() and row.var(axis=0).any() for row in rows.values())
+
+
+def _r2(source: Outputs) -> Score:
+    """Return a score: 1 less the squared error over the variance of each value among samples, at least 0."""
+    variances = {}
+    for name, rows in _float_rows(source).items():
+        variance = rows.var(axis=0)
+        variances[name] = np.maximum(variance, _MIN_VARIANCE * variance.mean())
+
+    def score(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[np.float64]:
+        parts = []
+        for name, variance in variances.items():
+            want = reference[name].reshape(len(reference[name]), -1).astype(np.float64)
+            if outputs[name].shape != reference[name].shape or want.shape[1] != len(variance):
+                parts.append(np.zeros(len(want)))
+                continue
+            with np.errstate(invalid="ignore"):  # infinity minus infinity
+                error = ((outputs[name].reshape(want.shape) - want) ** 2 / variance).mean(axis=1)
+            parts.append(np.nan_to_num(np.clip(1 - error, 0, 1), nan=0.0))
+        return _mean_of_outputs(parts)
+
+    return score
+
+
+def _is_sequence(outputs: Outputs) -> bool:
+    first = next(iter(outputs.values()))
+    is_float = first.ndim == 3 and first.dtype.kind == "f" and min(first.shape[1:]) >= 2
+    return len(outputs) == 1 and is_float
+
+
+def _class_axis(scores: NDArray[Any]) -> int | None:
+    """Return the axis along which scores [N, T, C] or [N, C, T] are probabilities or their logarithms."""
+    return next((axis for axis in (2, 1) if _are_probabilities(scores, axis)), None)
+
+
+def _sequence(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[np.float64]:
+    """Return 1 less the edit distance of the best classes over time, over the longer one's length.
+
+    Repetitions and the most frequent class of the sample, which is the blank of CTC, do not count.
+    """
+    got, want = next(iter(outputs.values())), next(iter(reference.values()))
+    if got.shape != want.shape:
+        return np.zeros(len(want))
+    axis = _class_axis(want) or 2
+    ours, theirs = got.argmax(axis=axis), want.argmax(axis=axis)
+    decided = ~np.isnan(got).any(axis=(1, 2))
+    shares = []
+    for found, expected in zip(ours, theirs, strict=True):
+        blank = np.bincount(expected).argmax()
+        texts = [row[np.append(True, row[1:] != row[:-1]) & (row != blank)] for row in (found, expected)]
+        shares.append(1 - _edit_distance(*texts) / max(*map(len, texts), 1))
+    return np.asarray(shares, np.float64) * decided
+
+
+def _edit_distance(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+    """Return the least number of insertions, deletions and replacements (Levenshtein)."""
+    places = np.arange(len(other) + 1)
+    row = places
+    for symbol in one:
+        change = np.minimum(row[1:] + 1, row[:-1] + (other != symbol))
+        # Insertions run along the row: the least of each earlier cost and its distance.
+        row = np.minimum.accumulate(np.append(row[0] + 1, change) - places) + places
+    return int(row[-1])
 
 
 def class_scores(outputs: Outputs) -> str | None:
@@ -339,6 +470,15 @@ METRICS: Final[Mapping[str, Metric]] = {
             "detections", "detections (F1) in common with the float model", _detections,
             outputs="decoded boxes [N, A, 4] with scores [N, A, C], or both in one [N, 4 + C, A] in pixels",
             suits=lambda outputs: has_boxes(list(outputs.values())),
+        ),
+        Metric(
+            "r2", "R² against the float model's outputs", _similarity,
+            outputs="float outputs that vary from sample to sample, on 2 samples or more",
+            suits=_vary, fit=_r2,
+        ),
+        Metric(
+            "sequence", "decoded sequence in common with the float model", _sequence,
+            outputs="one output of class scores over time [N, T, C] or [N, C, T]", suits=_is_sequence,
         ),
         Metric("similarity", "similarity to the float model's outputs", _similarity),
     )

@@ -7,6 +7,7 @@ held-back samples; `confirmation` has the rule.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -29,6 +30,9 @@ CONFIRMATION_SHARE: Final = 0.5
 # With fewer, neither half says anything.
 LEAST_TO_HOLD_BACK: Final = 12
 _SPLIT_SEED = 2  # not the seed of the split between calibration and evaluation
+
+# Samples by which `auto` tells what the outputs are.
+_PROBES: Final = 16
 
 Places = NDArray[np.int64]
 
@@ -140,17 +144,26 @@ def score_candidates(
         DataError: the metric does not suit the model or the data.
         BackendError: a model does not run on a sample.
     """
-    first = next(part.stream(1), None)
-    if first is None:
+    probes = [feeds for feeds, _ in islice(part.stream(1), _PROBES)]
+    if not probes:
         raise DataError("there are no evaluation samples")
     names = [spec.name for spec in outputs]
     runs = [_named(run, names) for run in (source, *candidates)]
-    metric = find_metric(metric_name, runs[0](first[0]), part.labelled)
+    probed = _stacked([runs[0](feeds) for feeds in probes])
+    metric = find_metric(metric_name, probed, part.labelled, is_generated=part.is_generated)
     alone = alone or isinstance(metric, SetMetric)
-    is_small = sum(array.nbytes for array in first[0].values()) <= _SMALL_INPUT_BYTES
+    is_small = sum(array.nbytes for array in probes[0].values()) <= _SMALL_INPUT_BYTES
     batch = _BATCH if is_small and not alone else 1
     judging = _Judging(part, batch, stacked=Batching.of(inputs).stacked, progress=progress)
     return judging.by_set(runs, metric) if isinstance(metric, SetMetric) else judging.by_sample(runs, metric)
+
+
+def _stacked(outputs: Sequence[Outputs]) -> Outputs:
+    """Return outputs of several samples as those of a batch; only the first where shapes differ."""
+    shapes = {tuple((name, value.shape) for name, value in each.items()) for each in outputs}
+    if len(shapes) > 1 or not all(value.ndim for value in outputs[0].values()):
+        return outputs[0]
+    return {name: np.concatenate([sample[name] for sample in outputs]) for name in outputs[0]}
 
 
 def _named(run: Runner, names: Sequence[str]) -> Callable[[Feeds], Outputs]:

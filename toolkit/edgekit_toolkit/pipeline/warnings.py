@@ -5,6 +5,7 @@ import platform
 from edgekit_runtime.remote.measurement.machine_facts import describe_engine
 from edgekit_runtime.sessions.ort_products import saturates
 from edgekit_runtime.system.install_hint import install_command
+from edgekit_toolkit.evaluation.metrics import Metric
 from edgekit_toolkit.importers.sizes import list_sizes
 from edgekit_toolkit.measurement.arithmetic import instruction_set, measures_here
 from edgekit_toolkit.measurement.device_profile import is_current, parse_engine
@@ -31,6 +32,8 @@ def find_warnings(run: Run) -> list[str]:
             notes.append(numbering_note(class_names(request.labels)))
         problem = find_labels_problem(request.labels, prepared.source.outputs)
         notes.extend([] if problem is None else [problem])
+    if isinstance(run.scores.metric, Metric) and run.scores.metric.note is not None:
+        notes.append(run.scores.metric.note)
     if prepared.written_out:
         notes.append(
             f"onnxruntime fails on operator {', '.join(prepared.written_out)} in this model; it is written"

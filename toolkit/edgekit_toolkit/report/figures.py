@@ -107,8 +107,8 @@ def show_limit(line: BudgetLine, value: float | None) -> str:
 
 
 def against_limit(line: BudgetLine) -> float | None:
-    """Return the value that uses up the limit: of a drop that is kept, the upper end of its interval."""
-    return line["value"] if line["high"] is None or line["state"] != "ok" else line["high"]
+    """Return the value that uses up the limit: of a drop, the upper end of its interval."""
+    return line["value"] if line["high"] is None or line["state"] == "over" else line["high"]
 
 
 def headroom(line: BudgetLine) -> str:
