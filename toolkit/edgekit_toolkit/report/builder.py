@@ -165,7 +165,6 @@ def _provenance(run: Run) -> dict[str, Any]:
     return {
         "tools": tool_versions(*(one.request.backend for one in (run, *(each.run for each in run.variants)))),
         "host": host_facts(),
-        "proof": _proof(run),
         "load": asdict(run.load),
         "seconds": {name: round(seconds, 3) for name, seconds in run.seconds.items()},
         "recipe_sha256": None if run.packaged is None else run.packaged.recipe.sha256,
