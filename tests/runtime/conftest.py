@@ -118,8 +118,7 @@ class PackageMaker:
         return {member.name: member for member in read_members(memoryview(data), "test", 1024)}
 
 
-@pytest.fixture(scope="session")
-def maker() -> PackageMaker:
+def make_maker() -> PackageMaker:
     signer = make_signer(1)
     values = CODES.astype(np.float32) * np.float32(SCALE) + np.float32(OFFSET)
     artifacts = {
@@ -135,6 +134,11 @@ def maker() -> PackageMaker:
         "model.onnx": "model",
     }
     return PackageMaker(StatementSigner(signer), TrustStore([signer.public_key]), artifacts, roles)
+
+
+@pytest.fixture(scope="session")
+def maker() -> PackageMaker:
+    return make_maker()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import random
 import threading
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from tests.service.canary_fakes import Clock, double, fail, inputs, nan
 from tests.waiting import wait_for
 
-from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.errors import BackendError, EdgekitError
 from edgekit_runtime.service.rollout.comparison import similarity
 from edgekit_runtime.service.rollout.paired_runs import Pair, PairedRuns, run_pair
 
@@ -140,3 +141,34 @@ def test_outputs_that_cannot_be_compared_make_no_pair_and_the_next_is_made() -> 
     runs.close()
     assert pairs[0] is None
     assert pairs[1] is not None
+
+
+def test_pair_that_takes_too_long_is_stopped_and_makes_none() -> None:
+    is_cancelled, has_ended, pairs = threading.Event(), threading.Event(), []
+    timers: list[Any] = []
+
+    def compute(_given: Mapping[str, Any]) -> Any:
+        assert is_cancelled.wait(60)
+        raise BackendError("cancelled")
+
+    log: list[str] = []
+    sessions: list[Any] = [Version(name, log, Clock(), 0.01, compute) for name in ("current", "candidate")]
+    for session in sessions:
+        session.cancel_runs = is_cancelled.set
+
+    def take(pair: Any) -> None:
+        pairs.append(pair)
+        has_ended.set()
+
+    def defer(delay_s: float, work: Any) -> Any:
+        timers.append((delay_s, work))
+        return types.SimpleNamespace(cancel=lambda: None)
+
+    runs = PairedRuns(*sessions, similarity, Loop(), is_busy=lambda: False, defer=defer, max_run_s=30.0)
+    runs.start(inputs(1.0), take)
+    (delay_s, stop) = timers[0]
+    assert delay_s == 30.0
+    stop()
+    assert has_ended.wait(60)
+    assert pairs == [None]
+    runs.close()

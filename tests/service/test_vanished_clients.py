@@ -22,7 +22,7 @@ from tests.service.service_parts import (
 from tests.service.test_metrics import parse
 from tests.waiting import wait_for
 
-from edgekit_runtime.errors import UnavailableError
+from edgekit_runtime.errors import DeadlineError, UnavailableError
 
 
 def yes() -> bool:
@@ -121,3 +121,46 @@ def test_refused_requests_are_counted_by_model_and_by_status(maker: PackageMaker
         assert metric(service, "edgekit_requests_total", model="linear", outcome="refused") == 2
         assert metric(service, "edgekit_error_answers_total", status="400") == 3
         assert metric(service, "edgekit_error_answers_total", status="404") == 1
+
+
+class Endless:
+    """A session whose runs end when a test says so; they cannot be cancelled, or end then."""
+
+    def __init__(self, session: Any, *, can_cancel: bool) -> None:
+        self.inputs, self.outputs, self.run, self.close = (
+            *(session.inputs, session.outputs),
+            *(session.run, session.close),
+        )
+        self.has_fixed_work = False
+        self.cancelled = 0
+        if can_cancel:
+            self.cancel_runs = self._cancel
+
+    def _cancel(self) -> None:
+        self.cancelled += 1
+
+
+@pytest.mark.parametrize("can_cancel", [True, False])
+def test_run_that_does_not_stop_is_given_up_and_its_thread_replaced(
+    can_cancel: bool,
+) -> None:
+    bench = Bench(seconds=0.5)
+    session: Any = Endless(bench.session, can_cancel=can_cancel)
+    lane = bench.add_lane((session,), bench.metrics, max_run_s=5.0)
+    lane.submit(bench.client.call(1))
+    lane.submit(bench.client.call(2))
+    bench.loop.pass_s(4.0)
+    assert bench.client.answers == {1: [], 2: []}
+    assert bench.threads.count == 2  # one for others
+    bench.loop.pass_s(4.0)
+    assert isinstance(bench.client.error(1), DeadlineError)
+    assert isinstance(bench.client.error(2), UnavailableError)
+    assert (session.cancelled > 0) == can_cancel
+    lane.submit(bench.client.call(3))
+    assert "cannot be stopped" in str(bench.client.error(3))
+    bench.finish()  # it has ended after all
+    assert bench.threads.count == 1
+    lane.submit(bench.client.call(4))
+    bench.finish()
+    assert bench.client.value(4)[0, 0] == 8
+    assert len(bench.client.answers[1]) == 1
