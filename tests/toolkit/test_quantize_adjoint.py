@@ -167,6 +167,26 @@ def test_propagated_noises_of_weights_have_the_order_of_one_layer_at_a_time() ->
     assert spearmanr(propagated, measured).statistic > 0.9
 
 
+def test_propagated_noise_of_tables_is_that_of_one_layer_at_a_time() -> None:
+    rng = np.random.default_rng(8)
+    weights = {"rows": RNG.normal(size=(256, 32)).astype("f4"), "w": random_weight(rng, 32, 16)}
+    weights |= {"places": (RNG.normal(size=(1, 128, 32)) * 4).astype("f4")}
+    nodes = [
+        node("Abs", ["x"], ["positive"]), node("Cast", ["positive"], ["codes"], to=onnx.TensorProto.INT64),
+        node("Gather", ["rows", "codes"], ["e"]), node("Add", ["places", "e"], ["a"]),
+        node("MatMul", ["a", "w"], ["y"]),
+    ]  # fmt: skip
+    model = model_of(nodes, weights, {"x": (1, 128)})
+    samples = [{"x": rng.uniform(0, 255, (1, 128)).astype(np.float32)} for _ in range(8)]
+    quantizer = OnnxQuantizer(model, ASYMMETRIC, threads=1)
+    fidelity = Fidelity(quantizer.model, samples, threads=1, softmax_axes=[None])
+    layers = quantizer.int8_layers()
+    assert set(layers) == {"e", "a", "y"}
+    propagated = [cost.noise for cost in quantizer.weight_costs(layers, fidelity, lambda: False)]
+    measured = [cost.noise for cost in measure_weights(quantizer.build, layers, fidelity, lambda: False)]
+    assert propagated == pytest.approx(measured, rel=0.7)
+
+
 def test_graph_whose_backward_pass_fails_is_measured_one_layer_at_a_time() -> None:
     """The shape of the result depends on the values, so a change of the input cannot be compared with it."""
     rng = np.random.default_rng(4)

@@ -8,7 +8,7 @@ over samples is the layer's noise.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -20,6 +20,7 @@ from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, float_tensors
 from edgekit_toolkit.quantize.onnx.adjoint import MIN_IR, MIN_OPSET, Adjoint, Shapes
+from edgekit_toolkit.quantize.onnx.embedding_tables import added_table, is_table_lookup
 from edgekit_toolkit.quantize.plan import COMPUTE, Plan, kernel_output, live_range, weight_axis
 from edgekit_toolkit.quantize.scheme import QuantizationParams, activation_params, quantize_weight
 from edgekit_toolkit.quantize.sensitivity import Block, Fidelity
@@ -41,19 +42,19 @@ class Rounding:
         position: input of that node that is rounded; None for `tensor`, which all its readers see rounded.
         params: scale and zero point of a rounded activation; None for a weight.
         tensor: the rounded activation.
-        error: rounding error of a weight.
+        rounded: values of a rounded weight.
     """
 
     layer: str
     position: int | None
     params: QuantizationParams | None = None
     tensor: str = ""
-    error: NDArray[np.float32] | None = None
+    rounded: NDArray[np.float32] | None = None
 
     @property
     def size(self) -> int:
         """Number of values of the weight."""
-        return 0 if self.error is None else self.error.size
+        return 0 if self.rounded is None else self.rounded.size
 
 
 def block_roundings(model: onnx.ModelProto, plan: Plan, block: Block) -> list[Rounding]:
@@ -85,9 +86,12 @@ def layer_rounding(model: onnx.ModelProto, layer: str) -> Rounding:
     """Return the rounding error of a layer's weights in the form `int8-weights`."""
     index = GraphIndex(model.graph)
     node = index.producers[layer]
-    position = 0 if node.op_type == "Gather" else 1
-    weight = np.asarray(index.constant(node.input[position]), np.float32)
-    return _weight_rounding(node, position, weight, weight_axis(node) if position else 0)
+    if node.op_type in COMPUTE:
+        return _weight_rounding(node, 1, np.asarray(index.constant(node.input[1])), weight_axis(node))
+    position = 0 if is_table_lookup(index, node) else list(node.input).index(added_table(index, node) or "")
+    table = np.asarray(index.constant(node.input[position]))
+    rows = _weight_rounding(node, position, table.reshape(-1, table.shape[-1]), 0)
+    return replace(rows, rounded=None if rows.rounded is None else rows.rounded.reshape(table.shape))
 
 
 def _weight_rounding(
@@ -97,7 +101,7 @@ def _weight_rounding(
     scale = params.scale
     if axis is not None:
         scale = scale.reshape([-1 if place == axis % weight.ndim else 1 for place in range(weight.ndim)])
-    return Rounding(node.output[0], position, error=codes * scale - weight)
+    return Rounding(node.output[0], position, rounded=codes * scale)
 
 
 def propagate(
@@ -155,12 +159,10 @@ def propagate(
 def _product(adjoint: Adjoint, index: GraphIndex, error: Rounding) -> str | None:
     """Add the product of an error and its adjoint; returns the sum's name, or None if no output sees it."""
     node = index.producers[error.layer]
-    if error.error is not None:
-        # Products are linear in their weights, so the error's own product is that of the result.
-        inputs = {error.position or 0: adjoint.constant(error.error)}
-        if len(node.input) > 2:
-            inputs[2] = ""
-        place, value = adjoint.tensors.get(error.layer), adjoint.again(node, inputs).output[0]
+    if error.rounded is not None:
+        inputs = {error.position or 0: adjoint.constant(error.rounded)}
+        result = adjoint.again(node, inputs).output[0]
+        place, value = adjoint.tensors.get(error.layer), adjoint.add("Sub", [result, error.layer])
     else:
         name = node.input[error.position] if error.position is not None else error.tensor
         place = (
