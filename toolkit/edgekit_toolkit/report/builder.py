@@ -124,7 +124,7 @@ def _drop(held: HeldDrop | None, limit: float | None) -> dict[str, Any] | None:
         "confidence": interval.confidence,
         "samples": held.drop.samples,
         "held_back": held.held_back,
-        "resolved": limit is None or not interval.low <= limit < interval.high,
+        "resolved": limit is None or interval.high <= limit or held.state(limit) == "over",
     }
 
 
