@@ -1,0 +1,126 @@
+"""ONNX's tests of operators, each in a process of its own: what imports, converts to TFLite and has costs.
+
+    .venv/bin/python benchmarks/function_operators.py [--only TEXT] [--json FILE]
+
+Of many operators that ONNX defines by a function the set has a test and the same test written out
+(`test_gelu_default_1`, `test_gelu_default_1_expanded`). A test that is refused although its written-out form
+is not, is one that inlining would have rescued; the last line counts those. Ends with 1 if a result is wrong
+or a process died.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx.backend.test.case.node import collect_testcases
+from onnx.backend.test.case.test_case import TestCase
+
+from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.sessions.litert.session import LiteRtSession
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_toolkit.importers.onnx import load_onnx
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.passes.parity import Tolerance, compare
+from edgekit_toolkit.tflite.convert import convert
+
+_CLOSE = Tolerance(range_fraction=1e-3, ulps=64)  # the tests' own bound is 1e-3 of each value
+_STEPS = ("import", "litert", "costs")
+
+
+def steps_of(case: TestCase) -> dict[str, Callable[[], str]]:
+    """What is tried with one test."""
+    inputs, outputs = case.data_sets[0]
+    feeds = dict(zip((value.name for value in case.model.graph.input), inputs, strict=True))
+    expected = dict(zip((value.name for value in case.model.graph.output), outputs, strict=True))
+
+    def imported() -> onnx.ModelProto:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "case.onnx"
+            path.write_bytes(case.model.SerializeToString())
+            return load_onnx(path).model.proto
+
+    def verdict(results: dict[str, Any]) -> str:
+        parity = compare(expected, {name: results[name] for name in expected}, _CLOSE)
+        return "" if parity.ok else f"WRONG: {parity.reason}"
+
+    def run_ort() -> str:
+        return verdict(OrtSession(imported().SerializeToString(), OrtOptions(optimise=False)).run(feeds))
+
+    def run_litert() -> str:
+        return verdict(dict(LiteRtSession(convert(imported(), {})).run(feeds)))
+
+    def count() -> str:
+        return "" if OnnxModel(imported()).node_costs({}) is not None else "no costs"
+
+    return dict(zip(_STEPS, (run_ort, run_litert, count), strict=True))
+
+
+def outcome(step: Callable[[], str]) -> str:
+    """The result of a step in a process of its own: nothing if it worked, else the reason."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            reason = step()
+        except EdgekitError as error:
+            reason = f"refused: {error}"
+        except Exception as error:  # a traceback is a fault, and is counted as one
+            reason = f"TRACEBACK: {type(error).__name__}: {error}"
+        os.write(write_end, reason.encode()[:4000])
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as stream:
+        reason = stream.read().decode()
+    _, status = os.waitpid(child, 0)
+    return reason if status == 0 else f"DIED: status {status}"
+
+
+def is_plain(case: TestCase) -> bool:
+    """Whether all inputs and outputs are tensors of fixed sizes, and there is an input."""
+    values = (*case.model.graph.input, *case.model.graph.output)
+    return bool(case.model.graph.input) and all(
+        value.type.WhichOneof("value") == "tensor_type"
+        and value.type.tensor_type.elem_type != onnx.TensorProto.STRING
+        for value in values
+    )
+
+
+def rescued(results: dict[str, dict[str, str]], step: str) -> list[str]:
+    """The refused tests whose written-out form is not refused."""
+    works = [name for name, reasons in results.items() if not reasons[step]]
+    written_out = {re.sub(r"_expanded(_ver\d+)?$", "", name) for name in works if "_expanded" in name}
+    return [name for name, reasons in results.items() if reasons[step] and name in written_out]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", metavar="TEXT")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    results = {
+        case.name: {name: outcome(step) for name, step in steps_of(case).items()}
+        for case in collect_testcases(None)
+        if options.only in case.name and case.model is not None and is_plain(case)
+    }
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+    faults = 0
+    for step in _STEPS:
+        kinds = Counter(reasons[step].partition(":")[0] or "ok" for reasons in results.values())
+        faults += kinds["WRONG"] + kinds["DIED"] + kinds["TRACEBACK"]
+        names = rescued(results, step)
+        print(f"{step}: {dict(kinds.most_common())}; refused although written out it works: {len(names)}")
+        print("  " + ", ".join(names))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
