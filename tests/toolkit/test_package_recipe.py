@@ -298,7 +298,7 @@ def test_form_of_another_model_is_refused(mixed: Made, tmp_path: Path) -> None:
 
 # A recipe without variants or disabled rewrites has no such field; test_package_variants.py and
 # test_wrong_rewrites.py have those that do.
-OPTIONAL = {"variants", "disabled_optimizers"}
+OPTIONAL = {"variants", "disabled_optimizers", "fixed", "written_out"}
 FIELDS = [field.name for field in dataclasses.fields(Recipe) if field.name not in OPTIONAL]
 
 

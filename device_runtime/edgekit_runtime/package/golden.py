@@ -3,7 +3,8 @@
 Values lie in artifacts as little-endian, C-contiguous arrays without a header. Float inputs may be stored as
 8-bit codes, since real inputs (pixels, quantized features) often are such codes and then take a quarter of
 the space. To keep large images small, a code may stand for a block of equal values, and of an
-output only every k-th value may be stored.
+output only every k-th value may be stored. Further rows cost no input at all: `resample` draws each from the
+values of the first.
 """
 
 import math
@@ -19,6 +20,8 @@ from edgekit_runtime.tensors import DTYPES, TensorSpec
 
 # Of all inputs together, decoded: with `repeat`, a few bytes can state any size.
 MAX_INPUT_BYTES: Final = 512 << 20
+MAX_ROWS: Final = 32
+MAX_SEED: Final = 65535
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
 
@@ -30,6 +33,53 @@ def _check_number(value: object, what: str, *, low: float) -> None:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def resample(
+    inputs: Mapping[str, np.ndarray[Any, np.dtype[Any]]], seed: int
+) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    """Return a further row of golden inputs: blocks of values drawn from the first row, on a background.
+
+    So whatever range, type or lattice the first row keeps to, the others keep to. The arithmetic is that of
+    integers, and gives the same on every machine.
+
+    Args:
+        inputs: the first row, in the order of the manifest.
+        seed: chooses the row, 0 to `MAX_SEED`; its low bits set the blocks' edge and density.
+    """
+    return {
+        name: _resample(values, (seed << 8) + position) if values.size else values
+        for position, (name, values) in enumerate(inputs.items())
+    }
+
+
+def _resample(values: np.ndarray[Any, np.dtype[Any]], stream: int) -> np.ndarray[Any, np.dtype[Any]]:
+    seed = stream >> 8
+    edge, density = 1 << seed % 4, 1 + (seed >> 2) % 8
+    wide = [axis > 0 and size > 8 for axis, size in enumerate(values.shape)]
+    blocks = [-(-size // edge) if is_wide else size for size, is_wide in zip(values.shape, wide, strict=True)]
+    bits = _hash(np.arange(math.prod(blocks) + 1, dtype=np.uint64) + np.uint64(stream << 32))
+    picks = ((bits >> np.uint64(32)) * np.uint64(values.size)) >> np.uint64(32)
+    is_drawn = (bits & np.uint64(7)) < np.uint64(density)
+    drawn: np.ndarray[Any, np.dtype[Any]] = values.reshape(-1)[
+        np.where(is_drawn, picks, picks[-1])[:-1].astype(np.intp)
+    ].reshape(blocks)
+    for axis, size in enumerate(values.shape):
+        if wide[axis] and edge > 1:
+            drawn = np.repeat(drawn, edge, axis).take(np.arange(size), axis)
+    return drawn
+
+
+def _hash(numbers: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Return the outputs of SplitMix64 for these positions of its stream, modulo 2**64.
+
+    Source: G. Steele et al., Fast Splittable Pseudorandom Number Generators, 2014.
+    """
+    bits: np.ndarray[Any, np.dtype[np.uint64]] = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    bits ^= bits >> np.uint64(31)
+    return bits
 
 
 def _decode(
@@ -236,14 +286,116 @@ def _check_golden(name: object, dtype: object, shape: tuple[int, ...], path: obj
 
 
 @dataclass(frozen=True, slots=True)
+class RowsOutput(Record):
+    """The expected values of one output in all further rows.
+
+    Attributes:
+        name: name of a golden output, whose dtype and shape hold for each row.
+        path: path of the artifact, which holds the stored values of one row after the other.
+        atol, rtol: tolerance of each row, as in `GoldenOutput`; without `rtol` it is 0.
+        every: as in `GoldenOutput`.
+
+    Raises:
+        DataError: a field has the wrong type or value.
+    """
+
+    _error: ClassVar = DataError
+
+    name: str
+    path: str
+    atol: tuple[float, ...]
+    rtol: tuple[float, ...] = field(default=(), metadata=OPTIONAL)
+    every: int = field(default=1, metadata=OPTIONAL)
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise DataError(f"golden rows: name is {self.name!r}, expected a string")
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenRows(Record):
+    """Further rows of golden tensors; an earlier reader ignores them, and checks the first row.
+
+    Attributes:
+        seeds: seed of each row for `resample`.
+        outputs: their expected values, for some or all of the golden outputs.
+
+    Raises:
+        DataError: a field has the wrong type or value.
+    """
+
+    _error: ClassVar = DataError
+
+    seeds: tuple[int, ...]
+    outputs: tuple[RowsOutput, ...]
+    extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        valid = all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in self.seeds)
+        if not valid or not 1 <= len(self.seeds) <= MAX_ROWS:
+            raise DataError(
+                f"golden rows: seeds are {list(self.seeds)}, expected 1 to {MAX_ROWS} whole numbers from 0 to"
+                f" {MAX_SEED}"
+            )
+        for output in self.outputs:
+            if len(output.atol) != len(self.seeds) or len(output.rtol) not in (0, len(self.seeds)):
+                raise DataError(
+                    f"golden rows: '{output.name}' has {len(output.atol)} and {len(output.rtol)} tolerances,"
+                    f" expected one for each of {len(self.seeds)} seeds"
+                )
+
+
+@dataclass(frozen=True, slots=True)
 class Golden(Record):
-    """The recorded inputs and outputs of one run."""
+    """The recorded inputs and outputs of one run, and further rows if there are any."""
 
     _error: ClassVar = DataError
 
     inputs: tuple[GoldenInput, ...]
     outputs: tuple[GoldenOutput, ...]
+    rows: GoldenRows | None = field(default=None, metadata=OPTIONAL)
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
+
+    def row_outputs(self) -> list[list[GoldenOutput]]:
+        """Return for each output of the further rows how it is compared, row by row.
+
+        Raises:
+            DataError: it is no golden output, or is there twice, or a field has the wrong type or value.
+        """
+        if self.rows is None:
+            return []
+        first = {output.name: output for output in self.outputs}
+        names = [output.name for output in self.rows.outputs]
+        if not names or len(set(names)) != len(names) or not first.keys() >= set(names):
+            raise DataError(f"golden rows hold {names}, expected golden outputs ({sorted(first)}), each once")
+        return [
+            [
+                GoldenOutput(
+                    rows.name,
+                    first[rows.name].dtype,
+                    first[rows.name].shape,
+                    rows.path,
+                    atol,
+                    rtol,
+                    rows.every,
+                )
+                for atol, rtol in zip(rows.atol, rows.rtol or [0.0] * len(rows.atol), strict=True)
+            ]
+            for rows in self.rows.outputs
+        ]
+
+    def artifact_sizes(self) -> list[tuple[str, str, int, tuple[int, ...]]]:
+        """Return for each tensor its name, the path and the size in bytes of its artifact, and its shape.
+
+        Raises:
+            DataError: as for `row_outputs`.
+        """
+        first: list[GoldenInput | GoldenOutput] = [*self.inputs, *self.outputs]
+        sizes = [(tensor.name, tensor.path, tensor.size_bytes, tensor.shape) for tensor in first]
+        for row, *others in self.row_outputs():
+            sizes.append((row.name, row.path, row.size_bytes * (1 + len(others)), row.shape))
+        return sizes
 
     def check(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
         """Check that there is a golden tensor for each input and at least one output, and all fit.

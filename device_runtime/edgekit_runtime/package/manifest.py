@@ -14,7 +14,7 @@ from typing import Final
 
 from edgekit_runtime.canonical_json import OPTIONAL, JsonValue, Record, decode_json, encode_json
 from edgekit_runtime.errors import DataError, ManifestError, PackageError
-from edgekit_runtime.package.golden import Golden, GoldenInput, GoldenOutput
+from edgekit_runtime.package.golden import Golden
 from edgekit_runtime.package.manifest_entries import (
     MANIFEST_NAME,
     Artifact,
@@ -141,15 +141,15 @@ class Manifest(Record):
     ) -> None:
         try:
             golden.check(inputs, outputs)
+            sizes = golden.artifact_sizes()
         except DataError as cause:
             raise ManifestError(f"{MANIFEST_NAME}: {of}{cause}") from cause
-        tensors: list[GoldenInput | GoldenOutput] = [*golden.inputs, *golden.outputs]
-        for tensor in tensors:
-            artifact = self._find(tensor.path, "golden", f"{of}golden tensor '{tensor.name}'")
+        for name, path, size_bytes, shape in sizes:
+            artifact = self._find(path, "golden", f"{of}golden tensor '{name}'")
             require(
-                artifact.size_bytes == tensor.size_bytes,
-                f"{of}golden tensor '{tensor.name}': artifact '{tensor.path}' has {artifact.size_bytes}"
-                f" bytes, expected {tensor.size_bytes} for shape {list(tensor.shape)}",
+                artifact.size_bytes == size_bytes,
+                f"{of}golden tensor '{name}': artifact '{path}' has {artifact.size_bytes} bytes, expected"
+                f" {size_bytes} for shape {list(shape)}",
             )
 
     def _find(self, path: str, role: str, user: str) -> Artifact:

@@ -5,13 +5,13 @@ about speed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from edgekit_runtime.package.archive import OpenedPackage
-from edgekit_runtime.package.golden import GoldenOutput
+from edgekit_runtime.package.golden import GoldenOutput, resample
 from edgekit_runtime.sessions.session import Session
 
 _EXACT_KINDS = "biu"  # bool and integers; float64 cannot hold all of them
@@ -48,37 +48,55 @@ class SelfTest:
         return all(check.passed for check in self.checks)
 
 
+Expected = tuple[tuple[GoldenOutput, np.ndarray[Any, np.dtype[Any]]], ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GoldenCase:
     """A copy of a package's golden tensors, which outlives the package.
 
     Attributes:
-        inputs: input name -> array, ready for `Session.run`.
-        expected: each golden output with its stored values.
+        inputs: input name -> array of the first row, ready for `Session.run`.
+        expected: each golden output of the first row with its stored values.
+        rows: seed and expected outputs of each further row.
     """
 
     inputs: Mapping[str, np.ndarray[Any, np.dtype[Any]]]
-    expected: tuple[tuple[GoldenOutput, np.ndarray[Any, np.dtype[Any]]], ...]
+    expected: Expected
+    rows: tuple[tuple[int, Expected], ...] = ()
 
     def check(self, session: Session) -> SelfTest:
-        """Return how the session's outputs compare with the golden outputs.
+        """Return how the session's outputs compare with the golden outputs, over all rows.
 
         Raises:
             DataError: the session takes other inputs.
             BackendError: the engine failed.
         """
         outputs = session.run(self.inputs)
-        return SelfTest(tuple(_check(golden, values, outputs) for golden, values in self.expected))
+        checks = {golden.name: _check(golden, values, outputs) for golden, values in self.expected}
+        for seed, expected in self.rows:
+            outputs = session.run(resample(self.inputs, seed))
+            for golden, values in expected:
+                check = _check(golden, values, outputs)
+                checks[golden.name] = _join(checks[golden.name], check, f"golden row of seed {seed}: ")
+        return SelfTest(tuple(checks.values()))
 
 
 def read_golden(package: OpenedPackage) -> GoldenCase:
     """Return the golden tensors of a package."""
-    return GoldenCase(
-        read_golden_inputs(package),
-        tuple(
-            (golden, golden.decode(package.read(golden.path))) for golden in package.manifest.golden.outputs
-        ),
-    )
+    golden = package.manifest.golden
+    expected = tuple((output, output.decode(package.read(output.path))) for output in golden.outputs)
+    rows: list[tuple[int, Expected]] = []
+    for place, seed in enumerate(golden.rows.seeds if golden.rows is not None else ()):
+        row = [outputs[place] for outputs in golden.row_outputs()]
+        rows.append((seed, tuple((output, _decode_row(package, output, place)) for output in row)))
+    return GoldenCase(read_golden_inputs(package), expected, tuple(rows))
+
+
+def _decode_row(package: OpenedPackage, output: GoldenOutput, place: int) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return the stored values of the row at this place among the further ones."""
+    begin = place * output.size_bytes
+    return output.decode(package.read(output.path)[begin : begin + output.size_bytes])
 
 
 def read_golden_inputs(package: OpenedPackage) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
@@ -100,6 +118,19 @@ def run_selftest(session: Session, package: OpenedPackage) -> SelfTest:
         BackendError: the engine failed.
     """
     return read_golden(package).check(session)
+
+
+def _join(first: OutputCheck, row: OutputCheck, where: str) -> OutputCheck:
+    """Return the check of an output over one more row; the message is the first failure's."""
+    if first.max_abs_error is None or first.wrong_count is None or row.wrong_count is None:
+        return first if not first.passed else replace(row, message=where + row.message)
+    return OutputCheck(
+        first.name,
+        first.passed and row.passed,
+        first.wrong_count + row.wrong_count,
+        max(first.max_abs_error, row.max_abs_error or 0.0),
+        first.message if row.passed or not first.passed else where + row.message,
+    )
 
 
 def _check(

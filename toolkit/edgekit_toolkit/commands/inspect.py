@@ -223,6 +223,9 @@ def _golden_rows(golden: Golden) -> Iterator[tuple[str, str, str]]:
     for output in golden.outputs:
         text = f"{_type(output.dtype, output.shape)}, within {output.atol:g} + {output.rtol:g} * |expected|"
         yield "output", output.name, text + ("" if output.every == 1 else f", every {output.every}. value")
+    if golden.rows is not None:
+        count = len(golden.rows.seeds)
+        yield "rows", f"{count} more", f"drawn from the inputs by the seeds {_value(list(golden.rows.seeds))}"
 
 
 def _figure_rows(figures: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:

@@ -106,6 +106,9 @@ class Model(Protocol):
     def divides_by_inputs(self) -> bool:
         """Whether some integer division has a divisor that is no constant, or one that holds 0 or -1."""
 
+    def random_nodes(self) -> tuple[str, ...]:
+        """Return operator and output of the nodes that give other values in each run."""
+
     def saturating_nodes(self) -> tuple[str, ...]:
         """Return the nodes whose sums of 8-bit products saturate on this machine and not on the target."""
 

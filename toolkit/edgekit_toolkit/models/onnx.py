@@ -20,7 +20,7 @@ from edgekit_toolkit.models.saturating_products import find_saturating
 from edgekit_toolkit.onnx_graph.index import opset
 from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
 from edgekit_toolkit.onnx_graph.specs import free_dims, tensor_specs
-from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, is_control_flow
+from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, is_control_flow, random_nodes
 from edgekit_toolkit.samples.range_trap import CodeRange
 
 
@@ -87,6 +87,10 @@ class OnnxModel:
     def divides_by_inputs(self) -> bool:
         """Whether some integer division may end the process."""
         return onnx_divides_by_inputs(self.proto)
+
+    def random_nodes(self) -> tuple[str, ...]:
+        """Return operator and output of the nodes that give other values in each run."""
+        return tuple(f"{node.op_type} '{node.output[0]}'" for node in random_nodes(self.proto))
 
     def saturating_nodes(self) -> tuple[str, ...]:
         """Return the nodes whose sums saturate on this machine and not on the target."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from numpy.typing import NDArray
 
@@ -18,8 +18,18 @@ from edgekit_toolkit.models.integer_division import tflite_divides_by_inputs
 from edgekit_toolkit.models.model import Engine, ModelSize, Runner, Specs, StoredTensor
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.range_trap import CodeRange
-from edgekit_toolkit.tflite.flatbuffer import TYPES, operators, parsed, shape_of, stored_bytes
+from edgekit_toolkit.tflite.flatbuffer import (
+    TYPES,
+    operator_name,
+    operators,
+    parsed,
+    shape_of,
+    stored_bytes,
+    tensor_name,
+)
 from edgekit_toolkit.tflite.summary import DYNAMIC, TfliteSummary, summarise
+
+_RANDOM: Final = frozenset({"MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"})
 
 
 class TfliteModel:
@@ -100,6 +110,15 @@ class TfliteModel:
     def divides_by_inputs(self) -> bool:
         """Whether some integer division may end the process."""
         return tflite_divides_by_inputs(self.content)
+
+    def random_nodes(self) -> tuple[str, ...]:
+        """Return operator and output of the operators that give other values in each run."""
+        model = parsed(self.content)
+        return tuple(
+            f"{operator_name(model, operator)} '{tensor_name(graph.tensors[operator.outputs[0]])}'"
+            for graph, _, operator in operators(model)
+            if operator_name(model, operator) in _RANDOM
+        )
 
     def saturating_nodes(self) -> tuple[str, ...]:
         """None: LiteRT's kernels add in 32 bits on every processor."""

@@ -6,7 +6,11 @@ It changes nothing.
 from collections.abc import Iterable, Iterator
 
 import onnx
+from onnx import numpy_helper
 
+RANDOM_OPERATORS = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
 _INTEGER_OPERATORS = frozenset(
     {
         "QuantizeLinear",
@@ -37,6 +41,27 @@ def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Yield every node, those inside control flow included."""
     for graph in graphs(model.graph):
         yield from graph.node
+
+
+def random_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Return the nodes that give other values in each run.
+
+    A `seed` does not help: the engine goes on in the sequence from run to run. A Dropout is random if its
+    `training_mode` is anything but a stored False.
+    """
+    stored = {
+        name: tensor for name, tensor in stored_tensors(model) if tensor.data_type == onnx.TensorProto.BOOL
+    }
+
+    def is_training(node: onnx.NodeProto) -> bool:
+        mode = node.input[2] if len(node.input) > 2 else ""
+        return bool(mode) and (mode not in stored or bool(numpy_helper.to_array(stored[mode]).any()))
+
+    return [
+        node
+        for node in nodes(model)
+        if node.op_type in RANDOM_OPERATORS or (node.op_type == "Dropout" and is_training(node))
+    ]
 
 
 def is_control_flow(node: onnx.NodeProto) -> bool:

@@ -5,6 +5,7 @@ A package with several variants is put together from packages of one each.
 
 import hashlib
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -12,18 +13,21 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from edgekit_runtime.canonical_json import JsonValue, encode_json
+from edgekit_runtime.errors import ModelError
 from edgekit_runtime.package.archive import Sign
 from edgekit_runtime.package.canonical_zip import write_archive
-from edgekit_runtime.package.golden import Golden, GoldenInput
+from edgekit_runtime.package.golden import Golden, GoldenInput, resample
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Variant
 from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Statement
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.onnx_graph.specs import common_specs
-from edgekit_toolkit.packaging.golden_tensors import golden_feeds, golden_outputs
+from edgekit_toolkit.packaging.golden_rows import choose_seeds, golden_rows
+from edgekit_toolkit.packaging.golden_tensors import check_outputs, golden_feeds, golden_outputs
 from edgekit_toolkit.packaging.recipe import Recipe
 from edgekit_toolkit.samples.generated import Feeds
 
 GOLDEN_SEED: Final = 0
+_THREADS: Final = 1  # splitting a sum among threads changes its last bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +40,28 @@ class Assembled:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Golden inputs, and the float model's outputs for them; the same for all forms of one model."""
+    """Golden inputs, and the float model's outputs for them; the same for all forms of one model.
+
+    Attributes:
+        inputs, artifacts: inputs of the first row.
+        feeds, outputs: the first row.
+        rows: seed of each further row -> outputs in the order of `outputs`.
+    """
 
     inputs: tuple[GoldenInput, ...]
     artifacts: Mapping[str, bytes]
     feeds: Feeds
     outputs: Mapping[str, NDArray[Any]]
+    rows: Mapping[int, Sequence[NDArray[Any]]]
 
 
 def golden_reference(
-    floats: Model, dims: Mapping[str, int], ranges: Mapping[str, tuple[float, float]], seed: int
+    floats: Model,
+    dims: Mapping[str, int],
+    ranges: Mapping[str, tuple[float, float]],
+    seed: int,
+    *,
+    rows: Sequence[int] | None = None,
 ) -> Reference:
     """Return the golden inputs of a model.
 
@@ -54,14 +70,42 @@ def golden_reference(
         dims: sizes of the free dimensions.
         ranges: input name -> smallest and largest value.
         seed: seed of the generated values.
+        rows: seeds of the further rows; None to choose them.
 
     Raises:
         BackendError: the model does not run on them.
+        DataError: its outputs for them cannot be compared.
     """
     inputs, outputs = floats.specs()
     golden, artifacts, feeds = golden_feeds(inputs, dims, ranges, seed)
-    names = [spec.name for spec in outputs]
-    return Reference(golden, artifacts, feeds, _run(floats, feeds, names))
+    run = floats.open([spec.name for spec in outputs], threads=_THREADS)
+    first = dict(zip([spec.name for spec in outputs], run(feeds), strict=True))
+    check_outputs(first)
+    if rows is None:
+        rows = choose_seeds(run, feeds, macs=_macs(floats, dims))
+    return Reference(golden, artifacts, feeds, first, {row: run(resample(feeds, row)) for row in rows})
+
+
+def check_provable(model: Model) -> None:
+    """Check that a model gives the same values in each run, as every self-test presumes.
+
+    Raises:
+        ModelError: it has random operators.
+    """
+    if names := model.random_nodes():
+        raise ModelError(
+            f"{names[0]}, one of {len(names)} random operators, gives other values in each run, so no device"
+            " could prove that it runs the model right; export the model for inference, without dropout or"
+            " sampling, or make the noise an input"
+        )
+
+
+def _macs(model: Model, dims: Mapping[str, int]) -> float:
+    """Return the multiply-adds of one inference; infinite if they cannot be counted."""
+    try:
+        return sum(cost.macs for cost in model.node_costs(dims))
+    except ModelError:
+        return math.inf
 
 
 def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
@@ -78,8 +122,7 @@ def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
     """
     inputs, outputs = model.specs(list(reference.outputs))
     path = model.file_name
-    made = _run(model, reference.feeds, [spec.name for spec in outputs])
-    expected, more = golden_outputs(made, reference.outputs, integer=model.computes_in_codes())
+    golden, more = _golden(recipe, reference, model, [spec.name for spec in outputs])
     contents = {path: model.content, **reference.artifacts, **more}
     roles = {path: "model", **dict.fromkeys([*reference.artifacts, *more], "golden")}
     if recipe.labels is not None:
@@ -95,7 +138,7 @@ def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
         outputs=outputs,
         artifacts=describe_artifacts(contents, roles),
         backend=_backend(recipe, path, model),
-        golden=Golden(reference.inputs, expected),
+        golden=golden,
         preprocessing="preprocessing.json" if recipe.preprocessing is not None else None,
         labels="labels.txt" if recipe.labels is not None else None,
         budget=recipe.budget,
@@ -109,6 +152,25 @@ def assemble(recipe: Recipe, reference: Reference, model: Model) -> Assembled:
         },
     )
     return Assembled(manifest, {path: contents[path] for path in sorted(contents)})
+
+
+def _golden(
+    recipe: Recipe, reference: Reference, model: Model, names: Sequence[str]
+) -> tuple[Golden, dict[str, bytes]]:
+    """Return the golden tensors of a form, and the artifacts of its outputs.
+
+    TensorRT gets the first row alone: its arithmetic (TF32, fused int8) is another than the one that the
+    tolerances of the further rows were measured for.
+    """
+    run, integer = model.open(names, threads=_THREADS), model.computes_in_codes()
+    made = dict(zip(names, run(reference.feeds), strict=True))
+    expected, artifacts = golden_outputs(made, reference.outputs, integer=integer)
+    if recipe.backend == "tensorrt":
+        return Golden(reference.inputs, expected), artifacts
+    order = [list(reference.outputs).index(name) for name in names]
+    floats = {seed: [outputs[place] for place in order] for seed, outputs in reference.rows.items()}
+    rows, more = golden_rows(run, reference.feeds, floats, names, integer=integer)
+    return Golden(reference.inputs, expected, rows), {**artifacts, **more}
 
 
 def combine(first: Assembled, others: Mapping[str, Assembled], recipe: Recipe) -> Assembled:
@@ -152,16 +214,22 @@ def _move(name: str, manifest: Manifest) -> dict[str, str]:
     """Return the new places of model and golden outputs when a package becomes a variant of another one."""
     paths = [choice.artifact for choice in manifest.backend.chain]
     paths += [output.path for output in manifest.golden.outputs]
+    paths += [output.path for output in manifest.golden.rows.outputs] if manifest.golden.rows else []
     return {path: f"variants/{name}/{path.rpartition('/')[2]}" for path in paths}
 
 
 def _as_variant(name: str, manifest: Manifest, moved: Mapping[str, str]) -> Variant:
-    outputs = tuple(replace(output, path=moved[output.path]) for output in manifest.golden.outputs)
+    golden = manifest.golden
+    outputs = tuple(replace(output, path=moved[output.path]) for output in golden.outputs)
+    rows = golden.rows and replace(
+        golden.rows,
+        outputs=tuple(replace(output, path=moved[output.path]) for output in golden.rows.outputs),
+    )
     backend: BackendChoice | None = None
     for choice in reversed(manifest.backend.chain):
         backend = replace(choice, artifact=moved[choice.artifact], fallback=backend)
     assert backend is not None  # noqa: S101  # for the type checker: a chain holds at least one
-    return Variant(name, backend, Golden(manifest.golden.inputs, outputs), manifest.figures)
+    return Variant(name, backend, Golden(golden.inputs, outputs, rows), manifest.figures)
 
 
 def describe_artifacts(contents: Mapping[str, bytes], roles: Mapping[str, str]) -> tuple[Artifact, ...]:
@@ -170,11 +238,6 @@ def describe_artifacts(contents: Mapping[str, bytes], roles: Mapping[str, str]) 
         Artifact(path, len(contents[path]), hashlib.sha256(contents[path]).hexdigest(), roles[path])
         for path in sorted(contents)
     )
-
-
-def _run(model: Model, feeds: Feeds, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    # One thread: splitting a sum among threads changes its last bits.
-    return dict(zip(names, model.open(names, threads=1)(feeds), strict=True))
 
 
 def _backend(recipe: Recipe, path: str, model: Model) -> BackendChoice:

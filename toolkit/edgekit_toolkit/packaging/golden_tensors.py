@@ -89,6 +89,24 @@ def _repeat(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(repeat)
 
 
+def check_outputs(outputs: Mapping[str, NDArray[Any]]) -> None:
+    """Check that a self-test can compare the float model's outputs for the golden inputs.
+
+    Raises:
+        DataError: an output holds NaN, or nothing but infinities: any broken model would give these too.
+    """
+    for name, value in outputs.items():
+        if value.dtype.kind != "f" or not value.size:
+            continue
+        if np.isnan(value).any() or not np.isfinite(value).any():
+            kind = "NaN" if np.isnan(value).any() else "infinite in every value"
+            raise DataError(
+                f"output '{name}' is {kind} for generated inputs (in the range of the samples, without any"
+                " from -1 to 1); give --calibration with real samples, whose range the model takes, or export"
+                " a sound model"
+            )
+
+
 def golden_outputs(
     outputs: Mapping[str, NDArray[Any]], floats: Mapping[str, NDArray[Any]], *, integer: bool
 ) -> tuple[tuple[GoldenOutput, ...], dict[str, bytes]]:
@@ -100,16 +118,12 @@ def golden_outputs(
         integer: whether the packaged model computes in int8.
 
     Raises:
-        DataError: the float model gives NaN, which a self-test cannot compare.
+        DataError: as for `check_outputs`.
     """
     described: list[GoldenOutput] = []
     artifacts: dict[str, bytes] = {}
+    check_outputs(floats)
     for position, (name, value) in enumerate(outputs.items()):
-        if floats[name].dtype.kind == "f" and np.isnan(floats[name]).any():
-            raise DataError(
-                f"output '{name}' is NaN for generated inputs (in the range of the samples, without any"
-                " from -1 to 1); give --calibration with real samples, whose range the model takes"
-            )
         path = f"golden/output{position}.bin"
         every = -(-value.size // _MAX_ELEMENTS)
         kept = np.ascontiguousarray(value).reshape(-1)[:: max(every, 1)]

@@ -5,9 +5,15 @@ from pathlib import Path
 
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.package.archive import Sign, write_package
+from edgekit_toolkit.importers.model_file import errors_with_path
 from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.onnx_graph.specs import batch_dims, free_dims
-from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, assemble, golden_reference
+from edgekit_toolkit.packaging.assemble import (
+    GOLDEN_SEED,
+    assemble,
+    check_provable,
+    golden_reference,
+)
 from edgekit_toolkit.packaging.next_version import FIRST_VERSION
 from edgekit_toolkit.packaging.recipe import Recipe, tool_versions
 from edgekit_toolkit.quantize.forms import FLOAT32, Form
@@ -32,11 +38,13 @@ def write_plain_package(
         OutputError: the package cannot be written.
     """
     source = load_onnx(model)
+    with errors_with_path(model):
+        check_provable(source.model)
     batch = batch_dims(source.inputs)
     if others := [dim for dim in free_dims(source.inputs) if dim not in batch]:
         raise ModelError(f"{model}: dimension {others[0]!r} has no size; fix it by edgekit package --dim")
     dims = dict.fromkeys(batch, 1)
-    content = source.model.content
+    content, golden = source.model.content, golden_reference(source.model, dims, {}, GOLDEN_SEED)
     recipe = Recipe(
         name=name,
         version=version,
@@ -50,13 +58,14 @@ def write_plain_package(
         model_sha256=hashlib.sha256(content).hexdigest(),
         golden_seed=GOLDEN_SEED,
         golden_ranges={},
+        golden_rows=tuple(golden.rows),
         budget={},
         figures={},
         labels=None,
         preprocessing=None,
         tools=tool_versions("ort"),
     )
-    package = assemble(recipe, golden_reference(source.model, dims, {}, GOLDEN_SEED), source.model)
+    package = assemble(recipe, golden, source.model)
     path = folder / package.manifest.file_name
     write_package(path, package.manifest, package.artifacts, sign)
     return path

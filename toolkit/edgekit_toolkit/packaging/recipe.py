@@ -19,6 +19,7 @@ from edgekit_runtime import __version__
 from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.dataclass_json import Range, from_plain
 from edgekit_runtime.errors import RecipeError
+from edgekit_runtime.package.golden import MAX_SEED
 from edgekit_runtime.package.variants import MAX_VARIANTS
 from edgekit_runtime.system.atomic_files import write_atomically
 from edgekit_toolkit.quantize.forms import Form
@@ -31,7 +32,7 @@ _LITERT_TOOLS: Final = ("ai-edge-litert", "ai-edge-quantizer", "flatbuffers")
 _BACKENDS: Final = ("litert", "ort", "tensorrt")  # backends that packages are made for here
 _COUNT: Final = Range(1, _MAX_INTEGER)
 _Number = Annotated[float, Range(-math.inf, math.inf)]
-_OPTIONAL: Final = frozenset({"variants", "disabled_optimizers", "fixed", "written_out"})
+_OPTIONAL: Final = frozenset({"variants", "disabled_optimizers", "fixed", "written_out", "golden_rows"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Recipe:
         model_sha256: digest of the packaged model.
         golden_seed: seed of the golden inputs.
         golden_ranges: input name -> smallest and largest value.
+        golden_rows: seeds of the further golden rows.
         budget: limits.
         figures: figures in the manifest.
         labels: a label for each class, or None.
@@ -92,6 +94,7 @@ class Recipe:
     disabled_optimizers: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     written_out: tuple[str, ...] = ()
+    golden_rows: tuple[Annotated[int, Range(0, MAX_SEED)], ...] = ()
     variants: tuple[RecipeVariant, ...] = ()
 
     def of_variant(self, variant: RecipeVariant) -> "Recipe":

@@ -21,11 +21,11 @@ from edgekit_toolkit.onnx_graph.index import (
     reads,
     remove_unused_initializers,
 )
-from edgekit_toolkit.onnx_graph.traversal import graphs
+from edgekit_toolkit.onnx_graph.traversal import RANDOM_OPERATORS, graphs
 
 MAX_GROWN_BYTES: Final = 64 << 10
 KEPT_OPERATORS: Final = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+    RANDOM_OPERATORS
     | {"DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"}
     | {"If", "Loop", "Scan"}
 )

@@ -16,6 +16,7 @@ from edgekit_toolkit.quantize.clipping import least_error_range, percentile_rang
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.quantizer import Factors, Quantizer
+from edgekit_toolkit.quantize.ranges import Range
 from edgekit_toolkit.quantize.search_work import SearchWork
 from edgekit_toolkit.quantize.sensitivity import BlockNoise, Fidelity, decibel, mixed_plans, mixes
 from edgekit_toolkit.quantize.smallest_form import check_smallest_form
@@ -248,7 +249,12 @@ class _Search:
         products = quantizer.kernels(elementwise=False)
         if not products:
             return
-        variants = self._variants(everything)
+        found = self._ranges(everything)
+        everything = self._with_ranges(everything, found)
+        products = tuple(name for name in products if name in set(everything))
+        if not products:
+            return
+        variants = self._variants(everything, found)
         made = []
         for where, names in self._kernel_sets(everything, products, variants[0].ranges).items():
             rivals = []
@@ -285,9 +291,8 @@ class _Search:
             if names not in [*sets.values()][:number]
         }
 
-    def _variants(self, kernels: Sequence[str]) -> list["_Variant"]:
-        """Return the ways to quantize these kernels that the search tries."""
-        done, per_channel = 0, self.per_channel
+    def _ranges(self, kernels: Sequence[str]) -> dict[str, Range]:
+        done = 0
 
         def count() -> None:
             nonlocal done
@@ -295,7 +300,23 @@ class _Search:
             self.work.count(inferences=1)
             self.progress("calibrating", done, None)
 
-        found = self.quantizer.ranges(kernels, self.calibration, count)
+        return self.quantizer.ranges(kernels, self.calibration, count)
+
+    def _with_ranges(self, kernels: Sequence[str], ranges: Mapping[str, Range]) -> tuple[str, ...]:
+        """Return the kernels whose activations all have a range; the others stay in float, as is noted."""
+        missing = set(self.quantizer.touched(kernels)) - ranges.keys()
+        if not missing:
+            return tuple(kernels)
+        usable = tuple(name for name in kernels if missing.isdisjoint(self.quantizer.touched([name])))
+        self.found.dropped.append(
+            f"static int8 of {len(kernels) - len(usable)} of {len(kernels)} layers: on calibration samples"
+            f" '{min(missing)}' is empty or holds infinite values, which have no code; they stay in float"
+        )
+        return usable
+
+    def _variants(self, kernels: Sequence[str], found: Mapping[str, Range]) -> list["_Variant"]:
+        """Return the ways to quantize these kernels that the search tries."""
+        per_channel = self.per_channel
         whole = {name: item.whole() for name, item in found.items()}
         scales = "per-channel" if per_channel else "per-tensor"
         variants = [_Variant(scales, per_channel, whole)]

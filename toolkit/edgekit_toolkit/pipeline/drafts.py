@@ -107,6 +107,7 @@ def _recipe(request: Request, prepared: Prepared, candidate: Candidate, figures:
         model_sha256=hashlib.sha256(candidate.model.content).hexdigest(),
         golden_seed=GOLDEN_SEED,
         golden_ranges=prepared.ranges,
+        golden_rows=tuple(prepared.golden.rows),
         budget=request.budget.limits,
         figures=figures,
         labels=request.labels,

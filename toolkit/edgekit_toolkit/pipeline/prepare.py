@@ -8,13 +8,13 @@ import onnx
 
 from edgekit_runtime.drift.class_outputs import class_output
 from edgekit_runtime.errors import BackendError, DataError, ModelError
-from edgekit_toolkit.importers.model_file import SourceModel
+from edgekit_toolkit.importers.model_file import SourceModel, errors_with_path
 from edgekit_toolkit.importers.sizes import Size, StatedSizes, list_sizes, settle, with_batch
 from edgekit_toolkit.importers.source import load_model
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_options import disable_optimizers
-from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, Reference, golden_reference
+from edgekit_toolkit.packaging.assemble import GOLDEN_SEED, Reference, check_provable, golden_reference
 from edgekit_toolkit.packaging.attachments import class_names
 from edgekit_toolkit.packaging.drift_reference import drift_reference
 from edgekit_toolkit.passes.optimiser import PassResult, optimise
@@ -94,6 +94,8 @@ def prepare(request: Request, phases: Phases) -> Prepared:
     """
     with phases.phase("import"):
         source = load_model(request.model, request.fixed)
+        with errors_with_path(source.path):
+            check_provable(source.model)
         decoding = _decoding(request, source, phases.progress)
         stated = StatedSizes(request.dims, request.batch, request.calibration or request.evaluation)
         settled = settle(source, stated, decoding)
@@ -162,6 +164,7 @@ def _golden(source: SourceModel[Model], floats: Model, dims: Mapping[str, int], 
 
     Raises:
         ModelError: the model does not run on them, or its outputs have other shapes than it states.
+        DataError: its outputs for them cannot be compared.
     """
     try:
         golden = golden_reference(floats, dims, ranges, GOLDEN_SEED)

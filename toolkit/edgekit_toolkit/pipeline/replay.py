@@ -65,7 +65,9 @@ def repeat(model_path: Path, recipe: Recipe, earlier: EarlierModel | None = None
         inferred = onnx.shape_inference.infer_shapes(passed)
         floats = OnnxModel(disable_optimizers(inferred, recipe.disabled_optimizers))
     try:
-        reference = golden_reference(floats, recipe.dims, recipe.golden_ranges, recipe.golden_seed)
+        reference = golden_reference(
+            floats, recipe.dims, recipe.golden_ranges, recipe.golden_seed, rows=recipe.golden_rows
+        )
         first = assemble(recipe, reference, _rebuild(floats, recipe, earlier))
         if not recipe.variants:
             return first

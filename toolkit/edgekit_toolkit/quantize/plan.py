@@ -131,7 +131,7 @@ def _has_plain_weight(index: GraphIndex, node: onnx.NodeProto, types: frozenset[
 
 def _is_plain_constant(index: GraphIndex, name: str) -> bool:
     value = index.constant(name)
-    return value is not None and value.dtype == np.float32 and value.size > 0
+    return value is not None and value.dtype == np.float32 and value.size > 0 and np.isfinite(value).all()
 
 
 def _is_vector(index: GraphIndex, bias: str) -> bool:

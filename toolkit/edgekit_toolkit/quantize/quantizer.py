@@ -97,16 +97,19 @@ class Quantizer(Protocol):
     def unlike_joins(self, kernels: Sequence[str], ranges: Ranges) -> frozenset[str]:
         """Return those of the kernels that join tensors of ranges too unlike for one scale."""
 
+    def touched(self, kernels: Sequence[str]) -> list[str]:
+        """Return the activations whose range a plan with these kernels needs."""
+
     def ranges(
         self,
         kernels: Sequence[str],
         samples: Callable[[], Iterator[Feeds]],
         progress: Callable[[], None],
     ) -> dict[str, Range]:
-        """Return the extremes of the activations that a plan with these kernels needs.
+        """Return the extremes of the activations that a plan with these kernels needs; see `ranges.gather`.
 
         Raises:
-            DataError: there are no samples, or a value is not finite.
+            DataError: there are no samples.
             BackendError: the model does not run on a sample.
         """
 

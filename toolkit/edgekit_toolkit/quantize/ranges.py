@@ -53,6 +53,8 @@ class Histogram:
 
 HISTOGRAM_BINS = 4096
 _NO_SAMPLES: Final = "calibration: there are no samples; give at least one"
+# Masks use the smallest float like -inf; codes that reach it leave one code for all other values.
+_MAX_CODED: Final = 1e30
 # An activation with a smaller range counts as constant.
 _LEAST_WIDTH = 1e-12
 
@@ -72,7 +74,7 @@ def collect(
     """Return the extremes of the activations `names`; see `activation_reader` and `gather`.
 
     Raises:
-        DataError: there are no samples, or a value is not finite.
+        DataError: there are no samples.
         BackendError: the model does not run on a sample.
     """
     first = next(iter(samples()), None)
@@ -137,6 +139,9 @@ def gather(
 ) -> dict[str, Range]:
     """Return the extremes of activations over a stream of samples.
 
+    An activation with values that no code stands for, such as the -inf of an attention mask, has no range;
+    neither has one that never has elements.
+
     Args:
         samples: makes the stream.
         read: gives the activations of one sample.
@@ -144,17 +149,21 @@ def gather(
         axis: axis of the channels, which have extremes of their own; None for the tensor as a whole.
 
     Raises:
-        DataError: there are no samples, or a value is not finite.
+        DataError: there are no samples.
     """
     found: dict[str, Range] = {}
+    without_range: set[str] = set()
     feeds = None
     for feeds in samples():
         for name, value in read(feeds):
-            _update(found, name, value, axis)
+            if not (np.abs(value) <= _MAX_CODED).all():  # NaN too
+                without_range.add(name)
+            elif value.size:
+                _update(found, name, value, axis)
         progress()
     if feeds is None:
         raise DataError(_NO_SAMPLES)
-    return found
+    return {name: item for name, item in found.items() if name not in without_range}
 
 
 def count_values(
@@ -207,12 +216,6 @@ def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelPro
 
 
 def _update(found: dict[str, Range], name: str, value: NDArray[Any], axis: int | None) -> None:
-    if not value.size:
-        return
-    if not np.isfinite(value).all():
-        raise DataError(
-            f"calibration: activation {name!r} is not finite; check the samples and the model's weights"
-        )
     # A channel axis whose length varies from sample to sample (a sequence, say) has only overall extremes.
     others = tuple(one for one in range(value.ndim) if one != axis)
     low, high = np.atleast_1d(value.min(axis=others)), np.atleast_1d(value.max(axis=others))

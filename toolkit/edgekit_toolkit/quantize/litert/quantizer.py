@@ -152,20 +152,23 @@ class LiteRtQuantizer:
         """Return those of the kernels that join tensors of ranges too unlike for one scale."""
         return unlike_joins(parsed(self._prepared), kernels, ranges)
 
+    def touched(self, kernels: Sequence[str]) -> list[str]:
+        """Return the activations whose range a plan with these kernels needs."""
+        return touched_tensors(parsed(self._prepared), kernels)
+
     def ranges(
         self, kernels: Sequence[str], samples: Callable[[], Iterator[Feeds]], progress: Callable[[], None]
     ) -> dict[str, Range]:
         """Return the extremes of the activations that a plan with these kernels needs."""
-        names = touched_tensors(parsed(self._prepared), kernels)
-        read = activation_reader(self._prepared, names, threads=self.threads)
+        read = activation_reader(self._prepared, self.touched(kernels), threads=self.threads)
         return gather(samples, read, progress, axis=None)
 
     def histograms(
         self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
     ) -> dict[str, Histogram]:
         """Return histograms of the activations of these kernels over their ranges."""
-        names = touched_tensors(parsed(self._prepared), kernels)
-        return count_values(samples, activation_reader(self._prepared, names, threads=self.threads), ranges)
+        read = activation_reader(self._prepared, self.touched(kernels), threads=self.threads)
+        return count_values(samples, read, ranges)
 
     def int8_layers(self) -> Sequence[str]:
         """Return the layers whose weights can be int8, by the name of their output."""

@@ -147,19 +147,21 @@ class OnnxQuantizer:
         """Return those of the kernels that join tensors of ranges too unlike for one scale."""
         return unlike_joins(self._proto, kernels, ranges)
 
+    def touched(self, kernels: Sequence[str]) -> list[str]:
+        """Return the activations whose range a plan with these kernels needs."""
+        return touched_tensors(self._proto, kernels)
+
     def ranges(
         self, kernels: Sequence[str], samples: Callable[[], Iterator[Feeds]], progress: Callable[[], None]
     ) -> dict[str, Range]:
         """Return the extremes of the activations that a plan with these kernels needs."""
-        names = touched_tensors(self._proto, kernels)
-        return collect(self._proto, names, samples, threads=self.threads, progress=progress)
+        return collect(self._proto, self.touched(kernels), samples, threads=self.threads, progress=progress)
 
     def histograms(
         self, kernels: Sequence[str], samples: Sequence[Feeds], ranges: Mapping[str, tuple[float, float]]
     ) -> dict[str, Histogram]:
         """Return histograms of the activations of these kernels over their ranges."""
-        names = touched_tensors(self._proto, kernels)
-        read = activation_reader(self._proto, names, samples[0], threads=self.threads)
+        read = activation_reader(self._proto, self.touched(kernels), samples[0], threads=self.threads)
         return count_values(samples, read, ranges)
 
     def int8_layers(self) -> Sequence[str]:

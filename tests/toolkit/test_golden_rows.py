@@ -1,0 +1,151 @@
+"""The self-test of a package notices what is wrong with its model, also behind a saturated softmax."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from tests.toolkit.package_run import edgekit, mlp, model_of, package, read_only, saved, tensor, tiny
+
+from edgekit_runtime.package.archive import read_package, write_package
+from edgekit_runtime.package.golden import resample
+from edgekit_runtime.sessions import open_session
+from edgekit_runtime.sessions.selftest import read_golden, run_selftest
+from edgekit_runtime.system.paths import find_keys_folder
+from edgekit_runtime.trust.trust_store import TrustStore
+from edgekit_toolkit.packaging.assemble import describe_artifacts
+from edgekit_toolkit.packaging.golden_rows import choose_seeds
+from edgekit_toolkit.packaging.signing_keys import load_signer
+
+pytestmark = pytest.mark.usefixtures("home")
+
+CLASSES = 6
+
+
+def saturated() -> onnx.ModelProto:
+    """A classifier whose softmax gives one class all on nearly every input."""
+    draw = np.random.default_rng(3)
+    weights = {
+        "a": draw.standard_normal((8, 32)).astype(np.float32),
+        "b": draw.standard_normal(32).astype(np.float32),
+        "c": (6 * draw.standard_normal((32, CLASSES))).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Gemm", ["x", "a", "b"], ["hidden"]),
+        helper.make_node("Relu", ["hidden"], ["active"]),
+        helper.make_node("MatMul", ["active", "c"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["y"]),
+    ]
+    return model_of(nodes, [tensor("x", ["N", 8])], [tensor("y", ["N", CLASSES])], weights)
+
+
+def passes_with(folder: Path, change: Any) -> bool:
+    """Change the weights of the packaged model, sign it again, and run the self-test."""
+    with read_only(folder) as sound:
+        path, manifest = sound.path, sound.manifest
+        artifacts = {one.path: bytes(sound.read(one.path)) for one in manifest.artifacts}
+    model = onnx.load_from_string(artifacts[manifest.backend.artifact])
+    largest = max(model.graph.initializer, key=lambda one: one.dims[-1:] == [CLASSES] and len(one.dims) == 2)
+    largest.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(largest).copy()), largest.name))
+    artifacts[manifest.backend.artifact] = model.SerializeToString()
+    roles = {one.path: one.role for one in manifest.artifacts}
+    other = path.with_name("other.edgepkg")
+    changed = replace(manifest, artifacts=describe_artifacts(artifacts, roles))
+    write_package(other, changed, artifacts, load_signer())
+    with read_package(other, TrustStore.from_folder(find_keys_folder())) as opened:
+        passed = run_selftest(open_session(opened), opened).passed
+    other.unlink()
+    return passed
+
+
+def test_swapped_classes_of_a_saturated_softmax_fail(tmp_path: Path) -> None:
+    assert package(saved(saturated(), tmp_path / "model.onnx"), tmp_path / "out").code == 0
+    assert passes_with(tmp_path / "out", lambda weight: weight)
+    for first in range(CLASSES):
+        for second in range(first):
+            order = np.arange(CLASSES)
+            order[[first, second]] = second, first
+            assert not passes_with(tmp_path / "out", lambda weight, order=order: weight[:, order])
+
+
+@pytest.mark.parametrize("channel", [0, 7, 31])
+def test_a_lost_channel_behind_a_saturated_softmax_fails(channel: int, tmp_path: Path) -> None:
+    def lose(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        weight[channel] = 0
+        return weight
+
+    assert package(saved(saturated(), tmp_path / "model.onnx"), tmp_path / "out").code == 0
+    assert not passes_with(tmp_path / "out", lose)
+
+
+def test_the_recipe_holds_the_rows_and_repeats_the_package(tmp_path: Path) -> None:
+    source, data = tiny("italy_power_mlp")
+    made = package(source, tmp_path / "a", *data, "--budget", "drop=100%")
+    assert made.code == 0
+    (recipe,) = (tmp_path / "a").glob("*.recipe.json")
+    rows = json.loads(recipe.read_bytes())["golden_rows"]
+    with read_only(tmp_path / "a") as opened:
+        golden, content = opened.manifest.golden, opened.path.read_bytes()
+    assert golden.rows is not None
+    assert set(golden.rows.seeds) <= set(rows)
+    assert edgekit("package", source, "--recipe", recipe, "-o", tmp_path / "b").code == 0
+    with read_only(tmp_path / "b") as repeated:
+        assert repeated.path.read_bytes() == content
+
+
+def test_the_rows_cost_a_small_package_under_a_kilobyte(tmp_path: Path) -> None:
+    source, data = tiny("digits_cnn")
+    assert package(source, tmp_path / "out", *data, "--budget", "drop=100%").code == 0
+    with read_only(tmp_path / "out") as opened:
+        rows = opened.manifest.golden.rows
+        assert rows is not None
+        stored = sum(one.size_bytes for one in opened.manifest.artifacts if "rows" in one.path)
+    assert stored + len(json.dumps(rows.to_json())) < 700
+
+
+def test_tensorrt_keeps_to_the_first_row(tmp_path: Path) -> None:
+    made = package(saved(mlp(), tmp_path / "model.onnx"), tmp_path / "out", target="jetson-orin-nano")
+    assert made.code == 0
+    with read_only(tmp_path / "out") as opened:
+        assert opened.manifest.backend.name == "tensorrt"
+        assert opened.manifest.golden.rows is None
+
+
+def test_integer_outputs_of_rows_are_compared_exactly(tmp_path: Path) -> None:
+    model = mlp()
+    model.graph.node.append(helper.make_node("ArgMax", ["y"], ["best"], axis=1))
+    model.graph.output.append(tensor("best", ["N", 1], onnx.TensorProto.INT64))
+    assert package(saved(model, tmp_path / "model.onnx"), tmp_path / "out").code == 0
+    with read_only(tmp_path / "out") as opened:
+        case = read_golden(opened)
+    expected = [golden for _, row in case.rows for golden, _ in row if golden.name == "best"]
+    assert {golden.dtype for golden in expected} == {"int64"}
+    assert {golden.atol for golden in expected} == {0.0}
+
+
+def test_a_costly_model_gets_fewer_rows() -> None:
+    draw = np.random.default_rng(0)
+    weight = draw.standard_normal((8, 4))
+    first = {"x": draw.standard_normal((1, 8)).astype(np.float32)}
+
+    def run(feeds: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        return [(feeds["x"] @ weight).astype(np.float32)]
+
+    cheap, costly = choose_seeds(run, first, macs=1e4), choose_seeds(run, first, macs=1e9)
+    assert len(cheap) > len(costly) == 2
+
+
+def test_rows_whose_outputs_are_no_numbers_are_left_out() -> None:
+    first = {"x": np.float32([[1, 2, 3, 4]])}
+
+    def run(feeds: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        x = feeds["x"]
+        return [np.where(np.rint(x[:, :1]) == 3, np.float32(np.nan), x)]
+
+    seeds = choose_seeds(run, first, macs=1.0)
+    assert seeds
+    assert all(np.isfinite(run(resample(first, seed))[0]).all() for seed in seeds)

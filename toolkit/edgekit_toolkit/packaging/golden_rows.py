@@ -1,0 +1,226 @@
+"""Chooses the further golden rows of a model for their power, and sets their tolerances.
+
+A saturated softmax or a dead region of the input hides a wrong model. So many rows are drawn, and those are
+taken in which the outputs differ most from one another, measured in units of the noise that another engine's
+rounding makes. Engines of the same codes differ by the rounding of ties; inputs that are off by one code make
+rounding of that size all through the model, so they tell its effect on each row (docs/adr/0030).
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.package.golden import GoldenRows, RowsOutput, resample
+from edgekit_toolkit.models.model import Runner
+from edgekit_toolkit.samples.generated import Feeds
+
+_CANDIDATES_A_ROW: Final = 20
+_MIN_CANDIDATES_A_ROW: Final = 4
+_MAX_CHOOSING: Final = 2e10  # multiply-adds, about a second on a core
+_MAX_ROWS: Final = 5
+_JITTERS: Final = 3
+_CODES: Final = 255
+_MAX_VALUES: Final = 1024  # stored of one output and row
+_MAX_PAIRS_OF: Final = 48  # values of the last axis that are compared pair by pair
+# An output that is this many tolerances from another shows all there is.
+_ENOUGH: Final = 1000.0
+# Tolerance, as a share of the output's range; where an output holds scores of 0..1, of each value: then also
+# a score of 1e-6 shows what is wrong. Measured: docs/benchmarks.md, `benchmarks/golden_power.py`.
+_SHARE: Final = {"float": 0.005, "int8": 0.01}
+_SCORE_SHARE: Final = {"float": 0.05, "int8": 0.1}
+_NOISE_FACTOR: Final = 2.0
+_LEAST_SCORE: Final = 1e-9
+_FLOORS: Final = (1e-6, 1e-4, 1e-2)  # where rounding moves small scores too far
+# Multiply-adds that a row may cost for all rows to be taken; a row of more takes as much time as opening.
+_CHEAP_ROW: Final = 8e6
+
+Outputs = Sequence[NDArray[Any]]
+
+
+def choose_seeds(run: Runner, first: Feeds, *, macs: float) -> tuple[int, ...]:
+    """Return the seeds of the rows that tell wrong models best, the best first.
+
+    Args:
+        run: the float model.
+        first: the first row.
+        macs: multiply-adds of one inference; costly models get fewer rows.
+    """
+    count = int(np.clip(_MAX_ROWS * _CHEAP_ROW / max(macs, 1.0), 2, _MAX_ROWS))
+    reference = run(first)
+    jitters = [_off_by_codes(first, turn) for turn in range(2)]
+    rows, seeds = [], []
+    affordable = _MAX_CHOOSING / max(macs * (1 + len(jitters)), 1.0)
+    for seed in range(int(np.clip(affordable, _MIN_CANDIDATES_A_ROW * count, _CANDIDATES_A_ROW * count))):
+        feeds = resample(first, seed)
+        try:
+            outputs = run(feeds)
+            noisy = [run(_add(feeds, jitter)) for jitter in jitters]
+        except BackendError:  # values that the model does not take together
+            continue
+        if all(_comparable(made, reference) for made in (outputs, *noisy)):
+            rows.append(_contrasts(outputs, reference, noisy))
+            seeds.append(seed)
+    return tuple(seeds[place] for place in _cover(np.asarray(rows), count)) if rows else ()
+
+
+def golden_rows(
+    run: Runner, first: Feeds, floats: Mapping[int, Outputs], names: Sequence[str], *, integer: bool
+) -> tuple[GoldenRows | None, dict[str, bytes]]:
+    """Return the further rows of a packaged model, and the artifacts that hold their outputs.
+
+    Args:
+        run: the packaged model, in a session that has run the first row alone.
+        first: the first row.
+        floats: seed -> outputs of the float model, in the order of `names`.
+        names: names of the outputs.
+        integer: whether the model computes in codes.
+    """
+    made: dict[int, Outputs] = {}
+    for seed, reference in floats.items():
+        with suppress(BackendError):  # a form may refuse values that the float model takes
+            outputs_of_row = run(resample(first, seed))
+            if _comparable(outputs_of_row, reference):
+                made[seed] = outputs_of_row
+    if not made:
+        return None, {}
+    jitters = [_off_by_codes(first, turn) for turn in range(_JITTERS)] if integer else []
+    noisy = [[run(_add(resample(first, seed), jitter)) for jitter in jitters if jitter] for seed in made]
+    outputs, artifacts = [], {}
+    for place, name in enumerate(names):
+        values = np.stack([output[place] for output in made.values()])
+        every = max(1, -(-values[0].size // _MAX_VALUES))
+        path = f"golden/rows{place}.bin"
+        stored = np.ascontiguousarray(values.reshape(len(values), -1)[:, ::every])
+        artifacts[path] = stored.astype(stored.dtype.newbyteorder("<")).tobytes()
+        least_score = None
+        if all(_holds_scores(floats[seed][place]) for seed in made):
+            # An output of codes holds 0 where a score is less than a code, and float16 few digits there.
+            least = max(_LEAST_SCORE, float(np.finfo(values.dtype).smallest_normal))
+            least_score = float(values.min(initial=1.0, where=values > least))
+        others = [[jitter[place] for jitter in row] for row in noisy]
+        tolerances = [
+            _tolerance(value, other, "int8" if integer else "float", least_score)
+            for value, other in zip(values, others, strict=True)
+        ]
+        atol, rtol = zip(*tolerances, strict=True)
+        outputs.append(RowsOutput(name, path, atol, rtol if any(rtol) else (), every))
+    return GoldenRows(tuple(made), tuple(outputs)), artifacts
+
+
+def _tolerance(
+    value: NDArray[Any], jittered: Outputs, kind: str, least_score: float | None
+) -> tuple[float, float]:
+    """Return `atol` and `rtol` of one output in one row.
+
+    Args:
+        value: the output.
+        jittered: the same for inputs that are off by codes, as far as its noise counts.
+        kind: `int8` or `float`.
+        least_score: the smallest score that is compared, or None for an output that holds no scores.
+    """
+    if value.dtype.kind != "f":
+        return float(max((_distance(value, other).max() for other in jittered), default=0.0)), 0.0
+    size = _size(value)
+    extent = max(float(np.ptp(value[np.isfinite(value)])), float(size.max()), 1e-6) if size.any() else 1.0
+    share = _SHARE[kind] + _NOISE_FACTOR * _noise(value, jittered, np.asarray(extent))
+    choices = [(_short(share * extent), 0.0)]
+    floors = () if least_score is None else (least_score, *(one for one in _FLOORS if one > least_score))
+    for floor in floors:
+        share = _SCORE_SHARE[kind] + _NOISE_FACTOR * _noise(value, jittered, size + floor)
+        choices.append((_short(share * floor), _short(share)))
+    return min(choices, key=lambda choice: float(np.log(choice[0] + choice[1] * size).mean()))
+
+
+def _short(value: float) -> float:
+    """Return a number of few digits, as the manifest holds one for each row."""
+    return float(f"{value:.2e}")
+
+
+def _noise(value: NDArray[Any], jittered: Outputs, unit: NDArray[np.float64]) -> float:
+    return max((float((_distance(value, other) / unit).max()) for other in jittered), default=0.0)
+
+
+def _holds_scores(value: NDArray[Any]) -> bool:
+    return bool(value.dtype.kind == "f" and value.size and value.min() >= 0 and value.max() <= 1 + 1e-6)
+
+
+def _comparable(outputs: Outputs, reference: Outputs) -> bool:
+    """Return whether shapes are the same and no value is NaN, or infinite where the reference is finite."""
+    return all(
+        got.shape == want.shape
+        and (got.dtype.kind != "f" or not (np.isnan(got).any() or np.isinf(got).sum() > np.isinf(want).sum()))
+        for got, want in zip(outputs, reference, strict=True)
+    )
+
+
+def _size(value: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the absolute values, and 0 for those that are not finite."""
+    return np.abs(np.where(np.isfinite(value), value, 0.0).astype(np.float64))
+
+
+def _distance(value: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the distance of finite values, and 0 of others, at least one number."""
+    if value.shape != other.shape or not value.size:
+        return np.zeros(1)
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(value.astype(np.float64) - other.astype(np.float64))
+    return np.where(np.isfinite(distance), distance, 0.0)
+
+
+def _off_by_codes(first: Feeds, turn: int) -> Feeds:
+    """Return differences of -1, 0 or 1 code for each input of floats or pixels; empty if there is none."""
+    stream = np.random.PCG64(turn)
+    steps: Feeds = {}
+    for name, value in first.items():
+        is_pixels = value.dtype.kind in "iu" and value.dtype.itemsize == 1 and value.ndim > 2
+        if value.size and (value.dtype.kind == "f" or is_pixels):
+            codes = stream.random_raw(value.size).astype(np.uint64) % np.uint64(3)
+            code = 1.0 if is_pixels else (float(value.max()) - float(value.min())) / _CODES
+            steps[name] = (codes.astype(np.float64) - 1).reshape(value.shape) * code
+    return steps
+
+
+def _add(feeds: Feeds, steps: Feeds) -> Feeds:
+    shifted = dict(feeds)
+    for name, step in steps.items():
+        value = feeds[name]
+        limits = np.iinfo(value.dtype) if value.dtype.kind in "iu" else np.finfo(value.dtype)
+        shifted[name] = np.asarray(np.clip(value + step, limits.min, limits.max), value.dtype)
+    return shifted
+
+
+def _contrasts(outputs: Outputs, reference: Outputs, noisy: Sequence[Outputs]) -> NDArray[np.float64]:
+    """Return what a row would show, in tolerances and as logarithms, float64 [contrasts].
+
+    Swapped values of the last axis (classes), and outputs that stay as they are in the first row.
+    """
+    contrasts = [np.zeros(1)]
+    for place, value in enumerate(outputs):
+        if value.dtype.kind != "f" or not value.size:
+            continue
+        least_score = _LEAST_SCORE if _holds_scores(value) else None
+        atol, rtol = _tolerance(value, [other[place] for other in noisy], "int8", least_score)
+        allowed = atol + rtol * _size(value)
+        every = -(-value.size // _MAX_VALUES)
+        contrasts.append((_distance(value, reference[place]) / allowed).reshape(-1)[::every])
+        if value.ndim and 1 < value.shape[-1] <= _MAX_PAIRS_OF:
+            left, right = np.triu_indices(value.shape[-1], 1)
+            lines, limits = (each.reshape(-1, value.shape[-1])[:_MAX_VALUES] for each in (value, allowed))
+            swapped = _distance(lines[:, left], lines[:, right])
+            contrasts.append((swapped / np.minimum(limits[:, left], limits[:, right])).max(axis=0))
+    return np.log1p(np.minimum(np.concatenate(contrasts), _ENOUGH))
+
+
+def _cover(contrasts: NDArray[np.float64], count: int) -> list[int]:
+    """Return places of rows [rows, contrasts], each chosen for what those before it do not show."""
+    shown, chosen = np.zeros(contrasts.shape[1]), list[int]()
+    while len(chosen) < min(count, len(contrasts)):
+        gains = np.maximum(contrasts, shown).sum(axis=1)
+        gains[chosen] = -1.0
+        chosen.append(int(np.argmax(gains)))
+        shown = np.maximum(shown, contrasts[chosen[-1]])
+    return chosen
