@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.toolkit.fake_onnxruntime import write_aborting_onnxruntime
 from tests.toolkit.package_run import TINY, package
 
 from edgekit_hil.provisioning.pinned_packages import read_pinned
@@ -17,23 +18,6 @@ OPTIONS = (
     *("--backend", "ort", "--search-seconds", 0, "--json"),
     *("--calibration", TINY / "digits_cnn.calib.npz", "--eval", TINY / "digits_cnn.eval.npz"),
 )
-# Another release of onnxruntime: the one of this machine, which aborts on models with some operators.
-FAKE = """
-import os, sys
-from pathlib import Path
-sys.path.remove(os.path.dirname(os.path.dirname(__file__)))
-del sys.modules["onnxruntime"]
-import onnxruntime as real
-sys.modules["onnxruntime"] = real
-created = real.InferenceSession
-def create(model, *options, **more):
-    content = model if isinstance(model, bytes) else Path(model).read_bytes()
-    if any(name in content for name in {names!r}):
-        print("vector::operator[]: out of range", file=sys.stderr)
-        os.abort()
-    return created(model, *options, **more)
-real.InferenceSession = create
-"""
 
 
 def pinned_release() -> str:
@@ -51,9 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def install_release(cache: Path, *aborts_on: bytes) -> None:
     """Put the device's release into the cache; without operators it aborts on nothing."""
     tag = f"onnxruntime-{pinned_release()}-{sys.implementation.cache_tag}-{platform.machine()}"
-    module = cache / "engines" / tag / "onnxruntime" / "__init__.py"
-    module.parent.mkdir(parents=True)
-    module.write_text(FAKE.format(names=aborts_on))
+    write_aborting_onnxruntime(cache / "engines" / tag, *aborts_on)
 
 
 def needs_other_release() -> None:

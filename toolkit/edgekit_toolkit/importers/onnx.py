@@ -34,6 +34,7 @@ from edgekit_toolkit.importers.sparse_weights import store_densely
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.functions import foreign_functions, inline_functions, named_functions
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.openings.first_opening import check_opening
 
 _HASH_CHUNK_BYTES: Final = 1 << 20
 # Every onnxruntime since 1.18 reads it, and it has all types of operator sets up to 22.
@@ -126,8 +127,10 @@ def _check_structure(model: onnx.ModelProto) -> None:
 
 def _loadable(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model, with the operators written out for which onnxruntime refuses to load it."""
+    content = model.SerializeToString()
     try:
-        OrtSession(model.SerializeToString(), OrtOptions(threads=1, optimise=False)).close()
+        check_opening("ort", content, {"optimise": False})
+        OrtSession(content, OrtOptions(threads=1, optimise=False)).close()
     except BackendError as err:
         reason = err.__cause__ or err
         written_out = inline_functions(model, named_functions(model, str(reason)))

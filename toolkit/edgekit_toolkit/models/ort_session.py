@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.ort_products import open_exact
 from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
-from edgekit_toolkit.onnx_graph.ort_options import ort_options
+from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
+from edgekit_toolkit.openings.first_opening import check_opening
 from edgekit_toolkit.samples.generated import Feeds
 
 # Only errors about unusable graphs or nodes; other messages (warnings of fallbacks) are noise here.
@@ -21,7 +22,7 @@ def session_for(model: onnx.ModelProto, *, threads: int, optimise: bool = True) 
     """Return a session on the CPU with the model's own options, and exact 8-bit products if optimised.
 
     Raises:
-        BackendError: onnxruntime refuses the model.
+        BackendError: onnxruntime refuses the model, or would end this process.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -36,6 +37,8 @@ def session_for(model: onnx.ModelProto, *, threads: int, optimise: bool = True) 
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     disabled = [*WRONG_REWRITES, *own.disabled_optimizers]
     content = model.SerializeToString()
+    if optimise:  # it is the optimiser that aborts
+        check_opening("ort", content, stated_options(model))
     try:
         return open_exact(
             options,

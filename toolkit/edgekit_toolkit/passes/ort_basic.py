@@ -13,6 +13,7 @@ import onnx
 import onnxruntime
 
 from edgekit_toolkit.onnx_graph.traversal import nodes
+from edgekit_toolkit.openings.first_opening import check_opening
 
 
 class CastsAddedError(Exception):
@@ -37,8 +38,10 @@ def run(model: onnx.ModelProto, fold_constants: bool = True, disabled: Sequence[
         settings.log_severity_level = 4
         settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         settings.optimized_model_filepath = str(path)
+        content = model.SerializeToString()
+        check_opening("ort", content, {"disabled_optimizers": [*disabled]})
         onnxruntime.InferenceSession(
-            model.SerializeToString(),
+            content,
             settings,
             providers=["CPUExecutionProvider"],
             disabled_optimizers=[*disabled, *([] if fold_constants else ["ConstantFolding"])],

@@ -15,6 +15,7 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.onnx_graph.ort_options import WHOLE_OPTIMISER, disable_optimizers, ort_options
 from edgekit_toolkit.onnx_graph.traversal import computes_in_integers
+from edgekit_toolkit.openings.first_opening import check_opening
 from edgekit_toolkit.passes.parity import Outputs, Tolerance, compare
 from edgekit_toolkit.samples.generated import Feeds, scaled
 
@@ -128,6 +129,7 @@ class _Plain:
     def difference(self, content: bytes, options: OrtOptions) -> str:
         """Return how a session with these options differs; nothing if it does not."""
         try:
+            check_opening("ort", content, {"disabled_optimizers": list(options.disabled_optimizers)})
             session = OrtSession(content, options)
             for case in list(self._cases):
                 feed, expected = case

@@ -9,6 +9,7 @@ from edgekit_runtime.errors import BackendError, DataError
 from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_toolkit.onnx_graph.ort_options import ort_options
+from edgekit_toolkit.openings.first_opening import check_opening
 from edgekit_toolkit.passes.parity import Tolerance, compare, worst
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.convert import convert
@@ -56,6 +57,7 @@ def _in_order(outputs: Feeds, expected: Feeds) -> Feeds:
 
 def _run(content: bytes, feeds: Sequence[Feeds]) -> list[Feeds]:
     try:
+        check_opening("litert", content, {})
         session = LiteRtSession(content, LiteRtOptions())
         return [session.run(feed) for feed in feeds]
     except BackendError as cause:

@@ -1,0 +1,1 @@
+"""Opens models in a process that may die of it."""

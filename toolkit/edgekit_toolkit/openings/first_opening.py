@@ -1,0 +1,105 @@
+"""The first opening of a model on this host, in a child that an engine may end.
+
+Engines abort on some models: onnxruntime on codes that a branch of an `If` reads, LiteRT on a mask of the
+smallest float. A search that opens a hundred forms must lose one form by that, and not the run. So each model
+is opened in a child before it is opened here: one child for all of them, and the next one after it has died.
+"""
+
+import atexit
+import hashlib
+import json
+import signal
+import tempfile
+import threading
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from edgekit_runtime.canonical_json import JsonValue
+from edgekit_runtime.errors import BackendError
+from edgekit_runtime.system.child_process import JsonChild
+
+_MODULE: Final = "edgekit_toolkit.openings.child"
+_LIMIT_S: Final = 300.0
+_END_S: Final = 5.0  # for the exit code of a child that closed its channel
+_MAX_REASON: Final = 200  # characters; an engine's last line may be a whole signature of C++
+_KILLED: Final = "by SIGKILL: often for lack of memory"
+
+Engine = Literal["ort", "litert"]
+
+
+class Openings:
+    """The models that were opened, and the child that opens the next one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._problems: dict[bytes, str] = {}  # digest of a model and its options -> how the child ended
+        self._child: JsonChild | None = None
+
+    def check(self, engine: Engine, content: bytes, options: Mapping[str, JsonValue]) -> None:
+        """Do so as `check_opening` says."""
+        stated = json.dumps([engine, dict(options)], sort_keys=True).encode()
+        digest = hashlib.sha256(stated + hashlib.sha256(content).digest()).digest()
+        with self._lock:
+            if digest not in self._problems:
+                self._problems[digest] = self._open(engine, content, options)
+            problem = self._problems[digest]
+        if problem:
+            raise BackendError(problem)
+
+    def close(self) -> None:
+        """End the child; the next model starts another one."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def _open(self, engine: Engine, content: bytes, options: Mapping[str, JsonValue]) -> str:
+        """Return how the engine ended the child, or an empty text."""
+        with tempfile.NamedTemporaryFile(prefix="edgekit-opening-") as file:
+            file.write(content)
+            file.flush()
+            request = {"engine": engine, "model": file.name, "options": dict(options)}
+            end = self._ask(request)
+            if end == _KILLED:  # as by a lack of memory, or by the end of the thread that had started it
+                end = self._ask(request)
+        return end and f"the engine ended the process that opened the model, {end}"
+
+    def _ask(self, request: Mapping[str, Any]) -> str:
+        """Return how the child ended over a request, or an empty text if it lives."""
+        child = self._child = self._child or JsonChild(_MODULE, own_session=True)
+        try:
+            child.send(request, _LIMIT_S)
+        except OSError:  # it had ended before
+            self.close()
+            child = self._child = JsonChild(_MODULE, own_session=True)
+            child.send(request, _LIMIT_S)
+        try:
+            child.receive(_LIMIT_S)
+        except (EOFError, OSError) as cause:
+            code = None if isinstance(cause, TimeoutError) else child.wait(_END_S)
+            if code is None:
+                end = f"after {_LIMIT_S:g} s without an answer"
+            else:
+                end = _KILLED if code == -signal.SIGKILL else child.explain_end()[:_MAX_REASON]
+            self.close()
+            return end
+        return ""
+
+
+_openings = Openings()
+atexit.register(_openings.close)
+
+
+def check_opening(engine: Engine, content: bytes, options: Mapping[str, JsonValue]) -> None:
+    """Check that an engine does not end the process that opens a model; once for each model in a process.
+
+    A model that the engine refuses passes: whoever opens it next gets that error.
+
+    Args:
+        engine: engine of this host.
+        content: the model's file.
+        options: options of its backend, as a manifest states them.
+
+    Raises:
+        BackendError: the engine ended the child, or did not open the model in time.
+    """
+    _openings.check(engine, content, options)
