@@ -72,7 +72,9 @@ def write_forms(path: Path, folder: Path) -> Iterator[tuple[str, str, str]]:
     source = load_onnx(path)
     signer = load_signer(folder=folder / "keys")
     dims = dict.fromkeys(free_dims(source.inputs), 1)
-    steps = [(name, 0) for name in ("state_zero_points", "simplify", "ort_basic", "fold_affine")]
+    steps = [
+        (name, 0) for name in ("state_zero_points", "convert_opset", "simplify", "ort_basic", "fold_affine")
+    ]
     floats = onnx.shape_inference.infer_shapes(replay(source.model.proto, batch=None, applied=steps))
     feeds = generate_feeds(source.inputs, 8, 0, dims, {})
     for scheme in (ASYMMETRIC, ASYMMETRIC_7BIT, SYMMETRIC):
