@@ -28,12 +28,14 @@ def test_candidate_that_the_engine_refuses_gives_way_to_the_next_one_with_the_re
         alike_on_target("float", size=4e6, host=1.0),
         alike_on_target("fast", size=2e6, host=0.4),
     ]
-    refusals = {"fast": "it aborted"}
-    found = choose_accepted(Budget({}), some, lambda name: Acceptance(refusals.get(name, "")), on_gpu=False)
-    assert (found.choice.chosen, found.notes) == ("float", ["fast is refused: it aborted"])
+    refusals = {"fast": Acceptance("onnxruntime 1.24.4", "it aborted")}
+    found = choose_accepted(Budget({}), some, lambda name: refusals.get(name, Acceptance()), on_gpu=False)
+    assert (found.choice.chosen, found.notes) == ("float", ["onnxruntime 1.24.4 refuses fast: it aborted"])
 
 
 def test_candidates_that_the_engine_refuses_all_leave_none_and_every_reason() -> None:
     some = [alike_on_target("float", size=4e6, host=1.0)]
-    found = choose_accepted(Budget({}), some, lambda _: Acceptance("it aborted"), on_gpu=False)
-    assert (found.choice.chosen, "float is refused: it aborted" in found.choice.reason) == (None, True)
+    found = choose_accepted(
+        Budget({}), some, lambda _: Acceptance("onnxruntime 1.24.4", "it aborted"), on_gpu=False
+    )
+    assert (found.choice.chosen, "refuses float: it aborted" in found.choice.reason) == (None, True)

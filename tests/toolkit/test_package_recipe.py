@@ -76,7 +76,7 @@ def request(model: Path, target: str, **more: Any) -> Request:
         name="net",
         version="1.0.0",
         threads=1,
-        **{"labels": LABELS, "preprocessing": PREPROCESSING, "search_s": 5.0, **more},
+        **{"labels": LABELS, "preprocessing": PREPROCESSING, "search_s": 20.0, **more},
     )
 
 

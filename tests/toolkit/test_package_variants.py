@@ -30,8 +30,8 @@ from edgekit_toolkit.pipeline.run import Run
 from edgekit_toolkit.pipeline.search import search
 from edgekit_toolkit.pipeline.variants import carry_variants
 from edgekit_toolkit.selection.budget import Budget, parse_budget
+from edgekit_toolkit.selection.confirmation import Acceptance
 from edgekit_toolkit.targets.loader import load_target
-from edgekit_toolkit.tensorrt.check import TensorRtCheck
 
 pytest.importorskip("ai_edge_litert")
 
@@ -245,9 +245,8 @@ def test_candidate_that_tensorrt_refuses_is_left_out(ort: Run, monkeypatch: pyte
     """TensorRT is not installed everywhere, so its answer is given here; asking it has tests of its own."""
     best = ort.candidates[-1].model
 
-    def answer(model: object, feeds: object) -> TensorRtCheck:
-        errors = ("no kernel",) if model is best else ()
-        return TensorRtCheck(errors, True, True, not errors, None, "1.7", 1.0)
+    def answer(_: str, model: object, *others: object) -> Acceptance:
+        return Acceptance("TensorRT", "no kernel") if model is best else Acceptance()
 
     monkeypatch.setattr("edgekit_toolkit.pipeline.variants.check_accepted", answer)
     run = carry_variants([replace(ort, request=replace(ort.request, backend="tensorrt"))], load_signer())

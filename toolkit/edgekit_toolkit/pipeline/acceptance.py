@@ -39,9 +39,9 @@ def choose_accepted(
         if choice.chosen is None:
             return Accepted(_with_refusals(choice, refused), None, refused)
         found = check(choice.chosen)
-        if not found.refusal:
+        if not found.refuser:
             return Accepted(choice, found, [*refused, *found.notes])
-        refused.append(f"{choice.chosen} is refused: {found.refusal}")
+        refused.append(f"{found.refuser} refuses {choice.chosen}: {found.refusal}")
         left = [one for one in left if one.id != choice.chosen]
         if not left:
             reason = "the target's engine refuses every candidate that keeps the limits"
@@ -69,10 +69,10 @@ def check_accepted(
             notes = (f"not checked with TensorRT's parser and builder: {found.errors[0]}",)
             found = None
         elif not found.accepted:
-            return Acceptance(f"TensorRT: {found.errors[0]}", tensorrt=found)
+            return Acceptance("TensorRT", found.errors[0], tensorrt=found)
     # With TensorRT, onnxruntime is the fallback.
     proof = prove(package, "litert" if backend == "litert" else "ort", signer)
-    return Acceptance(proof.problem, notes, found, proof)
+    return Acceptance(proof.engine if proof.problem else "", proof.problem, notes, found, proof)
 
 
 def _check_tensorrt(model: Model, feeds: Feeds) -> TensorRtCheck:

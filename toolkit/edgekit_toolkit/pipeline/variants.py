@@ -106,7 +106,7 @@ def _find_problem(offer: Carried, whole: JudgedCandidate, run: Run, signer: Stat
     one = offer.candidate
     found = check_accepted(offer.run.request.backend, one.model, one.package, run.prepared.feeds[0], signer)
     # What could not be checked, the choice of the default has said.
-    return f"it is refused: {found.refusal}" if found.refusal else None
+    return f"{found.refuser} refuses it: {found.refusal}" if found.refuser else None
 
 
 def _shortfall(run: Run, carried: int) -> list[str]:

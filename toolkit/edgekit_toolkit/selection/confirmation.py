@@ -62,12 +62,14 @@ class Acceptance:
     """What the target's engine says about a candidate.
 
     Attributes:
-        refusal: who refuses it and why, or an empty text.
+        refuser: engine that refuses it, or an empty text.
+        refusal: why.
         notes: what could not be checked.
         tensorrt: TensorRT's check, if it was made.
         proof: outcome of the release that devices run.
     """
 
+    refuser: str = ""
     refusal: str = ""
     notes: tuple[str, ...] = ()
     tensorrt: TensorRtCheck | None = None
