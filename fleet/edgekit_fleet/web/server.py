@@ -39,6 +39,7 @@ _HEAD_S = 20.0
 _WINDOW_S = 60.0
 _MIN_BYTES_PER_S: Final = 256  # at less the agent gives up by itself, see `artifacts.download`
 _BUFFER_BYTES: Final = 16 << 10  # asyncio keeps 512 KiB of an answer under TLS, and 256 KiB to read into
+_UNSENT_BYTES: Final = 128 << 10  # in the kernel, which takes megabytes for a slow client
 _TRIM_EVERY_S: Final = 1
 _TRIM_CONNECTIONS: Final = 50
 _BYTES_ACKED: Final = 120  # of 64 bits, in `struct tcp_info` of linux/tcp.h
@@ -87,8 +88,13 @@ class _BoundedConnection(H11Protocol):
         super().connection_made(transport)
         self._listener.handshakes.pop(transport.get_extra_info("peername"), None)
         # asyncio leaves it off for a socket that was made elsewhere; each answer would be delayed by 40 ms.
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         transport.set_write_buffer_limits(_BUFFER_BYTES)
+        below_tls = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
+        if below_tls is not None:  # asyncio has no public way to it
+            below_tls.set_write_buffer_limits(_BUFFER_BYTES)
         self._begin_s = self.loop.time()
         self._address = find_network(self.client[0] if self.client else "")
         self._time_head()
@@ -133,9 +139,9 @@ class _BoundedConnection(H11Protocol):
 
         def check(previous: int) -> None:
             self._rate_timer = None
-            acknowledged = read_acknowledged()
-            if not self.flow.write_paused:
+            if not self.flow.write_paused or connection.fileno() < 0:  # TLS is told later of the end
                 return
+            acknowledged = read_acknowledged()
             if acknowledged - previous < _MIN_BYTES_PER_S * _WINDOW_S:
                 self.transport.abort()
             else:
