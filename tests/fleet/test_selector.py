@@ -67,6 +67,8 @@ def test_selector_means_the_right_devices(text: str, is_meant: bool) -> None:
         ("free_bytes=1*", "'free_bytes' changes with nearly every report"),
         ("site=lyon and not battery=low*", "'battery' changes with nearly every report"),
         ("clock!=x", "'clock' changes with nearly every report"),
+        ("battery>5", "compare by '=', '!=' and 'in' alone"),
+        ("site=lyon and a<=b", "at character 15, got 'a<=b'"),
         ("site=[^a]*", "expected sets such as"),
         ("site=[z-a]", "expected sets such as"),
         ("site=[[:alpha:]]", "expected sets such as"),

@@ -129,8 +129,9 @@ def _find_shortage(wanted: DesiredModel, conditions: DeviceConditions, done_byte
 
 
 def is_window(text: str) -> bool:
-    """Return whether a text is a range of local time of day, such as `01:00-04:00`."""
-    return _WINDOW.fullmatch(text) is not None
+    """Return whether a text is a range of local time of day, such as `01:00-04:00`, that is not empty."""
+    found = _WINDOW.fullmatch(text)
+    return found is not None and found.group(1, 2) != found.group(3, 4)
 
 
 def check_window(window: str | None, conditions: DeviceConditions) -> Obstacle | None:

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.commands.command import Outcome
+from edgekit_runtime.commands.command import Outcome, positive
 from edgekit_runtime.commands.installed import add_arguments, find_keys
 
 _RENEWAL_S: Final = 60.0
@@ -62,8 +62,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         " what it wants; report what is true here. Until SIGTERM or Ctrl-C.",
     )
     add_arguments(parser)
-    parser.add_argument("--cap-kbit-s", type=float, metavar="N", help="most bandwidth of downloads")
-    parser.add_argument("--month-mb", type=float, metavar="N", help="most downloads in a month, megabytes")
+    parser.add_argument("--cap-kbit-s", type=positive, metavar="N", help="most bandwidth of downloads")
+    parser.add_argument("--month-mb", type=positive, metavar="N", help="most downloads in a month, megabytes")
     parser.add_argument("--print-unit", action="store_true", help="print a systemd unit, and do not run")
     parser.set_defaults(run=run)
 

@@ -1,6 +1,7 @@
 """The interface of a command of `edgekit-device`, and checks of arguments that commands share."""
 
 import argparse
+import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -51,6 +52,17 @@ def seconds(text: str) -> float:
         number = 0.0
     if not 0 < number <= 86400:
         raise argparse.ArgumentTypeError(f"{text!r}, expected seconds over 0, at most 86400")
+    return number
+
+
+def positive(text: str) -> float:
+    """Return the number in `text`, over 0 and finite, for `type=` of an argument."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a number over 0")
     return number
 
 

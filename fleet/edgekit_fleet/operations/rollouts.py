@@ -258,7 +258,7 @@ def _make_settings(request: RolloutRequest, packages: Sequence[PackageView], dev
     own = {"waves": list(waves), "minimum": minimum, "models": models}
     plain = {**own, **request.options, "limits": limits}
     if plain.get("window") and not is_window(plain["window"]):
-        raise FleetError(f"window {str(plain['window'])[:40]!r} is not of the form 01:00-04:00")
+        raise FleetError(f"window {str(plain['window'])[:40]!r} is not of the form 01:00-04:00, or is empty")
     if plain.get("window"):  # a device may answer a day later and is not offline
         plain.setdefault("patience_s", 93_600.0)
         plain.setdefault("step_timeout_s", 259_200.0)

@@ -50,7 +50,7 @@ def save_window(store: Store, name: str, window: str, actor: str) -> None:
         FleetError: the name is empty or too long, the window malformed, or there are too many.
     """
     if not is_window(window):
-        raise FleetError(f"window {window[:40]!r} is not of the form 01:00-04:00")
+        raise FleetError(f"window {window[:40]!r} is not of the form 01:00-04:00, or is empty")
     _save(store, SavedWindowRow, name, actor, window=window)
 
 

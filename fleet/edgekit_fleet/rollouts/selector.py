@@ -29,6 +29,7 @@ _RANGE: Final = re.compile(r"(.)-(.)", re.DOTALL)
 _MAX_DEPTH: Final = 40
 _MAX_PATTERNS: Final = 100  # each is tried on each device, which takes 0.7 s of 100,000 devices
 _TOKEN: Final = re.compile(r"""\s*(?:(!=|==|=|\(|\)|,)|"([^"]*)"|'([^']*)'|([^\s=!(),"']+))""")
+_ORDER: Final = re.compile("[<>]")
 _KEYWORDS: Final = frozenset(("and", "or", "not", "in", "all"))
 
 Attributes: TypeAlias = Mapping[str, str]
@@ -235,6 +236,9 @@ class _Parser:
 
     def _read_comparison(self) -> Test:
         name = self._read_word("expected the name of a tag or fact")
+        if not self._tokens[self._next - 1].is_quoted and _ORDER.search(name):
+            self._next -= 1
+            raise self._fail("selectors compare by '=', '!=' and 'in' alone; expected one")
         self.names.add(name)
         if self._take("=", "=="):
             return self._equals(name, (self._read_value(),))

@@ -117,7 +117,8 @@ def test_saved_window_is_offered_by_plans_and_may_be_forgotten(client, served):
     assert "Plans offer the window" in client.follow(answer).text
     offered = '<option value="01:00-04:00">night</option>'
     assert offered in client.get("/rollouts/new").text
-    assert client.post("/settings/windows", name="all day", window="0-24").status == 422
+    for wrong in ("0-24", "01:00-01:00"):
+        assert client.post("/settings/windows", name="all day", window=wrong).status == 422
     assert log_in(served, "vera").post("/settings/windows", name="x", window="01:00-02:00").status == 403
     client.post("/settings/windows", name="night", action="remove")
     assert offered not in client.get("/rollouts/new").text

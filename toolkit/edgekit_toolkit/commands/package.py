@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekit_toolkit.commands.number_range import NumberRange
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -118,7 +120,7 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
 @click.option(
     "--search-seconds",
     "search_s",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=60.0,
     show_default=True,
     help="Work of the search of ranges and mixed precisions, in seconds of a nominal processor.",

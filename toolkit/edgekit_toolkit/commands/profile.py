@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgekit_toolkit.commands.number_range import NumberRange
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -40,7 +42,7 @@ _REST_SHARE = 6  # of the measurement: so much time the device rests before, if 
     "--name", help="Name of the new target.  [default: TARGET-BENCH of a bench, else TARGET-profiled]"
 )
 @click.option(
-    "--seconds", type=click.FloatRange(5, 3600), default=60.0, show_default=True,
+    "--seconds", type=NumberRange(5, 3600), default=60.0, show_default=True,
     help="How long to measure on the device.",
 )  # fmt: skip
 @click.option(

@@ -37,7 +37,8 @@ def command(selector: str, *, path: Path | None, as_json: bool) -> None:
 
     console = open_console()
     if not found:
-        print_line(console, "No such device. `edgekit fleet enroll` makes codes that let devices in.")
+        hint = f"; if that is a name: edgekit fleet device {selector}" if selector.isidentifier() else ""
+        print_line(console, f"No device matches '{selector}'{hint}. `edgekit fleet enroll` lets devices in.")
         return
     titles = "Devices: class, status, connection, models, tags, last seen"
     print_section(console, titles, [_describe(device) for device in found])

@@ -13,6 +13,7 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
     read_tags,
 )
 from edgekit_toolkit.commands.fleet.fleet_server import connect
+from edgekit_toolkit.commands.number_range import NumberRange
 
 
 @click.command("enroll")
@@ -22,7 +23,7 @@ from edgekit_toolkit.commands.fleet.fleet_server import connect
 )
 @click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Tag that the device gets.")
 @click.option("--target", default="", help="Target of its packages.  [default: the device states it]")
-@click.option("--hours", default=24.0, show_default=True, type=click.FloatRange(0.01, 8760), help="Validity.")
+@click.option("--hours", default=24.0, show_default=True, type=NumberRange(0.01, 8760), help="Validity.")
 @folder_option
 @as_json_option
 def command(

@@ -16,6 +16,7 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
     print_json,
 )
 from edgekit_toolkit.commands.fleet.fleet_server import connect, is_remote
+from edgekit_toolkit.commands.number_range import NumberRange
 
 if TYPE_CHECKING:
     from edgekit_fleet.operations.releases import ReleaseSummary
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--list", "is_list", is_flag=True, help="List the releases instead.")
 @click.option(
     "--min-agreement",
-    type=click.FloatRange(0, 0.9999),
+    type=NumberRange(0, 0.9999),
     help="With the version before, if it disagrees by design.  [default: 0.95 less the evidence's drop]",
 )
 @folder_option

@@ -16,6 +16,7 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
     print_json,
 )
 from edgekit_toolkit.commands.fleet.fleet_server import connect
+from edgekit_toolkit.commands.number_range import NumberRange
 
 if TYPE_CHECKING:
     from edgekit_fleet.api.client import FleetCaller
@@ -127,13 +128,11 @@ def plan(
     metavar="[MODEL=]NUMBER",
     help="Models with a higher one are updated first on a device.  [default: 0]",
 )
-@click.option(
-    "--soak", "soak_s", type=click.FloatRange(min=0), default=300.0, show_default=True, help="Seconds."
-)
+@click.option("--soak", "soak_s", type=NumberRange(min=0), default=300.0, show_default=True, help="Seconds.")
 @click.option(
     "--spread",
     "spread_s",
-    type=click.FloatRange(0, 86_400),
+    type=NumberRange(0, 86_400),
     default=0.0,
     show_default=True,
     help="Seconds over which the devices of a step begin.",
@@ -146,9 +145,9 @@ def plan(
     help="Further attempts on a device whose failure may pass.",
 )
 @click.option(
-    "--min-agreement", type=click.FloatRange(0, 0.9999), help="With the old version, on the same inputs."
+    "--min-agreement", type=NumberRange(0, 0.9999), help="With the old version, on the same inputs."
 )
-@click.option("--max-latency-ratio", type=click.FloatRange(min=1.0001), help="New over old.")
+@click.option("--max-latency-ratio", type=NumberRange(min=1.0001), help="New over old.")
 @click.option("--join", "is_dynamic", is_flag=True, help="Devices that match later join at the end.")
 def start(release: str, *, path: Path | None, as_json: bool, **options: Any) -> None:
     """Start a rollout of RELEASE; its devices are chosen now, and stay the same."""

@@ -14,6 +14,7 @@ from edgekit_toolkit.commands.fleet.fleet_options import (
     print_json,
 )
 from edgekit_toolkit.commands.fleet.fleet_server import connect
+from edgekit_toolkit.commands.number_range import NumberRange
 
 if TYPE_CHECKING:
     from edgekit_fleet.access.principal import Scope
@@ -34,7 +35,7 @@ def command() -> None:
     type=click.Choice(["read", "release", "rollout", "device", "admin"]),
     help="What it may do; may be repeated.",
 )
-@click.option("--days", default=90.0, show_default=True, type=click.FloatRange(0.001, 3650), help="Validity.")
+@click.option("--days", default=90.0, show_default=True, type=NumberRange(0.001, 3650), help="Validity.")
 @folder_option
 @as_json_option
 def add(name: str, scopes: tuple[Scope, ...], days: float, path: Path | None, as_json: bool) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from edgekit_toolkit.commands.number_range import NumberRange
+
 if TYPE_CHECKING:
     from edgekit_offload.demo.director import DemoSetup
     from edgekit_toolkit.commands.offload.demo_package import DemoPackage
@@ -18,7 +20,7 @@ _START_S = 8.0  # of the processes, before the first phase
 @click.command("demo")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=20, max=600),
+    type=NumberRange(min=20, max=600),
     default=60,
     show_default=True,
     help="How long it takes in all; planning comes first, and at least 10 s are left to the phases.",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from edgekit_toolkit.commands.number_range import NumberRange
 from edgekit_toolkit.commands.offload import insecure_option
 
 if TYPE_CHECKING:
@@ -43,9 +44,9 @@ _ENDINGS: Final = (".json", ".html")
     "--objective", type=click.Choice(["latency", "energy", "throughput", "capacity"]), default="latency",
     show_default=True, help="What is best; capacity: the most devices for a server within --latency-limit.",
 )  # fmt: skip
-@click.option("--latency-limit", type=click.FloatRange(min=0, min_open=True), metavar="MS",
+@click.option("--latency-limit", type=NumberRange(min=0, min_open=True), metavar="MS",
               help="Of 99 % of requests, for --objective capacity; of one, for energy.")  # fmt: skip
-@click.option("--requests-per-s", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True,
+@click.option("--requests-per-s", type=NumberRange(min=0, min_open=True), default=1.0, show_default=True,
               help="Of each device, for --objective capacity.")  # fmt: skip
 @click.option(
     "--power", metavar="COMPUTE,RADIO",
@@ -56,7 +57,7 @@ _ENDINGS: Final = (".json", ".html")
     help="A tensor that must not be sent, nor another form of it (moved, recoded, scaled). That is residency,"
     " not secrecy: what is sent may reveal it.",
 )  # fmt: skip
-@click.option("--max-leak", type=float, metavar="DB",
+@click.option("--max-leak", type=NumberRange(), metavar="DB",
               help="Refuse ways whose measured leakage (PSNR, a lower bound) is higher; needs 1,000"
               " samples.")  # fmt: skip
 @click.option("--max-loss", default="0.1%", show_default=True, metavar="PERCENT",
@@ -65,12 +66,12 @@ _ENDINGS: Final = (".json", ".html")
 @click.option("--classes", multiple=True, metavar="OUTPUT",
               help="An output with scores of classes, which shows what a coding changes."
               "  [default: as the package says, and what is probabilities]")  # fmt: skip
-@click.option("--sample-rate", type=click.FloatRange(min=0, min_open=True), metavar="HZ",
+@click.option("--sample-rate", type=NumberRange(min=0, min_open=True), metavar="HZ",
               help="Of sound, for Opus.  [default: as the package's preprocessing says, or"
               " 16000]")  # fmt: skip
 @click.option("--cascade", metavar="SMALL_MODEL", type=click.Path(path_type=Path),
               help="A small classifier for the device: it answers where it is sure.")  # fmt: skip
-@click.option("--agreement", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95,
+@click.option("--agreement", type=NumberRange(0, 1, min_open=True, max_open=True), default=0.95,
               show_default=True, help="Share of answers of a cascade that must be MODEL's.")  # fmt: skip
 @click.option("--memory", metavar="SIZE", help="Limit of weights and activations on the device: 64MB.")
 @click.option("--weights", metavar="SIZE", help="Limit of the weights alone on the device: 8MB.")
@@ -84,7 +85,7 @@ _ENDINGS: Final = (".json", ".html")
     help="Folder for the plan as HTML and JSON, and for the package that carries it.",
 )  # fmt: skip
 @click.option("--key", default="default", show_default=True, help="Signing key of `edgekit keys`.")
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=10.0, show_default=True,
+@click.option("--seconds", type=NumberRange(min=0.1), default=10.0, show_default=True,
               help="How long each machine measures.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(model: Path, *, output: Path, as_json: bool, key: str, **options: Any) -> None:

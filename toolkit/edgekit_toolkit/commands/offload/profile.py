@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekit_toolkit.commands.number_range import NumberRange
 from edgekit_toolkit.commands.offload import insecure_option
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _UNSTEADY = 0.25  # distance of the quartiles, as a share of the median
 @click.option("--ca-file", metavar="PEM", help="Authority that signed the server's certificate.")
 @insecure_option
 @click.option(
-    "--seconds", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True,
+    "--seconds", type=NumberRange(0.1, 3600), default=10.0, show_default=True,
     help="How long to measure.",
 )  # fmt: skip
 @click.option(

@@ -1,0 +1,47 @@
+"""Options that take a number, of every command: none takes NaN or infinity."""
+
+import importlib
+import pkgutil
+
+import click
+import pytest
+
+from edgekit_toolkit import commands
+from edgekit_toolkit.cli import main
+from edgekit_toolkit.commands.number_range import NumberRange
+
+
+def list_options(command, path):
+    """Yield the words and each option of a command and of those below it."""
+    for name, below in getattr(command, "commands", {}).items():
+        yield from list_options(below, f"{path} {name}")
+    for option in command.params:
+        yield path, option
+
+
+MODULES = [
+    importlib.import_module(module.name)
+    for module in pkgutil.walk_packages(commands.__path__, f"{commands.__name__}.")
+]
+NUMBERS = [
+    pytest.param(option, id=f"{path} {option.name}")
+    for module in MODULES
+    if isinstance(getattr(module, "command", None), click.Command)
+    for path, option in list_options(
+        module.command, module.__name__.removeprefix("edgekit_toolkit.commands.")
+    )
+    if option.type.name.startswith("float")
+]
+
+
+@pytest.mark.parametrize("option", NUMBERS)
+def test_option_for_a_number_takes_finite_ones_alone(option):
+    assert isinstance(option.type, NumberRange)
+    for text in ("nan", "-nan", "inf", "-inf", "1e999", ""):
+        with pytest.raises(click.BadParameter):
+            option.type.convert(text, option, None)
+
+
+def test_number_that_is_none_is_refused_by_the_name_of_its_option(capsys):
+    assert main(["fleet", "enroll", "--name", "d1", "--hours", "nan"]) == 2
+    assert "Invalid value for '--hours': 'nan' is no finite number" in capsys.readouterr().err

@@ -1,0 +1,21 @@
+"""A number as an option of a command."""
+
+import math
+from typing import Any
+
+import click
+
+
+class NumberRange(click.FloatRange):
+    """A finite number within a range: click also takes NaN, which no comparison refuses, and infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number.
+
+        Raises:
+            click.BadParameter: it is none, or out of range.
+        """
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number", param, ctx)
+        return number
