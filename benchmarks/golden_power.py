@@ -130,7 +130,7 @@ def packages(source: Source, backend: str) -> Iterator[tuple[str, Assembled]]:
     )
     made = find_candidates(
         quantizer, lambda: feeds_only(prepared.samples.calibration), per_channel=True, kinds=KINDS[backend],
-        time_limit_s=SEARCH_S, progress=lambda *_: None,
+        dims=prepared.dims, limit_s=SEARCH_S, progress=lambda *_: None,
     )  # fmt: skip
     for place, candidate in enumerate(made.candidates):
         recipe = Recipe(
