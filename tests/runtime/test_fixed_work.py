@@ -27,6 +27,7 @@ SIZED: dict[str, tuple[list[str], dict[str, Any]]] = {
     "SplitToSequence": (["x", "size"], {}),
     "HannWindow": (["size"], {}),
     "DFT": (["wave", "size"], {}),
+    "RoiAlign": (["image", "regions", "zero1"], {}),
 }
 SOURCES = {
     "constant": [helper.make_node("Identity", ["stored"], ["count"])],
@@ -47,6 +48,7 @@ def make_model(nodes: list[Any], **fields: Any) -> bytes:
         "codes": np.array([0, 1]),
         "values": np.zeros(2, np.float32),
         "wave": np.zeros((1, 4, 1), np.float32),
+        "image": np.zeros((1, 1, 4, 4), np.float32),
     }
     graph = helper.make_graph(
         nodes,
@@ -69,6 +71,7 @@ def test_size_from_a_value_of_an_input_makes_the_work_vary_and_no_other_size_doe
         helper.make_node("Squeeze", ["count"], ["size"]),
         helper.make_node("Abs", ["count"], ["size1"]),
         helper.make_node("Concat", ["zero1", "count"], ["size2"], axis=0),
+        helper.make_node("Cast", ["size2"], ["regions"], to=kinds.FLOAT),
         helper.make_node(operator, inputs, ["y"], **attributes),
     ]
     assert has_fixed_work_onnx(make_model(nodes)) == (source != "value")
@@ -104,6 +107,12 @@ def test_damaged_files_are_read_without_an_error(seed: int) -> None:
         damaged[values.integers(0, len(damaged))] ^= 1 << int(values.integers(0, 8))
         assert isinstance(has_fixed_work_onnx(bytes(damaged)), bool)
         assert isinstance(has_loop(bytes(damaged)), bool)
+
+
+def test_numbers_without_an_end_are_refused_at_once() -> None:
+    endless = b"\x80" * (1 << 22)  # read as one number, it would take minutes
+    assert not has_fixed_work_onnx(endless)
+    assert has_loop(endless)
 
 
 def test_loops_are_found_in_either_format() -> None:

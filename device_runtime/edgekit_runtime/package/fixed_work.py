@@ -21,7 +21,7 @@ _SIZE_INPUTS: Final[Mapping[str, slice]] = {
         (
             *("Range", "ConstantOfShape", "HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix"),
             *("NonZero", "Compress", "Unique", "NonMaxSuppression", "RANGE", "FILL", "WHERE", "UNIQUE"),
-            *("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5"),
+            *("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5", "RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL"),
         ),
         _ALL,
     ),
@@ -29,17 +29,21 @@ _SIZE_INPUTS: Final[Mapping[str, slice]] = {
         (
             *("Expand", "Tile", "Resize", "Upsample", "Pad", "OneHot", "CenterCropPad", "AffineGrid"),
             *("MaxUnpool", "DFT", "STFT", "Slice", "TopK", "Split", "SplitToSequence", "CropAndResize"),
+            "RoiAlign",  # its samples follow the size of the regions
             *("TILE", "BROADCAST_TO", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "PAD", "PADV2"),
-            *("MIRROR_PAD", "ONE_HOT", "SLICE", "STRIDED_SLICE", "TOPK_V2"),
+            *("MIRROR_PAD", "ONE_HOT", "SLICE", "STRIDED_SLICE", "TOPK_V2", "SPACE_TO_BATCH_ND", "RFFT2D"),
+            *("SPARSE_TO_DENSE", "MULTINOMIAL", "UNSORTED_SEGMENT_MAX", "UNSORTED_SEGMENT_MIN"),
+            *("SEGMENT_SUM", "UNSORTED_SEGMENT_PROD", "UNSORTED_SEGMENT_SUM"),
         ),
         _AFTER_FIRST,
     ),
-    "TRANSPOSE_CONV": slice(1),
+    **dict.fromkeys(("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE"), slice(1)),
 }
 _SHAPES: Final = frozenset({"Shape", "Size", "SHAPE", "RANK"})
 _BODIES: Final = frozenset({"WHILE", "IF", "CALL", "CALL_ONCE", "STABLEHLO_WHILE", "STABLEHLO_CASE"})
 _LITERT_LOOPS: Final = frozenset({119, 154})  # WHILE, STABLEHLO_WHILE in BuiltinOperator of its schema
 _LITERT_MARK: Final = b"TFL3"
+_MAX_VARINT_BITS: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,3 +207,5 @@ def _varint(message: memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
         shift += 7
+        if shift > _MAX_VARINT_BITS:
+            raise ValueError("a number has more than 10 bytes")
