@@ -164,3 +164,27 @@ def test_run_that_does_not_stop_is_given_up_and_its_thread_replaced(
     bench.finish()
     assert bench.client.value(4)[0, 0] == 8
     assert len(bench.client.answers[1]) == 1
+
+
+def test_batch_has_the_time_limit_once_for_each_of_its_calls() -> None:
+    bench = Bench()
+    lane = bench.add_lane((bench.session,), bench.metrics, max_run_s=5.0, max_batch=4)
+    for value in (1, 2, 3):  # the first runs alone, the others share a batch
+        lane.submit(bench.client.call(value))
+    bench.threads.end()
+    bench.loop.pass_s(8.0)
+    assert bench.client.answers[2] == []
+    bench.threads.end()
+    assert bench.session.runs == [[1], [2, 3]]
+    assert bench.client.value(2)[0, 0] == 4
+
+
+def test_batch_that_takes_longer_than_its_calls_may_is_given_up() -> None:
+    bench = Bench()
+    lane = bench.add_lane((bench.session,), bench.metrics, max_run_s=5.0, max_batch=4)
+    for value in (1, 2, 3):
+        lane.submit(bench.client.call(value))
+    bench.threads.end()
+    bench.loop.pass_s(14.0)
+    assert isinstance(bench.client.error(2), DeadlineError)
+    assert isinstance(bench.client.error(3), DeadlineError)

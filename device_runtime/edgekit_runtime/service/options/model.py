@@ -32,7 +32,8 @@ class SchedulingLimits:
         default_level: level of calls that state none.
         max_passes: how many batches of other levels may run before a waiting level gets one.
         short_s: a model that takes less time runs on the thread of the event loop; 0 runs none there.
-        max_run_s: a run that takes longer is stopped and its calls are refused; 0 for no limit.
+        max_run_s: a run that takes longer for each of its calls is stopped and they are refused; 0 for no
+            limit.
 
     Raises:
         ValueError: a field is out of range.

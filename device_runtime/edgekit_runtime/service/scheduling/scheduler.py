@@ -275,10 +275,10 @@ class Scheduler(Lane):
         """
         if batch.is_abandoned:
             return True
-        limit_s = self._limits.max_run_s
+        limit_s = self._limits.max_run_s * len(batch.queued)  # calls that share a batch wait for one another
         is_late = 0 < limit_s <= seconds
         if is_late:
-            reason = f"a run took longer than {limit_s:g} s (max_run_s) and was stopped"
+            reason = f"a run took longer than {self._limits.max_run_s:g} s a call (max_run_s) and was stopped"
             batch.stop(DeadlineError(f"{self.metrics.model}: {reason}; send inputs that take less time"))
         elif batch.stop_error is not None or all(queued.call.is_unwanted() for queued in batch.queued):
             batch.stop(UnavailableError(f"{self.metrics.model}: the client went before the run had ended"))
