@@ -9,15 +9,18 @@ from tests.runtime.backend_parts import install_backend
 from tests.runtime.conftest import PackageMaker
 from tests.service.serve_parts import Served
 from tests.service.service_parts import X, ask, get_bytes, infer_bytes, make_config, running
+from tests.service.tail_parts import scale_part, write_split
 from tests.service.wiring_parts import index, infer, load, write
 from tests.waiting import bounded
 
+from edgekit_runtime.package.archive import read_package
 from edgekit_runtime.package.manifest import Variant
 from edgekit_runtime.package.manifest_entries import BackendChoice
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
 from edgekit_runtime.service.options.rollout import CanaryOptions
+from edgekit_runtime.sessions.local_results import is_opening_kept, keep_opening
 from edgekit_runtime.slots import Slots
 
 THIRD = BackendChoice("third", "model.onnx", {})
@@ -37,6 +40,7 @@ import os
 from pathlib import Path
 from edgekit_runtime.sessions.ort import open_ort
 def open_third(package, choice, threads):
+    print("an engine that talks")
     with Path({record!r}).open("a") as file:
         file.write(f"{{os.getpid()}}\\n")
     return open_ort(package, choice, threads)
@@ -135,7 +139,7 @@ def test_child_that_is_killed_for_memory_is_no_evidence_against_the_version(
 
 
 def test_package_is_opened_in_a_child_the_first_time_only(
-    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     install_engine(tmp_path, monkeypatch, RECORDING.format(record=str(tmp_path / "record")))
     source = PackageFiles([write(maker, tmp_path, "1.0.0", backend=THIRD)], maker.trust)
@@ -148,6 +152,19 @@ def test_package_is_opened_in_a_child_the_first_time_only(
     first, second = serve_once(), serve_once()
     assert (len(first), first[0] != os.getpid(), first[1]) == (2, True, os.getpid())
     assert second == [os.getpid()]
+    assert "cache folder" not in caplog.text  # although the engine prints
+
+
+def test_openings_of_the_parts_of_a_package_are_all_remembered(maker: PackageMaker, tmp_path: Path) -> None:
+    path = tmp_path / "split.edgepkg"
+    write_split(maker, path, scale_part("cut1.tail", 2.0), scale_part("cut2.tail", 3.0))
+    with read_package(path, maker.trust) as package:
+        parts = [package, package.select_submodel("cut1.tail"), package.select_submodel("cut2.tail")]
+        openings = [*((part, ()) for part in parts), (package, ("default",))]
+        assert not any(is_opening_kept(*opening) for opening in openings)
+        for opening in openings:
+            keep_opening(*opening)
+        assert all(is_opening_kept(*opening) for opening in openings)
 
 
 @pytest.mark.parametrize("change", ["release", "processor", "damage"])

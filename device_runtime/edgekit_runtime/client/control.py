@@ -16,7 +16,8 @@ from edgekit_runtime.errors import SlotError, TransportError
 from edgekit_runtime.protocol.rest import REPOSITORY_INDEX, decode_error, repository_path
 from edgekit_runtime.system.local_sockets import connect_local
 
-_LOAD_TIMEOUT_S: Final = 180.0  # a big model is loaded, tested and warmed up meanwhile, for 120 s at most
+# A big model is opened and tested in a child, then loaded, tested and warmed up, each for 120 s at most.
+_LOAD_TIMEOUT_S: Final = 300.0
 _TIMEOUT_S: Final = 5.0  # of what needs neither the disk nor an engine
 _MAX_BODY_BYTES: Final = 4 << 20
 _OK: Final = 200

@@ -155,13 +155,14 @@ def keep_opening(package: OpenedPackage, variants: Sequence[str]) -> Path:
     Raises:
         OutputError: the cache folder cannot be created or written.
     """
-    return _keep(_find_opening(package), _describe_opening(package, variants))
+    return _keep(_find_opening(package, variants), _describe_opening(package, variants))
 
 
 def is_opening_kept(package: OpenedPackage, variants: Sequence[str]) -> bool:
     """Return whether `keep_opening` was called for the same with these engine releases and this processor."""
     try:
-        return bool(json.loads(_find_opening(package).read_bytes()) == _describe_opening(package, variants))
+        kept = json.loads(_find_opening(package, variants).read_bytes())
+        return bool(kept == _describe_opening(package, variants))
     except (OSError, ValueError, RuntimeError):  # RuntimeError: a user without a home
         return False
 
@@ -207,8 +208,9 @@ def _find_winner(manifest: Manifest) -> Path:
     return find_cache_folder() / "tournament" / f"{manifest.sha256}.json"
 
 
-def _find_opening(package: OpenedPackage) -> Path:
-    return find_cache_folder() / "openings" / f"{package.signed_sha256}.json"
+def _find_opening(package: OpenedPackage, variants: Sequence[str]) -> Path:
+    part = hashlib.sha256(json.dumps([package.submodel, *variants]).encode()).hexdigest()[:16]
+    return find_cache_folder() / "openings" / f"{package.signed_sha256}-{part}.json"
 
 
 def _find_tuned(manifest: Manifest, choice: BackendChoice) -> Path:

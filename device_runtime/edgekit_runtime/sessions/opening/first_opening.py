@@ -126,8 +126,10 @@ def test_in_child(
                 f" ({child.last_line or 'without a message'}); package it again, or install another release"
                 " of the engine"
             )
+        problem = child.last_line if code else ""
+        *_, result = child.output.splitlines() or [b""]  # an engine may have printed before
         try:
-            printed = json.loads(child.output)
-        except ValueError:  # Python itself failed; whoever opens the package next sees how
-            printed = {"engines": {}, "is_kept": False}
-        return ChildTest(printed["engines"], child.last_line if code else "", printed["is_kept"])
+            printed = json.loads(result)
+            return ChildTest(printed["engines"], problem, printed["is_kept"])
+        except (ValueError, TypeError, KeyError):  # Python itself failed; whoever opens it next sees how
+            return ChildTest({}, problem, is_kept=False)
