@@ -25,10 +25,10 @@ from edgekit_runtime.sessions.ort_products import open_exact
 from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.sessions.session import check_specs
 from edgekit_runtime.system.engines import EngineMissingError
-from edgekit_runtime.system.heap import trim_memory
 from edgekit_runtime.system.install_hint import install_command
 from edgekit_runtime.system.machine import MAX_THREADS
 from edgekit_runtime.system.mapped_file import parts
+from edgekit_runtime.system.own_process import trim_memory
 from edgekit_runtime.system.resource_errors import check_lack
 from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 

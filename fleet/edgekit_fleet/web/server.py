@@ -25,7 +25,7 @@ from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetFolder, FleetSettings
 from edgekit_fleet.web.app import make_app
 from edgekit_runtime.errors import ConfigError, TransportError
-from edgekit_runtime.system.heap import trim_memory
+from edgekit_runtime.system.own_process import trim_memory
 
 if TYPE_CHECKING:
     from typing_extensions import Self

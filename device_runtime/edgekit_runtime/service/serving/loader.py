@@ -29,7 +29,7 @@ from edgekit_runtime.sessions.row_independence import rows_are_independent
 from edgekit_runtime.sessions.selftest import GoldenCase, read_golden
 from edgekit_runtime.sessions.session import Session, open_preferred, open_session
 from edgekit_runtime.system.engines import EngineMissingError
-from edgekit_runtime.system.heap import trim_memory
+from edgekit_runtime.system.own_process import trim_memory
 from edgekit_runtime.system.resource_errors import check_descriptors, check_lack
 from edgekit_runtime.tensors import TensorSpec
 

@@ -95,7 +95,7 @@ def command(
     from edgekit_fleet.admin.listener import serve_people
     from edgekit_fleet.operations.running import start
     from edgekit_fleet.store.fleet_folder import FleetSettings
-    from edgekit_runtime.system.heap import share_heap
+    from edgekit_runtime.system.own_process import share_heap
     from edgekit_runtime.system.shown_text import log_lines
 
     share_heap()  # before threads start
