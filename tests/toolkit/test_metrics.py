@@ -578,7 +578,7 @@ def test_coordinates_are_judged_by_r2_and_not_by_their_largest() -> None:
     outputs = landmarks(16)
     metric = find_metric("auto", outputs, labelled=False)
     assert isinstance(metric, Metric)
-    assert (metric.name, metric.note) == ("r2", None)
+    assert metric.name == "r2"
     assert find_metric("auto", {"points": outputs["points"]}, labelled=False).name == "r2"
     off = {name: value + 0.5 * value.std(axis=0) for name, value in outputs.items()}
     assert metric.score(off, outputs, None) == pytest.approx(np.full(16, 0.75), abs=1e-3)
@@ -607,6 +607,16 @@ def test_logits_without_labels_are_judged_by_agreement_and_the_doubt_is_told() -
     settled = find_metric("auto", {"y": shares, "aux": logits}, labelled=False)
     assert isinstance(settled, Metric)
     assert (settled.name, settled.note) == ("agreement", None)
+
+
+@pytest.mark.parametrize("names", [["y"], ["y", "aux"]])
+def test_logits_that_look_like_coordinates_are_judged_by_r2_and_the_doubt_is_told(names: list[str]) -> None:
+    draw = np.random.default_rng(22)  # classes that are rare or frequent, or a second output
+    logits = draw.normal(0, 3, 10) + draw.normal(0, 1, (16, 10))
+    metric = find_metric("auto", dict.fromkeys(names, logits.astype(np.float32)), labelled=False)
+    assert isinstance(metric, Metric)
+    assert metric.name == "r2"
+    assert "if it holds class scores, give --metric agreement (--metric r2 settles it)" in str(metric.note)
 
 
 def test_generated_samples_tell_nothing_of_outputs() -> None:

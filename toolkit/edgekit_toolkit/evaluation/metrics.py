@@ -123,7 +123,8 @@ def _choose(outputs: Outputs, labelled: bool, is_generated: bool) -> tuple[str, 
         if is_generated or _are_probabilities(outputs[name], axis=1):
             return "agreement", None
         if len(outputs) > 1 or _have_layout(outputs[name]):
-            return ("r2" if _vary(outputs) else "similarity"), None
+            metric = "r2" if _vary(outputs) else "similarity"
+            return metric, _doubt(outputs, metric, "class scores", "agreement")
         return "agreement", _doubt(outputs, "agreement", "coordinates or features", "r2")
     if has_boxes(list(outputs.values())):
         return "detections", None
