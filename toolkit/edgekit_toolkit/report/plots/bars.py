@@ -34,7 +34,7 @@ def budget_bar(share: float, state: State, *, title: str) -> Markup:
 
     Args:
         share: value / limit; limited to 0..1.25.
-        state: what is shown about the limit; the bar of one that is not resolved is hatched.
+        state: what is shown about the limit; the bar of one that is not resolved is pale.
         title: the same in words.
     """
     length = 80 * min(1.25, max(0.0, share))
