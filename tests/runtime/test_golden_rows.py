@@ -1,6 +1,7 @@
 """Further golden rows: drawn from the first one, stored as outputs alone, all compared."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,18 @@ def test_long_axes_behind_the_batch_hold_blocks(seed: int, edge: int) -> None:
     blocks = row[:, :, ::edge, ::edge]
     np.testing.assert_array_equal(row, blocks.repeat(edge, 2).repeat(edge, 3)[:, :, :20, :21])
     assert len(np.unique(blocks)) > blocks.size / 2
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_drawing_a_row_takes_the_memory_of_three_inputs_at_most(seed: int) -> None:
+    first = {"x": np.zeros((1, 3, 1024, 1024), np.float32)}
+    tracemalloc.start()
+    try:
+        resample(first, seed)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 3 * first["x"].nbytes
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1, 0, 9), (1,)])

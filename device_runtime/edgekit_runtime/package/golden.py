@@ -22,6 +22,8 @@ from edgekit_runtime.tensors import DTYPES, TensorSpec
 MAX_INPUT_BYTES: Final = 512 << 20
 MAX_ROWS: Final = 32
 MAX_SEED: Final = 65535
+# Values; the numbers behind them take eight times the memory of float inputs.
+_DRAWN_AT_ONCE: Final = 1 << 16
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
 
@@ -58,15 +60,23 @@ def _resample(values: np.ndarray[Any, np.dtype[Any]], stream: int) -> np.ndarray
     edge, density = 1 << seed % 4, 1 + (seed >> 2) % 8
     wide = [axis > 0 and size > 8 for axis, size in enumerate(values.shape)]
     blocks = [-(-size // edge) if is_wide else size for size, is_wide in zip(values.shape, wide, strict=True)]
-    bits = _hash(np.arange(math.prod(blocks) + 1, dtype=np.uint64) + np.uint64(stream << 32))
-    picks = ((bits >> np.uint64(32)) * np.uint64(values.size)) >> np.uint64(32)
-    is_drawn = (bits & np.uint64(7)) < np.uint64(density)
-    drawn: np.ndarray[Any, np.dtype[Any]] = values.reshape(-1)[
-        np.where(is_drawn, picks, picks[-1])[:-1].astype(np.intp)
-    ].reshape(blocks)
+    source, count = values.reshape(-1), math.prod(blocks)
+
+    def draw(begin: int, end: int) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], Any]:
+        bits = _hash(np.arange(begin, end, dtype=np.uint64) + np.uint64(stream << 32))
+        picks = ((bits >> np.uint64(32)) * np.uint64(values.size)) >> np.uint64(32)
+        return bits, source[picks.astype(np.intp)]
+
+    _, background = draw(count, count + 1)
+    drawn: np.ndarray[Any, np.dtype[Any]] = np.empty(count, values.dtype)
+    for begin in range(0, count, _DRAWN_AT_ONCE):
+        bits, picked = draw(begin, min(begin + _DRAWN_AT_ONCE, count))
+        is_drawn = (bits & np.uint64(7)) < np.uint64(density)
+        drawn[begin : begin + _DRAWN_AT_ONCE] = np.where(is_drawn, picked, background)
+    drawn = drawn.reshape(blocks)
     for axis, size in enumerate(values.shape):
         if wide[axis] and edge > 1:
-            drawn = np.repeat(drawn, edge, axis).take(np.arange(size), axis)
+            drawn = drawn.take(np.arange(size) // edge, axis)
     return drawn
 
 
