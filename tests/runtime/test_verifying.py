@@ -168,7 +168,7 @@ def test_what_is_printed_in_the_process_is_no_answer(
             trust.verify(other_signer(PAYLOAD), PACKAGE_PREDICATE_TYPE, "x")
 
 
-def test_a_later_process_leaves_the_processors_to_requests(
+def test_a_later_process_leaves_processors_and_memory_to_requests(
     keys: Path, tmp_path: Path, trust: VerifyingProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trust.stop_when_idle()
@@ -184,6 +184,8 @@ def test_a_later_process_leaves_the_processors_to_requests(
             wait_for(lambda: os.getpriority(os.PRIO_PROCESS, child) == expected)
             session = Path(f"/proc/{child}/autogroup")
             wait_for(lambda: not session.exists() or session.read_text().endswith("nice 5\n"))
+            score = Path(f"/proc/{child}/oom_score_adj")  # who is killed first if memory runs out
+            wait_for(lambda: int(score.read_text()) >= 200)
         asked.result(30)
 
 

@@ -35,6 +35,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _KILL_LIMIT_S: Final = 1.0  # a killed process may still hang in the kernel
 _POLL_S: Final = 0.05  # for kernels without descriptors of processes
 _NICENESS: Final = 5  # above ours: a third of the weight, so that it is slowed but not starved
+_OOM_SCORE: Final = 200  # as that of a worker
 _MAX_TAIL_BYTES: Final = 1 << 16
 _MAX_LINE: Final = 2000  # characters
 _PART_BYTES: Final = 1 << 16
@@ -206,7 +207,9 @@ class ChildProcess:
             self._pidfd = None
 
     def lower_priority(self) -> None:
-        """Give the child a lower priority than this process; the child must have its own session.
+        """Give the child a lower priority than this process, also for memory; it must have its own session.
+
+        If memory runs out, the kernel kills processes with a higher score first.
 
         If the kernel divides the processors among sessions (autogroup), niceness counts only within a
         session, so this sets both. Values that the system refuses do not change.
@@ -217,6 +220,9 @@ class ChildProcess:
             os.setpriority(os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
         with contextlib.suppress(OSError):
             Path(f"/proc/{self.pid}/autogroup").write_text(str(_NICENESS))
+        with contextlib.suppress(OSError):
+            score = Path(f"/proc/{self.pid}/oom_score_adj")
+            score.write_text(str(max(_OOM_SCORE, int(score.read_text()))))
 
     @property
     def output(self) -> bytes:
