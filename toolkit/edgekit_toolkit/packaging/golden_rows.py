@@ -122,7 +122,7 @@ def _tolerance(
         kind: `int8` or `float`.
         least_score: the smallest score that is compared, or None for an output that holds no scores.
     """
-    if value.dtype.kind != "f":
+    if value.dtype.kind != "f" or not value.size:
         return float(max((_distance(value, other).max() for other in jittered), default=0.0)), 0.0
     size = _size(value)
     extent = max(float(np.ptp(value[np.isfinite(value)])), float(size.max()), 1e-6) if size.any() else 1.0

@@ -178,6 +178,8 @@ class PairedRuns:
         if self._is_running:
             for session in self._sessions:
                 cancel_runs(session)
+            if self._alarm is not None:
+                self._alarm.cancel()  # the loop would hold the models until then
             self._alarm = self._defer(_STOP_AGAIN_S, self._stop)
 
     def _work(self) -> None:
