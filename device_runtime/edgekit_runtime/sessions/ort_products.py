@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXACT_SETTING: Final = "session.x64quantprecision"
 _LOG_FATAL_ONLY: Final = 4
+_LOG_WARNINGS: Final = 2  # onnxruntime's default
 _X86: Final = frozenset({"x86_64", "AMD64", "i386", "i686"})
 # A model with the one node MatMulInteger(a: uint8 [1, 2], b: int8 [2, 1]) -> c: int32 [1, 1], opset 10. It is
 # stored here because a device has no onnx.
@@ -78,6 +79,7 @@ def open_exact(
 
         onnxruntime.set_default_logger_severity(_LOG_FATAL_ONLY)  # it warns of an entry that changes
         settings.add_session_config_entry(EXACT_SETTING, "0")
+        onnxruntime.set_default_logger_severity(_LOG_WARNINGS)  # it is that of the whole process
         basic = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         settings.graph_optimization_level = min(level, basic, key=int)
         return create(settings)
