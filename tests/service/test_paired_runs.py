@@ -172,3 +172,31 @@ def test_pair_that_takes_too_long_is_stopped_and_makes_none() -> None:
     assert has_ended.wait(60)
     assert pairs == [None]
     runs.close()
+
+
+@pytest.mark.parametrize("can_share", [True, False])
+def test_end_of_a_trial_stops_its_pair_but_never_the_runs_of_calls(can_share: bool) -> None:
+    has_begun, may_end, cancelled = threading.Event(), threading.Event(), []
+
+    def compute(_given: Mapping[str, Any]) -> Any:
+        has_begun.set()
+        assert may_end.wait(60)
+        raise BackendError("cancelled")
+
+    def make_version(name: str) -> Any:
+        version: Any = Version(name, [], Clock(), 0.01, compute)
+        version.cancel_runs = lambda: cancelled.append(name)
+        return version
+
+    sessions = [make_version("current"), make_version("candidate")]
+    for session in sessions if can_share else ():
+        session.share = lambda: make_version("shared")
+    handle = types.SimpleNamespace(cancel=lambda: None)
+    runs = PairedRuns(
+        *sessions, similarity, Loop(), is_busy=lambda: False, defer=lambda *_: handle, max_run_s=0.0
+    )
+    runs.start(inputs(1.0), lambda _pair: None)
+    assert has_begun.wait(60)
+    runs.close()
+    may_end.set()
+    assert cancelled == (["shared", "shared"] if can_share else [])

@@ -110,7 +110,7 @@ class PairedRuns:
 
     __slots__ = (
         *("_alarm", "_call_soon", "_compare", "_defer", "_has_thread", "_is_busy", "_is_over", "_is_running"),
-        *("_max_run_s", "_queue", "_sessions"),
+        *("_max_run_s", "_own", "_queue", "_sessions"),
     )
 
     def __init__(
@@ -135,8 +135,9 @@ class PairedRuns:
             defer: calls something on the loop's thread later, such as `loop.call_later`.
             max_run_s: time limit of the runs of a pair; 0 for no limit.
         """
-        # Their runs are stopped without those of calls, where the engine allows that.
         self._sessions: tuple[Session, ...] = (share_session(current), share_session(candidate))
+        # Their runs are stopped without those of calls.
+        self._own = tuple(session for session in self._sessions if session not in (current, candidate))
         self._compare, self._defer, self._max_run_s = compare, defer, max_run_s
         self._is_running = False
         self._alarm: TimerHandle | None = None
@@ -171,12 +172,15 @@ class PairedRuns:
         self._queue.put(None)
         self._stop()
         if not self._has_thread:
-            self._sessions = ()
+            self._sessions = self._own = ()
 
     def _stop(self) -> None:
-        """End the pair under way: again and again, since one run follows the other."""
+        """End the pair under way: again and again, since one run follows the other.
+
+        After the trial only runs of sessions of its own are ended: others also run calls.
+        """
         if self._is_running:
-            for session in self._sessions:
+            for session in self._own if self._is_over else self._sessions:
                 cancel_runs(session)
             if self._alarm is not None:
                 self._alarm.cancel()  # the loop would hold the models until then
@@ -193,7 +197,7 @@ class PairedRuns:
                 _logger.exception("two versions cannot be compared")
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._call_soon(self._finish, pair, done)
-        self._sessions = ()  # so that the models can be freed
+        self._sessions = self._own = ()  # so that the models can be freed
 
     def _finish(self, pair: Pair | None, done: TakePair) -> None:
         self._is_running = False
