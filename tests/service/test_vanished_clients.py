@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,17 @@ def test_batch_that_takes_longer_than_its_calls_may_is_given_up() -> None:
     bench.loop.pass_s(14.0)
     assert isinstance(bench.client.error(2), DeadlineError)
     assert isinstance(bench.client.error(3), DeadlineError)
+
+
+def test_run_whose_client_has_gone_goes_on_where_stopping_it_would_stop_others() -> None:
+    bench = Bench(threads=2)
+    session: Any = Endless(bench.session, can_cancel=True)
+    lane = bench.add_lane((session, session), bench.metrics)
+    gone = threading.Event()
+    lane.submit(bench.client.call(1, is_unwanted=gone.is_set))
+    lane.submit(bench.client.call(2))
+    gone.set()
+    bench.loop.pass_s(1.0)
+    assert session.cancelled == 0
+    bench.finish()
+    assert bench.client.value(2)[0, 0] == 4

@@ -48,7 +48,7 @@ class Scheduler(Lane):
         *("_alarm", "_answering", "_batches", "_clock", "_drained", "_has_rows", "_idle", "_instances"),
         *("_has_fixed_work", "_is_held", "_is_open", "_is_replying", "_late", "_limits", "_loop"),
         *("_lost", "_max_rows", "_may_hang", "_memory", "_placements", "_per_call_s", "_shares", "_unwanted"),
-        *("_per_run_s", "_pool", "_run_one", "_session", "_waiting", "metrics", "used_s"),
+        *("_per_run_s", "_pool", "_run_one", "_session", "_stops_alone", "_waiting", "metrics", "used_s"),
     )
 
     def __init__(
@@ -80,6 +80,7 @@ class Scheduler(Lane):
         self._shares = _share(instances)
         self._idle, self._instances = list(self._shares or instances), len(instances)
         self._lost = 0  # instances whose run cannot be stopped
+        self._stops_alone = len(set(map(id, self._idle))) == self._instances
         has_fixed_work = getattr(instances[0], "has_fixed_work", None)
         self._has_fixed_work = has_fixed_work is True
         self._may_hang = has_fixed_work is False and not hasattr(instances[0], "cancel_runs")
@@ -280,7 +281,9 @@ class Scheduler(Lane):
         if is_late:
             reason = f"a run took longer than {self._limits.max_run_s:g} s a call (max_run_s) and was stopped"
             batch.stop(DeadlineError(f"{self.metrics.model}: {reason}; send inputs that take less time"))
-        elif batch.stop_error is not None or all(queued.call.is_unwanted() for queued in batch.queued):
+        elif batch.stop_error is not None or (
+            self._stops_alone and all(queued.call.is_unwanted() for queued in batch.queued)
+        ):
             batch.stop(UnavailableError(f"{self.metrics.model}: the client went before the run had ended"))
         if batch.stops > _MAX_STOPS and (is_late or self._may_hang):
             self._abandon(batch)
