@@ -236,10 +236,10 @@ def test_every_manager_serves_console_and_interface(shared):
         with contextlib.closing(folder.open_store()) as store, store.transaction() as session:
             users.add_user(session, "maria", PASSWORD, "admin", actor="test")
             token = tokens.add_token(session, "ci", ["admin", "read", "release"], actor="test")
-        one = Client(first)
+        one = Client(first, host="fleet.example:8443")
         csrf = one.get("/login").text.partition('name="csrf" value="')[2].partition('"')[0]
         assert one.post("/login", name="maria", password=PASSWORD, csrf=csrf).status == 303
-        other = Client(second, one.cookies)
+        other = Client(second, one.cookies, host=one.host)
         csrf = one.get("/").text.partition('name="csrf" value="')[2].partition('"')[0]
         assert other.post("/queries", name="mine", selector="class=rpi5", next="/", csrf=csrf).status == 303
         assert "mine" in one.get("/devices").text

@@ -13,16 +13,18 @@ from edgekit_fleet.store.database import Store
 
 LOGIN: Final = "edgekit_login"
 _OWN_HOST: Final = "__Host-"  # a browser takes such a cookie only from this host, and only over TLS
+_MAX_PORT_DIGITS: Final = 5
 
 
 def cookie_name(request: HTTPConnection, name: str) -> str:
     """Return the name that one of our cookies has in the browser.
 
-    It holds the port, since browsers send the cookies of a host to all its ports: two fleets on one machine
-    would log each other's users out.
+    It holds the port that the browser asked, since browsers send the cookies of a host to all its ports: two
+    fleets on one machine would log each other's users out. Managers behind one address share the name.
     """
-    _, port = request.scope.get("server") or ("", 0)
-    return f"{_OWN_HOST * is_secure(request)}{name}_{port}"
+    port = request.headers.get("host", "").rpartition(":")[2]
+    is_port = port.isascii() and port.isdecimal() and len(port) <= _MAX_PORT_DIGITS
+    return f"{_OWN_HOST * is_secure(request)}{name}{f'_{port}' * is_port}"
 
 
 def is_secure(request: HTTPConnection) -> bool:

@@ -38,10 +38,11 @@ class Answer:
 
 @dataclass
 class Client:
-    """Sends requests to one server."""
+    """Sends requests to one server; `host` is the address in the browser, where a balancer is between them."""
 
     port: int
     cookies: dict[str, str] = field(default_factory=dict)
+    host: str = ""
 
     def get(self, path: str, **headers: str) -> Answer:
         """Return a page; asks again for what the server still works on, as a browser does."""
@@ -66,6 +67,8 @@ class Client:
     def send(self, method: str, path: str, body: str | bytes | None, headers: dict[str, str]) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         own = {"accept-encoding": "gzip", "cookie": "; ".join(f"{k}={v}" for k, v in self.cookies.items())}
+        if self.host:
+            own["host"] = self.host
         try:
             connection.request(method, path, body, {**own, **headers})
             response = connection.getresponse()

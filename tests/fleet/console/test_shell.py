@@ -77,7 +77,8 @@ def test_cookies_of_tls_are_bound_to_this_host(served):
     async def ask(path, scheme):
         sent = []
         scope = {"type": "http", "method": "GET", "scheme": scheme, "path": path, "query_string": b""}
-        scope |= {"server": ("fleet.example", 8444), "headers": [], "root_path": "", "client": ("::1", 1)}
+        scope |= {"server": ("10.0.0.1", 9000), "root_path": "", "client": ("::1", 1)}
+        scope["headers"] = [(b"host", b"fleet.example:8444")]  # behind a balancer, not the port here
 
         async def receive():
             return {"type": "http.request"}
