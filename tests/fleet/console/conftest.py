@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass
 class Client:
-    """Sends requests to one server; `host` is the address in the browser, where a balancer is between them."""
+    """Sends requests to one server; `host` is the address in the browser, if a balancer is between them."""
 
     port: int
     cookies: dict[str, str] = field(default_factory=dict)
