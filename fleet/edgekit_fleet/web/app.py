@@ -131,19 +131,19 @@ class EnrolmentPages:
         limits = {f"enrolment address {find_network(address)}": failure_limit.MAX_FAILURES}
         with self._store.snapshot() as session:
             is_allowed = failure_limit.allows(session, limits, time.time())
+        too_many = RequestError(429, "too many failures; wait a minute", retry_after_s=failure_limit.PAUSE_S)
         try:
             request = from_plain(kind, json.loads(data), "request", SignatureError)
             if not is_allowed:  # others of a shared address have failed
                 with self._store.snapshot() as session:
                     if not enrolment.is_expected(session, request):
-                        raise RequestError(
-                            429, "too many failures; wait a minute", retry_after_s=failure_limit.PAUSE_S
-                        )
+                        raise too_many
             return carry_out(request)
         except (ValueError, RecursionError, SignatureError) as error:
-            if is_allowed:
-                with self._store.transaction() as session:
-                    failure_limit.take(session, limits, time.time())
+            if not is_allowed:
+                raise too_many from error
+            with self._store.transaction() as session:
+                failure_limit.take(session, limits, time.time())
             if isinstance(error, SignatureError):
                 raise
             raise RequestError(400, "the request is not JSON") from error
