@@ -86,6 +86,23 @@ def test_estimate_over_the_limit_rejects_nothing_on_samples_that_chose_nothing()
     assert subject(found).samples_needed(1.0) is None
 
 
+@pytest.mark.parametrize(("lost", "chosen"), [(10, "C0"), (1, "C1")])
+def test_few_samples_reject_a_candidate_that_loses_half_of_them_and_not_one(lost: int, chosen: str) -> None:
+    """A sample gained outright that nobody saw would excuse the loss of 10 of 20."""
+    found = decided([0, 0], [0, lost], samples=20)
+    assert found.held is not None
+    assert found.held[1].state(1.0) == ("over" if lost == 10 else "not resolved")
+    assert found.accepted.choice.chosen == chosen
+
+
+def test_refusal_of_what_few_samples_show_to_be_over_is_not_called_unresolved() -> None:
+    found = decided([0], [5], samples=20)
+    assert found.accepted.choice.chosen is None
+    assert found.held is not None
+    assert found.held[0].interval.low < 1  # of the interval that is shown
+    assert "not resolved" not in found.accepted.choice.reason
+
+
 @pytest.mark.parametrize("count", [20, 80, 200, 1000])
 def test_stated_drop_of_a_choice_at_the_limit_does_not_flatter(count: int) -> None:
     """Of a candidate that loses 1 % of the answers, beside the float model; within four standard errors."""

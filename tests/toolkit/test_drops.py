@@ -53,6 +53,18 @@ def test_upper_end_of_losses_alone_is_that_of_clopper_and_pearson(losses: int, c
     assert _upper_tail(losses, count, share) == pytest.approx(0.025, rel=0.05)
 
 
+@pytest.mark.parametrize(("losses", "count"), [(1, 20), (10, 20), (5, 100), (20, 20)])
+def test_lower_end_without_unseen_gains_is_that_of_clopper_and_pearson(losses: int, count: int) -> None:
+    share = answers(losses, 0, count).low_without_unseen_gains(0.998) / 100
+    assert 1 - _upper_tail(losses - 1, count, share) == pytest.approx(0.001, rel=0.08)
+
+
+def test_lower_end_without_unseen_gains_reckons_with_the_gains_that_were_seen() -> None:
+    drop = answers(9, 2, 80)
+    assert drop.low_without_unseen_gains(0.9) == drop.interval(0.9).low
+    assert answers(0, 0, 20).low_without_unseen_gains(0.998) == 0
+
+
 def test_model_that_loses_every_answer_has_an_upper_end_of_a_hundred_points() -> None:
     assert answers(50, 0, 50).interval().high == 100
 

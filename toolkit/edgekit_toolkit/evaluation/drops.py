@@ -77,6 +77,13 @@ class Drop:
         high = self._upper_end(self.changes, error)
         return Interval(-self._upper_end(-self.changes, error), high, confidence)
 
+    def low_without_unseen_gains(self, confidence: float) -> float:
+        """Return a lower end in points that reckons with no gain better than the best change of a unit.
+
+        For losses alone it is that of Clopper and Pearson.
+        """
+        return -self._upper_end(-self.changes, (1 - confidence) / 2, unseen=0.0)
+
     def samples_for(self, limit_points: float, confidence: float = CONFIDENCE) -> int | None:
         """Return how many samples with these shares of changes show the drop to be within a limit.
 
@@ -98,13 +105,13 @@ class Drop:
             low, high = (low, middle) if is_enough(middle) else (middle, high)
         return high
 
-    def _upper_end(self, changes: Floats, error: float, factor: float = 1.0) -> float:
+    def _upper_end(self, changes: Floats, error: float, factor: float = 1.0, *, unseen: float = 1.0) -> float:
         """Return the upper end in points if there were `factor` times as many samples with these changes.
 
-        `error` is the chance of a mean above it.
+        `error` is the chance of a mean above it, `unseen` the least change of the sample that is added.
         """
-        outright = float(self.counts.sum()) / self.samples  # one sample lost, in a group of its samples
-        values = np.append(changes, max(outright, changes.max()))
+        added = unseen * float(self.counts.sum()) / self.samples  # in a group of its samples
+        values = np.append(changes, max(added, changes.max()))
         counts = np.append(self.counts * factor, 1.0)
         return 100 * _upper_quantile(values, counts, error)
 
@@ -114,15 +121,17 @@ def _upper_quantile(values: Floats, counts: Floats, error: float) -> float:
 
     The weights of the values are a Dirichlet distribution with `counts`: exponential variables over their
     sum. So the chance is that of a sum of exponential variables times `value - mean` above 0, which the
-    saddlepoint gives within some 4 % of itself. `tilt` runs through all saddlepoints, from the mean of the
+    saddlepoint gives within some 6 % of itself. `tilt` runs through all saddlepoints, from the mean of the
     values to the largest one.
 
     Source: R. Lugannani, S. Rice, Saddle point approximation for the distribution of the sum of independent
     random variables, Advances in Applied Probability 12 (1980), 475-490.
     """
+    least = float(values.min())
+    values = values - least
     largest = float(values.max())
-    if largest <= values.min():
-        return largest
+    if largest == 0:
+        return least
 
     normal = NormalDist()
     target = normal.inv_cdf(1 - error)
@@ -142,7 +151,7 @@ def _upper_quantile(values: Floats, counts: Floats, error: float) -> float:
     tilt = min(target * largest / math.sqrt(float(counts @ around**2)), 0.5)
     while high[1] < 0:
         if tilt > _MAX_TILT:
-            return largest
+            return least + largest
         low, high = high, (tilt, evaluate(tilt)[1])
         tilt = (1 + tilt) / 2
     mean, excess = largest, math.inf
@@ -154,7 +163,7 @@ def _upper_quantile(values: Floats, counts: Floats, error: float) -> float:
             low, high = (tilt, excess), (high[0], high[1] * share)
         else:
             low, high = (low[0], low[1] * share), (tilt, excess)
-    return mean
+    return least + mean
 
 
 def mean_drops(source: Floats, candidates: Floats) -> list[Drop]:

@@ -1,10 +1,11 @@
 """Chooses a candidate, and checks it on the held-back samples. Pure.
 
 The rule (reasons in ADR 0031): a candidate is within the limit on the drop if its estimate is. The best one
-is then checked on the held-back samples. If its 99.8 % interval there is over the limit, the next one is
-checked, each time at half the error level, so that all attempts together err with at most 5 %. The limit is
-*kept* only if the whole interval on samples held back lies within it; else it is *not resolved*. The estimate
-on held-back samples rejects nothing: if it did, the estimates that remain would flatter.
+is then checked on the held-back samples. If its lower end for 99.8 % there, which reckons with no unseen
+gain, is over the limit, the next one is checked, each time at half the error level, so that all attempts
+together err with at most 5 %. The limit is *kept* only if the whole interval on samples held back lies within
+it; else it is *not resolved*. The estimate on held-back samples rejects nothing: if it did, the estimates
+that remain would flatter.
 """
 
 import math
@@ -46,7 +47,9 @@ class HeldDrop:
 
     def state(self, limit_points: float) -> State:
         """Return what the samples show about a limit; those that chose can show nothing to be kept."""
-        low = self.drop.interval(_REJECTION_CONFIDENCE).low if self.held_back else self.drop.points
+        low = self.drop.points
+        if self.held_back:  # a rejection promises nothing, so no unseen gain has to be reckoned with
+            low = self.drop.low_without_unseen_gains(_REJECTION_CONFIDENCE)
         if low > limit_points:
             return "over"
         return "ok" if self.held_back and self.interval.high <= limit_points else "not resolved"
@@ -176,8 +179,8 @@ def _explained(
     if choice.closest is None or _LIMIT not in choice.binding:
         return accepted
     place = next(place for place, one in enumerate(measured) if one.id == choice.closest)
-    interval, samples = held[place].interval, held[place].drop.samples
-    if interval.low > limits.limits[_LIMIT]:
+    interval, samples, limit = held[place].interval, held[place].drop.samples, limits.limits[_LIMIT]
+    if interval.low > limit or (held[place].held_back and held[place].state(limit) == "over"):
         return accepted
     note = (
         f"the drop of {choice.closest} is not resolved: {interval.low:.2f} to {interval.high:.2f} points"
