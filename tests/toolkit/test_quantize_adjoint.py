@@ -9,10 +9,12 @@ import pytest
 from scipy.stats import spearmanr
 from tests.toolkit.small_models import Array, model_of, node, random_weight, run
 
+from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.index import copy_model, float_tensors
 from edgekit_toolkit.quantize.forms import FLOAT16_WEIGHTS
 from edgekit_toolkit.quantize.onnx.adjoint import Adjoint
+from edgekit_toolkit.quantize.onnx.output_parts import output_parts
 from edgekit_toolkit.quantize.onnx.quantizer import OnnxQuantizer
 from edgekit_toolkit.quantize.plan import Plan
 from edgekit_toolkit.quantize.scheme import ASYMMETRIC, SYMMETRIC, Scheme
@@ -206,3 +208,22 @@ def test_graph_whose_backward_pass_fails_is_measured_one_layer_at_a_time() -> No
     (noise,) = quantizer.block_noises(plan, {}, fidelity, lambda: False)
     assert noise.block == ("h",)
     assert 0 < noise.noise <= 1
+
+
+def test_node_that_does_not_fit_its_rule_is_a_backend_error() -> None:
+    model = model_of([node("Transpose", ["x"], ["y"])], {}, {"x": (2, 3)})
+    with pytest.raises(BackendError, match="no backward pass through Transpose 'y'"):
+        Adjoint(copy_model(model).graph, {}, float_tensors(model), {"y": "v"})
+
+
+def test_outputs_whose_moves_the_engine_refuses_have_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BackendError("refused")
+
+    model = model_of(
+        [node("Abs", ["x"], ["a"]), node("Concat", ["a", "x"], ["y"], axis=0)], {}, {"x": (2, 3)}
+    )
+    feeds = {"x": np.ones((2, 3), np.float32)}
+    assert output_parts(model, feeds, threads=1)[0] is not None
+    monkeypatch.setattr("edgekit_toolkit.quantize.onnx.output_parts.run_session", refuse)
+    assert output_parts(model, feeds, threads=1) == [None]

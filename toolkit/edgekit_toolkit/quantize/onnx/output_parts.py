@@ -11,6 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.models.ort_session import run_session, session_for
 from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, fresh_name
 from edgekit_toolkit.quantize.onnx.adjoint import MOVES, VIEWS
@@ -23,13 +24,12 @@ _CARRIES = (MOVES | VIEWS | {"Concat", "Transpose"}) - {"Pad", "Resize", "Upsamp
 def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[NDArray[np.int64] | None]:
     """Return for each output the number of the tensor that each value comes from; None if it is one tensor.
 
+    Where onnxruntime cannot run the moves, no output has parts.
+
     Args:
         model: float model.
         feeds: a sample.
         threads: threads of one inference.
-
-    Raises:
-        BackendError: onnxruntime cannot run the moves of some output.
     """
     program = copy_model(model)
     index = GraphIndex(program.graph)
@@ -50,7 +50,10 @@ def output_parts(model: onnx.ModelProto, feeds: Feeds, *, threads: int) -> list[
     program.graph.output.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names
     )
-    values = run_session(session_for(program, threads=threads), feeds, names)
+    try:
+        values = run_session(session_for(program, threads=threads), feeds, names)
+    except BackendError:
+        return [None] * len(model.graph.output)
     found = dict(zip(places, (value.astype(np.int64) for value in values), strict=True))
     return [found.get(place) for place in range(len(model.graph.output))]
 
