@@ -11,6 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 from tests.toolkit.package_run import edgekit, mlp, model_of, package, read_only, saved, tensor, tiny
 
+from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.archive import read_package, write_package
 from edgekit_runtime.package.golden import resample
 from edgekit_runtime.sessions import open_session
@@ -18,7 +19,7 @@ from edgekit_runtime.sessions.selftest import read_golden, run_selftest
 from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.packaging.assemble import describe_artifacts
-from edgekit_toolkit.packaging.golden_rows import choose_seeds
+from edgekit_toolkit.packaging.golden_rows import choose_seeds, golden_rows
 from edgekit_toolkit.packaging.signing_keys import load_signer
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -149,3 +150,33 @@ def test_rows_whose_outputs_are_no_numbers_are_left_out() -> None:
     seeds = choose_seeds(run, first, macs=1.0)
     assert seeds
     assert all(np.isfinite(run(resample(first, seed))[0]).all() for seed in seeds)
+
+
+def test_row_whose_jittered_input_is_refused_is_left_out() -> None:
+    first = {"x": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)}
+    refused = resample(first, 0)["x"]
+
+    def run(feeds: Any) -> list[Any]:
+        change = np.abs(feeds["x"] - refused).max()
+        if 0 < change < 0.05:
+            raise BackendError("refused")
+        return [feeds["x"] * 2]
+
+    floats = {seed: run(resample(first, seed)) for seed in range(3)}
+    rows, _ = golden_rows(run, first, floats, ["y"], integer=True)
+    assert rows is not None
+    assert rows.seeds == (1, 2)
+    assert len(rows.outputs[0].atol) == 2
+
+
+def test_output_without_elements_of_a_model_in_codes_is_exact() -> None:
+    first = {"x": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)}
+
+    def run(feeds: Any) -> list[Any]:
+        return [feeds["x"] * 2, np.zeros((0, 4), np.float32)]
+
+    floats = {seed: run(resample(first, seed)) for seed in range(2)}
+    rows, artifacts = golden_rows(run, first, floats, ["y", "boxes"], integer=True)
+    assert rows is not None
+    assert rows.outputs[1].atol == (0.0, 0.0)
+    assert artifacts[rows.outputs[1].path] == b""

@@ -79,16 +79,18 @@ def golden_rows(
         names: names of the outputs.
         integer: whether the model computes in codes.
     """
+    jitters = [_off_by_codes(first, turn) for turn in range(_JITTERS)] if integer else []
     made: dict[int, Outputs] = {}
+    noisy: list[list[Outputs]] = []
     for seed, reference in floats.items():
         with suppress(BackendError):  # a form may refuse values that the float model takes
-            outputs_of_row = run(resample(first, seed))
+            feeds = resample(first, seed)
+            outputs_of_row = run(feeds)
             if _comparable(outputs_of_row, reference):
+                noisy.append([run(_add(feeds, jitter)) for jitter in jitters if jitter])
                 made[seed] = outputs_of_row
     if not made:
         return None, {}
-    jitters = [_off_by_codes(first, turn) for turn in range(_JITTERS)] if integer else []
-    noisy = [[run(_add(resample(first, seed), jitter)) for jitter in jitters if jitter] for seed in made]
     outputs, artifacts = [], {}
     for place, name in enumerate(names):
         values = np.stack([output[place] for output in made.values()])
