@@ -20,9 +20,11 @@ from tests.toolkit.package_run import (
     tensor,
 )
 
+from edgekit_runtime.errors import ModelError
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_toolkit.costs.onnx_operators import node_costs
 from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.onnx_graph.functions import inline_functions
 from edgekit_toolkit.packaging.recipe import read_recipe
 from edgekit_toolkit.passes.optimiser import optimise
 from edgekit_toolkit.quantize.plan import kernel_names
@@ -172,3 +174,10 @@ def test_operator_that_is_refused_written_out_too_is_named_as_the_user_knows_it(
     model = model_of(nodes, [tensor("x", [1, 4, 2, 2])], [tensor("y", [1, 4, 2, 2])], weights, opset=21)
     with pytest.raises(Exception, match="operator 'GroupNormalization'"):
         convert.convert(model, {})
+
+
+def test_model_whose_types_cannot_be_inferred_is_refused_by_a_model_error() -> None:
+    model = unet(18)
+    model.graph.node.append(node("Other", ["x"], ["z"], domain="without.import"))
+    with pytest.raises(ModelError, match="no types can be inferred"):
+        inline_functions(model, {"GroupNormalization"})

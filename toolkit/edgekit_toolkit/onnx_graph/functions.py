@@ -58,14 +58,17 @@ def inline_functions(model: onnx.ModelProto, operators: Collection[str]) -> onnx
     ONNX's inliner resolves: by itself it fails on an operator with an omitted input (onnx 1.23).
 
     Raises:
-        ModelError: a definition does not fit its node.
+        ModelError: a definition does not fit its node, or no types can be inferred.
     """
     schemas = {name: schema for name, schema in function_operators(model).items() if name in operators}
     if not schemas:
         return None
     result = copy_model(model)
     versions = {_domain(item.domain): int(item.version) for item in model.opset_import}
-    types = _types(onnx.shape_inference.infer_shapes(model))
+    try:
+        types = _types(onnx.shape_inference.infer_shapes(model))
+    except Exception as error:  # InferenceError, RuntimeError and ValueError, by the cause
+        raise ModelError(f"operators cannot be written out, as no types can be inferred: {error}") from error
     for graph in graphs(result.graph):
         for node in graph.node:
             schema = schemas.get(node.op_type)
