@@ -4,10 +4,10 @@ import os
 import random
 import re
 import socket
-import time
 
 import pytest
 from tests.fleet.console.conftest import log_in
+from tests.waiting import wait_for
 
 from edgekit_fleet.operations import releases
 from edgekit_fleet.releases.repository import TufRepository
@@ -162,15 +162,12 @@ def test_upload_that_is_cut_off_leaves_nothing(client, site, setup):
     csrf = client.get("/").text.partition('name="csrf" value="')[2].partition('"')[0]
     body = body_of(part("csrf", csrf.encode()), part("packages", setup.first.path.read_bytes(), "a.edgepkg"))
     cookie = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
-    head = f"POST /releases HTTP/1.1\r\nhost: x\r\ncookie: {cookie}\r\ncontent-type: {TYPE}\r\n"
+    host = f"127.0.0.1:{site.port}"  # cookies are named by the port
+    head = f"POST /releases HTTP/1.1\r\nhost: {host}\r\ncookie: {cookie}\r\ncontent-type: {TYPE}\r\n"
     with socket.create_connection(("127.0.0.1", site.port)) as connection:
         connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:-200])
-        while not any(name == "a.edgepkg" for name in left_over(site)):
-            time.sleep(0.01)
-    limit_s = time.monotonic() + 20
-    while left_over(site) and time.monotonic() < limit_s:
-        time.sleep(0.01)
-    assert left_over(site) == []
+        wait_for(lambda: "a.edgepkg" in left_over(site), "the file to arrive")
+    wait_for(lambda: left_over(site) == [], "what was cut off to be removed")
     whole = upload(client, body=body.removesuffix(f"--{EDGE}--\r\n".encode()))
     assert whole.status == 400
     assert "cut off" in words(whole.text)
