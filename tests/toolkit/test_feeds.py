@@ -7,7 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgekit_runtime.errors import DataError, ModelError
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.onnx_graph.specs import batch_dims
-from edgekit_toolkit.samples.generated import bind_dims, generate_feeds
+from edgekit_toolkit.samples.generated import bind_dims, generate_feeds, scaled
 
 IMAGE = TensorSpec("image", "float32", ("N", 3, 32, 32))
 
@@ -67,6 +67,12 @@ def test_range_of_a_float_input_is_kept():
     feed = generate_feeds([IMAGE], 1, seed=0, ranges={"image": (0, 255)})[0]["image"]
     assert 0 <= feed.min() < 100
     assert 150 < feed.max() <= 255
+
+
+def test_scaled_half_precision_stays_finite_without_a_warning():
+    array = np.array([-60000, 0, 1, 60000], np.float16)
+    (times,) = scaled({"x": array}, 16).values()
+    assert (times.dtype, times.tolist()) == (np.float16, [-65504, 0, 16, 65504])
 
 
 def test_scalar_input_gets_a_scalar():

@@ -1,5 +1,6 @@
 """Models over which an engine ends its process: a form is left out with the reason, and the run goes on."""
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tests.toolkit.fake_onnxruntime import write_aborting_onnxruntime
-from tests.toolkit.package_run import package
+from tests.toolkit.package_run import edgekit, package
 
+import edgekit_toolkit
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.measurement.peak_memory import trivial_model
 from edgekit_toolkit.openings.first_opening import Openings
@@ -118,3 +120,65 @@ def test_form_over_which_the_engine_aborts_is_left_out_with_the_reason_and_anoth
     offered = [*(one["label"] for one in report["candidates"]), *report["set_aside"]]
     # A release that has mended this offers the form.
     assert left_out or [text for text in offered if text.startswith("int8 per-")], report["warnings"]
+
+
+def attention(**attributes: int) -> tuple[onnx.NodeProto, int]:
+    return helper.make_node("Attention", ["x", "x", "x"], ["y"], **attributes), 23
+
+
+@pytest.mark.usefixtures("new_home")
+@pytest.mark.parametrize(
+    ("node", "version"),
+    [
+        attention(q_num_heads=4, kv_num_heads=0),  # ends onnxruntime when it loads the model
+        attention(q_num_heads=0, kv_num_heads=4),  # and this one when it runs it
+        # ends onnx's inference of shapes
+        (helper.make_node("LayerNormalization", ["x", "g"], ["y", "m", "i"], axis=2**31), 17),
+    ],
+)
+@pytest.mark.parametrize("command", ["package -t rpi5", "offload plan --device local --server local"])
+def test_model_over_whose_attribute_native_code_ends_its_process_is_refused_in_a_sentence(
+    node: onnx.NodeProto, version: int, command: str, tmp_path: Path
+) -> None:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node],
+        "impossible",
+        [value("x", TensorProto.FLOAT, [1, 4, 8])],
+        [value("y", TensorProto.FLOAT, [1, 4, 8])],
+        [numpy_helper.from_array(np.ones(8, np.float32), "g")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=10)
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    outcome = edgekit(*command.split(), path)
+    assert outcome.code
+    assert "by SIG" in outcome.stderr
+
+
+SESSIONS = {"InferenceSession", "LiteRtSession", "OrtSession", "create_session"}
+GUARDS = {"check_opening", "open_litert", "open_ort"}
+
+
+def find_unguarded(path: Path) -> list[str]:
+    """Return the functions of a module that open a session, and let no child open the model first."""
+    calls = {
+        function.name: {
+            getattr(call.func, "id", getattr(call.func, "attr", ""))
+            for call in ast.walk(function)
+            if isinstance(call, ast.Call)
+        }
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef)
+    }
+    return [
+        f"{path.name}: {name}" for name, called in calls.items() if called & SESSIONS and not called & GUARDS
+    ]
+
+
+def test_every_session_of_the_toolkit_is_opened_in_a_child_first() -> None:
+    modules = sorted(Path(edgekit_toolkit.__file__).parent.rglob("*.py"))
+    outside_children = [path for path in modules if not path.name.endswith("child.py")]
+    unguarded = [line for path in outside_children for line in find_unguarded(path)]
+    # A network of ours, and a graph that the engine has just opened and written.
+    assert unguarded == ["demo_packages.py: _run", "ort_graph.py: _infer"]

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tests.toolkit.package_run import (
     check_refused,
@@ -23,6 +23,7 @@ from tests.toolkit.package_run import (
 from edgekit_runtime.errors import ModelError
 from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_toolkit.costs.onnx_operators import node_costs
+from edgekit_toolkit.importers.onnx import load_onnx
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.functions import inline_functions
 from edgekit_toolkit.packaging.recipe import read_recipe
@@ -132,6 +133,35 @@ def test_layers_behind_group_normalization_can_be_int8(opset: int) -> None:
     optimised = optimise(unet(opset), batch=None, feeds=[{"x": x}]).model
     known = onnx.shape_inference.infer_shapes(optimised)
     assert kernel_names(known, SCHEMES["symmetric"], elementwise=False) == ("wide", "y")
+
+
+def test_group_normalization_of_opset_18_is_imported_and_has_scales_for_groups(tmp_path: Path) -> None:
+    model = unet(18)
+    for tensor_ in model.graph.initializer:
+        if tensor_.name == "scale":
+            tensor_.CopyFrom(numpy_helper.from_array(np.array([2, 3], np.float32), "scale"))
+    onnx.save(model, tmp_path / "model.onnx")
+    x = np.random.default_rng(1).standard_normal((1, 3, 8, 8)).astype(np.float32)
+    imported = load_onnx(tmp_path / "model.onnx").model.open(["y"], threads=1)({"x": x})[0]
+    grouped = model_of(
+        [
+            node("Conv", ["x", "first"], ["wide"], pads=[1, 1, 1, 1]),
+            node("Reshape", ["wide", "groups"], ["apart"]),
+            node("InstanceNormalization", ["apart", "scale", "bias"], ["even"]),
+            node("Reshape", ["even", "image"], ["normal"]),
+            node("Conv", ["normal", "second"], ["y"], pads=[1, 1, 1, 1]),
+        ],
+        [tensor("x", [1, 3, 8, 8])],
+        [tensor("y", [1, 3, 8, 8])],
+        {
+            **{item.name: numpy_helper.to_array(item) for item in model.graph.initializer},
+            "groups": np.array([1, 2, -1]),
+            "image": np.array([1, 8, 8, 8]),
+        },
+        opset=18,
+    )
+    expected = OnnxModel(grouped).open(["y"], threads=1)({"x": x})[0]
+    np.testing.assert_allclose(imported, expected, rtol=1e-4, atol=1e-4)
 
 
 LITERT_MODELS = {

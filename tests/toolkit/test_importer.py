@@ -235,6 +235,7 @@ def test_newer_file_version_is_refused(tmp_path):
     [
         ({"inputs": [], "nodes": [helper.make_node("Identity", ["w"], ["y"])]}, "no inputs"),
         ({"outputs": []}, "no outputs"),
+        ({"outputs": [value("y", ("N", 4))] * 2}, "output 'y' is listed twice"),
         ({"inits": [weights(), weights()]}, "not unique"),
         ({"inits": []}, "'w'"),
         ({"inits": [weights(array=np.ones((5, 4), np.float32))]}, "Incompatible dimensions"),
@@ -363,6 +364,30 @@ def test_link_to_external_data_inside_the_folder_is_followed(tmp_path):
     (tmp_path / "model.data").rename(tmp_path / "real.bin")
     (tmp_path / "model.data").symlink_to("real.bin")
     assert load_onnx(path).size_bytes > 64
+
+
+def cached(tmp_path):
+    """Return a model and its data as Hugging Face's cache holds them: links into one folder of blobs."""
+    (tmp_path / "blobs").mkdir()
+    snapshot = tmp_path / "snapshots" / "1f3a" / "onnx"
+    snapshot.mkdir(parents=True)
+    with_external(tmp_path / "blobs").rename(tmp_path / "blobs" / "6c1e")
+    (tmp_path / "blobs" / "model.data").rename(tmp_path / "blobs" / "98b0")
+    (snapshot / "model.onnx").symlink_to("../../../blobs/6c1e")
+    (snapshot / "model.data").symlink_to("../../../blobs/98b0")
+    return snapshot / "model.onnx"
+
+
+def test_model_in_a_cache_of_links_is_read_with_its_external_data(tmp_path):
+    assert load_onnx(cached(tmp_path)).size_bytes > 64
+
+
+def test_model_in_a_cache_of_links_whose_data_lead_elsewhere_is_refused_unread(tmp_path):
+    path = cached(tmp_path)
+    (tmp_path / "secret.bin").write_bytes(bytes(64))
+    (path.parent / "model.data").unlink()
+    (path.parent / "model.data").symlink_to(tmp_path / "secret.bin")
+    refused(path, "refused unread.*link leads to")
 
 
 @pytest.mark.parametrize(

@@ -156,3 +156,15 @@ def test_memory_does_not_grow_with_the_number_of_samples() -> None:
     few, many = peak_bytes(10), peak_bytes(200)
     # One sample has 49 kB and 197 kB of activations: 190 more held would be 46 MB.
     assert many < few + 200_000
+
+
+def test_tensor_whose_name_we_would_have_made_up_is_measured_too(rng: np.random.Generator) -> None:
+    nodes = [
+        node("Relu", ["x"], ["r"]),
+        node("Neg", ["r"], ["r_size"]),
+        node("Sigmoid", ["r_size"], ["r__size"]),
+        node("Identity", ["r__size"], ["y"]),
+    ]
+    model = model_of(nodes, {}, {"x": (1, 3, "H", "W")})
+    found = collect(model, ["r", "r_size", "r__size"], lambda: images(rng, 2), threads=1)
+    assert found.keys() == {"r", "r_size", "r__size"}

@@ -146,11 +146,12 @@ def test_a_node_that_computes_in_float64_is_refused() -> None:
     nodes = [
         node("Cast", ["x"], ["d"], to=TensorProto.DOUBLE, name="widen"),
         node("Exp", ["d"], ["e"], name="exp"),
-        node("Cast", ["e"], ["y"], to=TensorProto.FLOAT),
+        node("MatMul", ["e", "w"], ["m"], name="product"),
+        node("Cast", ["m"], ["y"], to=TensorProto.FLOAT),
     ]
-    error = refusal(model_of(nodes, {}, X))
-    assert "float64" in str(error)
-    assert {"node 'widen'", "node 'exp'"} <= {item.node for item in error.refusals}
+    error = refusal(model_of(nodes, {"w": np.ones((5, 4))}, X))
+    assert "a matrix product of float64 is not covered, of float32 it is" in str(error)
+    assert {"node 'widen'", "node 'exp'", "node 'product'"} <= {item.node for item in error.refusals}
 
 
 def test_quantized_models_are_refused_by_operator() -> None:

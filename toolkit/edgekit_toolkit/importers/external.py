@@ -1,6 +1,8 @@
 """External data: weights that an ONNX model keeps in files beside it.
 
-Every location is checked before anything is read: a model file may not name files outside its folder.
+Every location is checked before anything is read: a model file may not name files outside its folder. Caches
+such as Hugging Face's link the model and its data to one folder of blobs: where the model is such a link, the
+folder that it leads to is its own too.
 """
 
 import math
@@ -28,14 +30,15 @@ class _Part:
     length: int
 
 
-def external_files(model: onnx.ModelProto, folder: Path) -> dict[str, Path]:
-    """Return the external files that the model names, by location, sorted; none has been read.
+def external_files(model: onnx.ModelProto, path: Path) -> dict[str, Path]:
+    """Return the external files that the model in `path` names, by location, sorted; none has been read.
 
     Raises:
-        ModelError: a location is outside `folder` (also through a symbolic link), or no file is there.
+        ModelError: a location is outside the model's folder, or a symbolic link leads to a file outside that
+            folder and the one that the model's own link leads to, or no file is there.
     """
     locations = {_entries(name, tensor)["location"]: name for name, tensor in _external(model)}
-    return {location: _resolved(folder, location, locations[location]) for location in sorted(locations)}
+    return {location: _resolved(path, location, locations[location]) for location in sorted(locations)}
 
 
 def merge_external(model: onnx.ModelProto, files: Mapping[str, Path], max_bytes: int) -> None:
@@ -80,7 +83,8 @@ def _entries(name: str, tensor: onnx.TensorProto) -> Mapping[str, str]:
     return entries
 
 
-def _resolved(folder: Path, location: str, name: str) -> Path:
+def _resolved(model: Path, location: str, name: str) -> Path:
+    folder = model.parent
     outside = (
         PurePosixPath(location).is_absolute()
         or PureWindowsPath(location).drive != ""
@@ -100,7 +104,7 @@ def _resolved(folder: Path, location: str, name: str) -> Path:
         raise ModelError(
             f"tensor '{name}' is stored in {location!r}, and there is no such file in {folder}; copy it there"
         ) from err
-    if not path.is_relative_to(folder.resolve()):
+    if not any(map(path.is_relative_to, (folder.resolve(), model.resolve().parent))):
         raise ModelError(f"{refusal} (the link leads to {path})")
     if not path.is_file():
         raise ModelError(f"tensor '{name}' is stored in {location!r}, which is not a regular file")

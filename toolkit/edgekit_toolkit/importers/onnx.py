@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import checker, helper, inliner
 
 from edgekit_runtime.errors import BackendError, ModelError
-from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.ort import OrtOptions
 from edgekit_toolkit.importers.external import external_files, merge_external
 from edgekit_toolkit.importers.file_kind import describe_no_model
 from edgekit_toolkit.importers.model_file import (
@@ -35,6 +35,7 @@ from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.functions import foreign_functions, inline_functions, named_functions
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
 from edgekit_toolkit.openings.first_opening import check_opening
+from edgekit_toolkit.openings.sessions import open_ort
 
 _HASH_CHUNK_BYTES: Final = 1 << 20
 # Every onnxruntime since 1.18 reads it, and it has all types of operator sets up to 22.
@@ -61,7 +62,7 @@ def _load(path: Path, max_bytes: int) -> SourceModel[OnnxModel]:
     content = read_model_file(path, ".onnx", max_bytes)
     model = _parse(path, content)
     check_names(model)
-    files = external_files(model, path.parent)
+    files = external_files(model, path)
     total_bytes = len(content) + sum(file.stat().st_size for file in files.values())
     check_size(total_bytes, max_bytes)
     merge_external(model, files, max_bytes - len(content))
@@ -71,6 +72,7 @@ def _load(path: Path, max_bytes: int) -> SourceModel[OnnxModel]:
     check_interface(model)
     check_operators(model)
     check_weights(model)
+    check_inference(model.SerializeToString())
     unstated = infer_outputs(model)
     tensor_specs(model)
     _check_structure(model)
@@ -79,6 +81,18 @@ def _load(path: Path, max_bytes: int) -> SourceModel[OnnxModel]:
     correct_outputs(loadable, unstated)
     inputs, outputs = tensor_specs(loadable)
     return SourceModel(path, digest, total_bytes, OnnxModel(loadable), inputs, outputs, original)
+
+
+def check_inference(content: bytes) -> None:
+    """Check that onnx survives its inference of shapes, which divides by attributes, such as 0 heads.
+
+    Raises:
+        ModelError: it does not.
+    """
+    try:
+        check_opening("onnx", content, {})
+    except BackendError as err:
+        raise ModelError(f"{err}; an attribute of an operator is impossible: export the model again") from err
 
 
 def _parse(path: Path, content: bytes) -> onnx.ModelProto:
@@ -129,8 +143,7 @@ def _loadable(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model, with the operators written out for which onnxruntime refuses to load it."""
     content = model.SerializeToString()
     try:
-        check_opening("ort", content, {"optimise": False})
-        OrtSession(content, OrtOptions(threads=1, optimise=False)).close()
+        open_ort(content, OrtOptions(threads=1, optimise=False)).close()
     except BackendError as err:
         reason = err.__cause__ or err
         written_out = inline_functions(model, named_functions(model, str(reason)))

@@ -55,10 +55,10 @@ def _fields(message: Message) -> Iterator[tuple[FieldDescriptor, Any]]:
 
 
 def check_interface(model: onnx.ModelProto) -> None:
-    """Check that the model has inputs and outputs.
+    """Check that the model has inputs and outputs, and that their names tell them apart.
 
     Raises:
-        ModelError: there is no graph, no input or no output.
+        ModelError: there is no graph, no input or no output, or two outputs have one name.
     """
     if not model.graph.node:
         raise ModelError("the model has no nodes: nothing would run; export it again")
@@ -66,6 +66,9 @@ def check_interface(model: onnx.ModelProto) -> None:
         raise ModelError("the model has no inputs: it always gives the same; export it with example inputs")
     if not model.graph.output:
         raise ModelError("the model has no outputs; export it again with named outputs")
+    names = [value.name for value in model.graph.output]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ModelError(f"the output '{twice}' is listed twice; export the model with each output once")
 
 
 def check_operators(model: onnx.ModelProto) -> None:

@@ -10,8 +10,9 @@ import onnx
 from onnx import helper, shape_inference
 
 from edgekit_runtime.errors import BackendError, ModelError
-from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.ort import OrtOptions
 from edgekit_toolkit.onnx_graph.specs import input_specs, tensor_specs
+from edgekit_toolkit.openings.sessions import open_ort
 from edgekit_toolkit.samples.generated import bind_dims, generate_feeds
 
 Shape = tuple[int | str, ...]
@@ -79,11 +80,12 @@ def _runs(model: onnx.ModelProto) -> Iterator[tuple[Mapping[str, int], Mapping[s
     inputs = input_specs(model)
     try:
         sizes = bind_dims(model)
-        session = OrtSession(model.SerializeToString(), OrtOptions(threads=1, optimise=False))
+        content = model.SerializeToString()
         # The second run tells an axis that follows the batch from one that has always 1 element.
         for larger in (0, 1):
             run_sizes = {name: size + larger * place for place, (name, size) in enumerate(sizes.items(), 1)}
-            outputs = session.run(generate_feeds(inputs, 1, 0, run_sizes)[0])
+            feeds = generate_feeds(inputs, 1, 0, run_sizes)[0]
+            outputs = open_ort(content, OrtOptions(threads=1, optimise=False), feeds).run(feeds)
             yield run_sizes, {name: array.shape for name, array in outputs.items()}
     except (BackendError, ModelError):
         return

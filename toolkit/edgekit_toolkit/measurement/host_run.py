@@ -26,8 +26,9 @@ from edgekit_toolkit.costs.target_model import NodeCost, kernel_latency_s
 from edgekit_toolkit.measurement.calibration_models import make_calibration_models
 from edgekit_toolkit.models.model import Engine, Model
 from edgekit_toolkit.models.onnx import OnnxModel
-from edgekit_toolkit.onnx_graph.ort_options import ort_options
+from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
 from edgekit_toolkit.onnx_graph.traversal import nodes
+from edgekit_toolkit.openings.first_opening import check_opening
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 from edgekit_toolkit.targets.loader import load_target
 
@@ -183,7 +184,9 @@ def _profile(model: onnx.ModelProto, feeds: Feeds) -> tuple[_KernelEvents, Colle
         settings.profile_file_prefix = f"{folder}/profile"
         settings.optimized_model_filepath = optimised = f"{folder}/optimised.onnx"
         try:
-            session = create_session(model.SerializeToString(), settings, options.disabled_optimizers)
+            content = model.SerializeToString()
+            check_opening("ort", content, stated_options(model))
+            session = create_session(content, settings, options.disabled_optimizers)
             for _ in range(_PROFILED_ROUNDS):
                 session.run(None, feeds)
         except Exception as error:  # onnxruntime's classes share no base but Exception

@@ -21,6 +21,7 @@ from edgekit_toolkit.onnx_graph.index import opset
 from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
 from edgekit_toolkit.onnx_graph.specs import free_dims, tensor_specs
 from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, is_control_flow, random_nodes
+from edgekit_toolkit.openings.sessions import open_ort
 from edgekit_toolkit.samples.range_trap import CodeRange
 
 
@@ -78,7 +79,7 @@ class OnnxModel:
 
     def open_session(self, *, threads: int) -> OrtSession:
         """Return the session that a device would open."""
-        return OrtSession(self.content, replace(ort_options(self.proto), threads=threads))
+        return open_ort(self.content, replace(ort_options(self.proto), threads=threads))
 
     def computes_in_codes(self) -> bool:
         """Whether the model computes with 8-bit codes anywhere."""

@@ -37,8 +37,7 @@ def session_for(model: onnx.ModelProto, *, threads: int, optimise: bool = True) 
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     disabled = [*WRONG_REWRITES, *own.disabled_optimizers]
     content = model.SerializeToString()
-    if optimise:  # it is the optimiser that aborts
-        check_opening("ort", content, stated_options(model))
+    check_opening("ort", content, stated_options(model) if optimise else {"optimise": False})
     try:
         return open_exact(
             options,

@@ -16,7 +16,7 @@ from edgekit_toolkit.costs.tflite_operators import tflite_costs
 from edgekit_toolkit.models.input_codes import tflite_code_ranges
 from edgekit_toolkit.models.integer_division import tflite_divides_by_inputs
 from edgekit_toolkit.models.model import Engine, ModelSize, Runner, Specs, StoredTensor
-from edgekit_toolkit.openings.first_opening import check_opening
+from edgekit_toolkit.openings.sessions import open_litert
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.range_trap import CodeRange
 from edgekit_toolkit.tflite.flatbuffer import (
@@ -79,8 +79,7 @@ class TfliteModel:
 
     def specs(self, outputs: Sequence[str] | None = None) -> Specs:
         """Return the specs of inputs and outputs, the outputs in the order of `outputs`."""
-        check_opening("litert", self.content, self.options)
-        with closing(LiteRtSession(self.content)) as session:
+        with closing(open_litert(self.content)) as session:
             named = {spec.name: spec for spec in session.outputs}
             return session.inputs, tuple(named[name] for name in outputs or named)
 
@@ -102,8 +101,7 @@ class TfliteModel:
 
     def open_session(self, *, threads: int) -> LiteRtSession:
         """Return the session that a device would open."""
-        check_opening("litert", self.content, self.options)
-        return LiteRtSession(self.content, LiteRtOptions(threads=threads))
+        return open_litert(self.content, LiteRtOptions(threads=threads))
 
     def computes_in_codes(self) -> bool:
         """Whether the model computes with 8-bit codes anywhere, those that it makes at run time included."""

@@ -40,9 +40,11 @@ def write_out_opaque(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def foreign_functions(model: onnx.ModelProto) -> set[str]:
-    """Return those of domains that engines do not run, such as `ai.onnx.preview`."""
+    """Return those that no engine runs: of domains such as `ai.onnx.preview`, or deprecated in their set."""
     return {
-        name for name, schema in function_operators(model).items() if schema.domain not in STANDARD_DOMAINS
+        name
+        for name, schema in function_operators(model).items()
+        if schema.domain not in STANDARD_DOMAINS or schema.deprecated
     }
 
 

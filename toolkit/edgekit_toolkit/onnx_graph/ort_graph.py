@@ -20,9 +20,10 @@ from edgekit_runtime.errors import ModelError
 from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_runtime.tensors import DTYPES
 from edgekit_toolkit.onnx_graph.index import copy_model
-from edgekit_toolkit.onnx_graph.ort_options import ort_options
+from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
 from edgekit_toolkit.onnx_graph.specs import bound_shape, real_inputs, tensor_specs
 from edgekit_toolkit.onnx_graph.traversal import stored_tensors
+from edgekit_toolkit.openings.first_opening import check_opening
 
 BLOCKED_DOMAIN: Final = "com.microsoft.nchwc"
 _SIZES: Final = {"float": 4, "double": 8, "float16": 2, "bfloat16": 2, "bool": 1} | {
@@ -136,8 +137,10 @@ def _optimise(model: onnx.ModelProto, blocked_layout: bool) -> onnx.ModelProto:
             settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         layout = [] if blocked_layout else ["NchwcTransformer"]
         disabled = [*WRONG_REWRITES, *own.disabled_optimizers, *layout]
+        content = model.SerializeToString()
+        check_opening("ort", content, stated_options(model))
         onnxruntime.InferenceSession(
-            model.SerializeToString(),
+            content,
             settings,
             providers=["CPUExecutionProvider"],
             enable_fallback=0,
@@ -156,6 +159,7 @@ def _infer(optimised: onnx.ModelProto) -> list[onnxruntime.NodeArg]:
                 open_model.graph.output.add(name=name)
     settings = _settings()
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    # No child first: the engine has just opened and written this graph, in another session of this process.
     session = onnxruntime.InferenceSession(
         open_model.SerializeToString(), settings, providers=["CPUExecutionProvider"], enable_fallback=0
     )

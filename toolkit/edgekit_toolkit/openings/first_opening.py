@@ -1,8 +1,9 @@
 """The first opening of a model on this host, in a child that an engine may end.
 
 Engines abort on some models: onnxruntime on codes that a branch of an `If` reads, LiteRT on a mask of the
-smallest float. A search that opens a hundred forms must lose one form by that, and not the run. So each model
-is opened in a child before it is opened here: one child for all of them, and the next one after it has died.
+smallest float, onnx on an attention of 0 heads. A search that opens a hundred forms must lose one form by
+that, and not the run. So each model is opened in a child before it is opened here: one child for all of them,
+and the next one after it has died.
 """
 
 import atexit
@@ -12,7 +13,11 @@ import signal
 import tempfile
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.errors import BackendError
@@ -24,7 +29,9 @@ _END_S: Final = 5.0  # for the exit code of a child that closed its channel
 _MAX_REASON: Final = 200  # characters; an engine's last line may be a whole signature of C++
 _KILLED: Final = "by SIGKILL: often for lack of memory"
 
-Engine = Literal["ort", "litert"]
+Engine = Literal["ort", "litert", "onnx"]
+Feeds = Mapping[str, NDArray[Any]]
+_TITLES: Final = {"ort": "onnxruntime", "litert": "LiteRT", "onnx": "onnx's inference of shapes"}
 
 
 class Openings:
@@ -35,13 +42,15 @@ class Openings:
         self._problems: dict[bytes, str] = {}  # digest of a model and its options -> how the child ended
         self._child: JsonChild | None = None
 
-    def check(self, engine: Engine, content: bytes, options: Mapping[str, JsonValue]) -> None:
+    def check(
+        self, engine: Engine, content: bytes, options: Mapping[str, JsonValue], feeds: Feeds | None = None
+    ) -> None:
         """Do so as `check_opening` says."""
         stated = json.dumps([engine, dict(options)], sort_keys=True).encode()
         digest = hashlib.sha256(stated + hashlib.sha256(content).digest()).digest()
         with self._lock:
-            if digest not in self._problems:
-                self._problems[digest] = self._open(engine, content, options)
+            if not self._problems.get(digest) and (feeds is not None or digest not in self._problems):
+                self._problems[digest] = self._open(engine, content, options, feeds or {})
             problem = self._problems[digest]
         if problem:
             raise BackendError(problem)
@@ -52,16 +61,24 @@ class Openings:
             self._child.close()
             self._child = None
 
-    def _open(self, engine: Engine, content: bytes, options: Mapping[str, JsonValue]) -> str:
+    def _open(self, engine: Engine, content: bytes, options: Mapping[str, JsonValue], feeds: Feeds) -> str:
         """Return how the engine ended the child, or an empty text."""
-        with tempfile.NamedTemporaryFile(prefix="edgekit-opening-") as file:
-            file.write(content)
-            file.flush()
-            request = {"engine": engine, "model": file.name, "options": dict(options)}
+        with tempfile.TemporaryDirectory(prefix="edgekit-opening-") as folder:
+            model, arrays = Path(folder, "model"), Path(folder, "feeds.npz")
+            model.write_bytes(content)
+            if feeds:
+                np.savez(arrays, *feeds.values())
+            request = {
+                "engine": engine,
+                "model": str(model),
+                "options": dict(options),
+                "inputs": list(feeds),
+                "arrays": str(arrays),
+            }
             end = self._ask(request)
             if end == _KILLED:  # as by a lack of memory, or by the end of the thread that had started it
                 end = self._ask(request)
-        return end and f"the engine ended the process that opened the model, {end}"
+        return end and f"{_TITLES[engine]} ended the process that opened the model, {end}"
 
     def _ask(self, request: Mapping[str, Any]) -> str:
         """Return how the child ended over a request, or an empty text if it lives."""
@@ -89,17 +106,20 @@ _openings = Openings()
 atexit.register(_openings.close)
 
 
-def check_opening(engine: Engine, content: bytes, options: Mapping[str, JsonValue]) -> None:
+def check_opening(
+    engine: Engine, content: bytes, options: Mapping[str, JsonValue], feeds: Feeds | None = None
+) -> None:
     """Check that an engine does not end the process that opens a model; once for each model in a process.
 
     A model that the engine refuses passes: whoever opens it next gets that error.
 
     Args:
-        engine: engine of this host.
+        engine: engine of this host, or `onnx`, whose C++ code infers shapes in many steps.
         content: the model's file.
         options: options of its backend, as a manifest states them.
+        feeds: inputs on which the child runs the model as well, each time; without them it only opens it.
 
     Raises:
         BackendError: the engine ended the child, or did not open the model in time.
     """
-    _openings.check(engine, content, options)
+    _openings.check(engine, content, options, feeds)

@@ -27,6 +27,7 @@ from edgekit_runtime.sessions.options import DECODE, read_options
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.models.integer_division import onnx_divides_by_inputs
+from edgekit_toolkit.openings.first_opening import check_opening
 from edgekit_toolkit.packaging.assemble import describe_artifacts
 from edgekit_toolkit.packaging.golden_tensors import golden_input, golden_outputs
 from edgekit_toolkit.samples.generated import Feeds
@@ -244,6 +245,8 @@ class _SubmodelWriter:
     def _run(self, name: str, part: Part, feeds: Feeds) -> dict[str, NDArray[Any]]:
         # One thread: how a sum is split among threads decides about its last bits.
         options = read_options(OrtOptions, "ort", self._options(part), 1)
+        whole, _ = fill_weights(part.content, self._weights)
+        check_opening("ort", whole.SerializeToString(), self._whole.options)
         session = OrtSession(part.content, options, self._weights)
         try:
             made = session.run(feeds)

@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper, shape_inference
 
-from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.ort import OrtOptions
 from edgekit_toolkit.onnx_graph.index import (
     GraphIndex,
     attribute,
@@ -22,6 +22,7 @@ from edgekit_toolkit.onnx_graph.index import (
     remove_unused_initializers,
 )
 from edgekit_toolkit.onnx_graph.traversal import RANDOM_OPERATORS, graphs
+from edgekit_toolkit.openings.sessions import open_ort
 
 MAX_GROWN_BYTES: Final = 64 << 10
 KEPT_OPERATORS: Final = frozenset(
@@ -139,5 +140,5 @@ def _evaluate(model: onnx.ModelProto, folded: Set[int]) -> dict[str, NDArray[Any
     used = {name for node in constant for name in node.input}
     graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name in used)
     constants = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
-    session = OrtSession(constants.SerializeToString(), OrtOptions(threads=1, optimise=False))
+    session = open_ort(constants.SerializeToString(), OrtOptions(threads=1, optimise=False))
     return session.run({})

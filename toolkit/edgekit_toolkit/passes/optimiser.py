@@ -12,11 +12,12 @@ import numpy as np
 import onnx
 
 from edgekit_runtime.errors import BackendError, DataError, ModelError
-from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.ort import OrtOptions
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.onnx_graph.index import STANDARD_DOMAINS
 from edgekit_toolkit.onnx_graph.specs import batch_dims, tensor_specs
 from edgekit_toolkit.onnx_graph.traversal import nodes, stored_tensors
+from edgekit_toolkit.openings.sessions import open_ort
 from edgekit_toolkit.passes.chain import Pass, chain
 from edgekit_toolkit.passes.parity import Parity, Tolerance, compare, worst
 from edgekit_toolkit.samples.generated import Feeds, scaled
@@ -106,7 +107,7 @@ class _Judge:
 
     def __init__(self, source: onnx.ModelProto, feeds: Sequence[Feeds], *, doubled: bool) -> None:
         self.interface = _interface(source)
-        session = OrtSession(source.SerializeToString(), OrtOptions(optimise=False))
+        session = open_ort(source.SerializeToString(), OrtOptions(optimise=False))
         self._cases = [(feed, session.run(feed), EQUAL) for feed in feeds]
         inputs, outputs = tensor_specs(source)
         if doubled and batch_dims(inputs):
@@ -143,7 +144,7 @@ class _Judge:
         Raises:
             EdgekitError: the candidate does not load or run.
         """
-        session = OrtSession(candidate.SerializeToString(), OrtOptions(optimise=False))
+        session = open_ort(candidate.SerializeToString(), OrtOptions(optimise=False))
         return worst(
             [compare(expected, session.run(feed), tolerance) for feed, expected, tolerance in self._cases]
         )

@@ -14,9 +14,10 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from edgekit_runtime.errors import BackendError, ModelError
-from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.ort import OrtOptions
 from edgekit_toolkit.onnx_graph.functions import function_operators
 from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model
+from edgekit_toolkit.openings.sessions import open_ort
 from edgekit_toolkit.passes.parity import Tolerance, compare
 from edgekit_toolkit.samples.generated import Feeds
 
@@ -74,5 +75,5 @@ def _values(model: onnx.ModelProto, names: set[str], feed: Feeds) -> dict[str, N
     probe = copy_model(model)
     del probe.graph.output[:]
     probe.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in computed)
-    session = OrtSession(probe.SerializeToString(), OrtOptions(optimise=False))
+    session = open_ort(probe.SerializeToString(), OrtOptions(optimise=False))
     return values | dict(session.run(feed))

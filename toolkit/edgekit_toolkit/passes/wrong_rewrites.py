@@ -15,7 +15,7 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.onnx_graph.ort_options import WHOLE_OPTIMISER, disable_optimizers, ort_options
 from edgekit_toolkit.onnx_graph.traversal import computes_in_integers
-from edgekit_toolkit.openings.first_opening import check_opening
+from edgekit_toolkit.openings.sessions import open_ort
 from edgekit_toolkit.passes.parity import Outputs, Tolerance, compare
 from edgekit_toolkit.samples.generated import Feeds, scaled
 
@@ -98,7 +98,7 @@ def find_wrong_rewrites(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> Wrong
         return None
     model = disable_optimizers(model, ())
     content, options = model.SerializeToString(), ort_options(model)
-    plain = _Plain(OrtSession(content, replace(options, optimise=False)), feeds)
+    plain = _Plain(open_ort(content, replace(options, optimise=False)), feeds)
 
     def difference(disabled: Sequence[str]) -> str:
         return plain.difference(content, replace(options, disabled_optimizers=tuple(disabled)))
@@ -129,8 +129,7 @@ class _Plain:
     def difference(self, content: bytes, options: OrtOptions) -> str:
         """Return how a session with these options differs; nothing if it does not."""
         try:
-            check_opening("ort", content, {"disabled_optimizers": list(options.disabled_optimizers)})
-            session = OrtSession(content, options)
+            session = open_ort(content, options)
             for case in list(self._cases):
                 feed, expected = case
                 parity = compare(expected, session.run(feed), _ROUNDING)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
 from edgekit_toolkit.models.ort_session import run_session, session_for
-from edgekit_toolkit.onnx_graph.index import copy_model
+from edgekit_toolkit.onnx_graph.index import GraphIndex, copy_model, fresh_name
 from edgekit_toolkit.samples.generated import Feeds
 
 GROUP_BYTES: Final = 192 << 20  # size of the activations that are fetched in one run of the model
@@ -198,7 +198,8 @@ def _measured_bytes(
         return {}
     copy = copy_model(model)
     del copy.graph.output[:]
-    sizes = [f"{name}__size" for name in names]
+    index = GraphIndex(copy.graph)
+    sizes = [fresh_name(index, f"{name}_size") for name in names]
     for name, size in zip(names, sizes, strict=True):
         copy.graph.node.append(onnx.helper.make_node("Size", [name], [size]))
         copy.graph.output.append(onnx.helper.make_tensor_value_info(size, onnx.TensorProto.INT64, []))

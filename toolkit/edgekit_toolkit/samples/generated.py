@@ -17,9 +17,10 @@ import onnx
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import BackendError, DataError, ModelError
-from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_runtime.sessions.ort import OrtOptions
 from edgekit_runtime.tensors import DTYPES, TensorSpec
 from edgekit_toolkit.onnx_graph.specs import batch_dims, bound_shape, free_dims, input_specs
+from edgekit_toolkit.openings.sessions import open_ort
 
 Feeds = dict[str, NDArray[Any]]
 
@@ -65,12 +66,17 @@ def generate_feeds(
 
 
 def scaled(feeds: Feeds, factor: float) -> Feeds:
-    """Return the feeds with their floats times `factor`, and the rest as it is."""
-    # `asarray`: the product of an array without axes is a scalar.
+    """Return the feeds with their floats times `factor`, within their type, and the rest as it is."""
     return {
-        name: np.asarray(array * array.dtype.type(factor)) if array.dtype.kind == "f" else array
-        for name, array in feeds.items()
+        name: _times(array, factor) if array.dtype.kind == "f" else array for name, array in feeds.items()
     }
+
+
+def _times(array: NDArray[Any], factor: float) -> NDArray[Any]:
+    most = np.finfo(array.dtype).max
+    with np.errstate(over="ignore"):
+        # `asarray`: the product of an array without axes is a scalar.
+        return np.asarray(np.clip(array * array.dtype.type(factor), -most, most))
 
 
 def bind_dims(
@@ -97,11 +103,11 @@ def bind_dims(
             raise ModelError(
                 f"--dim {name}={size}: expected a free dimension and a size of at least 1; {known}"
             )
-    session = OrtSession(model.SerializeToString(), OrtOptions(optimise=False))
+    content = model.SerializeToString()
     batch = batch_dims(inputs)
     reason = ""
     for trial in _trials(free, settled, batch):
-        reason = _refusal(session, generate_feeds(inputs, 1, 0, trial, ranges)[0])
+        reason = _refusal(content, generate_feeds(inputs, 1, 0, trial, ranges)[0])
         if not reason:
             return trial
     raise ModelError(
@@ -147,10 +153,10 @@ def advise_on_integers(inputs: Sequence[TensorSpec], ranges: Mapping[str, tuple[
     )
 
 
-def _refusal(session: OrtSession, feeds: Feeds) -> str:
+def _refusal(content: bytes, feeds: Feeds) -> str:
     """Return why the model does not run with these inputs; empty if it runs."""
     try:
-        outputs = session.run(feeds)
+        outputs = open_ort(content, OrtOptions(optimise=False), feeds).run(feeds)
     except BackendError as err:
         return str(err)
     absent = [name for name, array in outputs.items() if array is None]  # such as statistics for training

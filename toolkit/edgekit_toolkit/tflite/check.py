@@ -6,10 +6,8 @@ from typing import Final
 import onnx
 
 from edgekit_runtime.errors import BackendError, DataError
-from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
-from edgekit_runtime.sessions.ort import OrtSession
 from edgekit_toolkit.onnx_graph.ort_options import ort_options
-from edgekit_toolkit.openings.first_opening import check_opening
+from edgekit_toolkit.openings.sessions import open_litert, open_ort
 from edgekit_toolkit.passes.parity import Tolerance, compare, worst
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.convert import convert
@@ -35,7 +33,7 @@ def convert_checked(model: onnx.ModelProto, dims: Mapping[str, int], feeds: Sequ
     """
     if not feeds:
         raise DataError("there are no feeds to compare the TFLite model's outputs on; give at least one")
-    reference = OrtSession(model.SerializeToString(), ort_options(model))
+    reference = open_ort(model.SerializeToString(), ort_options(model))
     expected = [reference.run(feed) for feed in feeds]
     content = convert(model, dims)
     pairs = zip(expected, _run(content, feeds), strict=True)
@@ -57,8 +55,7 @@ def _in_order(outputs: Feeds, expected: Feeds) -> Feeds:
 
 def _run(content: bytes, feeds: Sequence[Feeds]) -> list[Feeds]:
     try:
-        check_opening("litert", content, {})
-        session = LiteRtSession(content, LiteRtOptions())
+        session = open_litert(content)
         return [session.run(feed) for feed in feeds]
     except BackendError as cause:
         raise ConversionError(

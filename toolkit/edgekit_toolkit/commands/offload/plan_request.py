@@ -26,6 +26,7 @@ from edgekit_toolkit.commands.offload.plan_package import TieredCuts
 from edgekit_toolkit.commands.offload.plan_server import check_server, is_url, probe_server
 from edgekit_toolkit.commands.offload.source import MAX_SAMPLES, read_samples, read_whole_model
 from edgekit_toolkit.commands.progress import ProgressBar
+from edgekit_toolkit.openings.first_opening import check_opening
 
 _LEAKAGE_LIMIT_S: Final = 8.0  # time of all attacks, unless a limit on leakage is given
 _LEAST_ATTACKED: Final = 40  # with fewer samples, leakage is measured on request only
@@ -116,6 +117,7 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
     limit_ms, most_db = options["latency_limit"], options["max_leak"]
     at_most, least = (MAX_SAMPLES,) * 2 if most_db is None else (MAX_ATTACKED, LEAST_FOR_LIMIT)
     samples, notes = read_samples(model, content, options["samples"], at_most, least)
+    check_opening("ort", content, graph.options, samples[0])
     feeds = samples[: min(_count_answers(content, samples), MAX_SAMPLES)]
     if most_db is not None and len(samples) < LEAST_FOR_LIMIT:
         found = f"there are {len(samples)}" if options["samples"] else "there are none"

@@ -19,8 +19,10 @@ from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.evaluation.batch_inference import package_decoding
 from edgekit_toolkit.importers.external import external_files, merge_external
 from edgekit_toolkit.importers.file_kind import describe_no_model
-from edgekit_toolkit.importers.model_file import MAX_MODEL_BYTES
+from edgekit_toolkit.importers.model_file import MAX_MODEL_BYTES, errors_with_path
+from edgekit_toolkit.importers.onnx import check_inference
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
+from edgekit_toolkit.openings.first_opening import check_opening
 from edgekit_toolkit.samples.generated import generate_feeds
 from edgekit_toolkit.samples.source import draw_mask, open_data
 
@@ -103,15 +105,17 @@ def _read_sample_rate(package: OpenedPackage) -> float | None:
 def _read_with_weights(path: Path) -> RunnableGraph:
     """Return an ONNX file with its external data inside, or beside it if it is too large for one file."""
     model, content = _read_onnx(path)
-    files = external_files(model, path.parent)
+    files = external_files(model, path)
     total_bytes = len(content) + sum(file.stat().st_size for file in files.values())
-    if not files:
-        return RunnableGraph(content)
     if total_bytes > MAX_MODEL_BYTES:
         weights = {location: file.read_bytes() for location, file in files.items()}
         return RunnableGraph(content, weights=weights)
     merge_external(model, files, MAX_MODEL_BYTES)
-    return RunnableGraph(model.SerializeToString(deterministic=True))
+    whole = model.SerializeToString(deterministic=True) if files else content
+    with errors_with_path(path):
+        check_inference(whole)
+    check_opening("ort", whole, {})
+    return RunnableGraph(whole)
 
 
 def _read_onnx(path: Path) -> tuple[onnx.ModelProto, bytes]:

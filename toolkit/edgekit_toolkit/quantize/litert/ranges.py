@@ -9,8 +9,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
-from edgekit_toolkit.openings.first_opening import check_opening
+from edgekit_runtime.sessions.litert.session import LiteRtOptions
+from edgekit_toolkit.openings.sessions import open_litert
 from edgekit_toolkit.quantize.ranges import GROUP_BYTES, ReadActivations, split_by_bytes
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.tflite.flatbuffer import pack, parse, parsed, schema, shape_of, tensor_name
@@ -33,10 +33,7 @@ def activation_reader(
     sizes = {name: _FLOAT_BYTES * math.prod(shape_of(tensors[name])) for name in names}
     groups = split_by_bytes(sizes, group_bytes)
     options = LiteRtOptions(threads=threads, float_io=False)
-    models = [_with_outputs(prepared, group) for group in groups]
-    for model in models:
-        check_opening("litert", model, {})
-    sessions = [LiteRtSession(model, options) for model in models]
+    sessions = [open_litert(_with_outputs(prepared, group), options) for group in groups]
 
     def read(feeds: Feeds) -> Iterator[tuple[str, NDArray[Any]]]:
         for session in sessions:

@@ -115,8 +115,7 @@ def fully_connected(
     Raises:
         RefusedError: integers, which TFLite's kernel takes for quantized numbers.
     """
-    if tensor.dtype != np.float32 or weights.dtype != np.float32:
-        raise RefusedError(f"a matrix product of {tensor.dtype} is not covered, of float32 it is")
+    _check_float32(tensor.dtype, weights.dtype)
     if bias is None:
         bias = np.zeros(len(weights), np.float32)
     inputs = [
@@ -138,6 +137,12 @@ def _scaled(step: Step, tensor: Tensor, factor: float) -> Tensor:
     return tensor if factor == 1 else step.binary("MUL", tensor, step.number(factor))
 
 
+def _check_float32(*dtypes: np.dtype[Any]) -> None:
+    for dtype in dtypes:
+        if dtype != np.float32:
+            raise RefusedError(f"a matrix product of {dtype} is not covered, of float32 it is")
+
+
 def _activated(step: Step, tensor: Tensor) -> Tensor:
     """Return the tensor after the activation that BATCH_MATMUL cannot apply itself."""
     kind = step.node.activation
@@ -146,8 +151,7 @@ def _activated(step: Step, tensor: Tensor) -> Tensor:
 
 def _batch_matmul(step: Step, left: Tensor, right: Tensor) -> Tensor:
     """Add a product [..., M, K] x [..., K, N] with broadcast leading axes."""
-    if left.dtype != np.float32 or right.dtype != np.float32:
-        raise RefusedError(f"a matrix product of {left.dtype} is not covered, of float32 it is")
+    _check_float32(left.dtype, right.dtype)
     leading = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     shape = (*leading, left.shape[-2], right.shape[-1])
     if len(shape) > 5:

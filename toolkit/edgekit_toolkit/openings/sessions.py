@@ -1,0 +1,42 @@
+"""Sessions of this host's engines for the toolkit.
+
+A child opens each model first (`first_opening`), whatever the model is: the user's, a rewritten graph, a
+form, a part of it, or a program of ours. Code with other settings than a device's calls `check_opening`.
+"""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
+from edgekit_toolkit.openings.first_opening import Feeds, check_opening
+
+if TYPE_CHECKING:
+    from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession
+
+_DEFAULTS = asdict(OrtOptions())
+
+
+def open_ort(content: bytes, options: OrtOptions | None = None, feeds: Feeds | None = None) -> OrtSession:
+    """Return onnxruntime's session of a model that holds its weights; with feeds the child runs it on these.
+
+    Raises:
+        BackendError: onnxruntime refuses the model, or would end this process.
+    """
+    options = options or OrtOptions()
+    stated = asdict(options).items()
+    differing = {name: value for name, value in stated if name != "threads" and value != _DEFAULTS[name]}
+    check_opening("ort", content, differing, feeds)
+    return OrtSession(content, options)
+
+
+def open_litert(content: bytes, options: "LiteRtOptions | None" = None) -> "LiteRtSession":
+    """Return LiteRT's session of a model.
+
+    Raises:
+        BackendError: LiteRT refuses the model, or would end this process.
+        EngineMissingError: LiteRT is not installed.
+    """
+    from edgekit_runtime.sessions.litert.session import LiteRtSession
+
+    check_opening("litert", content, {})
+    return LiteRtSession(content, options)
