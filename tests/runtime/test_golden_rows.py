@@ -109,7 +109,7 @@ def test_rows_that_are_malformed_are_refused(change: dict[str, Any], reason: str
         ({"every": 0}, "every is 0"),
         ({"every": 2}, "24 bytes, expected 12"),
         ({"name": "z"}, "expected golden outputs"),
-        ({"name": ["y"]}, "expected a string"),
+        ({"name": ["y"]}, "expected golden outputs"),
         ({"path": "golden/y.bin"}, "8 bytes, expected 24"),
         ({"path": "labels.txt"}, "role 'golden'"),
     ],

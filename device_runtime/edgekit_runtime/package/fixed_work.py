@@ -9,9 +9,11 @@ fixed work. Others have, unless a value that sets a size depends on a value of a
 dependency: the request bounds the sizes of its inputs.
 """
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from edgekit_runtime.package.model_encodings import DAMAGED, read_field, read_messages, read_tables, unpack
 
 _ALL: Final = slice(None)
 _AFTER_FIRST: Final = slice(1, None)
@@ -43,7 +45,6 @@ _SHAPES: Final = frozenset({"Shape", "Size", "SHAPE", "RANK"})
 _BODIES: Final = frozenset({"WHILE", "IF", "CALL", "CALL_ONCE", "STABLEHLO_WHILE", "STABLEHLO_CASE"})
 _LITERT_LOOPS: Final = frozenset({119, 154})  # WHILE, STABLEHLO_WHILE in BuiltinOperator of its schema
 _LITERT_MARK: Final = b"TFL3"
-_MAX_VARINT_BITS: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +85,11 @@ def has_fixed_work(operations: Iterable[Operation], inputs: Iterable[Hashable]) 
 def has_fixed_work_onnx(model: bytes | memoryview) -> bool:
     """Return `has_fixed_work` of an ONNX model; False if it cannot be read, or has functions of its own."""
     try:
-        fields = list(_fields(memoryview(model)))
-        if any(number == 25 for number, _ in fields):  # functions
+        if any(number == 25 for number, _ in read_messages(memoryview(model))):  # functions
             return False
-        graph = [field for number, value in fields if number == 7 for field in _fields(_as_bytes(value))]
-        stored = {_name(value, 8) for number, value in graph if number == 5}
-        inputs = {_name(value, 1) for number, value in graph if number == 11}
-        return has_fixed_work(
-            (_read_node(_as_bytes(value)) for number, value in graph if number == 1), inputs - stored
-        )
-    except (ValueError, IndexError):
+        graph = _read_graph(memoryview(model))
+        return has_fixed_work(_read_nodes(graph), _read_names(graph, 11, 1) - _read_names(graph, 5, 8))
+    except DAMAGED:
         return False
 
 
@@ -105,107 +101,44 @@ def has_loop(model: bytes | memoryview) -> bool:
     data = memoryview(model)
     try:
         if bytes(data[4:8]) == _LITERT_MARK:
-            return not _LITERT_LOOPS.isdisjoint(_litert_operators(data))
-        nodes = [
-            _read_node(_as_bytes(value))
-            for number, graph in _fields(data)
-            if number == 7
-            for node, value in _fields(_as_bytes(graph))
-            if node == 1
-        ]
+            return not _LITERT_LOOPS.isdisjoint(_read_litert_operators(data))
+        nodes = list(_read_nodes(_read_graph(data)))
         return not nodes or any(node.has_body for node in nodes)
-    except (ValueError, IndexError):
+    except DAMAGED:
         return True
 
 
-def _litert_operators(data: memoryview) -> Collection[int]:
-    """Return the numbers of all operators in a `.tflite` file: field 1 of its root table."""
+def _read_litert_operators(data: memoryview) -> Iterator[int]:
+    """Yield the numbers of all operators in a `.tflite` file: field 1 of its root table."""
+    for table in read_tables(data, read_field(data, unpack(data, "<I", 0), 1)):
+        old, new = read_field(data, table, 0), read_field(data, table, 3)
+        yield max(0 if old is None else data[old], 0 if new is None else unpack(data, "<i", new))
 
-    def integer(position: int, size: int = 4, *, signed: bool = False) -> int:
-        if not 0 <= position <= len(data) - size:
-            raise ValueError("a reference leads out of the file")
-        return int.from_bytes(data[position : position + size], "little", signed=signed)
 
-    def find(table: int, field: int) -> int:
-        """Return the position of a field, 0 if it is absent."""
-        layout = table - integer(table, signed=True)
-        entry = 4 + 2 * field
-        offset = integer(layout + entry, 2) if entry < integer(layout, 2) else 0
-        return table + offset if offset else 0
+def _read_graph(model: memoryview) -> list[tuple[int, memoryview]]:
+    """Return the fields of the graph; a file may hold it in parts."""
+    return [field for number, graph in read_messages(model) if number == 7 for field in read_messages(graph)]
 
-    vector = find(integer(0), 1)
-    vector += integer(vector)
-    numbers = []
-    for index in range(integer(vector)):
-        entry = vector + 4 + 4 * index
-        table = entry + integer(entry)
-        old, new = find(table, 0), find(table, 3)
-        numbers.append(max(integer(old, 1) if old else 0, integer(new) if new else 0))
-    return numbers
+
+def _read_nodes(graph: list[tuple[int, memoryview]]) -> Iterator[Operation]:
+    return (_read_node(node) for number, node in graph if number == 1)
 
 
 def _read_node(node: memoryview) -> Operation:
     inputs, outputs, name, has_body = [], [], "", False
-    for number, value in _fields(node):
+    for number, value in read_messages(node):
         if number == 1:
-            inputs.append(_text(value))
+            inputs.append(str(value, "utf-8"))
         elif number == 2:
-            outputs.append(_text(value))
+            outputs.append(str(value, "utf-8"))
         elif number == 4:
-            name = _text(value)
+            name = str(value, "utf-8")
         elif number == 5:  # an attribute, whose fields 6 and 11 are graphs
-            has_body |= any(field in (6, 11) for field, _ in _fields(_as_bytes(value)))
+            has_body |= any(field in (6, 11) for field, _ in read_messages(value))
     return Operation(name, inputs, outputs, has_body)
 
 
-def _name(message: "memoryview | int", field: int) -> str:
-    return next((_text(value) for number, value in _fields(_as_bytes(message)) if number == field), "")
-
-
-def _text(value: "memoryview | int") -> str:
-    return str(_as_bytes(value), "utf-8")
-
-
-def _as_bytes(value: "memoryview | int") -> memoryview:
-    if isinstance(value, int):
-        raise ValueError("a number where the model's format has bytes")  # noqa: TRY004  # of the file, no fault here
-    return value
-
-
-def _fields(message: memoryview) -> "Iterator[tuple[int, memoryview | int]]":
-    """Yield number and value of the fields of a protobuf message.
-
-    Raises:
-        ValueError, IndexError: it is none.
-    """
-    position, end = 0, len(message)
-    while position < end:
-        key, position = _varint(message, position)
-        kind = key & 7
-        if kind == 0:
-            value, position = _varint(message, position)
-            yield key >> 3, value
-            continue
-        if kind == 2:
-            size, position = _varint(message, position)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"no field of protobuf is of kind {kind}")
-        if size > end - position:
-            raise ValueError("a field is cut off")
-        yield key >> 3, message[position : position + size]
-        position += size
-
-
-def _varint(message: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-        if shift > _MAX_VARINT_BITS:
-            raise ValueError("a number has more than 10 bytes")
+def _read_names(graph: list[tuple[int, memoryview]], kind: int, name: int) -> set[str]:
+    """Return the names, in field `name`, of what the fields `kind` of a graph hold."""
+    messages = [dict(read_messages(message)) for number, message in graph if number == kind]
+    return {str(message.get(name, b""), "utf-8") for message in messages}

@@ -9,7 +9,7 @@ values of the first.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -304,9 +304,6 @@ class RowsOutput(Record):
         path: path of the artifact, which holds the stored values of one row after the other.
         atol, rtol: tolerance of each row, as in `GoldenOutput`; without `rtol` it is 0.
         every: as in `GoldenOutput`.
-
-    Raises:
-        DataError: a field has the wrong type or value.
     """
 
     _error: ClassVar = DataError
@@ -317,10 +314,6 @@ class RowsOutput(Record):
     rtol: tuple[float, ...] = field(default=(), metadata=OPTIONAL)
     every: int = field(default=1, metadata=OPTIONAL)
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise DataError(f"golden rows: name is {self.name!r}, expected a string")
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,19 +370,11 @@ class Golden(Record):
             return []
         first = {output.name: output for output in self.outputs}
         names = [output.name for output in self.rows.outputs]
-        if not names or len(set(names)) != len(names) or not first.keys() >= set(names):
+        if not names or any(name not in list(first) or names.count(name) > 1 for name in names):
             raise DataError(f"golden rows hold {names}, expected golden outputs ({sorted(first)}), each once")
         return [
             [
-                GoldenOutput(
-                    rows.name,
-                    first[rows.name].dtype,
-                    first[rows.name].shape,
-                    rows.path,
-                    atol,
-                    rtol,
-                    rows.every,
-                )
+                replace(first[rows.name], path=rows.path, atol=atol, rtol=rtol, every=rows.every)
                 for atol, rtol in zip(rows.atol, rows.rtol or [0.0] * len(rows.atol), strict=True)
             ]
             for rows in self.rows.outputs

@@ -3,8 +3,7 @@
 A wrong answer only makes a delta larger, since each delta is tested by making the package from it. So tensors
 that are not understood are left out.
 
-Source: onnx.proto and onnx-data (ONNX 1.23), Protocol Buffers encoding; schema.fbs (TensorFlow Lite),
-FlatBuffers internals.
+Source: onnx.proto and onnx-data (ONNX 1.23); schema.fbs (TensorFlow Lite).
 """
 
 import math
@@ -12,6 +11,16 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
+
+from edgekit_runtime.package.model_encodings import (
+    DAMAGED,
+    follow,
+    read_field,
+    read_fields,
+    read_tables,
+    read_varint,
+    unpack,
+)
 
 _ONNX_WIDTHS: Final = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 4, 10: 2, 11: 4, 12: 4, 13: 4, 16: 2}
 _ONNX_SIGNS: Final = {3: True, 2: False}  # int8, uint8
@@ -48,7 +57,7 @@ def find_tensors(data: memoryview, file_name: str) -> list[TensorPosition]:
     try:
         if file_name.endswith(".onnx") or bytes(data[4:8]) == b"TFL3":
             return sorted(find(data), key=lambda tensor: tensor.offset)
-    except (struct.error, IndexError, ValueError, UnicodeDecodeError, OverflowError):
+    except DAMAGED:
         pass
     return []
 
@@ -56,43 +65,8 @@ def find_tensors(data: memoryview, file_name: str) -> list[TensorPosition]:
 # ONNX
 
 
-def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number is too long")
-
-
-def _read_fields(data: memoryview, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, value (0 of bytes), begin and end of each field of a message."""
-    position = begin
-    while position < end:
-        tag, position = _read_varint(data, position)
-        kind, value, start = tag & 7, 0, position
-        if kind == 0:
-            value, position = _read_varint(data, position)
-        elif kind == 1:
-            position += 8
-        elif kind == 2:
-            length, start = _read_varint(data, position)
-            position = start + length
-        elif kind == 5:
-            position += 4
-        else:
-            raise ValueError("a field is of no known kind")
-        if position > end:
-            raise ValueError("a field reaches past its message")
-        yield tag >> 3, value, start, position
-
-
 def _find_onnx(data: memoryview) -> Iterator[TensorPosition]:
-    for number, _, begin, end in _read_fields(data, 0, len(data)):
+    for number, _, begin, end in read_fields(data, 0, len(data)):
         if number == 7:
             yield from _find_in_graph(data, begin, end, "", 0)
 
@@ -102,18 +76,18 @@ def _find_in_graph(
 ) -> Iterator[TensorPosition]:
     nodes = 0
     scales: dict[str, str] = {}
-    for number, _, start, stop in _read_fields(data, begin, end):
+    for number, _, start, stop in read_fields(data, begin, end):
         if number == 1 and depth < _MAX_DEPTH:
             nodes += 1
             names = []
-            for field, _, first, last in _read_fields(data, start, stop):
+            for field, _, first, last in read_fields(data, start, stop):
                 if field == 1:
                     names.append(f"{scope}/{bytes(data[first:last]).decode()}")
                 elif field == 4 and bytes(data[first:last]) == b"DequantizeLinear" and len(names) > 1:
                     scales[names[0]] = names[1]
                 elif field == 5:
                     yield from _find_in_attribute(data, first, last, f"{scope}/{nodes}", depth)
-    for number, _, start, stop in _read_fields(data, begin, end):
+    for number, _, start, stop in read_fields(data, begin, end):
         if number == 5:
             for tensor in _read_tensor(data, start, stop, f"{scope}/"):
                 yield replace(tensor, scale=scales.get(tensor.name, ""))
@@ -122,7 +96,7 @@ def _find_in_graph(
 def _find_in_attribute(
     data: memoryview, begin: int, end: int, scope: str, depth: int
 ) -> Iterator[TensorPosition]:
-    for number, _, start, stop in _read_fields(data, begin, end):
+    for number, _, start, stop in read_fields(data, begin, end):
         if number == 5:
             yield from _read_tensor(data, start, stop, f"{scope}:")
         elif number == 6:
@@ -133,16 +107,16 @@ def _read_tensor(data: memoryview, begin: int, end: int, scope: str) -> Iterator
     shape: list[int] = []
     kind, name = 0, ""
     content: tuple[int, int] | None = None
-    for number, value, start, stop in _read_fields(data, begin, end):
-        if number == 1 and start < stop and value == 0 and stop - start > 1:  # packed
+    for number, value, start, stop in read_fields(data, begin, end):
+        if number == 1 and value is None:  # packed
             position = start
             while position < stop:
-                size, position = _read_varint(data, position)
+                size, position = read_varint(data, position)
                 shape.append(size)
-        elif number == 1:
+        elif number == 1 and value is not None:
             shape.append(value)
         elif number == 2:
-            kind = value
+            kind = value or 0
         elif number == 8:
             name = bytes(data[start:stop]).decode()
         elif number in (4, 9):  # float_data is packed, so its bytes are as those of raw_data
@@ -158,57 +132,30 @@ def _read_tensor(data: memoryview, begin: int, end: int, scope: str) -> Iterator
 # TFLite
 
 
-def _read_field(data: memoryview, table: int, number: int) -> int | None:
-    """Return where a field of a table lies, or None where it is absent."""
-    vtable = table - _unpack(data, "<i", table)
-    if 4 + 2 * number + 2 > _unpack(data, "<H", vtable):
-        return None
-    offset = _unpack(data, "<H", vtable + 4 + 2 * number)
-    return table + offset if offset else None
-
-
-def _unpack(data: memoryview, kind: str, position: int) -> int:
-    if position < 0:
-        raise ValueError("an offset is negative")
-    return int(struct.unpack_from(kind, data, position)[0])
-
-
-def _follow(data: memoryview, field: int | None) -> int | None:
-    return None if field is None else field + _unpack(data, "<I", field)
-
-
-def _read_tables(data: memoryview, field: int | None) -> list[int]:
-    vector = _follow(data, field)
-    if vector is None:
-        return []
-    places = range(vector + 4, vector + 4 + 4 * _unpack(data, "<I", vector), 4)
-    return [place + _unpack(data, "<I", place) for place in places]
-
-
 def _read_vector(data: memoryview, field: int | None, width: int) -> tuple[int, int]:
     """Return offset and length in bytes of the content of a vector."""
-    vector = _follow(data, field)
+    vector = follow(data, field)
     if vector is None:
         return 0, 0
-    return vector + 4, width * _unpack(data, "<I", vector)
+    return vector + 4, width * unpack(data, "<I", vector)
 
 
 def _find_tflite(data: memoryview) -> Iterator[TensorPosition]:
-    model = _unpack(data, "<I", 0)
-    buffers = _read_tables(data, _read_field(data, model, 4))
+    model = unpack(data, "<I", 0)
+    buffers = list(read_tables(data, read_field(data, model, 4)))
     seen = set()
-    for graph_number, graph in enumerate(_read_tables(data, _read_field(data, model, 2))):
-        for number, tensor in enumerate(_read_tables(data, _read_field(data, graph, 0))):
+    for graph_number, graph in enumerate(read_tables(data, read_field(data, model, 2))):
+        for number, tensor in enumerate(read_tables(data, read_field(data, graph, 0))):
             name = f"{graph_number}/{number}"
-            scales = _follow(data, _read_field(data, tensor, 4))
+            scales = follow(data, read_field(data, tensor, 4))
             if scales is not None:
-                offset, length = _read_vector(data, _read_field(data, scales, 2), 4)
+                offset, length = _read_vector(data, read_field(data, scales, 2), 4)
                 if length and offset not in seen:
                     seen.add(offset)
                     yield TensorPosition(f"{name}:scale", offset, length, 4)
-            field = _read_field(data, tensor, 2)
-            buffer = 0 if field is None else _unpack(data, "<I", field)
-            offset, length = _read_vector(data, _read_field(data, buffers[buffer], 0), 1)
+            field = read_field(data, tensor, 2)
+            buffer = 0 if field is None else unpack(data, "<I", field)
+            offset, length = _read_vector(data, read_field(data, buffers[buffer], 0), 1)
             if not length or offset in seen:
                 continue
             seen.add(offset)
@@ -217,9 +164,9 @@ def _find_tflite(data: memoryview) -> Iterator[TensorPosition]:
 
 
 def _describe(data: memoryview, tensor: int, name: str, offset: int, length: int) -> TensorPosition:
-    field = _read_field(data, tensor, 1)
+    field = read_field(data, tensor, 1)
     kind = 0 if field is None else data[field]
-    begin, size = _read_vector(data, _read_field(data, tensor, 0), 4)
+    begin, size = _read_vector(data, read_field(data, tensor, 0), 4)
     shape = struct.unpack_from(f"<{size // 4}i", data, begin)
     width = _TFLITE_WIDTHS.get(kind, 1)
     if length % width:

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from edgekit_runtime.package.model_encodings import DAMAGED, read_varint
+
 _TO_ONNX_FROM_TORCH: Final = "export it first: torch.onnx.export(model, example_inputs, 'model.onnx')"
 _TO_ONNX_FROM_KERAS: Final = "export it first: model.export('model.onnx', format='onnx'), or tf2onnx"
 _TO_PACKAGE: Final = "`edgekit package FILE --target TARGET` makes a package of it"
@@ -133,43 +135,40 @@ def _describe_zip(path: Path, head: bytes) -> str | None:
 
 def _is_onnx_head(head: bytes) -> bool:
     """Whether bytes may begin an ONNX model: the version of its format, then another field of a model."""
-    tag, at = _varint(head, 0)
-    version, at = _varint(head, at)
-    following, _ = _varint(head, at)
+    try:
+        tag, at = read_varint(head, 0)
+        version, at = read_varint(head, at)
+        following, _ = read_varint(head, at)
+    except DAMAGED:
+        return False
     return (
         tag == 1 << 3
         and 1 <= version <= _GREATEST_PLAUSIBLE_IR
         and _MODEL_FIELDS.get(following >> 3) == following & 7
-        and at < len(head)
     )
 
 
 def _missing_end(content: bytes) -> str:
     """Return how much is missing if `content` is the beginning of an ONNX model, otherwise nothing."""
     at, first = 0, True
-    while at < len(content):
-        tag, at = _varint(content, at)
-        field, wire = tag >> 3, tag & 7
-        if _MODEL_FIELDS.get(field) != wire or (first and field != 1):
-            return ""
-        value, at = _varint(content, at)
-        if first and not 1 <= value <= _GREATEST_PLAUSIBLE_IR:
-            return ""
-        first = False
-        if wire == 2 and value > len(content) - at:
-            return f"a part of {value} bytes begins at byte {at}, and {len(content) - at} bytes follow"
-        at += value if wire == 2 else 0
+    try:
+        while at < len(content):
+            tag, at = read_varint(content, at)
+            field, wire = tag >> 3, tag & 7
+            if _MODEL_FIELDS.get(field) != wire or (first and field != 1):
+                return ""
+            value, at = read_varint(content, at)
+            if first and not 1 <= value <= _GREATEST_PLAUSIBLE_IR:
+                return ""
+            first = False
+            if wire == 2 and value > len(content) - at:
+                return f"a part of {value} bytes begins at byte {at}, and {len(content) - at} bytes follow"
+            at += value if wire == 2 else 0
+    except IndexError:
+        return "it ends within the head of a part"
+    except ValueError:
+        pass
     return ""
-
-
-def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """Return the variable-length integer at `at`, and where it ends."""
-    value = 0
-    for place, byte in enumerate(content[at : at + 10]):
-        value |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return value, at + place + 1
-    return value, len(content)
 
 
 def _is_text(head: bytes) -> bool:

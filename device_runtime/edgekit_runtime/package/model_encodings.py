@@ -1,0 +1,91 @@
+"""Reads the encodings of model files without their libraries: Protocol Buffers (ONNX), FlatBuffers (TFLite).
+
+Source: Protocol Buffers encoding; FlatBuffers internals.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+DAMAGED: Final = (ValueError, IndexError, struct.error)
+"""What all functions here raise for bytes that are no such file."""
+
+_MAX_VARINT_BITS: Final = 63
+_FIXED_SIZES: Final = {1: 8, 5: 4}
+
+
+def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
+    """Return the number at `position`, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > _MAX_VARINT_BITS:
+            raise ValueError("a number has more than 10 bytes")
+
+
+def read_fields(data: memoryview, begin: int, end: int) -> Iterator[tuple[int, int | None, int, int]]:
+    """Yield number, value (None of bytes), begin and end of each field of a message.
+
+    Numbers of a fixed width are passed over, since no field that we read is such a number.
+    """
+    position = begin
+    while position < end:
+        tag, start = read_varint(data, position)
+        kind, value = tag & 7, None
+        if kind == 0:
+            value, position = read_varint(data, start)
+        elif kind == 2:
+            size, start = read_varint(data, start)
+            position = start + size
+        elif kind in _FIXED_SIZES:
+            position = start + _FIXED_SIZES[kind]
+        else:
+            raise ValueError(f"no field of Protocol Buffers is of kind {kind}")
+        if position > end:
+            raise ValueError("a field reaches past its message")
+        if kind not in _FIXED_SIZES:
+            yield tag >> 3, value, start, position
+
+
+def read_messages(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yield number and content of those fields of a message that hold bytes.
+
+    Libraries too pass over a number where they expect bytes.
+    """
+    for number, value, begin, end in read_fields(data, 0, len(data)):
+        if value is None:
+            yield number, data[begin:end]
+
+
+def unpack(data: memoryview, kind: str, position: int) -> int:
+    """Return the integer at `position`, whose format is `kind` in the words of `struct`."""
+    if position < 0:
+        raise ValueError("an offset is negative")
+    return int(struct.unpack_from(kind, data, position)[0])
+
+
+def read_field(data: memoryview, table: int, number: int) -> int | None:
+    """Return where a field of a table lies, or None where it is absent."""
+    vtable = table - unpack(data, "<i", table)
+    if 4 + 2 * number + 2 > unpack(data, "<H", vtable):
+        return None
+    offset = unpack(data, "<H", vtable + 4 + 2 * number)
+    return table + offset if offset else None
+
+
+def follow(data: memoryview, field: int | None) -> int | None:
+    """Return what a field refers to, or None where it is absent."""
+    return None if field is None else field + unpack(data, "<I", field)
+
+
+def read_tables(data: memoryview, field: int | None) -> Iterator[int]:
+    """Yield where each table of a vector lies."""
+    vector = follow(data, field)
+    if vector is not None:
+        for entry in range(vector + 4, vector + 4 + 4 * unpack(data, "<I", vector), 4):
+            yield entry + unpack(data, "<I", entry)
