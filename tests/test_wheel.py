@@ -138,7 +138,7 @@ def test_wheel_holds_the_code_at_its_lines_and_the_first_line_of_public_docstrin
 
 
 def read_code(source: str) -> tuple[str, list[int], list[str]]:
-    """Return the code without docstrings, the lines of its nodes, and the first lines of public docstrings."""
+    """Return the code without docstrings, the lines of its nodes, first lines of public docstrings."""
     tree, first_lines = ast.parse(source), []
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):

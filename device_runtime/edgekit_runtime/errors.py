@@ -126,6 +126,10 @@ class UnavailableError(EdgekitError):
         self.retry_after_s = retry_after_s
 
 
+class SlowOpeningError(UnavailableError):
+    """A package was not opened and tested in time: a busy machine, or an engine that hangs."""
+
+
 class OverloadedError(UnavailableError):
     """More calls wait for a model than its queue holds."""
 

@@ -20,7 +20,7 @@ from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.models.slot_source import InstalledModels
 from edgekit_runtime.service.options.model import GovernorOptions, ModelOptions
 from edgekit_runtime.service.options.rollout import CanaryOptions
-from edgekit_runtime.sessions.local_results import is_opening_kept, keep_opening
+from edgekit_runtime.sessions.local_results import MAX_RESULTS, is_opening_kept, keep_opening
 from edgekit_runtime.slots import Slots
 
 THIRD = BackendChoice("third", "model.onnx", {})
@@ -33,6 +33,11 @@ RUNNING_OUT = """
 import os, signal
 def open_third(package, choice, threads):
     os.kill(os.getpid(), signal.SIGKILL)
+"""
+HANGING = """
+import threading
+def open_third(package, choice, threads):
+    threading.Event().wait()
 """
 # Opens the model with onnxruntime, and writes down in which process.
 RECORDING = """
@@ -153,6 +158,35 @@ def test_package_is_opened_in_a_child_the_first_time_only(
     assert (len(first), first[0] != os.getpid(), first[1]) == (2, True, os.getpid())
     assert second == [os.getpid()]
     assert "cache folder" not in caplog.text  # although the engine prints
+
+
+def test_engine_that_hangs_is_answered_by_503_and_rejects_the_version_at_the_third_time(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_engine(tmp_path, monkeypatch, HANGING)
+    slots = Slots(tmp_path / "state", maker.trust)
+    slots.install(write(maker, tmp_path, "1.0.0", backend=THIRD))
+    config = make_config(tmp_path, models={"linear": ModelOptions(load_timeout_s=0.2)})
+    with running(config, InstalledModels(slots), tries_in_child=True) as service:
+        for begun in range(2, slots.max_begun + 1):
+            reply = load(service, "linear")
+            assert (reply.status, "not opened and tested within 0.2 s" in str(reply.json)) == (503, True)
+            state = slots.load("linear").state
+            assert (state.current.begun, state.rejected) == (begun, ())
+        load(service, "linear")
+    (rejected,) = slots.load("linear").state.rejected
+    assert "begun 3 times" in rejected.reason
+
+
+def test_only_the_newest_openings_are_remembered(maker: PackageMaker, tmp_path: Path, cache: Path) -> None:
+    with read_package(write(maker, tmp_path, "1.0.0"), maker.trust) as package:
+        keep_opening(package, ("oldest",))
+        os.utime(next((cache / "openings").iterdir()), (0, 0))
+        for turn in range(MAX_RESULTS):
+            keep_opening(package, (str(turn),))
+        assert is_opening_kept(package, ("0",))
+        assert not is_opening_kept(package, ("oldest",))
+    assert len(list((cache / "openings").iterdir())) == MAX_RESULTS
 
 
 def test_openings_of_the_parts_of_a_package_are_all_remembered(maker: PackageMaker, tmp_path: Path) -> None:

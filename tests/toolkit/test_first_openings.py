@@ -14,7 +14,7 @@ from tests.toolkit.package_run import edgekit, package
 import edgekit_toolkit
 from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.measurement.peak_memory import trivial_model
-from edgekit_toolkit.openings.first_opening import Openings
+from edgekit_toolkit.openings.model_opening import Openings
 
 ABORTING = trivial_model("ort").replace(b"trivial", b"hostile")
 

@@ -2,7 +2,7 @@
 
 The winner only changes the order of the signed manifest's backends. Tuning changes only options of speed, and
 only for exactly the measured package, engine release and number of processors. An opening counts for exactly
-the package, engine releases and processor. A file that cannot be read is ignored.
+the package, engine releases and processor. A file that cannot be read is ignored, and the oldest ones go.
 """
 
 import contextlib
@@ -35,6 +35,9 @@ _ENGINES: Final = {
     "litert": ("ai_edge_litert", "tflite_runtime"),
     "offload": ("onnxruntime",),
 }
+MAX_RESULTS: Final = 256
+"""Of each kind, the newest."""
+
 _PROCESSOR_LINES: Final = ("model name", "flags", "Features", "CPU part")  # of /proc/cpuinfo
 
 
@@ -227,6 +230,9 @@ def _keep(path: Path, document: Mapping[str, JsonValue]) -> Path:
         ) from cause
     with write_atomically(path, mode=0o600) as file:
         file.write(json.dumps(document, indent=2).encode())
+    with contextlib.suppress(OSError):  # as another process may remove the same
+        for oldest in sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-MAX_RESULTS]:
+            oldest.unlink()
     return path
 
 

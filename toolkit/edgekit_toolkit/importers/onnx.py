@@ -34,7 +34,7 @@ from edgekit_toolkit.importers.sparse_weights import store_densely
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.functions import foreign_functions, inline_functions, named_functions
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
-from edgekit_toolkit.openings.first_opening import check_opening
+from edgekit_toolkit.openings.model_opening import check_opening
 from edgekit_toolkit.openings.sessions import open_ort
 
 _HASH_CHUNK_BYTES: Final = 1 << 20

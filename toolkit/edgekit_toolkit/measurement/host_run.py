@@ -28,7 +28,7 @@ from edgekit_toolkit.models.model import Engine, Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
 from edgekit_toolkit.onnx_graph.traversal import nodes
-from edgekit_toolkit.openings.first_opening import check_opening
+from edgekit_toolkit.openings.model_opening import check_opening
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
 from edgekit_toolkit.targets.loader import load_target
 

@@ -11,7 +11,7 @@ from edgekit_runtime.errors import BackendError
 from edgekit_runtime.sessions.ort_products import open_exact
 from edgekit_runtime.sessions.ort_rewrites import WRONG_REWRITES
 from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
-from edgekit_toolkit.openings.first_opening import check_opening
+from edgekit_toolkit.openings.model_opening import check_opening
 from edgekit_toolkit.samples.generated import Feeds
 
 # Only errors about unusable graphs or nodes; other messages (warnings of fallbacks) are noise here.

@@ -23,7 +23,7 @@ from edgekit_toolkit.onnx_graph.index import copy_model
 from edgekit_toolkit.onnx_graph.ort_options import ort_options, stated_options
 from edgekit_toolkit.onnx_graph.specs import bound_shape, real_inputs, tensor_specs
 from edgekit_toolkit.onnx_graph.traversal import stored_tensors
-from edgekit_toolkit.openings.first_opening import check_opening
+from edgekit_toolkit.openings.model_opening import check_opening
 
 BLOCKED_DOMAIN: Final = "com.microsoft.nchwc"
 _SIZES: Final = {"float": 4, "double": 8, "float16": 2, "bfloat16": 2, "bool": 1} | {

@@ -1,4 +1,4 @@
-"""The process that opens models: `python -m edgekit_toolkit.openings.child CHANNEL`, see `first_opening`.
+"""The process that opens models: `python -m edgekit_toolkit.openings.child CHANNEL`, see `model_opening`.
 
 For each request, a line of JSON, it opens a model as a device would, and runs it if the request has inputs.
 It answers with an empty object whether or not the engine refused.

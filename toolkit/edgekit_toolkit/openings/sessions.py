@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_toolkit.openings.first_opening import Feeds, check_opening
+from edgekit_toolkit.openings.model_opening import Feeds, check_opening
 
 if TYPE_CHECKING:
     from edgekit_runtime.sessions.litert.session import LiteRtOptions, LiteRtSession

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Final, Literal
 
 from edgekit_hil.provisioning.pinned_packages import read_pinned
-from edgekit_runtime.errors import BackendError, ProvisioningError, UnavailableError
+from edgekit_runtime.errors import BackendError, ProvisioningError, SlowOpeningError, UnavailableError
 from edgekit_runtime.package.archive import read_package, write_package
-from edgekit_runtime.sessions.opening.first_opening import test_in_child
+from edgekit_runtime.sessions.opening.package_opening import test_in_child
 from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_cache_folder
 from edgekit_runtime.trust.dsse import KnownDigest
 from edgekit_toolkit.packaging.assemble import Assembled
+from edgekit_toolkit.packaging.engine_proof import EngineProof
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 FETCH_VARIABLE: Final = "EDGEKIT_DEVICE_ENGINES"
@@ -57,23 +58,6 @@ class DeviceEngine:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineProof:
-    """What a release of the engine said about a package.
-
-    Attributes:
-        engine: name and release of the engine that proved it, such as `onnxruntime 1.24.4`.
-        device_engine: name and release that devices run.
-        problem: why the device's release refuses the package, or an empty text.
-        note: why only the host's release proved it, or an empty text.
-    """
-
-    engine: str
-    device_engine: str
-    problem: str = ""
-    note: str = ""
-
-
 def prove(package: Assembled, engine: Literal["ort", "litert"], signer: StatementSigner) -> EngineProof:
     """Return what the release that devices run says about `package`.
 
@@ -96,12 +80,12 @@ def prove(package: Assembled, engine: Literal["ort", "litert"], signer: Statemen
         with read_package(path, KnownDigest(package.manifest.sha256)) as opened:
             try:
                 test = test_in_child(opened, limit_s=_TEST_LIMIT_S, engines=wanted.folder, is_kept=False)
+            except (BackendError, SlowOpeningError) as error:
+                return EngineProof(device, device, problem=str(error))
             except UnavailableError as error:  # says nothing about the package
                 return EngineProof(
                     device, device, note=f"Not opened with {device}, which devices run: {error}"
                 )
-            except BackendError as error:
-                return EngineProof(device, device, problem=str(error))
     return EngineProof(device, device, problem=test.problem)
 
 

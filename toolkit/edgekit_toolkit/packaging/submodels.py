@@ -27,7 +27,7 @@ from edgekit_runtime.sessions.options import DECODE, read_options
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.models.integer_division import onnx_divides_by_inputs
-from edgekit_toolkit.openings.first_opening import check_opening
+from edgekit_toolkit.openings.model_opening import check_opening
 from edgekit_toolkit.packaging.assemble import describe_artifacts
 from edgekit_toolkit.packaging.golden_tensors import golden_input, golden_outputs
 from edgekit_toolkit.samples.generated import Feeds

@@ -13,7 +13,7 @@ import onnx
 import onnxruntime
 
 from edgekit_toolkit.onnx_graph.traversal import nodes
-from edgekit_toolkit.openings.first_opening import check_opening
+from edgekit_toolkit.openings.model_opening import check_opening
 
 
 class CastsAddedError(Exception):

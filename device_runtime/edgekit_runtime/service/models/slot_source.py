@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Collection, Sequence
 
-from edgekit_runtime.errors import EdgekitError, UnavailableError
+from edgekit_runtime.errors import EdgekitError, SlowOpeningError, UnavailableError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS
 from edgekit_runtime.service.models.source import Load, Source
 from edgekit_runtime.service.models.version_policy import Servable, VersionPolicy
@@ -126,6 +126,9 @@ class InstalledModels(Source):
             with choice.package as package:
                 check_engines(package.manifest)  # also for a process of its own, which would start in vain
                 return load(package)
+        except SlowOpeningError:  # counts again each time, so that a version that always hangs is given up
+            self._begun.discard(choice.sha256)
+            raise
         except (UnavailableError, EngineMissingError):
             if choice.is_counted and self.undo_start(choice.model, choice.version):
                 self._begun.discard(choice.sha256)

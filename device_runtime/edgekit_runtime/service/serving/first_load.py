@@ -15,10 +15,11 @@ def load_tested(
 
     Raises:
         BackendError: as `load`, or the engine ended the child.
+        SlowOpeningError: the child did not end in time.
         UnavailableError: as `load`, or there was no memory for the child.
     """
     if not options.isolated or beside is not None:
-        from edgekit_runtime.sessions.opening.first_opening import check_first_opening  # not in a worker
+        from edgekit_runtime.sessions.opening.package_opening import check_first_opening  # not in a worker
 
         governor = options.governor
         every = tuple(variant.name for variant in package.manifest.all_variants)

@@ -7,7 +7,7 @@ standard error. REQUEST is a JSON object:
 - `package`: path.
 - `sha256`: digest of the manifest that the parent has verified; without it, the keys of this device decide.
 - `submodel`, `variants`, `threads`: what is opened; by default the preferred variant of the whole model.
-- `forget`: whether not to remember the success, see `first_opening`.
+- `forget`: whether not to remember the success, see `package_opening`.
 """
 
 import contextlib

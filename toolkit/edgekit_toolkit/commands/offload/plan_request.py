@@ -26,7 +26,7 @@ from edgekit_toolkit.commands.offload.plan_package import TieredCuts
 from edgekit_toolkit.commands.offload.plan_server import check_server, is_url, probe_server
 from edgekit_toolkit.commands.offload.source import MAX_SAMPLES, read_samples, read_whole_model
 from edgekit_toolkit.commands.progress import ProgressBar
-from edgekit_toolkit.openings.first_opening import check_opening
+from edgekit_toolkit.openings.model_opening import check_opening
 
 _LEAKAGE_LIMIT_S: Final = 8.0  # time of all attacks, unless a limit on leakage is given
 _LEAST_ATTACKED: Final = 40  # with fewer samples, leakage is measured on request only

@@ -22,7 +22,7 @@ from edgekit_toolkit.importers.file_kind import describe_no_model
 from edgekit_toolkit.importers.model_file import MAX_MODEL_BYTES, errors_with_path
 from edgekit_toolkit.importers.onnx import check_inference
 from edgekit_toolkit.onnx_graph.specs import tensor_specs
-from edgekit_toolkit.openings.first_opening import check_opening
+from edgekit_toolkit.openings.model_opening import check_opening
 from edgekit_toolkit.samples.generated import generate_feeds
 from edgekit_toolkit.samples.source import draw_mask, open_data
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edgekit_runtime.errors import BackendError, UnavailableError
+from edgekit_runtime.errors import BackendError, SlowOpeningError, UnavailableError
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.sessions.local_results import is_opening_kept
 from edgekit_runtime.system.child_process import ChildProcess, child_environment, describe_end
@@ -56,7 +56,8 @@ def check_first_opening(
         limit_s: longest time.
 
     Raises:
-        BackendError: the engine ended the child, or hung.
+        BackendError: the engine ended the child.
+        SlowOpeningError: it did not end within `limit_s`.
         UnavailableError: there was no memory for the child.
     """
     if is_opening_kept(package, variants):
@@ -90,7 +91,8 @@ def test_in_child(
         is_kept: whether the next opening need not be tried, if this one succeeds.
 
     Raises:
-        BackendError: the engine ended the child, or hung.
+        BackendError: the engine ended the child.
+        SlowOpeningError: it did not end within `limit_s`.
         UnavailableError: there was no memory for the child.
     """
     request = {
@@ -114,7 +116,11 @@ def test_in_child(
         child.lower_priority()
         code = child.wait(limit_s)
         if code is None:
-            raise BackendError(f"{what}: its engine did not open, test and run it within {limit_s:g} s")
+            raise SlowOpeningError(
+                f"{what}: was not opened and tested within {limit_s:g} s, on a busy machine or by an engine that"
+                " hangs; load it again, or set a longer load_timeout_s",
+                _RETRY_AFTER_S,
+            )
         if code == -signal.SIGKILL:
             raise UnavailableError(
                 f"{what}: the process that tested it was killed, as by a lack of memory; load it again later",
