@@ -1,5 +1,6 @@
 """The release of the engine that devices run has the last word about a package."""
 
+import os
 import platform
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from tests.toolkit.fake_onnxruntime import write_aborting_onnxruntime
 from tests.toolkit.package_run import TINY, package
 
 from edgekit_hil.provisioning.pinned_packages import read_pinned
-from edgekit_toolkit.packaging.device_engine import FETCH_VARIABLE
+from edgekit_toolkit.packaging.device_engine import FETCH_VARIABLE, find_device_engine
 
 pytestmark = pytest.mark.usefixtures("home")
 MODEL = TINY / "digits_cnn.onnx"
@@ -80,11 +81,29 @@ def test_release_of_devices_that_cannot_be_fetched_is_said_in_one_line(
     needs_other_release()
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    report = report_of(tmp_path / "out", "--version", "2.0.0")
+    outcome = package(MODEL, tmp_path / "out", *OPTIONS, "--version", "2.0.0")
+    report = outcome.json
     note = report["proof"]["note"]
     assert f"devices run onnxruntime {pinned_release()}: pip cannot fetch it" in note
     assert "\n" not in note
-    assert not list((cache / "engines").iterdir())
+    assert [path.suffix for path in (cache / "engines").iterdir()] == [".failed"]
+
+
+def test_failure_to_fetch_is_remembered_for_some_minutes(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_other_release()
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    said: list[str] = []
+    first = find_device_engine("ort", said.append)
+    assert "next try after 10 minutes" in first.problem
+    assert find_device_engine("ort", said.append) == first
+    assert len(said) == 1
+    (failure,) = (cache / "engines").iterdir()
+    os.utime(failure, (0, 0))
+    find_device_engine("ort", said.append)
+    assert len(said) == 2
 
 
 def test_proof_that_is_switched_off_fetches_nothing_and_is_said(

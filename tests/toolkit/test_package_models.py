@@ -178,3 +178,19 @@ def test_a_quantized_model_is_not_quantized_again(tmp_path: Path) -> None:
     ]
     assert kinds[0] == kinds[1]
     assert not [one["label"] for one in outcome.json["candidates"] if one["label"].startswith("int8 per")]
+
+
+def test_output_that_stays_empty_is_named_in_a_warning_that_says_what_to_give(tmp_path: Path) -> None:
+    weights = np.random.default_rng(3).standard_normal((8, 4)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("Greater", ["x", "limit"], ["large"]),
+        helper.make_node("NonZero", ["large"], ["places"]),
+    ]
+    constants = {"w": weights, "limit": np.array(1e30, np.float32)}
+    outputs = [tensor("y", [1, 4]), tensor("places", [2, "found"], TensorProto.INT64)]
+    model = saved(model_of(nodes, [tensor("x", [1, 8])], outputs, constants), tmp_path / "model.onnx")
+    outcome = package(model, tmp_path / "out", "--json")
+    (warning,) = (text for text in outcome.json["warnings"] if "no values" in text)
+    assert "output 'places' has no values on any sample" in warning
+    assert "--calibration" in warning

@@ -210,10 +210,21 @@ def test_graph_whose_backward_pass_fails_is_measured_one_layer_at_a_time() -> No
     assert 0 < noise.noise <= 1
 
 
-def test_node_that_does_not_fit_its_rule_is_a_backend_error() -> None:
-    model = model_of([node("Transpose", ["x"], ["y"])], {}, {"x": (2, 3)})
-    with pytest.raises(BackendError, match="no backward pass through Transpose 'y'"):
-        Adjoint(copy_model(model).graph, {}, float_tensors(model), {"y": "v"})
+@pytest.mark.parametrize("error", [BackendError("refused"), KeyError("y"), ValueError("a rank")])
+def test_graph_that_no_rule_fits_is_measured_one_layer_at_a_time(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> list[float]:
+        raise error
+
+    rng = np.random.default_rng(4)
+    model = model_of([node("MatMul", ["x", "w"], ["y"])], {"w": random_weight(rng, 16, 8)}, {"x": (3, 16)})
+    samples = [{"x": rng.normal(size=(3, 16)).astype(np.float32)} for _ in range(4)]
+    quantizer = OnnxQuantizer(model, ASYMMETRIC, threads=1)
+    fidelity = Fidelity(OnnxModel(model), samples, threads=1, softmax_axes=[None])
+    monkeypatch.setattr("edgekit_toolkit.quantize.onnx.quantizer.propagate", fail)
+    (cost,) = quantizer.weight_costs(("y",), fidelity, lambda: False)
+    assert [cost] == list(measure_weights(quantizer.build, ("y",), fidelity, lambda: False))
 
 
 def test_outputs_whose_moves_the_engine_refuses_have_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:

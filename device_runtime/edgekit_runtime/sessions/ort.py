@@ -183,6 +183,7 @@ class OrtSession:
     def cancel_runs(self) -> None:
         """End the runs under way with an error, at their next node; later ones are not affected."""
         settings, self._settings = self._settings, _make_run_settings()
+        self._settings.terminate = settings.terminate  # after `interrupt`
         settings.terminate = True
 
     def close(self) -> None:

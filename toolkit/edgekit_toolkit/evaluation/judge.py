@@ -30,18 +30,16 @@ def measure_latencies(runs: Sequence[Runner], feeds: Feeds) -> list[Latency]:
     return [found[number] for number in calls]
 
 
-def measure_processor_ratios(models: Sequence[Model], outputs: Sequence[str], feeds: Feeds) -> list[float]:
+def measure_processor_ratios(runs: Sequence[Runner], feeds: Feeds) -> list[float]:
     """Return the processor time here of each model over that of the first, from interleaved runs.
 
-    It counts no time in which others have the processor. One thread, because waking others takes as long as
-    a small model. The lower quartiles count, in which others have least disturbed the caches.
+    It counts no time in which others have the processor. The lower quartiles count, in which others have
+    least disturbed the caches.
 
     Args:
-        models: models, opened here.
-        outputs: outputs of the models.
+        runs: models with one thread, because waking others takes as long as a small model.
         feeds: inputs.
     """
-    runs = [model.open(outputs, threads=1) for model in models]
     calls = {str(number): partial(run, feeds) for number, run in enumerate(runs)}
     found = measure_latency(calls, _PROCESSOR_LIMITS, clock=time.process_time)
     first_s, _ = found["0"].quartiles_s

@@ -5,11 +5,13 @@ may refuse, or abort on. So the package that is chosen is opened and self-tested
 child process.
 """
 
-import functools
 import os
 import platform
 import sys
 import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,6 +36,7 @@ _DISTRIBUTIONS: Final[dict[Literal["ort", "litert"], str]] = {
     "litert": "ai-edge-litert",
 }
 _FETCH_LIMIT_S: Final = 300.0
+_RETRY_AFTER_S: Final = 600.0  # without a network each try takes its time
 _TEST_LIMIT_S: Final = 300.0
 _PIP: Final = (
     *("-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"),
@@ -58,15 +61,18 @@ class DeviceEngine:
     problem: str = ""
 
 
-def prove(package: Assembled, engine: Literal["ort", "litert"], signer: StatementSigner) -> EngineProof:
+def prove(
+    package: Assembled, engine: Literal["ort", "litert"], signer: StatementSigner, say: Callable[[str], None]
+) -> EngineProof:
     """Return what the release that devices run says about `package`.
 
     Args:
         package: package with one variant, which the host's engine has run.
         engine: engine of the device that opens it.
         signer: signs the file that the other process reads.
+        say: shows what takes long.
     """
-    wanted = find_device_engine(engine)
+    wanted = find_device_engine(engine, say)
     device = f"{wanted.name} {wanted.release}"
     if wanted.problem:
         own = f"{wanted.name} {_find_own_release(wanted.name)}"
@@ -89,8 +95,8 @@ def prove(package: Assembled, engine: Literal["ort", "litert"], signer: Statemen
     return EngineProof(device, device, problem=test.problem)
 
 
-def find_device_engine(engine: Literal["ort", "litert"]) -> DeviceEngine:
-    """Return the release of an engine that devices run, for this Python; fetch it if need be."""
+def find_device_engine(engine: Literal["ort", "litert"], say: Callable[[str], None]) -> DeviceEngine:
+    """Return the release of an engine that devices run, for this Python; fetch it if need be, and say so."""
     name = _DISTRIBUTIONS[engine]
     try:
         pinned = read_pinned(engine, platform.machine(), platform.python_version())
@@ -104,13 +110,27 @@ def find_device_engine(engine: Literal["ort", "litert"]) -> DeviceEngine:
         return DeviceEngine(name, wanted.release, problem=f"{FETCH_VARIABLE} is off")
     tag = f"{name}-{wanted.release}-{sys.implementation.cache_tag}-{platform.machine()}"
     folder = find_cache_folder() / "engines" / tag
-    problem = "" if folder.is_dir() else _fetch(line, folder)
+    problem = "" if folder.is_dir() else _fetch(line, folder, say)
     return DeviceEngine(name, wanted.release, None if problem else folder, problem)
 
 
-@functools.cache  # without a network each try takes its time
-def _fetch(requirement: str, folder: Path) -> str:
-    """Install one pinned distribution into `folder`; return why that failed, or an empty text."""
+def _fetch(requirement: str, folder: Path, say: Callable[[str], None]) -> str:
+    """Install one pinned distribution, unless that failed a moment ago; return why, or an empty text."""
+    failure = folder.with_name(f"{folder.name}.failed")
+    with suppress(OSError):
+        if abs(time.time() - failure.stat().st_mtime) < _RETRY_AFTER_S:
+            return failure.read_text()
+    say(f"fetching {requirement.split()[0]}, which devices run")
+    problem = _install(requirement, folder)
+    with suppress(OSError):
+        failure.unlink(missing_ok=True)
+        if problem:
+            problem += f"; next try after {_RETRY_AFTER_S / 60:g} minutes"
+            failure.write_text(problem)
+    return problem
+
+
+def _install(requirement: str, folder: Path) -> str:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".incomplete-") as temporary:

@@ -68,10 +68,11 @@ class PassResult:
 
 @dataclass(frozen=True, slots=True)
 class Optimised:
-    """A model with the outputs of its source, and the passes that made it."""
+    """A model with the outputs of its source, the passes that made it, and what to warn of."""
 
     model: onnx.ModelProto
     steps: tuple[PassResult, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feeds]) -> Optimised:
@@ -99,7 +100,12 @@ def optimise(source: onnx.ModelProto, *, batch: int | None, feeds: Sequence[Feed
     for name, forms in chain(batch):
         model, step = _step(name, forms, model, judge)
         steps.append(step)
-    return Optimised(model, tuple(steps))
+    unseen = ", ".join(f"'{name}'" for name in judge.unseen)
+    warning = (
+        f"output {unseen} has no values on any sample, so nothing shows what optimising the graph changes,"
+        " and it stays as it is; give --calibration samples for which it has some"
+    )
+    return Optimised(model, tuple(steps), (warning,) if unseen else ())
 
 
 class _Judge:

@@ -1,7 +1,7 @@
 """Prepares a search: imports the model, settles its sizes, chooses the samples and optimises it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx
@@ -117,6 +117,7 @@ def prepare(request: Request, phases: Phases) -> Prepared:
         with phases.phase("optimise"):
             optimised = optimise(floats.proto, batch=request.batch, feeds=feeds)
             proto, steps = onnx.shape_inference.infer_shapes(optimised.model), optimised.steps
+            samples = replace(samples, warnings=(*samples.warnings, *optimised.warnings))
             wrong = find_wrong_rewrites(proto, feeds)
             floats = OnnxModel(disable_optimizers(proto, () if wrong is None else wrong.names))
     golden = _golden(source, floats, dims, ranges)

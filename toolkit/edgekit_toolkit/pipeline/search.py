@@ -79,8 +79,11 @@ def search(
         meter = LoadMeter()
         latencies = measure_latencies([reference, *runs], prepared.feeds[0])
         load = meter.finish(latencies[0])
-        models = [prepared.source.model, *(one.model for one in found.candidates)]
-        _, *ratios = measure_processor_ratios(models, names, prepared.feeds[0])
+        runs = [reference, *runs]
+        if request.threads != 1:
+            models = [prepared.source.model, *(one.model for one in found.candidates)]
+            runs = [model.open(names, threads=1) for model in models]
+        _, *ratios = measure_processor_ratios(runs, prepared.feeds[0])
         drafted = draft_packages(
             replace(request, budget=limits),
             prepared,
@@ -91,7 +94,9 @@ def search(
             processor_ratios=ratios,
         )
     with phases.phase("choose"):
-        candidates, accepted = _choose(request, limits, prepared, drafted, scores=scores, signer=signer)
+        candidates, accepted = _choose(
+            *(request, limits, prepared, drafted), scores=scores, signer=signer, progress=progress
+        )
     run = Run(
         request=request,
         prepared=prepared,
@@ -150,6 +155,7 @@ def _choose(
     *,
     scores: Scores,
     signer: StatementSigner,
+    progress: Progress,
 ) -> tuple[tuple[JudgedCandidate, ...], Accepted]:
     """Return the choice, and the candidates with the drop of each that was compared with the limit."""
     by_id = {one.id: one for one in drafted}
@@ -158,7 +164,10 @@ def _choose(
     @functools.cache
     def check(candidate_id: str) -> Acceptance:
         one = by_id[candidate_id]
-        return check_accepted(request.backend, one.model, one.package, prepared.feeds[0], signer)
+        return check_accepted(
+            *(request.backend, one.model, one.package, prepared.feeds[0], signer),
+            say=lambda text: progress(text, None, None),
+        )
 
     def choose(measured: Sequence[Measured]) -> Accepted:
         if request.like is not None and len(drafted) > 1:  # the float model is there for comparison

@@ -117,8 +117,8 @@ def test_in_child(
         code = child.wait(limit_s)
         if code is None:
             raise SlowOpeningError(
-                f"{what}: was not opened and tested within {limit_s:g} s, on a busy machine or by an engine that"
-                " hangs; load it again, or set a longer load_timeout_s",
+                f"{what}: was not opened and tested within {limit_s:g} s: the machine is busy, or its engine"
+                " hangs; try again",
                 _RETRY_AFTER_S,
             )
         if code == -signal.SIGKILL:

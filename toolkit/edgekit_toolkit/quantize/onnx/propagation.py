@@ -26,6 +26,9 @@ from edgekit_toolkit.quantize.scheme import QuantizationParams, activation_param
 from edgekit_toolkit.quantize.sensitivity import Block, Fidelity
 from edgekit_toolkit.samples.generated import Feeds
 
+ODD_GRAPH = (BackendError, LookupError, TypeError, ValueError, ArithmeticError)
+"""What a graph raises here whose nodes no rule fits, or that the engine refuses."""
+
 _NOISES = "edgekit_noises"
 # Backward passes in all. A noise is a mean of so many squares, and so is known within a fourth.
 _MIN_PROBES = 32
@@ -117,7 +120,7 @@ def propagate(
         threads: threads of one inference.
 
     Raises:
-        BackendError: onnxruntime fails on the graph with its backward pass.
+        BackendError: onnxruntime fails on the graph with its backward pass; see `ODD_GRAPH` for others.
     """
     first = fidelity.samples[0]
     shapes = _measure_shapes(model, first, threads)

@@ -6,7 +6,6 @@ from typing import Final
 
 import onnx
 
-from edgekit_runtime.errors import BackendError
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.index import GraphIndex, opset
@@ -16,7 +15,7 @@ from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form, build, stored_layers, weight_inputs
 from edgekit_toolkit.quantize.onnx.equalize import apply_factors, apply_to_ranges, find_factors
 from edgekit_toolkit.quantize.onnx.output_parts import output_parts
-from edgekit_toolkit.quantize.onnx.propagation import block_roundings, layer_rounding, propagate
+from edgekit_toolkit.quantize.onnx.propagation import ODD_GRAPH, block_roundings, layer_rounding, propagate
 from edgekit_toolkit.quantize.onnx.qdq import write_qdq
 from edgekit_toolkit.quantize.plan import (
     Plan,
@@ -188,7 +187,7 @@ class OnnxQuantizer:
         try:
             errors = [block_roundings(scaled, plan, block) for block in parts]
             noises = propagate(scaled, errors, fidelity, threads=self.threads)
-        except BackendError:
+        except ODD_GRAPH:
             yield from measure_blocks(self.writer(factors), plan, parts, fidelity, expired)
             return
         yield from (BlockNoise(block, noise) for block, noise in zip(parts, noises, strict=True))
@@ -200,7 +199,7 @@ class OnnxQuantizer:
         try:
             errors = [[layer_rounding(self._proto, layer)] for layer in layers]
             noises = propagate(self._proto, errors, fidelity, threads=self.threads)
-        except BackendError:
+        except ODD_GRAPH:
             yield from measure_weights(self.build, layers, fidelity, expired)
             return
         for layer, (error,), noise in zip(layers, errors, noises, strict=True):
