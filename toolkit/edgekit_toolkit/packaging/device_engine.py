@@ -24,8 +24,8 @@ from edgekit_runtime.sessions.opening.package_opening import test_in_child
 from edgekit_runtime.system.child_process import run_program
 from edgekit_runtime.system.paths import find_cache_folder
 from edgekit_runtime.trust.dsse import KnownDigest
+from edgekit_toolkit.openings.engine_proof import EngineProof
 from edgekit_toolkit.packaging.assemble import Assembled
-from edgekit_toolkit.packaging.engine_proof import EngineProof
 from edgekit_toolkit.packaging.signing_keys import StatementSigner
 
 FETCH_VARIABLE: Final = "EDGEKIT_DEVICE_ENGINES"
@@ -62,7 +62,7 @@ class DeviceEngine:
 
 
 def prove(
-    package: Assembled, engine: Literal["ort", "litert"], signer: StatementSigner, say: Callable[[str], None]
+    package: Assembled, engine: Literal["ort", "litert"], signer: StatementSigner, show: Callable[[str], None]
 ) -> EngineProof:
     """Return what the release that devices run says about `package`.
 
@@ -70,9 +70,9 @@ def prove(
         package: package with one variant, which the host's engine has run.
         engine: engine of the device that opens it.
         signer: signs the file that the other process reads.
-        say: shows what takes long.
+        show: shows what takes long.
     """
-    wanted = find_device_engine(engine, say)
+    wanted = find_device_engine(engine, show)
     device = f"{wanted.name} {wanted.release}"
     if wanted.problem:
         own = f"{wanted.name} {_find_own_release(wanted.name)}"
@@ -95,7 +95,7 @@ def prove(
     return EngineProof(device, device, problem=test.problem)
 
 
-def find_device_engine(engine: Literal["ort", "litert"], say: Callable[[str], None]) -> DeviceEngine:
+def find_device_engine(engine: Literal["ort", "litert"], show: Callable[[str], None]) -> DeviceEngine:
     """Return the release of an engine that devices run, for this Python; fetch it if need be, and say so."""
     name = _DISTRIBUTIONS[engine]
     try:
@@ -110,17 +110,17 @@ def find_device_engine(engine: Literal["ort", "litert"], say: Callable[[str], No
         return DeviceEngine(name, wanted.release, problem=f"{FETCH_VARIABLE} is off")
     tag = f"{name}-{wanted.release}-{sys.implementation.cache_tag}-{platform.machine()}"
     folder = find_cache_folder() / "engines" / tag
-    problem = "" if folder.is_dir() else _fetch(line, folder, say)
+    problem = "" if folder.is_dir() else _fetch(line, folder, show)
     return DeviceEngine(name, wanted.release, None if problem else folder, problem)
 
 
-def _fetch(requirement: str, folder: Path, say: Callable[[str], None]) -> str:
+def _fetch(requirement: str, folder: Path, show: Callable[[str], None]) -> str:
     """Install one pinned distribution, unless that failed a moment ago; return why, or an empty text."""
     failure = folder.with_name(f"{folder.name}.failed")
     with suppress(OSError):
         if abs(time.time() - failure.stat().st_mtime) < _RETRY_AFTER_S:
             return failure.read_text()
-    say(f"fetching {requirement.split()[0]}, which devices run")
+    show(f"fetching {requirement.split()[0]}, which devices run")
     problem = _install(requirement, folder)
     with suppress(OSError):
         failure.unlink(missing_ok=True)

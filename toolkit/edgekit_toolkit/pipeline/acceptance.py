@@ -56,7 +56,7 @@ def check_accepted(
     feeds: Feeds,
     signer: StatementSigner,
     *,
-    say: Callable[[str], None] = lambda _: None,
+    show: Callable[[str], None] = lambda _: None,
 ) -> Acceptance:
     """Return what the target's engine says about a candidate.
 
@@ -66,7 +66,7 @@ def check_accepted(
         package: package that it would become.
         feeds: one sample, for the sizes of free dimensions.
         signer: signs packages.
-        say: shows what takes long.
+        show: shows what takes long.
     """
     found: TensorRtCheck | None = None
     notes: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ def check_accepted(
         elif not found.accepted:
             return Acceptance("TensorRT", found.errors[0], tensorrt=found)
     # With TensorRT, onnxruntime is the fallback.
-    proof = prove(package, "litert" if backend == "litert" else "ort", signer, say)
+    proof = prove(package, "litert" if backend == "litert" else "ort", signer, show)
     return Acceptance(proof.engine if proof.problem else "", proof.problem, notes, found, proof)
 
 

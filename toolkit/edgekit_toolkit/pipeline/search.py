@@ -166,7 +166,7 @@ def _choose(
         one = by_id[candidate_id]
         return check_accepted(
             *(request.backend, one.model, one.package, prepared.feeds[0], signer),
-            say=lambda text: progress(text, None, None),
+            show=lambda text: progress(text, None, None),
         )
 
     def choose(measured: Sequence[Measured]) -> Accepted:

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from edgekit_toolkit.evaluation.drops import CONFIDENCE, Drop, Interval
 from edgekit_toolkit.evaluation.scoring import CONFIRMATION_SHARE, LEAST_TO_HOLD_BACK, Scores
-from edgekit_toolkit.packaging.engine_proof import EngineProof
+from edgekit_toolkit.openings.engine_proof import EngineProof
 from edgekit_toolkit.selection.budget import Budget
 from edgekit_toolkit.selection.choice import Choice, Measured
 from edgekit_toolkit.tensorrt.check import TensorRtCheck
