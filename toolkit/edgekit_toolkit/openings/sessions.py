@@ -1,6 +1,6 @@
 """Sessions of this host's engines for the toolkit.
 
-A child opens each model first (`first_opening`), whatever the model is: the user's, a rewritten graph, a
+A child opens each model first (`model_opening`), whatever the model is: the user's, a rewritten graph, a
 form, a part of it, or a program of ours. Code with other settings than a device's calls `check_opening`.
 """
 
