@@ -1,4 +1,5 @@
 import gzip
+import random
 import struct
 import zlib
 from collections.abc import Callable
@@ -55,9 +56,35 @@ def test_cut_or_extended_or_foreign_body_is_refused(coding: str, write: Callable
     data = write(TEXT)
     for end in (0, 3, len(data) // 2, len(data) - 1):
         assert status(data[:end], coding) == 400
-    for extra in (b"x", data):
+    for extra in (b"x", data[:-1], bytes(64)):
         assert status(data + extra, coding) == 400
     assert status(b"no frame at all, " * 9, coding) == 400
+
+
+@pytest.mark.parametrize("coding", ["zstd", "gzip"])
+def test_body_of_several_frames_is_their_contents_in_a_row(coding: str) -> None:
+    ways: list[Callable[[bytes], bytes]] = [gzip.compress] if coding == "gzip" else [compress, without_size]
+    generator = random.Random(1)
+    for _ in range(40):
+        contents = [TEXT[: generator.choice([0, 1, 900, 50_000])] for _ in range(generator.randrange(1, 6))]
+        frames = [generator.choice(ways)(content) for content in contents]
+        if coding == "zstd":
+            skippable = struct.pack("<II", 0x184D2A50, 8) + bytes(8)
+            frames.insert(generator.randrange(len(frames) + 1), skippable)
+        whole = b"".join(contents)
+        data = b"".join(frames)
+        assert decompress(data, coding, max_bytes=len(whole) + 8) == whole
+        if len(whole) > 8:
+            assert status(data, coding, len(whole) - 1) == 413
+
+
+def test_deflate_is_one_stream() -> None:
+    assert status(zlib.compress(TEXT) * 2, "deflate") == 400
+
+
+@pytest.mark.parametrize(("coding", "frame"), [("zstd", compress(b"")), ("gzip", gzip.compress(b""))])
+def test_body_of_very_many_empty_frames_is_refused(coding: str, frame: bytes) -> None:
+    assert status(frame * 100_000, coding) == 400
 
 
 @pytest.mark.parametrize("size", [0, 1, len(TEXT) - 1, len(TEXT) + 1, LIMIT])

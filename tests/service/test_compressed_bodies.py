@@ -1,6 +1,7 @@
+import asyncio
+import contextlib
 import gzip
 import struct
-import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,9 @@ from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.service_parts import Replies, Reply, X, Y, ask, infer_bytes, running_linear
 
 from edgekit_runtime.codecs.compression import compress
+from edgekit_runtime.errors import RequestError
+from edgekit_runtime.service.api.compressed_bodies import CompressedBodies
+from edgekit_runtime.service.http.request_head import HeadCache, RequestHead
 from edgekit_runtime.service.options.http import HttpLimits
 
 zstandard = pytest.importorskip("zstandard")
@@ -39,9 +43,18 @@ CODINGS = [
     ("gzip", gzip.compress),
     ("deflate", zlib.compress),
 ]
+OTHER_FORMS = [
+    ("x-gzip", gzip.compress),
+    ("gzip", lambda body: gzip.compress(body[:99]) + gzip.compress(body[99:])),
+    ("zstd", lambda body: compress(body[:99]) + compress(body[99:])),
+    ("", bytes),
+    (" , Identity", bytes),
+    ("identity,\tX-GZip ,", gzip.compress),
+    ("\r\nContent-Encoding: gzip", gzip.compress),
+]
 
 
-@pytest.mark.parametrize(("coding", "write"), CODINGS)
+@pytest.mark.parametrize(("coding", "write"), CODINGS + OTHER_FORMS)
 @pytest.mark.parametrize(("given", "answer"), [(X, Y), (LONG, LONG_ANSWER)])
 def test_compressed_request_is_answered_like_a_plain_one(
     coding: str,
@@ -110,20 +123,80 @@ def test_unknown_coding_is_answered_with_415_and_what_is_known(maker: PackageMak
     assert reply.fields["accept-encoding"] == "zstd, gzip, deflate"
 
 
-def test_long_bodies_of_many_clients_are_all_answered(maker: PackageMaker, tmp_path: Path) -> None:
-    request = compressed(infer_bytes(LONG), "zstd", compress)
-    answers = []
-    with running_linear(maker, tmp_path) as service:
+def test_codings_on_top_of_each_other_are_unsupported(maker: PackageMaker, tmp_path: Path) -> None:
+    reply = refusal(maker, tmp_path, compressed(infer_bytes(X), "gzip, zstd", bytes))
+    assert reply.status == 415
+    assert "'gzip, zstd'" in reply.json["error"]
 
-        def send() -> None:
-            answers.append(ask(service, request).binary == LONG_ANSWER)
 
-        threads = [threading.Thread(target=send) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert answers == [True] * 8
+def test_request_without_a_body_may_state_a_coding(maker: PackageMaker, tmp_path: Path) -> None:
+    request = b"GET /v2/models/linear/ready HTTP/1.1\r\nHost: l\r\nContent-Encoding: gzip\r\n\r\n"
+    assert refusal(maker, tmp_path, request).status == 200
+
+
+@pytest.mark.parametrize(("coding", "write"), CODINGS)
+@pytest.mark.parametrize(("given", "answer"), [(X, Y), (LONG, LONG_ANSWER)])
+def test_bodies_of_many_clients_at_once_are_all_answered(
+    coding: str,
+    write: Callable[[bytes], bytes],
+    given: np.ndarray,
+    answer: bytes,
+    maker: PackageMaker,
+    tmp_path: Path,
+) -> None:
+    request = compressed(infer_bytes(given), coding, write)
+    with running_linear(maker, tmp_path) as service, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(service.connect()) for _ in range(32)]
+        for client in clients:
+            client.sendall(request)
+        assert [Replies(client).next().binary == answer for client in clients] == [True] * 32
+
+
+class Client:
+    """What decompression needs of a connection."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.contents: list[bytes] = []
+        self.done = asyncio.Event()
+
+    def act(self, _head: RequestHead, content: memoryview) -> None:
+        self.contents.append(bytes(content))
+        self.done.set()
+
+
+def test_bodies_wait_up_to_the_limit_of_bodies_that_are_received() -> None:
+    content = np.random.default_rng(3).bytes(1 << 20)
+    head = HeadCache().parse(b"POST / HTTP/1.1\r\nHost: l\r\nContent-Encoding: gzip\r\n\r\n")
+    limits = HttpLimits(max_body_bytes=2 << 20, max_receiving_bytes=7 << 19)
+    clients = [Client() for _ in range(6)]
+
+    async def send() -> None:
+        bodies = CompressedBodies(asyncio.get_running_loop(), limits)
+        decode: Callable[..., None] = bodies.decode(Client.act)  # type: ignore[arg-type]
+        for client in clients[:3]:
+            decode(client, head, memoryview(gzip.compress(content)))
+        for client in clients[3:]:
+            with pytest.raises(RequestError) as caught:
+                decode(client, head, memoryview(gzip.compress(content)))
+            assert (caught.value.status, caught.value.retry_after_s) == (503, 1)
+        clients[1].is_open = False
+        await asyncio.wait_for(clients[2].done.wait(), 60)
+        decode(clients[5], head, memoryview(gzip.compress(content)))
+        await asyncio.wait_for(clients[5].done.wait(), 60)
+        assert bodies.close(60)
+
+    asyncio.run(send())
+    assert [client.contents == [content] for client in clients] == [True, False, True, False, False, True]
+
+
+def test_bodies_that_were_sent_ahead_are_answered_in_order(maker: PackageMaker, tmp_path: Path) -> None:
+    with running_linear(maker, tmp_path) as service, service.connect() as client:
+        pairs = [(LONG, LONG_ANSWER), (X, Y), (LONG, LONG_ANSWER), (LONG, LONG_ANSWER), (X, Y)]
+        for given, _ in pairs:
+            client.sendall(compressed(infer_bytes(given), "gzip", gzip.compress))
+        replies = Replies(client)
+        assert [replies.next().binary == answer for _, answer in pairs] == [True] * 5
 
 
 def test_client_that_leaves_while_its_body_is_decompressed_harms_nobody(

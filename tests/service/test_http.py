@@ -1,6 +1,7 @@
 """The HTTP layer over real sockets: order, framing, limits, time-outs, and clients that misbehave."""
 
 import contextlib
+import email.utils
 import json
 import socket
 import time
@@ -13,6 +14,7 @@ import pytest
 from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.service_parts import (
     Replies,
+    Reply,
     Running,
     X,
     Y,
@@ -27,6 +29,12 @@ from tests.waiting import wait_for
 from edgekit_runtime.service.http.connection import Connection
 from edgekit_runtime.service.http.request_head import HeadCache
 from edgekit_runtime.service.options.http import HttpLimits
+
+
+def assert_dated(reply: Reply) -> None:
+    date = email.utils.parsedate_to_datetime(reply.fields["date"])
+    assert reply.fields["date"].endswith(" GMT")
+    assert abs(date.timestamp() - time.time()) < 60
 
 
 def assert_serves(service: Running) -> None:
@@ -71,6 +79,19 @@ def chunked_request() -> bytes:
     head, _, body = infer_bytes(X).partition(b"\r\n\r\n")
     lines = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
     return b"\r\n".join([*lines, b"Transfer-Encoding: chunked", b"", b""]) + chunk(body, 1, 7, 30)
+
+
+def test_every_answer_has_its_date(linear: Running) -> None:
+    asked = [
+        *(infer_bytes(X), infer_bytes(X), get_bytes("/v2"), get_bytes("/metrics"), get_bytes("/v2", "HEAD")),
+        *(get_bytes("/nothing"), post_bytes("/v2", b""), post_bytes("/v2/repository/index", b"")),
+        *(infer_bytes(X[:, :3].copy()), post_bytes("/v2/models/linear/infer", b"{")),
+        *(get_bytes("/v2", fields="Connection: close\r\n"), b"GET /v2 HTTP/1.0\r\n\r\n", b"GET /v2\r\n\r\n"),
+    ]
+    for request in asked:
+        with linear.connect() as client:
+            client.sendall(request)
+            assert_dated(Replies(client).next(has_body=not request.startswith(b"HEAD")))
 
 
 @pytest.mark.parametrize("piece", [1, 3, 10_000])
@@ -393,6 +414,7 @@ def test_connection_beyond_the_limit_gets_503(strict: Running) -> None:
         replies = Replies(clients[-1])
         reply = replies.next()
         assert (reply.status, reply.fields["retry-after"]) == (503, "1")
+        assert_dated(reply)
         assert replies.is_closed()
         clients[0].sendall(infer_bytes(X))
         assert Replies(clients[0]).next().binary == Y

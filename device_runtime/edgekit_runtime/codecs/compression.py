@@ -1,20 +1,21 @@
 """Compression of HTTP bodies: zstd both ways, and gzip and deflate to read what other clients send.
 
 Received data may be hostile: the decompressed size is checked before the memory is taken, and a body must be
-one complete frame with nothing behind it.
+complete frames (of gzip: members) with nothing behind them.
 
-Source: RFC 8878 (zstd), RFC 9659 (its window in HTTP), RFC 9110, section 8.4.1 (gzip, deflate).
+Source: RFC 8878 (zstd), RFC 9659 (its window in HTTP), RFC 9110, section 8.4.1 (gzip, deflate), RFC 1952,
+    section 2.2 (members of gzip).
 """
 
+import contextlib
+import functools
 import zlib
+from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from edgekit_runtime.errors import BackendError, RequestError
 from edgekit_runtime.system.install_hint import install_command
-
-if TYPE_CHECKING:
-    import zstandard
 
 IDENTITY: Final = "identity"
 ZSTD: Final = "zstd"
@@ -22,7 +23,10 @@ ZSTD: Final = "zstd"
 _LEVEL: Final = 1
 _MAX_WINDOW_BYTES: Final = 8 << 20  # RFC 9659: the limit for senders, the least for readers
 _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-_PIECE_BYTES: Final = 1 << 10  # input piece of a frame without a size; zstd expands it to at most 32 MB
+# Of input at once. A KiB of zstd gives at most 32 MB; the readers of the others take a limit of their output.
+_PIECE_BYTES: Final = {ZSTD: 1 << 10, "gzip": 256 << 10, "deflate": 256 << 10}
+# Of one body; empty ones take no room, so only their number ends them.
+_MAX_FRAMES: Final = {ZSTD: 4096, "gzip": 4096, "deflate": 1}
 _OUTPUT_BYTES: Final = 256 << 10
 
 
@@ -81,47 +85,47 @@ def decompress(data: "bytes | memoryview", coding: str, *, max_bytes: int) -> by
     if size_bytes is not None and size_bytes > max_bytes:
         raise _refuse_size(size_bytes, max_bytes)
     if coding != ZSTD:
-        return _inflate(data, coding, max_bytes)
+        make_inflater = functools.partial(zlib.decompressobj, _WINDOW_BITS[coding])
+        return _read_frames(data, coding, max_bytes, make_inflater, zlib.error)
     zstd = _need_zstd()
     reader = zstd.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
-    try:
-        if size_bytes:
+    if size_bytes:
+        with contextlib.suppress(zstd.ZstdError):  # damaged, or the first of several frames
             content: bytes = reader.decompress(data, allow_extra_data=False)
             return content
-        return _read_pieces(reader.decompressobj(write_size=_OUTPUT_BYTES), memoryview(data), max_bytes)
-    except zstd.ZstdError as cause:
-        raise RequestError(400, f"the zstd body cannot be read: {cause}; send one complete frame") from cause
+    make_reader = functools.partial(reader.decompressobj, write_size=_OUTPUT_BYTES)
+    return _read_frames(data, coding, max_bytes, make_reader, zstd.ZstdError)
 
 
-def _read_pieces(reader: "zstandard.ZstdDecompressionObj", data: memoryview, max_bytes: int) -> bytes:
-    """Return the content of a frame that states no size, or that is empty."""
-    content = bytearray()
-    for start in range(0, len(data), _PIECE_BYTES):
-        if reader.eof:
-            raise RequestError(400, "bytes follow the zstd frame; send one frame")
-        content += reader.decompress(data[start : start + _PIECE_BYTES])
-        if len(content) > max_bytes:
-            raise _refuse_size(None, max_bytes)
-    if not reader.eof:
-        raise RequestError(400, "the zstd body ends in the middle of its frame")
-    if reader.unused_data:
-        raise RequestError(400, "bytes follow the zstd frame; send one frame")
-    return bytes(content)
-
-
-def _inflate(data: "bytes | memoryview", coding: str, max_bytes: int) -> bytes:
-    reader = zlib.decompressobj(_WINDOW_BITS[coding])
+def _read_frames(
+    data: "bytes | memoryview",
+    coding: str,
+    max_bytes: int,
+    make_reader: Callable[[], Any],
+    error: type[Exception],
+) -> bytes:
+    """Return the content of all frames; `make_reader` makes the reader of one, which raises `error`."""
+    contents: list[bytes] = []
+    left_bytes = max_bytes + 1  # one more than allowed, which tells that there is more
+    reader, frames = make_reader(), 1
     try:
-        content = reader.decompress(data, max_bytes + 1)
-    except zlib.error as cause:
+        for start in range(0, len(data), _PIECE_BYTES[coding]):
+            piece = data[start : start + _PIECE_BYTES[coding]]
+            while len(piece):
+                if reader.eof:
+                    reader, frames = make_reader(), frames + 1
+                if frames > _MAX_FRAMES[coding]:
+                    raise RequestError(400, f"bytes follow the {coding} body, or it has too many parts")
+                contents.append(reader.decompress(piece, *(() if coding == ZSTD else (left_bytes,))))
+                left_bytes -= len(contents[-1])
+                if left_bytes <= 0:
+                    raise _refuse_size(None, max_bytes)
+                piece = reader.unused_data
+    except error as cause:
         raise RequestError(400, f"the {coding} body cannot be read: {cause}") from cause
-    if len(content) > max_bytes:
-        raise _refuse_size(None, max_bytes)
     if not reader.eof:
         raise RequestError(400, f"the {coding} body ends in the middle")
-    if reader.unused_data:
-        raise RequestError(400, f"bytes follow the {coding} body")
-    return content
+    return b"".join(contents)  # which copies nothing where there is one
 
 
 def _refuse_size(size_bytes: int | None, max_bytes: int) -> RequestError:

@@ -50,6 +50,7 @@ class ConnectionOwner(Protocol):
     screen: Screen
     clearance: int
     tick: int
+    date_line: bytes
     idle_ticks: int
     receiving_bytes: int
     sending_bytes: int
@@ -349,6 +350,7 @@ class Connection:
         if not (self.is_busy and self.is_open):
             return
         head = self._head
+        parts = (bytes(parts[0]).replace(b"\r\n", self._owner.date_line, 1), *parts[1:])
         is_usual = head is not None and head.is_plain and not self.closes
         if not is_usual or self._has_ended or self._owner.is_draining:
             parts = self._fit(head, *parts)

@@ -20,7 +20,7 @@ _MAX_KEPT_BYTES: Final = 2048  # of one head; longer ones are rare and would fil
 _ONE_OF_A_KIND: Final = frozenset(
     (
         *(b"content-length", b"transfer-encoding", b"host", b"expect", b"authorization"),
-        *(b"inference-header-content-length", b"content-encoding"),
+        b"inference-header-content-length",
     )
 )
 
@@ -250,17 +250,20 @@ def _read_count(fields: dict[bytes, bytes], name: bytes) -> int | None:
 def _read_coding(fields: dict[bytes, bytes]) -> str:
     """Return the content coding; empty for an uncompressed body.
 
+    Source: RFC 9110, sections 5.6.1 (lists may have empty elements) and 8.4.1.3 (`x-gzip`).
+
     Raises:
         RequestError: this service cannot read the coding.
     """
-    coding = fields.get(b"content-encoding", b"identity").lower().decode("latin-1")
-    if coding == IDENTITY:
-        return ""
-    if coding not in list_codings():
+    stated = fields.get(b"content-encoding", b"").lower().decode("latin-1")
+    codings = [coding.strip() for coding in stated.replace("x-gzip", "gzip").split(",")]
+    codings = [coding for coding in codings if coding not in ("", IDENTITY)]
+    if codings and (len(codings) > 1 or codings[0] not in list_codings()):
         raise RequestError(
-            415, f"the content coding {coding[:32]!r} is not supported, use {', '.join(list_codings())}"
+            415,
+            f"the content coding {stated[:32]!r} is not supported, use one of {', '.join(list_codings())}",
         )
-    return coding
+    return "".join(codings)
 
 
 def _read_expectation(fields: dict[bytes, bytes]) -> bool:

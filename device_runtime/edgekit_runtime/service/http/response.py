@@ -1,6 +1,7 @@
 """Heads of responses, and the responses that are JSON or an error."""
 
 import json
+import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
@@ -28,6 +29,14 @@ def make_head(
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", f"Content-Type: {content_type}"]
     lines += [f"{name}: {value}" for name, value in (fields or {}).items()]
     return "\r\n".join([*lines, f"Content-Length: {body_bytes}", "", ""]).encode("latin-1")
+
+
+def make_date_line() -> bytes:
+    """Return the header line `Date`, between the ends of two lines.
+
+    Heads of responses are kept, so whoever sends one puts it in for the first line end (RFC 9110, 6.6.1).
+    """
+    return time.strftime("\r\nDate: %a, %d %b %Y %H:%M:%S GMT\r\n", time.gmtime()).encode("ascii")
 
 
 def make_json(value: Any, status: int = 200, fields: Mapping[str, str] | None = None) -> tuple[bytes, bytes]:

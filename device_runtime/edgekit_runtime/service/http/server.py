@@ -15,7 +15,7 @@ from typing import Final
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.service.http.connection import TICK_S, Connection, Handler, Screen, ticks
 from edgekit_runtime.service.http.request_head import HeadCache
-from edgekit_runtime.service.http.response import make_error
+from edgekit_runtime.service.http.response import make_date_line, make_error
 from edgekit_runtime.service.options.http import HttpLimits
 
 _ACCEPTS_AT_ONCE: Final = 64
@@ -43,6 +43,7 @@ class HttpServer:
         heads: parsed heads of connections over TCP, and of those over the Unix socket, which are screened
             differently.
         tick: how often the timer has fired while there were connections.
+        date_line: the header line `Date`, made at each tick.
         idle_ticks: how long a connection may be idle.
         receiving_bytes: bytes received so far of incomplete bodies.
         sending_bytes: size of responses that clients have not yet read.
@@ -62,6 +63,7 @@ class HttpServer:
         self.heads = (HeadCache(), HeadCache())
         self.clearance = 1
         self.tick = 0
+        self.date_line = b""
         self.receiving_bytes = self.sending_bytes = 0
         self.error_counts: Counter[int] = Counter()
         self.is_draining = False
@@ -109,6 +111,7 @@ class HttpServer:
         self._connections.add(connection)
         self._counts[connection.is_local] += 1
         if self._timer is None:
+            self.date_line = make_date_line()
             self._timer = self.loop.call_later(TICK_S, self._look_at_deadlines)
 
     def connection_lost(self, connection: Connection) -> None:
@@ -119,6 +122,7 @@ class HttpServer:
 
     def _look_at_deadlines(self) -> None:
         self.tick = tick = self.tick + 1
+        self.date_line = make_date_line()
         for connection in [each for each in self._connections if each.deadline_tick <= tick]:
             connection.on_timeout()
         is_needed = len(self._connections) > 0
@@ -199,7 +203,7 @@ def _refuse(connected: socket.socket) -> None:
     head, body = make_error(_FULL)
     with contextlib.suppress(OSError):
         connected.setblocking(False)
-        connected.send(head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1) + body)
+        connected.send(head.replace(b"\r\n", make_date_line() + b"Connection: close\r\n", 1) + body)
         connected.shutdown(socket.SHUT_WR)
     connected.close()
 

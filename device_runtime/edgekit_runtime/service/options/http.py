@@ -14,7 +14,7 @@ class HttpLimits:
         max_head_bytes: size limit of a request line with its headers.
         max_body_bytes: size limit of one request body.
         max_receiving_bytes: size limit of all request bodies that are being received, counted as far as
-            received.
+            received; and, by themselves, of all compressed ones that wait to be decompressed.
         max_sending_bytes: size limit of all responses that clients have not received yet; beyond it, a
             connection is closed.
         max_connections: a further connection gets 503 and is closed. If clients connect both over the Unix
