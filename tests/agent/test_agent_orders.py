@@ -13,6 +13,7 @@ from tests.fleet.conftest import fleet, fleet_settings, mosquitto  # noqa: F401 
 from tests.runtime.conftest import maker  # noqa: F401  # a fixture
 from tests.waiting import wait_for
 
+from edgekit_runtime.agent.agent import Renewal
 from edgekit_runtime.agent.enrolment import is_renewal_due, renew
 from edgekit_runtime.agent.membership import read_membership
 
@@ -81,15 +82,15 @@ def test_certificate_is_renewed_when_it_is_time_and_the_device_comes_back(site):
 def test_agent_connects_again_when_its_certificate_was_renewed(is_due, simulated, monkeypatch):  # noqa: F811
     asked, stop = [], threading.Event()
 
-    def renew_now():
-        asked.append(simulated.clock.passed_s)
+    def renew_now(is_refused):
+        asked.append(is_refused)
         stop.set()
-        return is_due
+        return Renewal(is_new=is_due)
 
     simulated.agent._renew = renew_now
     simulated.clock.passed_s += 200.0
     assert simulated.agent.run(stop) == ("renewed" if is_due else "stopped")
-    assert len(asked) == 1
+    assert asked == [False]
 
 
 def test_bundle_is_not_applied_while_the_agent_runs(site):  # noqa: F811

@@ -8,7 +8,9 @@ up the link to the broker. All else happens on the thread that calls `run`.
 import contextlib
 import hashlib
 import logging
+import os
 import queue
+import secrets
 import shutil
 import threading
 import time
@@ -32,7 +34,15 @@ from edgekit_runtime.agent.execution.step_result import StepCarrier, StepOrder, 
 from edgekit_runtime.agent.execution.step_runner import StepRunner
 from edgekit_runtime.agent.figures import read_figures
 from edgekit_runtime.agent.journal import Journal, Progress
-from edgekit_runtime.agent.membership import Membership
+from edgekit_runtime.agent.membership import (
+    LEAST_CLOCK_S,
+    LinkProblem,
+    LinkStatus,
+    Membership,
+    read_link_status,
+    read_stamp,
+    write_link_status,
+)
 from edgekit_runtime.agent.mqtt_link import MqttLink, Received
 from edgekit_runtime.agent.obeyed_documents import ObeyedDocuments
 from edgekit_runtime.agent.reconcile import (
@@ -61,9 +71,9 @@ _FIGURES_S: Final = 10.0
 _QUIET_FIGURES_S: Final = 300.0
 _YOUNG_S: Final = 3600.0  # for this time after an execution its figures come often
 _AGAIN_S: Final = 30.0  # between two attempts to unload or remove a model
-_LEAST_CLOCK_S: Final = 1_704_067_200.0  # 2024: an earlier clock was never set
 _FIRST_RENEWAL_S: Final = 120.0  # so that a device that is on for minutes a day renews its certificate too
 _RENEWAL_S: Final = 21_600.0
+_FIRST_ASK_S: Final = 5.0  # after a refusal; then twice as long each time
 
 _logger = logging.getLogger(__name__)
 
@@ -81,6 +91,19 @@ class AgentOptions:
     month_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """The end of an attempt to renew the certificate.
+
+    Attributes:
+        is_new: whether there is a new certificate.
+        problem: why the fleet refuses, or empty.
+    """
+
+    is_new: bool = False
+    problem: str = ""
+
+
 class DocumentLink(Protocol):
     """What carries documents to the agent and from it: see `MqttLink`."""
 
@@ -88,6 +111,8 @@ class DocumentLink(Protocol):
     will: bytes
     reconnect_s: float
 
+    @property
+    def problem(self) -> LinkProblem | None: ...  # noqa: D102
     @property
     def is_connected(self) -> bool: ...  # noqa: D102  # see `MqttLink`
 
@@ -112,7 +137,7 @@ class Agent:
         clock: Callable[[], float] = time.time,
         link: "DocumentLink | None" = None,
         carrier: StepCarrier | None = None,
-        renew: Callable[[], bool] | None = None,
+        renew: "Callable[[bool], Renewal] | None" = None,
     ) -> None:
         """Read the journal; `run` connects.
 
@@ -124,7 +149,7 @@ class Agent:
             clock: seconds since 1970.
             link: used in place of a connection to the broker.
             carrier: downloads and installs; by default this process does.
-            renew: fetches a new certificate if it is time, and returns whether it did; None never does.
+            renew: fetches a new certificate if it is time, or at once if it is told so; None never does.
 
         Raises:
             OutputError: the folder cannot be made or written.
@@ -162,10 +187,16 @@ class Agent:
         self._last: tuple[Any, Any] = (None, None)
         self._figures: tuple[Any, ...] = ()
         self._boot = _read_boot()
-        self._will_sha256 = ""
+        self._instance = secrets.token_hex(8)
+        self._will = b""  # of this connection
+        self._link_status = read_link_status(folder) or LinkStatus()
+        self._refused, self._refusals, self._ask_s = "", 0, 0.0
 
     def run(self, stop: threading.Event) -> Literal["stopped", "renewed"]:
-        """Work until `stop` is set, or until a new certificate requires a new connection."""
+        """Work until `stop` is set, or until a new certificate or fleet requires a new connection.
+
+        At the end it publishes its own last will, which the broker sends only for a lost connection.
+        """
         self.connect()
         last_s = time.monotonic()
         try:
@@ -176,11 +207,16 @@ class Agent:
                 if not self.turn(now_s - last_s):
                     stop.wait(_TICK_S)
                 last_s = now_s
+                self._note_link()
                 if self._has_renewed(now_s):
                     return "renewed"
         finally:
             self._steps.close()
+            if self._will and self._link.is_connected:
+                self._link.put("hello", self._will, is_retained=True)
             self._link.stop()
+            was = self._link_status
+            self._write_link(LinkStatus(since_at=self._clock() if was.is_connected else was.since_at))
         return "stopped"
 
     def connect(self) -> None:
@@ -219,7 +255,7 @@ class Agent:
 
     def _take(self, message: Received) -> None:
         if message.kind == "hello":
-            self._greet()
+            self._greet(message.payload.decode())
             return
         if message.kind == "event":
             self._emit("attack", message.payload.decode())
@@ -238,6 +274,8 @@ class Agent:
         record = replace(self._journal.record, desired=payload.decode(), known_time_s=known_s)
         self._journal.write(record)
         self._desired, self._link.reconnect_s = desired, desired.reconnect_s
+        if desired.notice:
+            _logger.warning("the fleet says: %s", desired.notice)
         self._last = (None, None)  # the manager waits for a report that names the version
         if self._journal.raise_sequence(desired.sequence):  # the manager took this hello for late
             self._presence = self._journal.next_sequence()
@@ -282,8 +320,8 @@ class Agent:
         will = Hello(device=self._device, sequence=self._presence, online=False, runtime=__version__)
         self._link.will = seal(will, "hello", self._member.key)
 
-    def _greet(self) -> None:
-        self._will_sha256 = hashlib.sha256(self._link.will).hexdigest()  # of this connection
+    def _greet(self, own_address: str) -> None:
+        self._will, self._own_address = self._link.will, own_address
         self._send_hello()
 
     def _send_hello(self) -> None:
@@ -292,7 +330,9 @@ class Agent:
             sequence=self._presence,
             desired_version=0 if self._desired is None else self._desired.version,
             reported=self._reported,
-            will_sha256=self._will_sha256,
+            will_sha256=hashlib.sha256(self._will).hexdigest(),
+            instance=self._instance,
+            address=f"{self._own_address} ({os.uname().nodename})"[:100],
             runtime=__version__,
         )
         self._link.put("hello", seal(hello, "hello", self._member.key), is_retained=True)
@@ -433,7 +473,7 @@ class Agent:
 
     def _read_clock(self) -> float | None:
         now_s = self._clock()
-        return None if now_s < max(_LEAST_CLOCK_S, self._journal.record.known_time_s - 3600.0) else now_s
+        return None if now_s < max(LEAST_CLOCK_S, self._journal.record.known_time_s - 3600.0) else now_s
 
     def _read_free_bytes(self) -> int:
         try:
@@ -495,11 +535,43 @@ class Agent:
             facts["battery"] = f"{battery:.2f}{', charging' if is_charging else ''}"
         return facts
 
+    def _note_link(self) -> None:
+        """Write for `edgekit-device fleet status` whether there is a link, and why not."""
+        is_connected, problem = self._link.is_connected, self._link.problem
+        text = "" if problem is None else problem.text
+        if problem is None or not problem.is_refusal:
+            self._refused, self._refusals = "", 0
+        elif self._refused:
+            text = f"{text} ({self._refused})"
+        state = self._link_status
+        is_new = is_connected != state.is_connected
+        if is_new or text != state.problem:
+            since_at = self._clock() if is_new or not state.since_at else state.since_at
+            self._write_link(LinkStatus(is_connected=is_connected, since_at=since_at, problem=text))
+
+    def _write_link(self, state: LinkStatus) -> None:
+        self._link_status = state
+        with contextlib.suppress(OutputError):  # as on a full disk, which must not stop the agent
+            write_link_status(self._folder, state, self._installer.slots.disk)
+
     def _has_renewed(self, now_s: float) -> bool:
-        if self._renew is None or now_s < self._renewal_s or self._read_clock() is None:
+        """Return whether there is a new certificate: this device was enrolled again, or has renewed it.
+
+        Where the broker refuses the device, the web server may renew, or say why it does not.
+        """
+        if read_stamp(self._member.folder) != self._member.stamp:
+            return True
+        problem = self._link.problem
+        is_refused = problem is not None and problem.is_refusal and now_s >= self._ask_s
+        if self._renew is None or self._read_clock() is None or not (now_s >= self._renewal_s or is_refused):
             return False
         self._renewal_s = now_s + _RENEWAL_S
-        return self._renew()
+        renewal = self._renew(is_refused)
+        if is_refused:
+            self._refused = renewal.problem
+            self._ask_s = now_s + min(_FIRST_ASK_S * 2.0**self._refusals, _RENEWAL_S)
+            self._refusals += 1
+        return renewal.is_new
 
 
 def _outline(progress: Progress) -> tuple[Any, ...]:

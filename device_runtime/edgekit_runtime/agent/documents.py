@@ -122,6 +122,7 @@ class Desired:
             above it: its own numbers are too low if it lost its journal, and its clock is wrong.
         reconnect_s: width of the time window over which devices spread their reconnects.
         removed: models to remove from the device.
+        notice: what the fleet has noticed of this device and its owner must know; a sentence, or empty.
     """
 
     device: str
@@ -133,6 +134,7 @@ class Desired:
     sequence: Annotated[int, _COUNT] = 0
     reconnect_s: float = 30.0
     removed: tuple[str, ...] = ()
+    notice: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +261,10 @@ class Hello:
         desired_version: `$version` that the device holds, 0 before the first.
         reported: sequence of its last report since it was started, or 0.
         will_sha256: digest of the envelope that is the last will of this connection, or empty. The manager
-            believes that will by its digest: verifying thousands of signatures at once takes seconds.
+            believes that will by its digest: verifying thousands of signatures at once takes seconds. An
+            agent that ends publishes it itself.
+        instance: random name of the agent's run; of two that alternate, one runs on a copy of the device.
+        address: the device's own address towards the broker, and its host name, to be shown.
         protocol: the highest that the device understands.
         runtime: version of edgekit on the device.
     """
@@ -270,6 +275,8 @@ class Hello:
     desired_version: Annotated[int, _COUNT] = 0
     reported: Annotated[int, _COUNT] = 0
     will_sha256: str = ""
+    instance: str = ""
+    address: str = ""
     protocol: int = PROTOCOL
     runtime: str
 

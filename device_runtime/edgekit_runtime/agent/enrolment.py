@@ -45,6 +45,7 @@ from edgekit_runtime.agent.membership import (
     KEY,
     EnrolmentError,
     Membership,
+    explain_failure,
     make_context,
     read_membership,
 )
@@ -233,7 +234,7 @@ def _ask(address: str, context: ssl.SSLContext, method: str, path: str, body: by
         response = connection.getresponse()
         data = response.read(_MAX_ANSWER_BYTES)
     except (OSError, http.client.HTTPException, ValueError) as cause:
-        raise TransportError(f"{address}: {cause}; is the fleet's server up?") from cause
+        raise TransportError(explain_failure(cause, address).text) from cause
     finally:
         connection.close()
     if response.status != _OK:
@@ -247,7 +248,8 @@ def _ask(address: str, context: ssl.SSLContext, method: str, path: str, body: by
 if __name__ == "__main__":  # the agent renews in a separate process
     end_with_parent()
     try:
-        if not is_renewal_due(read_membership(Path(sys.argv[1])).enrolment, time.time()):
+        is_refused = sys.argv[2:] == ["--refused"]  # by the broker: the web server says why, or renews
+        if not is_refused and not is_renewal_due(read_membership(Path(sys.argv[1])).enrolment, time.time()):
             sys.exit(_NOT_DUE)
         renew(Path(sys.argv[1]))
     except EdgekitError as error:

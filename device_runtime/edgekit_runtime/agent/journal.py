@@ -187,6 +187,17 @@ def hold_journal(folder: Path, wait_s: float) -> Iterator[None]:
         yield
 
 
+def is_held(folder: Path) -> bool:
+    """Return whether another process acts for the fleet now."""
+    if not folder.is_dir():
+        return False
+    try:
+        with hold_journal(folder, 0.0):
+            return False
+    except EdgekitError:
+        return True
+
+
 def read_journal(path: Path) -> JournalRecord:
     """Return the content of the journal at `path`; an empty record if it is missing.
 

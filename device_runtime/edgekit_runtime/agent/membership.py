@@ -1,10 +1,15 @@
-"""This device in its fleet: its key and certificate, as `enrolment` stored them."""
+"""This device in its fleet: its key and certificate, as `enrolment` stored them, and its link to the fleet.
+
+Broker and web server are reached by different code, and both explain their failures here. The agent writes
+the state of its link to `link.json` beside the journal, and `edgekit-device fleet status` shows it.
+"""
 
 import base64
 import contextlib
 import json
 import re
 import ssl
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,14 +17,35 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from edgekit_runtime.agent.documents import Enrolment
-from edgekit_runtime.dataclass_json import from_plain
+from edgekit_runtime.canonical_json import encode_json
+from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError, EdgekitError
+from edgekit_runtime.system.atomic_files import Disk, write_atomically
 
 KEY, CERTIFICATE, ENROLMENT = "device.key", "device.crt", "enrolment.json"
 """Names of the files."""
 _KEY_BYTES: Final = 32
+_NO_CHECK_TIME: Final = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL
 # Prefix of the key in DER: PKCS #8.
 _PRIVATE_DER: Final = bytes.fromhex("302e020100300506032b657004220420")
+LINK: Final = "link.json"
+LEAST_CLOCK_S: Final = 1_704_067_200.0  # 2024: an earlier clock was never set
+_AGAIN: Final = (
+    "to let it in again, make a code by `edgekit fleet enroll --name DEVICE`, and run"
+    " `edgekit-device enroll --code CODE` here"
+)
+# X509_V_ERR_* of OpenSSL -> what is wrong with the certificate of the server.
+_SERVER_FAULTS: Final = {
+    **dict.fromkeys((18, 19, 20, 21), f"is of another fleet, or this one was made anew; {_AGAIN}"),
+    **dict.fromkeys((62, 64), "is for another address: start `edgekit fleet up` with `--name` for this one"),
+}
+_TIME_FAULTS: Final = {9: "is not valid yet", 10: "has expired"}
+# A TLS alert of the fleet -> why it does not take the certificate of this device.
+_ALERTS: Final = {
+    "ALERT_CERTIFICATE_REVOKED": f"the fleet has revoked this device; {_AGAIN}",
+    "ALERT_CERTIFICATE_EXPIRED": "this device's certificate has expired; the agent asks for a new one",
+    "ALERT_UNKNOWN_CA": f"the fleet was made anew and does not know this device; {_AGAIN}",
+}
 
 
 class EnrolmentError(EdgekitError):
@@ -34,16 +60,24 @@ class Membership:
         enrolment: the fleet's answer.
         key: the device's private key.
         folder: folder of key and certificate.
+        stamp: see `read_stamp`.
     """
 
     enrolment: Enrolment
     key: Ed25519PrivateKey
     folder: Path
+    stamp: tuple[int, int] | None = None
 
     def make_context(self) -> ssl.SSLContext:
-        """Return a TLS context of this device."""
+        """Return a TLS context of this device.
+
+        With a clock that was never set it does not check times, so that a board without a battery for its
+        clock reaches its fleet, and the fleet sees why it waits: all that counts is signed besides.
+        """
         certificate, key = self.folder / CERTIFICATE, self.folder / KEY
-        return make_context(self.enrolment.authority, str(certificate), str(key))
+        context = make_context(self.enrolment.authority, str(certificate), str(key))
+        context.needs_clock = False
+        return context
 
     def make_download_context(self) -> ssl.SSLContext:
         """Return a TLS context for packages, which are signed: public authorities may name a CDN."""
@@ -60,6 +94,7 @@ def read_membership(config: Path) -> Membership:
         EnrolmentError: this device is in no fleet, or its files are damaged.
     """
     folder = config / "fleet"
+    stamp = read_stamp(folder)
     try:
         enrolment = from_plain(Enrolment, json.loads((folder / ENROLMENT).read_bytes()), ENROLMENT)
         key = _read_key((folder / KEY).read_text())
@@ -70,7 +105,16 @@ def read_membership(config: Path) -> Membership:
     except (OSError, ValueError, ConfigError) as cause:
         raise EnrolmentError(f"{folder}: {cause}; join the fleet again") from cause
     own = Ed25519PrivateKey.from_private_bytes(key)
-    return Membership(enrolment=enrolment, key=own, folder=folder)
+    return Membership(enrolment=enrolment, key=own, folder=folder, stamp=stamp)
+
+
+def read_stamp(folder: Path) -> tuple[int, int] | None:
+    """Return what changes when this device enrols again or renews; None while it is in no fleet."""
+    try:
+        status = (folder / ENROLMENT).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _read_key(pem: str) -> bytes:
@@ -89,8 +133,16 @@ def _read_key(pem: str) -> bytes:
 
 
 class ResumingContext(ssl.SSLContext):
-    """A context that resumes its last session, which costs the broker a third of a full handshake."""
+    """A context that resumes its last session, which costs the broker a third of a full handshake.
 
+    Attributes:
+        needs_clock: whether times of certificates are checked by a clock that was never set, too.
+        failure: the TLS error at which the last connection ended, or None. The alert of a broker that refuses
+            comes after the handshake, and paho drops it.
+    """
+
+    needs_clock = True
+    failure: ssl.SSLError | None = None
     _session: ssl.SSLSession | None = None
 
     def remember(self, connection: Any) -> None:
@@ -100,6 +152,9 @@ class ResumingContext(ssl.SSLContext):
 
     def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
         """Return the socket over TLS, see `ssl.SSLContext.wrap_socket`."""
+        self.failure = None
+        flags = self.verify_flags & ~_NO_CHECK_TIME
+        self.verify_flags = flags if self.needs_clock or not is_clock_unset() else flags | _NO_CHECK_TIME
         try:
             return super().wrap_socket(*args, **{"session": self._session, **options})
         except ssl.SSLError:  # some SSLErrors are ValueErrors
@@ -109,7 +164,33 @@ class ResumingContext(ssl.SSLContext):
             return super().wrap_socket(*args, **options)
 
 
-def make_context(authority: str, certificate: str | None = None, key: str | None = None) -> ssl.SSLContext:
+class _RecordingSocket(ssl.SSLSocket):
+    """Notes in its context why it fails."""
+
+    def recv(self, *args: Any) -> bytes:
+        """Return received bytes, see `ssl.SSLSocket.recv`."""
+        try:
+            return super().recv(*args)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            if isinstance(self.context, ResumingContext):
+                self.context.failure = error
+            raise
+
+    def send(self, *args: Any) -> int:
+        """Send bytes, see `ssl.SSLSocket.send`; where that fails, read the alert that says why."""
+        try:
+            return super().send(*args)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.recv(1)
+            raise
+
+
+def make_context(authority: str, certificate: str | None = None, key: str | None = None) -> ResumingContext:
     """Return a context that trusts only the fleet's authority, with TLS 1.2 or newer.
 
     Args:
@@ -118,8 +199,84 @@ def make_context(authority: str, certificate: str | None = None, key: str | None
         key: path of the device's key.
     """
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.sslsocket_class = _RecordingSocket
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(cadata=authority)
     if certificate is not None:
         context.load_cert_chain(certificate, key)
     return context
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProblem:
+    """A reason why this device does not reach its fleet.
+
+    Attributes:
+        text: what happened and what to do, without a full stop.
+        is_refusal: whether somebody answered, and the fleet's web server may know more.
+    """
+
+    text: str
+    is_refusal: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkStatus:
+    """The link at one time.
+
+    Attributes:
+        is_connected: whether the broker has accepted the agent.
+        since_at: when `is_connected` became so.
+        problem: why there is no link, or what is wrong with it; empty if nothing is, or the agent has
+            stopped.
+    """
+
+    is_connected: bool = False
+    since_at: float = 0.0
+    problem: str = ""
+
+
+def explain_failure(error: BaseException, address: str) -> LinkProblem:
+    """Return the reason of a failed connection to `HOST:PORT` of the fleet."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if fault := _TIME_FAULTS.get(error.verify_code):
+            text = f"its certificate {fault} by this device's clock, which says {format_utc(time.time())}"
+            return LinkProblem(
+                f"{address}: {text}: set the clock (`timedatectl set-ntp true`); if the clock is right, start"
+                " `edgekit fleet up` on the server again"
+            )
+        fault = _SERVER_FAULTS.get(error.verify_code, f"is refused: {error.verify_message}")
+        return LinkProblem(f"{address}: its certificate {fault}")
+    if isinstance(error, ssl.SSLError):
+        words = str(error).upper().replace(" ", "_")
+        reason = next((text for alert, text in _ALERTS.items() if alert in words), str(error))
+        return LinkProblem(f"{address}: {reason}", is_refusal=True)
+    return LinkProblem(f"{address}: {str(error) or type(error).__name__}; is the fleet's server up?")
+
+
+def is_clock_unset() -> bool:
+    """Return whether the clock shows a time at which no fleet existed."""
+    return time.time() < LEAST_CLOCK_S
+
+
+def format_utc(at: float) -> str:
+    """Return a time such as `2026-11-28 12:00:00 UTC`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+
+
+def write_link_status(folder: Path, state: LinkStatus, disk: Disk) -> None:
+    """Write the state of the link.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    with write_atomically(folder / LINK, mode=0o600, disk=disk) as file:
+        file.write(encode_json(to_plain(state)))
+
+
+def read_link_status(folder: Path) -> LinkStatus | None:
+    """Return the state that the agent wrote last, or None if there is none that can be read."""
+    try:
+        return from_plain(LinkStatus, json.loads((folder / LINK).read_bytes()), LINK)
+    except (OSError, ValueError, ConfigError):
+        return None

@@ -24,7 +24,7 @@ from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from edgekit_runtime.agent.documents import MAX_DOCUMENT_BYTES, Kind, topic
-from edgekit_runtime.agent.membership import ResumingContext
+from edgekit_runtime.agent.membership import LinkProblem, ResumingContext, explain_failure
 
 _MAX_IN_FLIGHT: Final = 8
 _MAX_RECEIVED: Final = 64  # messages that wait for the agent; a broker that sends more loses them
@@ -52,7 +52,8 @@ class Received:
 
     Attributes:
         kind: kind of the message; `hello` stands for a new connection, to which the agent answers with its
-            hello, and `event` for an attack by the broker, which `payload` describes.
+            hello, and `payload` is this device's own address there; `event` stands for an attack by the
+            broker, which `payload` describes.
         payload: content, not verified.
     """
 
@@ -67,6 +68,7 @@ class MqttLink:
         received: queue of received messages; see `Received`.
         will: payload of the last will of the next connection; the agent replaces it after each.
         reconnect_s: width of the time over which reconnects are spread.
+        problem: why there is no connection, or why the last one ended; None if neither is known.
     """
 
     def __init__(self, device: str, brokers: Sequence[str], context: ssl.SSLContext, will: bytes) -> None:
@@ -80,6 +82,8 @@ class MqttLink:
         """
         self.received: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self.will, self.reconnect_s = will, 30.0
+        self.problem: LinkProblem | None = None
+        self._failure: LinkProblem | None = None  # of the connection under way
         self._device, self._brokers, self._context = device, list(brokers), context
         self._outbox: dict[str, _Message] = {}
         self._in_flight: dict[int, tuple[str, _Message]] = {}
@@ -142,9 +146,14 @@ class MqttLink:
             try:
                 was_accepted = self._connect_once()
             except OSError as error:
-                _logger.warning("broker %s cannot be reached: %s", self._brokers[0], error)
-            except Exception:  # the link must come back after any error of the library
+                self._failure = explain_failure(error, self._brokers[0])
+            except Exception as error:  # the link must come back after any error of the library
+                self._failure = explain_failure(error, self._brokers[0])
                 _logger.exception("the connection to broker %s failed", self._brokers[0])
+            if not self._stopping.is_set():
+                text = f"{self._brokers[0]}: the broker ended the connection without a word"
+                self.problem = self._failure or LinkProblem(text, is_refusal=not was_accepted)
+                _logger.warning("%s", self.problem.text)
             failures = 0 if was_accepted else failures + 1
             self._brokers.append(self._brokers.pop(0))  # its node may be gone; another one is as good
             width_s = min(_MAX_WIDTH_S, self.reconnect_s * 2.0 ** min(failures, 8))
@@ -157,6 +166,7 @@ class MqttLink:
         Raises:
             OSError: there is no connection.
         """
+        self._failure = None
         host, _, port = self._brokers[0].rpartition(":")
         client = self._make_client()
         client.connect_timeout = _CONNECT_TIMEOUT_S
@@ -172,6 +182,8 @@ class MqttLink:
                 self._in_flight.clear()
             if isinstance(self._context, ResumingContext):
                 self._context.remember(client.socket())
+                if self._context.failure is not None:
+                    self._failure = explain_failure(self._context.failure, self._brokers[0])
             client.disconnect()
             client.loop_write()
         if not was_accepted and self._is_refused:
@@ -190,8 +202,8 @@ class MqttLink:
         )
         client.tls_set_context(self._context)
         client.will_set(topic(self._device, "hello"), self.will, qos=1, retain=True)
-        client.on_connect = self._on_connect
-        client.on_subscribe = lambda *_: self._is_accepted_now()
+        client.on_connect, client.on_disconnect = self._on_connect, self._on_disconnect
+        client.on_subscribe = lambda *_: self._is_accepted_now(client)
         client.on_publish = lambda _client, _data, number, *_: self._forget(number)
         client.on_message = lambda _client, _data, message: self._receive(message)
         self._is_refused = True  # until the broker answers
@@ -200,6 +212,8 @@ class MqttLink:
     def _serve(self, client: mqtt.Client) -> None:
         with selectors.DefaultSelector() as selector:
             connection = cast("ssl.SSLSocket", client.socket())
+            if connection is None:  # the broker has closed it already
+                return
             selector.register(self._woken, selectors.EVENT_READ)
             selector.register(connection, selectors.EVENT_READ)
             while not self._stopping.is_set() and client.socket() is connection:
@@ -239,14 +253,22 @@ class MqttLink:
     def _on_connect(self, client: mqtt.Client, _data: Any, _flags: Any, reason: Any, *_: Any) -> None:
         self._is_refused = reason.value == _UNSUPPORTED_PROTOCOL
         if reason.is_failure:
-            _logger.warning("broker %s refuses this device: %s", self._brokers[0], reason)
+            text = f"{self._brokers[0]}: the broker refuses this device: {reason}"
+            self._failure = LinkProblem(text, is_refusal=not self._is_refused)
             client.disconnect()
             return
         client.subscribe([(topic(self._device, kind), 1) for kind in _RECEIVED_KINDS])
 
-    def _is_accepted_now(self) -> None:
+    def _on_disconnect(self, _client: mqtt.Client, _data: Any, _flags: Any, reason: Any, *_: Any) -> None:
+        if self._is_accepted:
+            self._failure = LinkProblem(f"{self._brokers[0]}: the connection has ended: {reason}")
+
+    def _is_accepted_now(self, client: mqtt.Client) -> None:
         self._is_accepted = True
-        self.received.put(Received("hello"))
+        self.problem = None
+        connection = cast("ssl.SSLSocket | None", client.socket())
+        own_address = "" if connection is None else str(connection.getsockname()[0])
+        self.received.put(Received("hello", own_address.encode()))
 
     def _receive(self, message: mqtt.MQTTMessage) -> None:
         for kind in _RECEIVED_KINDS:

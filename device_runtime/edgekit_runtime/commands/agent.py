@@ -5,11 +5,15 @@ import logging
 import signal
 import sys
 import threading
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from edgekit_runtime.commands.command import Outcome, positive
 from edgekit_runtime.commands.installed import add_arguments, find_keys
+
+if TYPE_CHECKING:
+    from edgekit_runtime.agent.agent import Renewal
 
 _RENEWAL_S: Final = 60.0
 _NOT_DUE: Final = 3  # exit code of `agent.enrolment`
@@ -104,16 +108,19 @@ def run(arguments: argparse.Namespace) -> Outcome:
             member = read_membership(config)
             installer = Installer(Slots(state, trust, member.enrolment.target), socket_path)
             parts = (member, state / "fleet", installer, options)
-            Agent(*parts, carrier=ChildSteps(places), renew=lambda: _renew(config)).run(stop)
+            Agent(*parts, carrier=ChildSteps(places), renew=partial(_renew, config)).run(stop)
     return Outcome({"stopped": True}, ["stopped"])
 
 
-def _renew(config: Path) -> bool:
+def _renew(config: Path, is_refused: bool) -> "Renewal":
     """Fetch a new certificate if it is time, in a process of its own, since only this needs x509."""
+    from edgekit_runtime.agent.agent import Renewal
     from edgekit_runtime.system.child_process import ChildProcess
 
-    with ChildProcess("edgekit_runtime.agent.enrolment", str(config.absolute())) as child:
+    options = ["--refused"] if is_refused else []
+    with ChildProcess("edgekit_runtime.agent.enrolment", str(config.absolute()), *options) as child:
         code = child.wait(_RENEWAL_S)
-        if code not in (0, _NOT_DUE):
-            logging.getLogger(__name__).warning("the certificate is not renewed: %s", child.last_line)
-    return code == 0
+        problem = "" if code in (0, _NOT_DUE) else child.last_line
+    if problem:
+        logging.getLogger(__name__).warning("the certificate is not renewed: %s", problem)
+    return Renewal(is_new=code == 0, problem=problem)

@@ -1,6 +1,7 @@
 """`edgekit-device fleet status` and `fleet apply`."""
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Show the journal."""
-    from edgekit_runtime.agent.journal import read_journal
+    from edgekit_runtime.agent.journal import is_held, read_journal
     from edgekit_runtime.agent.manager_keys import ManagerKeys, read_held
-    from edgekit_runtime.agent.membership import read_membership
+    from edgekit_runtime.agent.membership import format_utc, is_clock_unset, read_link_status, read_membership
     from edgekit_runtime.dataclass_json import to_plain
 
     member = read_membership(find_config_folder())
@@ -46,6 +47,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     record = read_journal(folder / "journal.json")
     desired = read_held(record.desired, ManagerKeys(folder, member.enrolment.tuf_root).read())
     found = member.enrolment
+    link, runs = read_link_status(folder), is_held(folder)
     document: dict[str, Any] = {
         "device": found.device,
         "target": found.target,
@@ -53,10 +55,24 @@ def run(arguments: argparse.Namespace) -> Outcome:
         "executions": [to_plain(one.report) for one in record.executions],
         "month": record.month,
         "metered_bytes": record.metered_bytes,
+        "agent_runs": runs,
+        "link": None if link is None else to_plain(link),
     }
     lines = [f"{found.device}, target {found.target}, broker {', '.join(found.brokers)}"]
+    if not runs:
+        since = (
+            f"; the fleet was last reached at {format_utc(link.since_at)}" if link and link.since_at else ""
+        )
+        lines.append(f"  no agent runs{since}; run edgekit-device agent")
+    elif link is not None:
+        state = "connected" if link.is_connected else "not connected"
+        lines.append(f"  {state} since {format_utc(link.since_at)}{link.problem and f': {link.problem}'}")
+    if desired is not None and desired.notice:
+        lines.append(f"  the fleet says: {desired.notice}")
+    if is_clock_unset():
+        lines.append(f"  the clock says {format_utc(time.time())}: set it (timedatectl set-ntp true)")
     if desired is None:
-        lines.append("  no desired document yet; does edgekit-device agent run?")
+        lines.append("  no desired document yet: the fleet has ordered nothing of it")
     else:
         lines += [
             f"  {one.model}: desired {one.version} (document {desired.version})" for one in desired.models

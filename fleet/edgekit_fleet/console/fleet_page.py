@@ -135,23 +135,18 @@ def _find_concerns(session: Session, counts: Mapping[tuple[str, bool], int]) -> 
         kind = "bad" if row.detail["is_urgent"] else "warn"
         sentence, advice = (_begin(row.detail[name]) for name in ("text", "advice"))
         yield Concern(kind, sentence, advice, f"/audit?action={EXPIRY_ALARM}", "audit")
-    alarms = session.scalar(
-        select(func.count()).where(
-            AuditRow.action >= "alarm.",
-            AuditRow.action < "alarm/",
-            AuditRow.action != EXPIRY_ALARM,
-            AuditRow.at > since,
-        )
+    is_alarm = (
+        (AuditRow.action >= "alarm.")
+        & (AuditRow.action < "alarm/")
+        & (AuditRow.action != EXPIRY_ALARM)
+        & (AuditRow.at > since)
     )
+    alarms, number = session.execute(select(func.count(), func.max(AuditRow.number)).where(is_alarm)).one()
     if alarms:
+        newest = session.get_one(AuditRow, number)
         text = f"{format_count(alarms)} alarm{'s' * (alarms != 1)} in the last 24 hours"
-        yield Concern(
-            "warn",
-            text,
-            "forged documents, too many events, a restored store, or a wrong clock",
-            "/audit?action=alarm.",
-            "audit",
-        )
+        last = f"The last, of {newest.subject}: {newest.detail.get('text', newest.action)}"
+        yield Concern("warn", text, last, "/audit?action=alarm.", "audit")
 
 
 def _find_stopped_manager(session: Session) -> Iterator[Concern]:

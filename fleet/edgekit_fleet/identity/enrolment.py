@@ -15,6 +15,7 @@ from edgekit_fleet.store import audit
 from edgekit_fleet.store.attributes import list_models, list_stable, replace_attributes
 from edgekit_fleet.store.tables import AuditRow, CodeRow, DesiredRow, DeviceRow
 from edgekit_runtime.agent.documents import EnrolmentCode, EnrolmentRequest, RenewalRequest
+from edgekit_runtime.agent.membership import format_utc
 from edgekit_runtime.errors import ConfigError, NotFoundError, SignatureError
 
 _SECRET_BYTES: Final = 20
@@ -146,11 +147,14 @@ def renew(
         SignatureError: the device is unknown or revoked, or the request is not by its key.
     """
     device = session.get(DeviceRow, request.device)
-    if device is None or device.revoked_at is not None:
-        raise SignatureError(f"device '{request.device[:80]}' is not of this fleet; enrol it with a new code")
     key = read_csr_key(request.csr).public_bytes(Encoding.Raw, PublicFormat.Raw)
+    if device is None:
+        raise SignatureError(f"device '{request.device[:80]}' is not of this fleet; enrol it with a new code")
     if key != device.public_key:
         raise SignatureError(f"renewal for '{device.name}': the key is not that of the device")
+    if device.revoked_at is not None:
+        at = format_utc(device.revoked_at)
+        raise SignatureError(f"device '{device.name}' was revoked at {at}; enrol it with a new code")
     certificate = authority.sign_device(request.csr, device.name, life_s)
     device.certificate_serial, device.certificate_expires_at = certificate.serial, certificate.expires_at
     audit.record(session, "web", "device.renew", device.name, serial=certificate.serial)

@@ -24,7 +24,9 @@ from sqlalchemy.orm import Session
 
 from edgekit_fleet.store import audit
 from edgekit_fleet.store.attributes import list_stable, replace_attributes
+from edgekit_fleet.store.audit import COPY_ALARM
 from edgekit_fleet.store.database import update_many, upsert_many
+from edgekit_fleet.store.due import mark_due
 from edgekit_fleet.store.shards import LEASE_S, Shards
 from edgekit_fleet.store.tables import (
     SHARDS,
@@ -35,9 +37,11 @@ from edgekit_fleet.store.tables import (
     shard_of,
 )
 from edgekit_runtime.agent.documents import ENDED, Event, Execution, Hello, ModelFigures, Reported
+from edgekit_runtime.agent.membership import format_utc
 from edgekit_runtime.agent.signing import key_id, unseal
 from edgekit_runtime.dataclass_json import to_plain
 from edgekit_runtime.errors import SignatureError
+from edgekit_runtime.system.shown_text import clean_line
 
 _HOUR_S: Final = 3600.0
 _ALARM_S: Final = 60.0
@@ -50,6 +54,7 @@ _EVENTS_A_MINUTE: Final = 10
 _ENTRIES_A_DAY: Final = 300  # of a device in the audit log, from which nothing can be deleted
 _VERSIONS_A_DAY: Final = 128  # five times the models that one document holds
 _MAX_NAME: Final = 128  # characters; see `tables.NAME`
+_INSTANCES: Final = 4
 _FOREIGN_S: Final = 4 * LEASE_S
 _MAX_FOREIGN_BYTES: Final = 32 << 20
 _MAX_PENDING: Final = 100_000  # messages; the broker's own queue is behind it
@@ -100,6 +105,8 @@ class KnownDevice:
     paid_until: float = 0.0  # monotonic; each message pays for a time
     day: int = 0
     entries: int = 0  # in the audit log, of this day
+    instances: dict[str, tuple[int, str]] = field(default_factory=dict)
+    notice: str = ""  # see `Desired`
     versions: frozenset[int] = frozenset()  # hashes of (model, version) whose figures were kept on this day
 
     @property
@@ -131,6 +138,25 @@ class KnownDevice:
             return True
         self.paid_until = begin + 1 / _MESSAGES_A_SECOND
         return False
+
+    def find_copy(self, hello: Hello) -> str:
+        """Return the address of another machine that uses this device's identity, or an empty text.
+
+        An agent that was started again has a new `instance`, and the old one never says hello again. So an
+        instance that comes back after another one with a higher number of its own runs beside that one.
+        """
+        last = next(reversed(self.instances), "")
+        before, _ = self.instances.pop(hello.instance, (hello.sequence, ""))
+        self.instances[hello.instance] = max(before, hello.sequence), clean_line(hello.address, _MAX_NAME)
+        if len(self.instances) > _INSTANCES:
+            del self.instances[next(iter(self.instances))]
+        is_back = hello.sequence > before and last not in ("", hello.instance)
+        return self.instances[last][1] if is_back else ""
+
+    @property
+    def address(self) -> str:
+        """Return the address that its last hello stated."""
+        return next((address for _, address in reversed(self.instances.values())), "")
 
     def begin_day(self, now: float) -> None:
         """Forget the counts of another day."""
@@ -231,6 +257,7 @@ class Inbox:
         self._pending: list[tuple[str, bytes]] = []
         self._pending_bytes = 0
         self._changed: set[str] = set()
+        self._noticed: set[str] = set()  # devices whose next document bears a new notice
         self._reports: dict[str, Reported] = {}
         self._figures: dict[str, Sequence[ModelFigures]] = {}
         self._entries: list[audit.AuditEntry] = []
@@ -279,13 +306,15 @@ class Inbox:
             self.put(topic, payload)
 
     def list_unknown(self, limit: int) -> set[str]:
-        """Return devices that wrote messages and are not in the index; they may be enrolled just now.
+        """Return devices that wrote messages and are not members; they may be enrolled just now.
 
         Args:
             limit: number of messages to look at, as for `take`.
         """
         names = {_device_of(topic) for topic, _ in self._pending[:limit]}
-        return names - self._index.devices.keys()
+        return {
+            name for name in names if (known := self._index.devices.get(name)) is None or known.is_revoked
+        }
 
     def take(self, now: float, limit: int = 1000) -> list[Hello]:
         """Verify received messages; returns the hellos among them.
@@ -348,6 +377,7 @@ class Inbox:
             ]
             has_ended = _update_executions(session, executions, now)
             _upsert_figures(session, self._figures, now)
+        mark_due(session, sorted(self._noticed), content_sha256="")
         audit.append(session, "devices", self._entries, now)
         return has_ended
 
@@ -372,6 +402,7 @@ class Inbox:
             self._index.devices[name].attributes_hash = digest
         self._attribute_hashes.clear()
         self._changed.clear()
+        self._noticed.clear()
         self._reports.clear()
         self._figures.clear()
         self._entries.clear()
@@ -403,6 +434,14 @@ class Inbox:
         if document.device != name:
             self._alarm(device, "alarm.impersonated", f"{topic}: names '{document.device[:80]}'", now)
             return "impersonated"
+        if isinstance(document, Hello) and document.instance and (other := device.find_copy(document)):
+            text = (
+                f"two machines use the identity of {name}, at {other} and at {device.address}:"
+                " stop one of them, delete `fleet/device.key` there, and enrol it under a name of its own"
+            )
+            if self._alarm(device, COPY_ALARM, text, now):
+                device.notice = f"at {format_utc(now)}, {text}"
+                self._noticed.add(name)
         if not self._apply(device, document, now):
             last = {
                 "hello": device.hello_sequence,

@@ -218,13 +218,15 @@ class Publisher:
         """Return a `Desired` document; the texts of its models are taken as the store has them."""
         # Of the whole fleet, as far as this manager knows it.
         devices = len(self._index.devices) * SHARDS / len(self._shards.epochs)
+        known = self._index.devices.get(device)
         plain: dict[str, Any] = {
             "device": device,
             "version": version,
             "issued_at": now,
             "expires_at": now + self._life_s,
             "epoch": self._shards.epoch_of(device),
-            "sequence": known.highest_sequence if (known := self._index.devices.get(device)) else 0,
+            "sequence": known.highest_sequence if known is not None else 0,
+            "notice": known.notice if known is not None else "",
             "removed": [model for model, text in content if not text],
             "reconnect_s": max(_LEAST_RECONNECT_S, devices / _DEVICES_A_SECOND),
         }

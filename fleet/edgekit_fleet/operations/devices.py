@@ -1,7 +1,8 @@
 """Devices: invite, list, describe, explain, tag, revoke."""
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,12 +17,15 @@ from edgekit_fleet.store import audit
 from edgekit_fleet.store.attributes import list_models, list_stable, replace_attributes
 from edgekit_fleet.store.database import Store
 from edgekit_fleet.store.fleet_folder import FleetSettings
-from edgekit_fleet.store.tables import CodeRow, DesiredRow, DeviceRow, ExecutionRow, WantedModelRow
+from edgekit_fleet.store.tables import AuditRow, CodeRow, DesiredRow, DeviceRow, ExecutionRow, WantedModelRow
 from edgekit_runtime.agent.documents import ENDED, Reported
+from edgekit_runtime.agent.membership import LEAST_CLOCK_S, format_utc
 from edgekit_runtime.dataclass_json import from_plain
 from edgekit_runtime.errors import NotFoundError
 
 _NO_REASON: Final = "it states no reason"
+_DAY_S: Final = 86_400.0
+_CLOCK_DIGITS: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +179,7 @@ def describe(store: Store, name: str) -> DeviceDetail:
         desired = {each.model: each.document.get("version", "") for each in wanted if not each.is_removed}
         return DeviceDetail(
             summary=_summarize(row),
-            why=_explain(row, sent, wanted, newest),
+            why=" ".join((_explain(row, sent, wanted, newest), *_find_faults(session, row))),
             facts=row.facts,
             pinned=row.pinned,
             certificate_serial=row.certificate_serial,
@@ -250,7 +254,11 @@ def _summarize(row: DeviceRow) -> DeviceSummary:
 def _explain(row: DeviceRow, sent: int, wanted: Any, executions: Any) -> str:
     """Return one sentence: what the device runs, what it should run, and the obstacle."""
     if row.revoked_at is not None:
-        return f"{row.name} was revoked {_ago(row.revoked_at)}, so it gets nothing."
+        why = f" ({row.because})" if row.because else ""
+        return (
+            f"{row.name} was revoked at {format_utc(row.revoked_at)}{why}, so it gets nothing;"
+            f" `edgekit fleet enroll --name {row.name}` makes a code that lets it in again."
+        )
     if row.last_seen_at is None:
         return f"{row.name} is enrolled and has never connected: run `edgekit-device agent` on it."
     report = None if row.reported is None else from_plain(Reported, row.reported, row.name)
@@ -281,6 +289,20 @@ def _explain(row: DeviceRow, sent: int, wanted: Any, executions: Any) -> str:
         if one.health == "faulty"
     )
     return f"{row.name} runs {shown}, {state}{contact}{because}{faults}."
+
+
+def _find_faults(session: Session, row: DeviceRow) -> Iterator[str]:
+    """Yield a sentence for a clock that cannot be right, and for a copied identity."""
+    clock = str(row.facts.get("clock", ""))
+    if clock.isdecimal() and len(clock) < _CLOCK_DIGITS and row.revoked_at is None:
+        is_ahead = int(clock) > (row.last_seen_at or math.inf) + _DAY_S  # not behind: reports may be late
+        if is_ahead or int(clock) < LEAST_CLOCK_S:
+            yield f"Its clock says {format_utc(int(clock))}: set it on the device."
+    alarm = select(AuditRow).where(
+        AuditRow.subject == row.name, AuditRow.action == audit.COPY_ALARM, AuditRow.at > time.time() - _DAY_S
+    )
+    if (newest := session.scalars(alarm.order_by(AuditRow.number.desc()).limit(1)).first()) is not None:
+        yield f"At {format_utc(newest.at)}: {newest.detail['text']}."
 
 
 def _obstacle(row: DeviceRow, sent: int, there: Any, step: Any) -> str:

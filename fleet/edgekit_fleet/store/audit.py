@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from edgekit_fleet.store.tables import AuditRow
 from edgekit_runtime.canonical_json import encode_json
 
+COPY_ALARM: Final = "alarm.copied"  # two machines have one identity
 _PENDING: Final = "audit"
 FIRST_SHA256: Final = "0" * 64
 _LOCK: Final = 7203185  # lock of PostgreSQL: otherwise two writers would use the same number

@@ -130,7 +130,7 @@ class Broker:
 
     def __init__(self, *_):
         self.received = queue.SimpleQueue()
-        self.will, self.reconnect_s, self.sent = b"", 30.0, []
+        self.will, self.reconnect_s, self.sent, self.problem = b"", 30.0, [], None
         self.is_connected = True
 
     def start(self):

@@ -133,7 +133,7 @@ class BundleLink:
     """Replaces the broker: hands over the document, and keeps the agent's messages.
 
     Attributes:
-        received, will, reconnect_s: the same attributes as in `MqttLink`.
+        received, will, reconnect_s, problem: the same attributes as in `MqttLink`.
         report: the last report, after the agent has taken the document; None before.
         events: descriptions of events.
     """
@@ -141,7 +141,7 @@ class BundleLink:
     def __init__(self, member: Membership, payload: bytes, version: int, stop: threading.Event) -> None:
         """Wait for reports on document `version`; set `stop` when nothing is under way any more."""
         self.received: queue.SimpleQueue[Received] = queue.SimpleQueue()
-        self.will, self.reconnect_s = b"", 0.0
+        self.will, self.reconnect_s, self.problem = b"", 0.0, None
         self.report: Reported | None = None
         self.events: list[Event] = []
         self._device, self._stop = member.enrolment.device, stop

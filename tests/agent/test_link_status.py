@@ -1,0 +1,123 @@
+"""What a device says where it cannot reach its fleet: one sentence for each kind of failure."""
+
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+from tests.agent.parts import make_enrolment
+
+from edgekit_runtime.agent.membership import Membership, explain_failure, make_context
+
+DAY = timedelta(days=1)
+
+
+def make_server(folder, begin=-DAY, end=DAY, name="127.0.0.1"):
+    """Return a TLS context of a server, and the PEM of its certificate, which is its authority, too."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(timezone.utc)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fleet")])
+    address = x509.IPAddress(ipaddress.ip_address(name))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + begin)
+        .not_valid_after(now + end)
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, SHA256())
+    )
+    pem = certificate.public_bytes(Encoding.PEM)
+    (folder / "device.crt").write_bytes(pem)
+    (folder / "device.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "device.crt", folder / "device.key")
+    return context, pem.decode()
+
+
+def shake_hands(server, client):
+    """Return the error of a TLS handshake with a server, or None."""
+
+    def answer():
+        plain, _ = listener.accept()
+        try:
+            server.wrap_socket(plain, server_side=True).close()
+        except OSError:
+            plain.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            with socket.create_connection(listener.getsockname(), 10) as plain:
+                client.wrap_socket(plain, server_hostname="127.0.0.1").close()
+        except OSError as error:
+            return error
+        finally:
+            thread.join()
+    return None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"begin": DAY, "end": 2 * DAY}, "is not valid yet by this device's clock, which says 20"),
+        ({"begin": -2 * DAY, "end": -DAY}, "has expired by this device's clock, which says 20"),
+        ({"name": "127.0.0.2"}, "is for another address: start `edgekit fleet up` with `--name`"),
+    ],
+)
+def test_certificate_that_is_refused_is_explained(tmp_path, options, words):
+    server, pem = make_server(tmp_path, **options)
+    problem = explain_failure(shake_hands(server, make_context(pem)), "fleet:8883")
+    assert problem.text.startswith("fleet:8883: its certificate ")
+    assert words in problem.text
+    assert not problem.is_refusal
+
+
+def test_server_of_another_fleet_is_explained(tmp_path):
+    server, _ = make_server(tmp_path)
+    (tmp_path / "other").mkdir()
+    _, pem = make_server(tmp_path / "other")
+    text = explain_failure(shake_hands(server, make_context(pem)), "fleet:8883").text
+    assert "is of another fleet, or this one was made anew; to let it in again" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "is_refusal"),
+    [
+        (ssl.SSLError(1, "[SSL: SSLV3_ALERT_CERTIFICATE_REVOKED] sslv3 alert"), "has revoked", True),
+        (ssl.SSLError(1, "[SSL] ssl/tls alert certificate revoked (_ssl.c:1)"), "has revoked", True),
+        (ssl.SSLError(1, "[SSL: SSLV3_ALERT_CERTIFICATE_EXPIRED] x"), "asks for a new one", True),
+        (ssl.SSLError(1, "[SSL: TLSV1_ALERT_UNKNOWN_CA] x"), "was made anew", True),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] x"), "WRONG_VERSION_NUMBER", True),
+        (ConnectionRefusedError(111, "Connection refused"), "is the fleet's server up?", False),
+        (TimeoutError(), "TimeoutError; is the fleet's server up?", False),
+    ],
+)
+def test_each_failure_has_a_sentence(error, words, is_refusal):
+    problem = explain_failure(error, "fleet:8883")
+    assert words in problem.text
+    assert problem.is_refusal is is_refusal
+
+
+def test_clock_that_was_never_set_keeps_no_member_out_and_is_checked_again_once_it_is_set(
+    tmp_path, monkeypatch
+):
+    server, pem = make_server(tmp_path, begin=DAY, end=2 * DAY)
+    context = Membership(enrolment=make_enrolment(authority=pem), key=None, folder=tmp_path).make_context()
+    assert "not yet valid" in str(shake_hands(server, context))
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: 1.42e9)  # 2015
+        assert shake_hands(server, context) is None
+        assert "not yet valid" in str(shake_hands(server, make_context(pem)))  # of an enrolment
+    assert "not yet valid" in str(shake_hands(server, context))
