@@ -186,3 +186,48 @@ def test_a_sampled_output_of_another_shape_fails_with_the_full_shape(
         None,
         True,
     )
+
+
+ROWS = np.array([[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]], np.float32)
+
+
+def check_rows(maker: Any, path: Path, got: np.ndarray, *, every: int = 1, loose: int = 1) -> bool:
+    """Whether `got` passes for `ROWS`, whose number depends on the data."""
+    stored = ROWS[::every]
+    artifacts = {**maker.artifacts, "golden/y.bin": stored.tobytes()}
+    output = GoldenOutput("y", "float32", ROWS.shape, "golden/y.bin", 0.1, 0.0, every, 0, loose)
+    golden = Golden(maker.manifest().golden.inputs, (output,))
+    manifest = maker.manifest(artifacts, golden=golden, outputs=(TensorSpec("y", "float32", ("K", 2)),))
+    write_package(path, manifest, artifacts, maker.signer)
+    with read_package(path, maker.trust) as opened:
+        return run_selftest(FixedSession({"y": got}), opened).passed
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(
+    ("places", "shift", "passed"),
+    [
+        ([4, 2, 0, 1, 3], 0.05, True),
+        ([4, 2, 0, 1], 0.0, True),
+        ([0, 1, 2, 3, 4, 1], 0.0, True),
+        ([0, 1, 2, 3, 4, 1, 1], 0.0, False),
+        ([0, 1, 2], 0.0, False),
+        ([], 0.0, False),
+        ([0, 1, 2, 3, 4], 0.2, False),
+    ],
+)
+def test_rows_whose_number_depends_on_the_data_are_compared_as_a_set(
+    maker: Any, tmp_path: Path, places: list[int], shift: float, passed: bool, every: int
+) -> None:
+    got = ROWS[places] + np.float32(shift)
+    assert check_rows(maker, tmp_path / "set.edgepkg", got, every=every) == passed
+
+
+def test_rows_of_another_width_fail(maker: Any, tmp_path: Path) -> None:
+    assert not check_rows(maker, tmp_path / "set.edgepkg", ROWS[:, :1])
+
+
+@pytest.mark.parametrize(("axis", "loose"), [(2, 1), (-1, 1), (0, -1), (True, 0)])
+def test_axis_or_number_of_loose_rows_that_cannot_be_is_refused(axis: Any, loose: int) -> None:
+    with pytest.raises(DataError, match="expected an axis of"):
+        GoldenOutput("y", "float32", (5, 2), "y.bin", 0.1, 0.0, 1, axis, loose)

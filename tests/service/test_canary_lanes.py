@@ -563,6 +563,8 @@ BOXES = TensorSpec("boxes", "float32", (1, 100, 4))
         (CLASSES, {"score": {"metric": "agreement"}, "class_output": "y"}, None, ("agreement", False)),
         (CLASSES, {"reference": {"outputs": {"y": {"classes": []}}}}, None, ("agreement", False)),
         (CLASSES, {"score": {"metric": "similarity"}}, None, ("similarity", False)),
+        (CLASSES, {"score": {"metric": "detections"}}, None, ("similarity", False)),
+        (CLASSES, {"score": {"metric": "own.py:score (sha256 0)"}}, None, ("agreement", True)),
         (CLASSES, {"score": {"metric": "top1"}}, "similarity", ("similarity", False)),
         (CLASSES, {}, "agreement", ("agreement", False)),
         (BOXES, {"score": {"metric": "agreement"}}, None, ("similarity", False)),
@@ -613,7 +615,8 @@ def test_similarity_is_one_for_equal_outputs_and_falls_with_the_difference() -> 
     assert similarity(one, one) == 1.0
     assert similarity(one, {**one, "y": np.float32([3, 4.5])}) == pytest.approx(0.95)  # of 0.9 and 1
     assert similarity(one, {**one, "n": np.int64([1, 9])}) == 0.75
-    assert similarity(one, {"y": np.float32([3, 4, 5])}) == 0.0
+    assert similarity(one, {"y": np.float32([3, 4, 5])}) == pytest.approx((2 / 3 + 0) / 2)  # of y and n
+    assert similarity(one, {"y": np.float32([[3, 4]])}) == 0.0
 
 
 def test_real_sessions_of_one_model_agree() -> None:

@@ -114,9 +114,9 @@ def test_similarity_to_an_output_of_zeros_is_one_for_zeros_and_zero_for_others()
     assert scored("similarity", np.array([[0, 0, 0], [0, 1e-6, 0]], np.float32), zeros) == [1, 0]
 
 
-def test_similarity_of_outputs_without_a_value_is_one() -> None:
-    assert scored("similarity", np.zeros((1, 0), np.float32)) == [1]
-    assert scored("similarity", np.zeros((1, 0), np.int64)) == [1]
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_outputs_without_a_value_are_not_judged(dtype: type) -> None:
+    assert np.isnan(scored("similarity", np.zeros((1, 0), dtype))).all()
 
 
 def test_similarity_of_whole_numbers_is_their_share_of_equal_values() -> None:
@@ -179,9 +179,11 @@ def test_similarity_of_a_sample_that_is_not_finite_is_zero(value: float) -> None
     assert scored("similarity", output, reference) == [1, 0]
 
 
-def test_similarity_of_infinities_in_the_source_is_a_number() -> None:
-    masked = np.array([[1.0, -math.inf]], np.float32)
-    assert scored("similarity", masked, masked) == [0]
+def test_similarity_of_infinities_of_the_source_is_that_of_the_other_values() -> None:
+    masked = np.array([[1.0, -math.inf], [1.0, -math.inf]], np.float32)
+    other = np.array([[0.5, -math.inf], [1.0, 3.0]], np.float32)
+    assert scored("similarity", masked, masked) == [1, 1]
+    assert scored("similarity", other, masked) == [0.5, 0]
 
 
 def test_similarity_of_an_output_of_another_shape_is_zero() -> None:
@@ -395,10 +397,10 @@ def test_detections_of_one_object_count_once() -> None:
     assert scored("detections", output, YOLO) == [1]
 
 
-def test_no_detections_on_either_side_agree() -> None:
+def test_no_detections_on_either_side_are_not_judged() -> None:
     nothing = YOLO.copy()
     nothing[0, 4:] = 0
-    assert scored("detections", nothing, nothing) == [1]
+    assert np.isnan(scored("detections", nothing, nothing)).all()
     assert scored("detections", YOLO, nothing) == [0]
 
 

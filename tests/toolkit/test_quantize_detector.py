@@ -8,7 +8,7 @@ import onnx
 import pytest
 from tests.toolkit.small_models import Array, model_of, node, random_weight
 
-from edgekit_toolkit.evaluation.detections import score_boxes
+from edgekit_toolkit.evaluation.detections import find_layout
 from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.pipeline.candidates import CandidateSet, find_candidates
 from edgekit_toolkit.quantize import forms
@@ -61,8 +61,13 @@ def searched(limit_s: float = 60.0) -> CandidateSet:
 
 
 def f1(model: OnnxModel) -> float:
-    run, reference = model.open(threads=1), OnnxModel(detector()).open(threads=1)
-    return float(np.mean([score_boxes(run(feeds), reference(feeds)) for feeds in samples()]))
+    outputs, reference = (
+        [{"y": opened(feeds)[0]} for feeds in samples()]
+        for opened in (model.open(threads=1), OnnxModel(detector()).open(threads=1))
+    )
+    layout = find_layout(reference)
+    assert layout is not None
+    return float(np.mean([layout.score(*pair) for pair in zip(outputs, reference, strict=True)]))
 
 
 def joined_in_codes() -> OnnxModel:

@@ -439,3 +439,81 @@ def test_sample_of_several_rows_has_their_mean_score() -> None:
 def test_sample_of_several_rows_is_spoiled_once() -> None:
     scores, _ = listed([2, 4, 1], lambda x: x * np.float32(np.nan if len(x) > 1 else 1))
     assert scores.spoiled[0].startswith("output 'y' is NaN or infinite on 2 of 3 evaluation samples")
+
+
+# Outputs whose number of rows depends on the data, and samples that show nothing.
+
+
+def scored_rows(
+    source: Any, candidate: Any, *, metric: str = "auto", labels: bool = False, count: int = 20
+) -> Scores:
+    """Of models that map the number of a sample to their outputs."""
+
+    def stream(_: int) -> Iterator[tuple[dict[str, Array], Array | None]]:
+        for number in range(count):
+            yield {"x": np.full((1, 1), number, np.float32)}, np.zeros(1, np.int64) if labels else None
+
+    def runner(model: Any) -> Any:
+        return lambda feeds: model(int(feeds["x"][0, 0]))
+
+    return score_candidates(
+        runner(source), [runner(candidate)], Part("user", count, None, labels, stream), metric,
+        inputs=(TensorSpec("x", "float32", ("N", 1)),),
+        outputs=tuple(TensorSpec(f"y{place}", "float32", ("K", 4)) for place in range(len(source(0)))),
+        alone=False, progress=lambda *_: None,
+    )  # fmt: skip
+
+
+def boxes_of(number: int) -> Array:
+    return np.random.default_rng(number).uniform(1, 100, (number % 5, 4)).astype(np.float32)
+
+
+def test_rows_that_depend_on_the_data_are_judged_as_sets_and_are_no_class_scores() -> None:
+    scores = scored_rows(lambda number: [boxes_of(number)], lambda number: [boxes_of(number)[::-1][:3]])
+    assert scores.metric.name == "similarity"
+    assert scores.choosing.baseline == 1
+    assert scores.confirmation is not None
+    # Of 20 samples 4 have no rows; of 4 with four rows the candidate loses one each.
+    assert (scores.samples, scores.unjudged) == (16, 4)
+    total = sum(part.scores[0] * part.samples for part in (scores.choosing, scores.confirmation))
+    assert total == pytest.approx(12 + 4 * 0.75)
+
+
+def test_rows_that_only_one_model_finds_count() -> None:
+    scores = scored_rows(lambda number: [boxes_of(number)], lambda number: [boxes_of(number % 5 or 3)])
+    assert (scores.samples, scores.unjudged) == (20, 0)
+    assert min(scores.choosing.scores[0], scores.stated.scores[0]) < 1
+
+
+@pytest.mark.parametrize("metric", ["auto", "similarity"])
+def test_model_that_finds_nothing_is_an_error_that_says_so(metric: str) -> None:
+    nothing = lambda _: [np.zeros((0, 4), np.float32)]  # noqa: E731 - a model
+    message = r"nothing was detected in any of the 20 evaluation samples \(outputs 'y0' \[0, 4\]\).*--eval"
+    with pytest.raises(DataError, match=message):
+        scored_rows(nothing, nothing, metric=metric)
+
+
+@pytest.mark.parametrize(
+    ("metric", "output"),
+    [
+        ("similarity", np.array([[1.0, np.nan]], np.float32)),
+        ("agreement", np.array([[1.0, np.nan]], np.float32)),
+        ("sequence", np.full((1, 4, 2), np.nan, np.float32)),
+        ("pixel_agreement", np.full((1, 2, 8, 8), np.nan, np.float32)),
+        ("mask_overlap", np.full((1, 1, 8, 8), np.nan, np.float32)),
+    ],
+)
+def test_model_that_differs_from_itself_is_an_error_and_no_figure(metric: str, output: Array) -> None:
+    def model(number: int) -> list[Array]:
+        return [output if number == 7 else np.nan_to_num(output, nan=0.5)]
+
+    with pytest.raises(DataError, match=rf"by metric '{metric}' the model differs from itself on 1 of 20"):
+        scored_rows(model, model, metric=metric)
+
+
+def test_baseline_by_labels_may_be_below_one() -> None:
+    def model(number: int) -> list[Array]:
+        return [np.array([[1.0, number % 2 * 2]], np.float32)]
+
+    scores = scored_rows(model, model, metric="top1", labels=True)
+    assert 0.2 < scores.choosing.baseline < 0.8

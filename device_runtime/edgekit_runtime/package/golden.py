@@ -232,7 +232,10 @@ class GoldenOutput(Record):
         path: path of the artifact with the values.
         atol, rtol: absolute and relative tolerance, at least 0.
         every: step between stored values: of the output in C order, the values 0, every, 2 * every and so
-            on are stored and compared.
+            on are stored and compared; with `axis` it is the step between stored rows.
+        axis: axis of the rows if their number depends on the data: they are compared as a set, see
+            `row_sets`. None for other outputs.
+        loose: how many rows may be without a counterpart, on either side.
 
     Raises:
         DataError: a field has the wrong type or value.
@@ -247,6 +250,8 @@ class GoldenOutput(Record):
     atol: float
     rtol: float
     every: int = field(default=1, metadata=OPTIONAL)
+    axis: int | None = field(default=None, metadata=OPTIONAL)
+    loose: int = field(default=0, metadata=OPTIONAL)
     extra: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -257,11 +262,25 @@ class GoldenOutput(Record):
             raise DataError(
                 f"golden tensor '{self.name}': every is {self.every!r}, expected an integer of at least 1"
             )
+        is_axis = self.axis is None or (type(self.axis) is int and 0 <= self.axis < len(self.shape))
+        if not is_axis or type(self.loose) is not int or self.loose < 0:
+            raise DataError(
+                f"golden tensor '{self.name}': axis is {self.axis!r} and loose {self.loose!r}, expected an"
+                f" axis of {list(self.shape)} and an integer of at least 0"
+            )
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of the values that the artifact holds."""
+        if self.axis is not None:
+            rows = -(-self.shape[self.axis] // self.every)
+            return (*self.shape[: self.axis], rows, *self.shape[self.axis + 1 :])
+        return self.shape if self.every == 1 else (-(-math.prod(self.shape) // self.every),)
 
     @property
     def stored_count(self) -> int:
         """Number of values that the artifact holds."""
-        return -(-math.prod(self.shape) // self.every)
+        return math.prod(self.stored_shape)
 
     @property
     def size_bytes(self) -> int:
@@ -269,20 +288,22 @@ class GoldenOutput(Record):
         return self.stored_count * DTYPES[self.dtype].itemsize
 
     def pick(self, output: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return those values of an output that are stored, [stored_count].
+        """Return those values of an output that are stored, in C order.
 
         Args:
             output: output of the stated shape.
         """
-        return output.reshape(-1)[:: self.every]
+        if self.axis is not None:
+            output = output.take(np.arange(0, self.shape[self.axis], self.every), self.axis)
+        return output.reshape(-1)[:: self.every if self.axis is None else 1]
 
     def decode(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the stored values: of the stated shape when `every` is 1, otherwise [stored_count].
+        """Return the stored values, of `stored_shape`.
 
         Raises:
             DataError: `data` has another size.
         """
-        return _decode(data, self.dtype, self.shape if self.every == 1 else (self.stored_count,), self.name)
+        return _decode(data, self.dtype, self.stored_shape, self.name)
 
 
 def _check_golden(name: object, dtype: object, shape: tuple[int, ...], path: object) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from edgekit_runtime.package.archive import OpenedPackage
 from edgekit_runtime.package.golden import GoldenOutput, resample
+from edgekit_runtime.package.row_sets import AlignedRows, align_rows
 from edgekit_runtime.sessions.session import Session
 
 _EXACT_KINDS = "biu"  # bool and integers; float64 cannot hold all of them
@@ -73,7 +74,8 @@ class GoldenCase:
             BackendError: the engine failed.
         """
         outputs = session.run(self.inputs)
-        checks = {golden.name: _check(golden, values, outputs) for golden, values in self.expected}
+        sets = _align(self.expected, outputs)
+        checks = {golden.name: _check(golden, values, outputs, sets) for golden, values in self.expected}
         for seed, expected in self.rows:
             outputs = session.run(resample(self.inputs, seed))
             for golden, values in expected:
@@ -133,24 +135,63 @@ def _join(first: OutputCheck, row: OutputCheck, where: str) -> OutputCheck:
     )
 
 
+def _align(expected: Expected, outputs: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) -> AlignedRows:
+    """Return the outputs whose rows are a set, aligned with the expected ones."""
+    sets = {
+        golden.name: (golden.axis, values)
+        for golden, values in expected
+        if golden.axis is not None and _fits(golden, outputs.get(golden.name))
+    }
+    return align_rows(
+        outputs,
+        {name: values for name, (_, values) in sets.items()},
+        {name: axis for name, (axis, _) in sets.items()},
+    )
+
+
+def _fits(golden: GoldenOutput, got: np.ndarray[Any, np.dtype[Any]] | None) -> bool:
+    """Whether dtype and shape are right, apart from a number of rows that depends on the data."""
+    return (
+        got is not None
+        and got.dtype == golden.dtype
+        and got.ndim == len(golden.shape)
+        and all(
+            size == want or axis == golden.axis
+            for axis, (size, want) in enumerate(zip(got.shape, golden.shape, strict=True))
+        )
+    )
+
+
 def _check(
     golden: GoldenOutput,
     expected: np.ndarray[Any, np.dtype[Any]],
     outputs: Mapping[str, np.ndarray[Any, np.dtype[Any]]],
+    sets: AlignedRows | None = None,
 ) -> OutputCheck:
     name, got = golden.name, outputs.get(golden.name)
     if got is None:
         return OutputCheck(name, False, None, None, f"output '{name}' is missing, got {sorted(outputs)}")
-    if got.dtype != expected.dtype or got.shape != golden.shape:
+    if not _fits(golden, got):
         message = f"output '{name}' is {got.dtype} {got.shape}, expected {expected.dtype} {golden.shape}"
         return OutputCheck(name, False, None, None, message)
-    return _compare(golden, expected.reshape(-1), golden.pick(got))
+    if golden.axis is None or sets is None:
+        return _compare(golden, expected.reshape(-1), golden.pick(got))[0]
+    check, right = _compare(golden, expected.reshape(-1), sets.outputs[name].reshape(-1))
+    rows = np.moveaxis(right.reshape(expected.shape), golden.axis, -1)
+    wrong = int(np.count_nonzero(~rows.all(axis=tuple(range(rows.ndim - 1))) | sets.missing[name]))
+    count, expected_count = got.shape[golden.axis], golden.shape[golden.axis]
+    message = (
+        f"output '{name}': {wrong} of {rows.shape[-1]} rows have no counterpart within {golden.atol:g}; it"
+        f" has {count} rows, expected {expected_count}; {golden.loose} may differ"
+    )
+    passed = max(wrong, abs(count - expected_count)) <= golden.loose
+    return replace(check, passed=passed, wrong_count=wrong, message=message)
 
 
 def _compare(
     golden: GoldenOutput, expected: np.ndarray[Any, np.dtype[Any]], got: np.ndarray[Any, np.dtype[Any]]
-) -> OutputCheck:
-    """Return how the compared values, both [n], differ."""
+) -> tuple[OutputCheck, np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Return how the compared values, both [n], differ, and which are right."""
     atol, rtol = golden.atol, golden.rtol
     with np.errstate(invalid="ignore"):  # inf - inf; equality covers it below
         difference = np.abs(got.astype(np.float64) - expected.astype(np.float64))
@@ -173,4 +214,4 @@ def _compare(
         f"output '{golden.name}': {wrong_count} of {right.size} values{sampled} differ by more than {atol:g}"
         f" + {rtol:g} * |expected|; {largest}"
     )
-    return OutputCheck(golden.name, wrong_count == 0, wrong_count, max_abs_error, message)
+    return OutputCheck(golden.name, wrong_count == 0, wrong_count, max_abs_error, message), right

@@ -1,7 +1,8 @@
 """Scores of a model on evaluation samples, all in 0..1 with 1 the best; a NaN output scores 0.
 
 `top1` and `top5` need labels. The others compare with the outputs of the float source model: they say how
-much packaging changed, not how good the model is. Boxes are in `detections`.
+much packaging changed, not how good the model is. A sample in which neither model finds anything has the
+score NaN, as it shows nothing. Boxes are in `detections`.
 
 A metric of the user is FILE.py:FUNCTION; the file runs with the rights of the user. The function is called
 with the outputs of each batch and returns a score for each sample; with `FUNCTION.whole_set = True` it is
@@ -14,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
-from edgekit_toolkit.evaluation.detections import has_boxes, score_boxes
+from edgekit_runtime.package.row_sets import row_similarity
+from edgekit_toolkit.evaluation.detections import BoxLayout, find_layout
 
 Outputs = Mapping[str, NDArray[Any]]
 Labels = NDArray[np.int64] | None
@@ -43,6 +45,49 @@ _MIN_VARIANCE: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
+class Probes:
+    """Outputs of the source model by which a metric tells what they are.
+
+    Attributes:
+        runs: outputs of each run.
+        samples: samples in each run; None if the first axis of the first output counts them.
+        axes: outputs whose number of rows depends on the data, with the axis of the rows.
+    """
+
+    runs: Sequence[Outputs]
+    samples: int | None = None
+    axes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def stacked(self) -> Outputs:
+        """The outputs as those of a batch; only the first where shapes differ."""
+        shapes = {tuple((name, value.shape) for name, value in run.items()) for run in self.runs}
+        if len(shapes) > 1 or not all(value.ndim for value in self.runs[0].values()):
+            return self.runs[0]
+        return {name: np.concatenate([run[name] for run in self.runs]) for name in self.runs[0]}
+
+    @property
+    def rows_are_samples(self) -> bool:
+        """Whether the first output has a row for each sample."""
+        firsts = [next(iter(run.values())) for run in self.runs]
+        return self.samples is None or all(first.shape[:1] == (self.samples,) for first in firsts)
+
+    @property
+    def are_stackable(self) -> bool:
+        """Whether each output has a row for each sample, so that samples may share a run."""
+        return self.samples is None or all(
+            value.shape[:1] == (self.samples,) and value.shape == self.runs[0][name].shape
+            for run in self.runs
+            for name, value in run.items()
+        )
+
+    @property
+    def layout(self) -> BoxLayout | None:
+        """Where the boxes of a detector are, if it is one."""
+        return find_layout(self.runs, rows_are_samples=self.rows_are_samples)
+
+
+@dataclass(frozen=True, slots=True)
 class Metric:
     """A named score of single samples.
 
@@ -54,6 +99,7 @@ class Metric:
         outputs: what the outputs must be, in words.
         suits: whether outputs suit the metric.
         fit: makes the score from the source model's outputs on some samples, instead of `score`.
+        against_source: whether the source model's own score is 1.
         note: why `auto` was not sure, for the user.
     """
 
@@ -62,8 +108,9 @@ class Metric:
     score: Score
     needs_labels: bool = False
     outputs: str = "outputs"
-    suits: Callable[[Outputs], bool] = bool
-    fit: Callable[[Outputs], Score] | None = None
+    suits: Callable[[Probes], bool] = lambda _probes: True
+    fit: Callable[[Probes], Score] | None = None
+    against_source: bool = True
     note: str | None = None
 
 
@@ -83,13 +130,14 @@ class SetMetric:
 
 
 def find_metric(
-    name: str, outputs: Outputs, labelled: bool, *, is_generated: bool = False
+    name: str, probes: Probes | Outputs, labelled: bool, *, is_generated: bool = False
 ) -> Metric | SetMetric:
     """Return the metric called `name`.
 
     Args:
         name: `auto`, a key of `METRICS`, or `FILE.py:FUNCTION` for a metric of the user.
-        outputs: outputs of the source model on some samples; `auto` decides by their shapes and values.
+        probes: outputs of the source model on some samples, or on a batch; `auto` decides by their shapes and
+            values.
         labelled: whether the evaluation samples have labels.
         is_generated: whether the samples are invented, so that values of outputs tell nothing.
 
@@ -98,9 +146,10 @@ def find_metric(
     """
     if name not in METRICS and ":" in name:
         return _load_metric(name)
+    probes = probes if isinstance(probes, Probes) else Probes([probes])
     note = None
     if name == "auto":
-        name, note = _choose(outputs, labelled, is_generated)
+        name, note = _choose(probes, labelled, is_generated)
     if name not in METRICS:
         raise DataError(f"metric {name!r}: expected auto, {', '.join(METRICS)} or FILE.py:FUNCTION")
     metric = METRICS[name]
@@ -108,33 +157,36 @@ def find_metric(
         raise DataError(
             f"metric {name!r} needs labels: add an int64 array `y` [samples] to the evaluation data"
         )
-    if not metric.suits(outputs):
-        shapes = {key: list(value.shape) for key, value in outputs.items()}
+    if not metric.suits(probes):
+        shapes = {key: list(value.shape) for key, value in probes.stacked.items()}
         raise DataError(f"metric {name!r} needs {metric.outputs}; the outputs are {shapes}")
-    return replace(metric, score=metric.score if metric.fit is None else metric.fit(outputs), note=note)
+    return replace(metric, score=metric.score if metric.fit is None else metric.fit(probes), note=note)
 
 
-def _choose(outputs: Outputs, labelled: bool, is_generated: bool) -> tuple[str, str | None]:
+def _choose(probes: Probes, labelled: bool, is_generated: bool) -> tuple[str, str | None]:
     """Return the metric, and a note where the outputs do not tell which is right."""
-    name = class_scores(outputs)
+    outputs = probes.stacked
+    layout = probes.layout
+    # Generated inputs show no objects, but outputs that differ are seen in them too.
+    if layout is not None and not (is_generated and layout.detects_nothing(probes.runs)):
+        return "detections", None
+    name = class_scores(probes)
     if name is not None:
         if labelled:
             return "top1", None
         if is_generated or _are_probabilities(outputs[name], axis=1):
             return "agreement", None
         if len(outputs) > 1 or _have_layout(outputs[name]):
-            metric = "r2" if _vary(outputs) else "similarity"
+            metric = "r2" if _vary(probes) else "similarity"
             return metric, _doubt(outputs, metric, "class scores", "agreement")
         return "agreement", _doubt(outputs, "agreement", "coordinates or features", "r2")
-    if has_boxes(list(outputs.values())):
-        return "detections", None
     channels = _channels(outputs) if len(outputs) == 1 else 0
     if channels == 1 and _are_shares(next(iter(outputs.values()))):
         return "mask_overlap", None
     # Three channels may be colours, of which the largest means nothing.
     if channels > 1 and channels != _COLOURS:
         return "pixel_agreement", None
-    if _is_sequence(outputs):
+    if _is_sequence(outputs) and not probes.axes:
         if _class_axis(next(iter(outputs.values()))) is not None:
             return "sequence", None
         if not is_generated:
@@ -176,15 +228,15 @@ def _float_rows(outputs: Outputs) -> dict[str, NDArray[np.float64]]:
     }
 
 
-def _vary(outputs: Outputs) -> bool:
-    rows = _float_rows(outputs)
+def _vary(probes: Probes) -> bool:
+    rows = _float_rows(probes.stacked)
     return bool(rows) and all(np.isfinite(row).all() and row.var(axis=0).any() for row in rows.values())
 
 
-def _r2(source: Outputs) -> Score:
+def _r2(probes: Probes) -> Score:
     """Return a score: 1 less the squared error over the variance of each value among samples, at least 0."""
     variances = {}
-    for name, rows in _float_rows(source).items():
+    for name, rows in _float_rows(probes.stacked).items():
         variance = rows.var(axis=0)
         variances[name] = np.maximum(variance, _MIN_VARIANCE * variance.mean())
 
@@ -244,10 +296,11 @@ def _edit_distance(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
     return int(row[-1])
 
 
-def class_scores(outputs: Outputs) -> str | None:
+def class_scores(probes: Probes) -> str | None:
     """Name of the first output if it looks like class scores [samples, classes >= 2]; otherwise None."""
-    name, first = next(iter(outputs.items()))
-    return name if first.ndim == 2 and first.shape[1] >= 2 and first.dtype.kind == "f" else None
+    name, first = next(iter(probes.stacked.items()))
+    is_scores = first.ndim == 2 and first.shape[1] >= 2 and first.dtype.kind == "f"
+    return name if is_scores and probes.rows_are_samples else None
 
 
 def _top(count: int) -> Score:
@@ -280,42 +333,51 @@ def _is_decided(scores: NDArray[Any]) -> NDArray[np.bool_]:
     return decided
 
 
-def _similarity(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[np.float64]:
-    """1 - |error| / |reference| of each sample, at least 0, the mean over float outputs.
+def _similarity(probes: Probes) -> Score:
+    """Return a score: 1 - |error| / |reference| of each sample, at least 0, the mean over float outputs.
 
-    An output of another shape (a number of detections, say) scores 0. Outputs that do not share their first
-    axis give one score in all. Where no output is float, it is the share of equal values.
+    Where no output is float, it is the share of equal values. Outputs whose number of rows depends on the
+    data are compared as sets, with one score in all; so are outputs that do not share their first axis.
+    Otherwise an output of another shape scores 0.
     """
-    if all(want.dtype.kind != "f" for want in reference.values()):
-        parts = [_equal_values(outputs[name], want) for name, want in reference.items() if want.size]
+    axes = probes.axes
+
+    def score(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[np.float64]:
+        floats = [name for name, want in reference.items() if want.dtype.kind == "f"]
+        names = [name for name in floats or reference if reference[name].size or outputs[name].size]
+        sets = row_similarity(outputs, reference, {name: axes[name] for name in names if name in axes})
+        parts = [
+            np.array([sets[name]]) if name in sets else _value_similarity(outputs[name], reference[name])
+            for name in names
+        ]
         return _mean_of_outputs(parts)
-    parts = []
-    for name, want in reference.items():
-        if want.dtype.kind != "f" or not want.size:
-            continue
-        flat = want.reshape(want.shape[0] if want.ndim else 1, -1).astype(np.float64)
-        if outputs[name].shape != want.shape:
-            parts.append(np.zeros(len(flat)))
-            continue
-        with np.errstate(invalid="ignore"):  # infinity minus, or divided by, infinity
-            error = outputs[name].reshape(flat.shape).astype(np.float64) - flat
-            ratio = np.linalg.norm(error, axis=1) / np.maximum(np.linalg.norm(flat, axis=1), 1e-12)
-        parts.append(np.nan_to_num(np.clip(1 - ratio, 0, 1), nan=0.0))
-    return _mean_of_outputs(parts)
+
+    return score
 
 
-def _equal_values(got: NDArray[Any], want: NDArray[Any]) -> NDArray[np.float64]:
-    """Share of equal values of each sample; 0 if the shapes differ."""
-    samples = want.shape[0] if want.ndim else 1
+def _value_similarity(got: NDArray[Any], want: NDArray[Any]) -> NDArray[np.float64]:
+    """Return how alike an output is for each sample, value by value; 0 if the shapes differ."""
+    flat = want.reshape(want.shape[0] if want.ndim else 1, -1)
     if got.shape != want.shape:
-        return np.zeros(samples)
-    return np.asarray((got == want).reshape(samples, -1).mean(axis=1), np.float64)
+        return np.zeros(len(flat))
+    if want.dtype.kind != "f":
+        return np.asarray((got == want).reshape(flat.shape).mean(axis=1), np.float64)
+    flat, values = flat.astype(np.float64), got.reshape(flat.shape).astype(np.float64)
+    finite = np.isfinite(flat)
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        error = np.where(values == flat, 0.0, values - flat)
+        sizes = np.linalg.norm(np.where(finite, flat, 0.0), axis=1)
+        ratio = np.linalg.norm(error, axis=1) / np.maximum(sizes, 1e-12)
+    return np.asarray(np.nan_to_num(np.clip(1 - ratio, 0, 1), nan=0.0))
 
 
 def _mean_of_outputs(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Mean score of each sample over the outputs; one in all where they do not share their first axis."""
+    """Mean score of each sample over the outputs; one in all where they do not share their first axis.
+
+    It is NaN without outputs: no model gave a value.
+    """
     if not parts:
-        return np.ones(1)
+        return np.full(1, np.nan)
     if len({len(part) for part in parts}) == 1:
         return np.asarray(np.mean(parts, axis=0), np.float64)
     return np.asarray([np.mean([part.mean() for part in parts])])
@@ -341,8 +403,13 @@ def _are_shares(maps: NDArray[Any]) -> bool:
     return bool(maps.size and maps.min() >= 0 and maps.max() <= 1)
 
 
-def _detections(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[np.float64]:
-    return score_boxes(list(outputs.values()), list(reference.values()))
+def _detections(probes: Probes) -> Score:
+    layout = probes.layout
+
+    def score(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[np.float64]:
+        return np.full(1, np.nan) if layout is None else layout.score(outputs, reference)
+
+    return score
 
 
 def _pixel_agreement(outputs: Outputs, reference: Outputs, _labels: Labels) -> NDArray[np.float64]:
@@ -404,7 +471,7 @@ def _load_metric(name: str) -> Metric | SetMetric:
 
     if getattr(function, "whole_set", False):
         return SetMetric(stated, title, score_set)
-    return Metric(stated, title, score)
+    return Metric(stated, title, score, against_source=False)
 
 
 def _copy(labels: Labels) -> Labels:
@@ -448,39 +515,45 @@ def _place(error: BaseException, path: Path) -> str:
     return f" at {path}:{lines[-1]}" if lines else ""
 
 
-def _scores_classes(outputs: Outputs) -> bool:
-    return class_scores(outputs) is not None
+def _scores_classes(probes: Probes) -> bool:
+    return class_scores(probes) is not None
+
+
+def _unfitted(*_: Any) -> NDArray[np.float64]:
+    raise DataError("a metric that is fitted to outputs comes from find_metric")
 
 
 _CLASSES: Final = "class scores [samples, classes]"
 METRICS: Final[Mapping[str, Metric]] = {
     metric.name: metric
     for metric in (
-        Metric("top1", "top-1 accuracy", _top(1), True, _CLASSES, _scores_classes),
-        Metric("top5", "top-5 accuracy", _top(5), True, _CLASSES, _scores_classes),
+        Metric("top1", "top-1 accuracy", _top(1), True, _CLASSES, _scores_classes, against_source=False),
+        Metric("top5", "top-5 accuracy", _top(5), True, _CLASSES, _scores_classes, against_source=False),
         Metric("agreement", "agreement with the float model", _agreement, False, _CLASSES, _scores_classes),
         Metric(
             "pixel_agreement", "pixels that agree with the float model", _pixel_agreement,
-            outputs="maps [N, C, H, W] of 2 classes or more", suits=lambda outputs: _channels(outputs) > 1,
+            outputs="maps [N, C, H, W] of 2 classes or more",
+            suits=lambda probes: _channels(probes.stacked) > 1,
         ),
         Metric(
             "mask_overlap", "mask overlap (IoU) with the float model", _mask_overlap,
-            outputs="masks [N, 1, H, W]", suits=lambda outputs: _channels(outputs) == 1,
+            outputs="masks [N, 1, H, W]", suits=lambda probes: _channels(probes.stacked) == 1,
         ),
         Metric(
-            "detections", "detections (F1) in common with the float model", _detections,
-            outputs="decoded boxes [N, A, 4] with scores [N, A, C], or both in one [N, 4 + C, A] in pixels",
-            suits=lambda outputs: has_boxes(list(outputs.values())),
+            "detections", "detections (F1) in common with the float model", _unfitted,
+            outputs="decoded boxes [N, A, 4] with scores [N, A, C], or all in [N, 4 + C, A] or [N, A, 6]",
+            suits=lambda probes: probes.layout is not None, fit=_detections,
         ),
         Metric(
-            "r2", "R² against the float model's outputs", _similarity,
+            "r2", "R² against the float model's outputs", _unfitted,
             outputs="float outputs that vary from sample to sample, on 2 samples or more",
             suits=_vary, fit=_r2,
         ),
         Metric(
             "sequence", "decoded sequence in common with the float model", _sequence,
-            outputs="one output of class scores over time [N, T, C] or [N, C, T]", suits=_is_sequence,
+            outputs="one output of class scores over time [N, T, C] or [N, C, T]",
+            suits=lambda probes: _is_sequence(probes.stacked),
         ),
-        Metric("similarity", "similarity to the float model's outputs", _similarity),
+        Metric("similarity", "similarity to the float model's outputs", _unfitted, fit=_similarity),
     )
 }  # fmt: skip

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
+from edgekit_runtime.package.row_sets import row_axes
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.evaluation.drops import Drop, Floats, leave_out, mean_drops, set_drop
-from edgekit_toolkit.evaluation.metrics import Metric, Outputs, SetMetric, find_metric
+from edgekit_toolkit.evaluation.metrics import Metric, Outputs, Probes, SetMetric, find_metric
 from edgekit_toolkit.models.model import Runner
 from edgekit_toolkit.samples.generated import Feeds
 from edgekit_toolkit.samples.shards import Batching
@@ -33,6 +34,8 @@ _SPLIT_SEED = 2  # not the seed of the split between calibration and evaluation
 
 # Samples by which `auto` tells what the outputs are.
 _PROBES: Final = 16
+# Of a score of the model against itself.
+_ROUNDING: Final = 1e-6
 
 Places = NDArray[np.int64]
 
@@ -93,12 +96,14 @@ class Scores:
         spoiled: place of each candidate with outputs that are NaN or infinite where the source model's are
             finite -> which outputs, and on how many samples. Such a candidate must not be used, whatever its
             score.
+        unjudged: further samples, in which no model finds anything.
     """
 
     metric: Metric | SetMetric
     choosing: PartScores
     confirmation: PartScores | None
     spoiled: Mapping[int, str] = field(default_factory=dict)
+    unjudged: int = 0
 
     @property
     def samples(self) -> int:
@@ -113,7 +118,7 @@ class Scores:
     def without(self, places: Collection[int]) -> "Scores":
         """Return the scores of the other candidates, which are all fit for use."""
         confirmation = None if self.confirmation is None else self.confirmation.without(places)
-        return Scores(self.metric, self.choosing.without(places), confirmation)
+        return replace(self, choosing=self.choosing.without(places), confirmation=confirmation, spoiled={})
 
 
 def score_candidates(
@@ -144,26 +149,25 @@ def score_candidates(
         DataError: the metric does not suit the model or the data.
         BackendError: a model does not run on a sample.
     """
-    probes = [feeds for feeds, _ in islice(part.stream(1), _PROBES)]
-    if not probes:
+    # Spread over all: samples often come sorted by class, or in order of time.
+    step = max(1, part.count // _PROBES)
+    feeds = [feeds for feeds, _ in islice(part.stream(1), 0, step * _PROBES, step)]
+    if not feeds:
         raise DataError("there are no evaluation samples")
     names = [spec.name for spec in outputs]
     runs = [_named(run, names) for run in (source, *candidates)]
-    probed = _stacked([runs[0](feeds) for feeds in probes])
-    metric = find_metric(metric_name, probed, part.labelled, is_generated=part.is_generated)
-    alone = alone or isinstance(metric, SetMetric)
-    is_small = sum(array.nbytes for array in probes[0].values()) <= _SMALL_INPUT_BYTES
-    batch = _BATCH if is_small and not alone else 1
-    judging = _Judging(part, batch, stacked=Batching.of(inputs).stacked, progress=progress)
+    stacked = Batching.of(inputs).stacked
+    probed = [runs[0](sample) for sample in feeds]
+    probes = Probes(probed, _count(feeds[0], stacked), row_axes(feeds, probed))
+    metric = find_metric(metric_name, probes, part.labelled, is_generated=part.is_generated)
+    alone = alone or isinstance(metric, SetMetric) or not probes.are_stackable
+    is_small = sum(array.nbytes for array in feeds[0].values()) <= _SMALL_INPUT_BYTES
+    judging = _Judging(part, _BATCH if is_small and not alone else 1, stacked=stacked, progress=progress)
     return judging.by_set(runs, metric) if isinstance(metric, SetMetric) else judging.by_sample(runs, metric)
 
 
-def _stacked(outputs: Sequence[Outputs]) -> Outputs:
-    """Return outputs of several samples as those of a batch; only the first where shapes differ."""
-    shapes = {tuple((name, value.shape) for name, value in each.items()) for each in outputs}
-    if len(shapes) > 1 or not all(value.ndim for value in outputs[0].values()):
-        return outputs[0]
-    return {name: np.concatenate([sample[name] for sample in outputs]) for name in outputs[0]}
+def _count(feeds: Feeds, stacked: bool) -> int:
+    return len(next(iter(feeds.values()))) if stacked else 1
 
 
 def _named(run: Runner, names: Sequence[str]) -> Callable[[Feeds], Outputs]:
@@ -192,20 +196,24 @@ class _Judging:
         """Return the means of scores of single samples."""
         rows: list[Floats] = []
         done = 0
+        reference: Outputs = {}
         for feeds, labels in self.part.stream(self.batch):
             reference = runs[0](feeds)
-            count = self._count(feeds)
+            count = _count(feeds, self.stacked)
             scores = []
             for place, run in enumerate(runs):
                 outputs = run(feeds) if place else reference
                 self._note_spoiled(place - 1, outputs, reference, count)
-                scores.append(_checked(metric.score(outputs, reference, labels), feeds, count))
+                scores.append(_for_samples(metric.score(outputs, reference, labels), count))
             rows.append(np.stack(scores))
             done += count
             self.progress(min(done, self.part.count), self.part.count)
         table = np.concatenate(rows, axis=1)
-        found = scores_of_table(metric, table, hold_back=not self.part.is_generated)
-        return replace(found, spoiled=self._reasons(table.shape[1]))
+        judged = judged_table(metric, table, reference)
+        found = scores_of_table(metric, judged, hold_back=not self.part.is_generated)
+        return replace(
+            found, spoiled=self._reasons(table.shape[1]), unjudged=table.shape[1] - judged.shape[1]
+        )
 
     def by_set(self, runs: Sequence[Callable[[Feeds], Outputs]], metric: SetMetric) -> Scores:
         """Return scores over whole sets; the outputs of two models are held at a time."""
@@ -217,7 +225,7 @@ class _Judging:
         for place, run in enumerate(runs):
             outputs: list[Outputs] = []
             for feeds, own_labels in self.part.stream(1):
-                rows = _sample_rows(run(feeds), self._count(feeds))
+                rows = _sample_rows(run(feeds), _count(feeds, self.stacked))
                 if place:
                     for row, reference in zip(rows, references[len(outputs) :], strict=False):
                         self._note_spoiled(place - 1, row, reference, 1)
@@ -234,9 +242,6 @@ class _Judging:
                 entries.append(_score_set(metric, outputs, references, known, part))
         scores = [_set_scores(len(part), entries) for part, entries in zip(parts, found, strict=True)]
         return Scores(metric, scores[0], scores[1] if scores[1:] else None, self._reasons(len(references)))
-
-    def _count(self, feeds: Feeds) -> int:
-        return len(next(iter(feeds.values()))) if self.stacked else 1
 
     def _note_spoiled(self, place: int, found: Outputs, reference: Outputs, count: int) -> None:
         for name, rows in _spoiled_rows(found, reference, count).items():
@@ -281,21 +286,47 @@ def split_evaluation(count: int, *, hold_back: bool) -> list[Places]:
     return [np.flatnonzero(~held_back), np.flatnonzero(held_back)]
 
 
-def _checked(scores: Floats, feeds: Feeds, count: int) -> Floats:
+def judged_table(metric: Metric, table: Floats, reference: Outputs) -> Floats:
+    """Return the columns of a table of outcomes that show something, without NaN.
+
+    Where the source and some forms find nothing, those agree. Where no model does, nothing is judged.
+
+    Args:
+        metric: the metric of the scores.
+        table: [models, samples], 0..1 or NaN, the source model first.
+        reference: outputs of the source model on one of the samples, for messages.
+
+    Raises:
+        DataError: no sample shows anything, or the source model differs from itself.
+    """
+    shapes = ", ".join(f"'{name}' {list(value.shape)}" for name, value in reference.items())
+    judged = ~np.isnan(table).all(axis=0)
+    if not judged.any():
+        raise DataError(
+            f"nothing was detected in any of the {table.shape[1]} evaluation samples (outputs {shapes}), so"
+            " nothing can be judged: give samples in which the model finds something (--eval),"
+            " preprocessed as in its training, or another --metric"
+        )
+    table = np.where(np.isnan(table), 1.0, table)[:, judged]
+    unlike = int(np.count_nonzero(table[0] < 1 - _ROUNDING))
+    if metric.against_source and unlike:
+        raise DataError(
+            f"by metric {metric.name!r} the model differs from itself on {unlike} of {table.shape[1]}"
+            f" evaluation samples (score {table[0].min():.3g}), so it cannot judge the outputs"
+            f" {shapes}: they are NaN or infinite there, or of another kind; remove such samples, or give"
+            " another --metric"
+        )
+    return table
+
+
+def _for_samples(scores: Floats, count: int) -> Floats:
     """Return the scores of a feed: one for each sample, or their mean if their number differs.
 
     Such a feed then counts as one sample, since its samples are not independent.
-
-    Raises:
-        DataError: there are none.
     """
-    if not scores.size:
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
-        raise DataError(
-            f"the model's outputs have no rows to score, for inputs of {shapes}; give samples of the sizes"
-            " that it is used with (--eval)"
-        )
-    return scores if scores.size == count else scores.mean(keepdims=True)
+    if scores.size == count:
+        return scores
+    return scores.mean(keepdims=True) if scores.size else np.full(1, np.nan)
 
 
 def _sample_rows(outputs: Outputs, count: int) -> list[Outputs]:

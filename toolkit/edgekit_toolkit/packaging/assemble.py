@@ -7,26 +7,29 @@ import hashlib
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from numpy.typing import NDArray
 
 from edgekit_runtime.canonical_json import JsonValue, encode_json
-from edgekit_runtime.errors import ModelError
+from edgekit_runtime.errors import BackendError, ModelError
 from edgekit_runtime.package.archive import Sign
 from edgekit_runtime.package.canonical_zip import write_archive
 from edgekit_runtime.package.golden import Golden, GoldenInput, resample
 from edgekit_runtime.package.manifest import Artifact, BackendChoice, Manifest, Variant
+from edgekit_runtime.package.row_sets import row_axes
 from edgekit_runtime.trust.dsse import PACKAGE_PREDICATE_TYPE, Statement
-from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.model import Model, Runner
 from edgekit_toolkit.onnx_graph.specs import common_specs
-from edgekit_toolkit.packaging.golden_rows import choose_seeds, golden_rows
+from edgekit_toolkit.packaging.golden_rows import JITTERS, add_steps, choose_seeds, golden_rows, off_by_codes
 from edgekit_toolkit.packaging.golden_tensors import check_outputs, golden_feeds, golden_outputs
 from edgekit_toolkit.packaging.recipe import Recipe
 from edgekit_toolkit.samples.generated import Feeds
 
 GOLDEN_SEED: Final = 0
+_ROW_PROBES: Final = 8
 _THREADS: Final = 1  # splitting a sum among threads changes its last bits
 
 
@@ -45,7 +48,8 @@ class Reference:
     Attributes:
         inputs, artifacts: inputs of the first row.
         feeds, outputs: the first row.
-        rows: seed of each further row -> outputs in the order of `outputs`.
+        rows: seed of each further row -> outputs in the order of `outputs`, without those of `axes`.
+        axes: outputs whose number of rows depends on the data, with the axis of the rows.
     """
 
     inputs: tuple[GoldenInput, ...]
@@ -53,6 +57,7 @@ class Reference:
     feeds: Feeds
     outputs: Mapping[str, NDArray[Any]]
     rows: Mapping[int, Sequence[NDArray[Any]]]
+    axes: Mapping[str, int] = field(default_factory=dict)
 
 
 def golden_reference(
@@ -78,12 +83,31 @@ def golden_reference(
     """
     inputs, outputs = floats.specs()
     golden, artifacts, feeds = golden_feeds(inputs, dims, ranges, seed)
-    run = floats.open([spec.name for spec in outputs], threads=_THREADS)
-    first = dict(zip([spec.name for spec in outputs], run(feeds), strict=True))
+    names = [spec.name for spec in outputs]
+    run = floats.open(names, threads=_THREADS)
+    first = dict(zip(names, run(feeds), strict=True))
     check_outputs(first)
+    axes = {} if all(spec.size_bytes is not None for spec in outputs) else _row_axes(run, feeds, names)
+    fixed = _without(run, names, axes)
     if rows is None:
-        rows = choose_seeds(run, feeds, macs=_macs(floats, dims))
-    return Reference(golden, artifacts, feeds, first, {row: run(resample(feeds, row)) for row in rows})
+        rows = choose_seeds(fixed, feeds, macs=_macs(floats, dims)) if len(axes) < len(names) else ()
+    drawn = {row: fixed(resample(feeds, row)) for row in rows}
+    return Reference(golden, artifacts, feeds, first, drawn, axes)
+
+
+def _row_axes(run: Runner, first: Feeds, names: Sequence[str]) -> dict[str, int]:
+    """Return the outputs whose number of rows depends on the data, by a few further rows."""
+    feeds, runs = [first], [run(first)]
+    for seed in range(_ROW_PROBES):
+        with suppress(BackendError):  # values that the model does not take together
+            runs.append(run(resample(first, seed)))
+            feeds.append(first)
+    return row_axes(feeds, [dict(zip(names, outputs, strict=True)) for outputs in runs])
+
+
+def _without(run: Runner, names: Sequence[str], axes: Mapping[str, int]) -> Runner:
+    """Return a runner of the outputs that have fixed sizes: only those are compared in further rows."""
+    return lambda feeds: [value for name, value in zip(names, run(feeds), strict=True) if name not in axes]
 
 
 def check_provable(model: Model) -> None:
@@ -163,13 +187,21 @@ def _golden(
     tolerances of the further rows were measured for.
     """
     run, integer = model.open(names, threads=_THREADS), model.computes_in_codes()
-    made = dict(zip(names, run(reference.feeds), strict=True))
-    expected, artifacts = golden_outputs(made, reference.outputs, integer=integer)
+    axes, feeds = reference.axes, reference.feeds
+    first = dict(zip(names, run(feeds), strict=True))
+    jittered = []
+    for turn in range(JITTERS if integer and axes else 0):
+        with suppress(BackendError):  # the model may refuse such values
+            shifted = run(add_steps(feeds, off_by_codes(feeds, turn)))
+            jittered.append(dict(zip(names, shifted, strict=True)))
+    floats = {name: reference.outputs[name] for name in names}
+    expected, artifacts = golden_outputs(first, floats, integer=integer, axes=axes, jittered=jittered)
     if recipe.backend == "tensorrt":
         return Golden(reference.inputs, expected), artifacts
-    order = [list(reference.outputs).index(name) for name in names]
-    floats = {seed: [outputs[place] for place in order] for seed, outputs in reference.rows.items()}
-    rows, more = golden_rows(run, reference.feeds, floats, names, integer=integer)
+    order = [name for name in reference.outputs if name not in axes]
+    fixed = [name for name in names if name not in axes]
+    drawn = {seed: [outputs[order.index(name)] for name in fixed] for seed, outputs in reference.rows.items()}
+    rows, more = golden_rows(_without(run, names, axes), feeds, drawn, fixed, integer=integer)
     return Golden(reference.inputs, expected, rows), {**artifacts, **more}
 
 

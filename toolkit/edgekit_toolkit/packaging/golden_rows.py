@@ -22,7 +22,7 @@ _CANDIDATES_A_ROW: Final = 20
 _MIN_CANDIDATES_A_ROW: Final = 4
 _MAX_CHOOSING: Final = 2e10  # multiply-adds, about a second on a core
 _MAX_ROWS: Final = 5
-_JITTERS: Final = 3
+JITTERS: Final = 3
 _CODES: Final = 255
 _MAX_VALUES: Final = 1024  # stored of one output and row
 _MAX_PAIRS_OF: Final = 48  # values of the last axis that are compared pair by pair
@@ -51,14 +51,14 @@ def choose_seeds(run: Runner, first: Feeds, *, macs: float) -> tuple[int, ...]:
     """
     count = int(np.clip(_MAX_ROWS * _CHEAP_ROW / max(macs, 1.0), 2, _MAX_ROWS))
     reference = run(first)
-    jitters = [_off_by_codes(first, turn) for turn in range(2)]
+    jitters = [off_by_codes(first, turn) for turn in range(2)]
     rows, seeds = [], []
     affordable = _MAX_CHOOSING / max(macs * (1 + len(jitters)), 1.0)
     for seed in range(int(np.clip(affordable, _MIN_CANDIDATES_A_ROW * count, _CANDIDATES_A_ROW * count))):
         feeds = resample(first, seed)
         try:
             outputs = run(feeds)
-            noisy = [run(_add(feeds, jitter)) for jitter in jitters]
+            noisy = [run(add_steps(feeds, jitter)) for jitter in jitters]
         except BackendError:  # values that the model does not take together
             continue
         if all(_comparable(made, reference) for made in (outputs, *noisy)):
@@ -79,7 +79,7 @@ def golden_rows(
         names: names of the outputs.
         integer: whether the model computes in codes.
     """
-    jitters = [_off_by_codes(first, turn) for turn in range(_JITTERS)] if integer else []
+    jitters = [off_by_codes(first, turn) for turn in range(JITTERS)] if integer else []
     made: dict[int, Outputs] = {}
     noisy: list[list[Outputs]] = []
     for seed, reference in floats.items():
@@ -87,7 +87,7 @@ def golden_rows(
             feeds = resample(first, seed)
             outputs_of_row = run(feeds)
             if _comparable(outputs_of_row, reference):
-                noisy.append([run(_add(feeds, jitter)) for jitter in jitters if jitter])
+                noisy.append([run(add_steps(feeds, jitter)) for jitter in jitters if jitter])
                 made[seed] = outputs_of_row
     if not made:
         return None, {}
@@ -173,7 +173,7 @@ def _distance(value: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
     return np.where(np.isfinite(distance), distance, 0.0)
 
 
-def _off_by_codes(first: Feeds, turn: int) -> Feeds:
+def off_by_codes(first: Feeds, turn: int) -> Feeds:
     """Return differences of -1, 0 or 1 code for each input of floats or pixels; empty if there is none."""
     stream = np.random.PCG64(turn)
     steps: Feeds = {}
@@ -186,7 +186,8 @@ def _off_by_codes(first: Feeds, turn: int) -> Feeds:
     return steps
 
 
-def _add(feeds: Feeds, steps: Feeds) -> Feeds:
+def add_steps(feeds: Feeds, steps: Feeds) -> Feeds:
+    """Return feeds with the differences added, within the range of each dtype."""
     shifted = dict(feeds)
     for name, step in steps.items():
         value = feeds[name]

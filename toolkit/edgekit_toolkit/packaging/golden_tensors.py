@@ -12,8 +12,12 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.package.golden import Codes, GoldenInput, GoldenOutput
+from edgekit_runtime.package.row_sets import AlignedRows, align_rows, row_axes
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.samples.generated import Feeds, generate_feeds
+
+Array = NDArray[Any]
+Outputs = Mapping[str, Array]
 
 # Larger inputs are stored in blocks of equal values; of larger outputs, every k-th value is stored.
 _MAX_ELEMENTS: Final = 4096
@@ -108,7 +112,12 @@ def check_outputs(outputs: Mapping[str, NDArray[Any]]) -> None:
 
 
 def golden_outputs(
-    outputs: Mapping[str, NDArray[Any]], floats: Mapping[str, NDArray[Any]], *, integer: bool
+    outputs: Outputs,
+    floats: Outputs,
+    *,
+    integer: bool,
+    axes: Mapping[str, int] | None = None,
+    jittered: Sequence[Outputs] = (),
 ) -> tuple[tuple[GoldenOutput, ...], dict[str, bytes]]:
     """Return expected outputs with tolerances, and the artifacts that hold them.
 
@@ -116,6 +125,9 @@ def golden_outputs(
         outputs: outputs of the packaged model for the golden inputs.
         floats: outputs of the float model for them; the distance of the two is part of the tolerance.
         integer: whether the packaged model computes in int8.
+        axes: outputs whose number of rows depends on the data, with the axis of the rows.
+        jittered: outputs of the packaged model for inputs that are off by codes: the rows that they change,
+            twice, are those that may differ.
 
     Raises:
         DataError: as for `check_outputs`.
@@ -123,18 +135,31 @@ def golden_outputs(
     described: list[GoldenOutput] = []
     artifacts: dict[str, bytes] = {}
     check_outputs(floats)
+    axes = {**(axes or {}), **row_axes([{}, {}], [outputs, floats])}
+    aligned = align_rows(outputs, floats, axes).outputs
+    moved = [align_rows(noisy, outputs, axes) for noisy in jittered]
     for position, (name, value) in enumerate(outputs.items()):
-        path = f"golden/output{position}.bin"
-        every = -(-value.size // _MAX_ELEMENTS)
-        kept = np.ascontiguousarray(value).reshape(-1)[:: max(every, 1)]
-        artifacts[path] = kept.astype(kept.dtype.newbyteorder("<")).tobytes()
-        described.append(
-            GoldenOutput(
-                name, value.dtype.name, value.shape, path, _atol(value, floats[name], integer=integer), 0.0,
-                every=max(every, 1),
-            )
+        path, axis = f"golden/output{position}.bin", axes.get(name)
+        atol = _atol(aligned.get(name, value), floats[name], integer=integer)
+        golden = GoldenOutput(
+            name, value.dtype.name, value.shape, path, atol, 0.0,
+            every=max(1, -(-value.size // _MAX_ELEMENTS)), axis=axis,
+            loose=0 if axis is None else _loose_rows(value, moved, name=name, axis=axis, atol=atol),
         )  # fmt: skip
+        stored = np.ascontiguousarray(golden.pick(value))
+        artifacts[path] = stored.astype(stored.dtype.newbyteorder("<")).tobytes()
+        described.append(golden)
     return tuple(described), artifacts
+
+
+def _loose_rows(value: Array, moved: Sequence[AlignedRows], *, name: str, axis: int, atol: float) -> int:
+    """Return how many rows of an output may differ: half of them at most, or nothing would be shown."""
+    noise = 0
+    for rows in moved:
+        apart = np.abs(rows.outputs[name].astype(np.float64) - value) > atol
+        changed = np.moveaxis(apart, axis, -1).any(axis=tuple(range(value.ndim - 1))) | rows.missing[name]
+        noise = max(noise, int(np.count_nonzero(changed)), rows.extra[name])
+    return min(max(1, 2 * noise), int(value.shape[axis]) // 2)
 
 
 def _atol(value: NDArray[Any], reference: NDArray[Any], *, integer: bool) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from edgekit_runtime.errors import BackendError, DataError, ModelError
+from edgekit_runtime.package.row_sets import row_axes
 from edgekit_runtime.sessions.ort import OrtOptions
 from edgekit_runtime.tensors import TensorSpec
 from edgekit_toolkit.onnx_graph.index import STANDARD_DOMAINS
@@ -130,6 +131,7 @@ class _Judge:
                     self._cases.append((beyond, session.run(beyond), ALIKE))
             if not self.unseen:
                 break
+        self._axes = row_axes([feed for feed, _, _ in self._cases], [made for _, made, _ in self._cases])
 
     @property
     def unseen(self) -> list[str]:
@@ -152,7 +154,10 @@ class _Judge:
         """
         session = open_ort(candidate.SerializeToString(), OrtOptions(optimise=False))
         return worst(
-            [compare(expected, session.run(feed), tolerance) for feed, expected, tolerance in self._cases]
+            [
+                compare(expected, session.run(feed), tolerance, self._axes)
+                for feed, expected, tolerance in self._cases
+            ]
         )
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_runtime.package.row_sets import align_rows
+
 Outputs = Mapping[str, NDArray[Any]]
 
 
@@ -57,7 +59,12 @@ class Parity:
     reason: str
 
 
-def compare(reference: Outputs, outputs: Outputs, tolerance: Tolerance | None = None) -> Parity:
+def compare(
+    reference: Outputs,
+    outputs: Outputs,
+    tolerance: Tolerance | None = None,
+    axes: Mapping[str, int] | None = None,
+) -> Parity:
     """Return how `outputs` differ from `reference`.
 
     Names, dtypes and shapes must be the same; integers and booleans must be equal; a value that is finite in
@@ -67,10 +74,14 @@ def compare(reference: Outputs, outputs: Outputs, tolerance: Tolerance | None = 
         reference: reference outputs: name -> array, any shape.
         outputs: outputs of the candidate.
         tolerance: default: `Tolerance()`.
+        axes: outputs whose number of rows depends on the data, with the axis of the rows: they are compared
+            as sets, whose number of rows must be the same, too.
     """
     tolerance = tolerance or Tolerance()
     if list(reference) != list(outputs):
         return _refused(f"outputs are {list(outputs)}, expected {list(reference)}")
+    sets = {name: axis for name, axis in (axes or {}).items() if outputs[name].shape == reference[name].shape}
+    outputs = {**outputs, **align_rows(outputs, reference, sets).outputs}
     return worst([_compare_one(name, want, outputs[name], tolerance) for name, want in reference.items()])
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.package.row_sets import row_axes
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
 from edgekit_toolkit.onnx_graph.ort_options import WHOLE_OPTIMISER, disable_optimizers, ort_options
 from edgekit_toolkit.onnx_graph.traversal import computes_in_integers
@@ -117,6 +118,7 @@ class _Plain:
     def __init__(self, session: OrtSession, feeds: Sequence[Feeds]) -> None:
         self._session = session
         self._cases = [*((feed, session.run(feed)) for feed in feeds), *self._beyond(feeds[0])]
+        self._axes = row_axes([feed for feed, _ in self._cases], [made for _, made in self._cases])
 
     def _beyond(self, feed: Feeds) -> Iterator[tuple[Feeds, Outputs]]:
         for factor in _FACTORS:
@@ -132,7 +134,7 @@ class _Plain:
             session = open_ort(content, options)
             for case in list(self._cases):
                 feed, expected = case
-                parity = compare(expected, session.run(feed), _ROUNDING)
+                parity = compare(expected, session.run(feed), _ROUNDING, self._axes)
                 if parity.ok:
                     continue
                 if not self._is_fragile(feed, expected):
@@ -151,7 +153,7 @@ class _Plain:
             else array
             for name, array in feed.items()
         }
-        return not compare(expected, self._session.run(nudged), _ROUNDING).ok
+        return not compare(expected, self._session.run(nudged), _ROUNDING, self._axes).ok
 
 
 def _smallest(names: Sequence[str], suffices: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:

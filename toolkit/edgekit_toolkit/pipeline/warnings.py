@@ -34,6 +34,10 @@ def find_warnings(run: Run) -> list[str]:
         notes.extend([] if problem is None else [problem])
     if isinstance(run.scores.metric, Metric) and run.scores.metric.note is not None:
         notes.append(run.scores.metric.note)
+    if run.scores.unjudged:
+        notes.append(
+            f"{run.scores.unjudged} evaluation samples are not judged, since nothing is detected in them"
+        )
     if prepared.written_out:
         notes.append(
             f"onnxruntime fails on operator {', '.join(prepared.written_out)} in this model; it is written"

@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgekit_runtime.errors import BackendError
+from edgekit_runtime.package.row_sets import align_rows, row_axes
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.onnx_graph.index import GraphIndex, attribute
 from edgekit_toolkit.quantize.forms import FLOAT16_WEIGHTS, INT8_WEIGHTS, Form
@@ -71,6 +72,7 @@ class Fidelity:
         self.softmax_axes = list(softmax_axes)
         run = model.open(threads=threads)
         self.reference = [run(feeds) for feeds in samples]
+        self._axes = row_axes(samples, [_numbered(outputs) for outputs in self.reference])
         self.float_outputs = [
             place
             for place, output in enumerate(self.reference[0])
@@ -100,19 +102,26 @@ class Fidelity:
     def noise(self, variant: Model) -> float:
         """Return the noise of a variant over all samples; infinite if an output is not finite.
 
-        It is the mean over the float outputs, and over the groups of values in one. An output with another
-        shape than the reference's, such as a list of detections, counts as all error.
+        It is the mean over the float outputs, and over the groups of values in one. Outputs whose number of
+        rows depends on the data are compared as sets, where a missing row counts as all error; so does an
+        output of another shape.
         """
         self.count(inferences=len(self.samples), models=1)
         run = variant.open(threads=self._threads)
         error = {place: np.zeros_like(power) for place, power in self._power.items()}
         for feeds, expected in zip(self.samples, self.reference, strict=True):
-            results = run(feeds)
+            results = _numbered(run(feeds))
+            rows = align_rows(results, _numbered(expected), self._axes).outputs
             for place in self.float_outputs:
-                axis = self.softmax_axes[place]
-                want, got = _comparable(expected[place], axis), _comparable(results[place], axis)
+                axis, name = self.softmax_axes[place], str(place)
+                want, got = (
+                    _comparable(expected[place], axis),
+                    _comparable(rows.get(name, results[name]), axis),
+                )
                 with np.errstate(invalid="ignore"):  # infinity minus infinity
                     squares = (got - want) ** 2 if got.shape == want.shape else want**2
+                if name in rows:
+                    squares = np.where(np.isnan(squares), want**2, squares)
                 error[place] += self._sums(place, squares)
         ratios = [(error[place] / np.maximum(power, 1e-30)).mean() for place, power in self._power.items()]
         noise = float(np.mean(ratios)) if ratios else 0.0
@@ -140,6 +149,10 @@ class Fidelity:
             axis = self.softmax_axes[place]
             found.append(np.asarray(probe if axis is None else _to_logits(probe, value, axis), np.float32))
         return found
+
+
+def _numbered(outputs: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {str(place): value for place, value in enumerate(outputs)}
 
 
 def _to_logits(probe: NDArray[Any], softmax: NDArray[Any], axis: int) -> NDArray[Any]:

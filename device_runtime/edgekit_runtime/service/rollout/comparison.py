@@ -12,11 +12,15 @@ import numpy as np
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.drift.class_outputs import find_statement
 from edgekit_runtime.errors import ManifestError
+from edgekit_runtime.package.row_sets import row_axes, row_similarity
 from edgekit_runtime.tensors import DTYPES, Array, TensorSpec
 
 Outputs: TypeAlias = Mapping[str, Array]
 # (outputs of the current version, outputs of the candidate, both finite) -> agreement, 0..1
 Compare: TypeAlias = Callable[[Outputs, Outputs], float]
+
+
+_CLASS_METRICS = ("top1", "top5", "agreement")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ def choose_comparison(
         chosen, reason = name, "the configuration says so"
     elif not _may_be_classes(first):
         chosen, reason = "similarity", f"{stated} has not the shape of class scores"
-    elif _find_metric(figures) == "similarity":
+    elif _states_other_metric(figures):
         chosen, reason = "similarity", "the manifest says so: figures.score.metric"
     elif (field := find_statement(figures, first.name)) is not None:
         chosen, reason = "agreement", f"the manifest says so: {field}"
@@ -94,9 +98,11 @@ def _check_name(name: str, first: TensorSpec) -> None:
         )
 
 
-def _find_metric(figures: Mapping[str, JsonValue]) -> JsonValue:
+def _states_other_metric(figures: Mapping[str, JsonValue]) -> bool:
+    """Return whether the manifest names a metric that is not one of classes; a user's is FILE.py:FUNCTION."""
     score = figures.get("score")
-    return score.get("metric") if isinstance(score, Mapping) else None
+    metric = score.get("metric") if isinstance(score, Mapping) else None
+    return isinstance(metric, str) and metric.isidentifier() and metric not in _CLASS_METRICS
 
 
 def _by_class(output: str) -> Compare:
@@ -125,14 +131,17 @@ def same_class(current: Array, candidate: Array) -> float:
 def similarity(current: Outputs, candidate: Outputs) -> float:
     """Return 1 - |difference| / |current|, at least 0, the mean over outputs; 1 for equal ones.
 
-    Integers (classes, counts) count by the share of equal values. An output that is missing, or has another
-    shape (a number of detections, say), counts 0.
+    Integers (classes, counts) count by the share of equal values. Outputs with another number of rows (of
+    detections, say) are compared as sets. An output that is missing, or has another shape, counts 0.
     """
     parts = []
     for name, want in current.items():
         got = candidate.get(name)
-        if got is None or got.shape != want.shape:
+        if got is None:
             parts.append(0.0)
+        elif got.shape != want.shape:
+            pair = {name: got}, {name: want}
+            parts.append(row_similarity(*pair, row_axes([{}, {}], pair)).get(name, 0.0))
         elif not want.size:
             parts.append(1.0)
         elif want.dtype.kind != "f":

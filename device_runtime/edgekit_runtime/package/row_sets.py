@@ -1,0 +1,175 @@
+"""Outputs whose number of rows depends on the data, compared as sets of rows.
+
+`NonZero` or a detector that drops overlapping boxes gives as many rows as it finds. Rounding near a threshold
+adds, drops and swaps some, so a row is compared with its nearest counterpart, and not with the row at its
+position: the boxes [[0, 0, 9, 9], [5, 5, 7, 7]] and [[5, 5, 7, 7.1]] have one pair, and one row is missing.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Arrays: TypeAlias = Mapping[str, Array]
+
+# Whose square is finite.
+_LARGEST: Final = 1e100
+# Rows that are compared with one another at once. Larger sets are sorted first; then a missing row may take
+# another's counterpart in each further block.
+_BLOCK: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AlignedRows:
+    """Outputs with their rows in the order of a reference's.
+
+    Attributes:
+        outputs: arrays of the reference's shapes; a row without counterpart is NaN, or 0 in an integer one.
+        missing: output -> bool [rows of the reference], True where a row has no counterpart.
+        extra: output -> number of rows that the reference does not have.
+    """
+
+    outputs: dict[str, Array]
+    missing: dict[str, Array]
+    extra: dict[str, int]
+
+
+def row_axes(feeds: Sequence[Arrays], runs: Sequence[Arrays]) -> dict[str, int]:
+    """Return the outputs whose number of rows depends on the data, with the axis of the rows.
+
+    Their shapes differ along one axis among runs of the same sizes.
+
+    Args:
+        feeds: inputs of the runs.
+        runs: outputs.
+    """
+    axes: dict[str, int] = {}
+    sizes = [[array.shape for array in feed.values()] for feed in feeds]
+    alike = [run for run, shapes in zip(runs, sizes, strict=True) if shapes == sizes[0]]
+    for name in runs[0]:
+        shapes = {run[name].shape for run in alike}
+        if len({len(shape) for shape in shapes}) == 1:
+            changing = [axis for axis, counts in enumerate(zip(*shapes, strict=True)) if len(set(counts)) > 1]
+            axes |= {name: changing[0]} if len(changing) == 1 else {}
+    return axes
+
+
+def align_rows(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> AlignedRows:
+    """Return outputs with each row at the position of its counterpart in the reference.
+
+    Outputs with the same numbers of rows (boxes, their scores and classes) are paired together.
+
+    Args:
+        outputs: outputs of a model; all sizes but the number of rows are the reference's.
+        reference: outputs of another one.
+        axes: output -> axis of its rows, for the outputs to align.
+    """
+    groups: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for name, axis in axes.items():
+        groups[outputs[name].shape[axis], reference[name].shape[axis]].append(name)
+    aligned = AlignedRows({}, {}, {})
+    for (count, _), names in groups.items():
+        places = _pair(
+            *(_columns((arrays[name], axes[name]) for name in names) for arrays in (outputs, reference))
+        )
+        missing = places < 0
+        for name in names:
+            rows = np.moveaxis(outputs[name], axes[name], 0)
+            blank = np.zeros((1, *rows.shape[1:]), rows.dtype)
+            if rows.dtype.kind == "f":
+                blank[:] = np.nan
+            ordered = np.concatenate([rows, blank])[np.where(missing, count, places)]
+            aligned.outputs[name] = np.moveaxis(ordered, 0, axes[name])
+            aligned.missing[name] = missing
+            aligned.extra[name] = count - int(np.count_nonzero(~missing))
+    return aligned
+
+
+def row_similarity(outputs: Arrays, reference: Arrays, axes: Mapping[str, int]) -> dict[str, float]:
+    """Return how alike outputs are as sets, 0..1; NaN for an output without rows on either side.
+
+    A row scores 1 - |difference| / |row|, at least 0, or whether it is equal where it holds integers. A row
+    without a counterpart on either side scores 0.
+
+    Args:
+        outputs: as for `align_rows`.
+        reference: as for `align_rows`.
+        axes: as for `align_rows`.
+    """
+    aligned = align_rows(outputs, reference, axes)
+    scores = {}
+    for name, axis in axes.items():
+        want, got = (np.moveaxis(values, axis, 0) for values in (reference[name], aligned.outputs[name]))
+        want, got = (values.reshape(len(values), math.prod(values.shape[1:])) for values in (want, got))
+        if want.dtype.kind == "f":
+            want = want.astype(np.float64)
+            with np.errstate(invalid="ignore", over="ignore"):
+                error = np.where(got == want, 0.0, got - want)
+                sizes = np.maximum(np.linalg.norm(want, axis=1), 1e-12)
+                rows = np.nan_to_num(np.clip(1 - np.linalg.norm(error, axis=1) / sizes, 0, 1), nan=0.0)
+        else:
+            rows = (got == want).all(axis=1) & ~aligned.missing[name]
+        count = len(want) + aligned.extra[name]
+        scores[name] = float(rows.sum()) / count if count else math.nan
+    return scores
+
+
+def _columns(outputs: Iterable[tuple[Array, int]]) -> Array:
+    """Return all values of each row, float64 [rows, values], finite for distances."""
+    rows = [np.moveaxis(values, axis, 0) for values, axis in outputs]
+    columns = np.concatenate([row.reshape(len(row), math.prod(row.shape[1:])) for row in rows], axis=1)
+    return np.nan_to_num(columns.astype(np.float64)).clip(-_LARGEST, _LARGEST)
+
+
+def _pair(rows: Array, reference: Array) -> Array:
+    """Return for each row of the reference the position of its counterpart, -1 where there is none.
+
+    Equal rows are paired first, then the nearest, each once. Columns count by their range in the reference.
+    """
+    places = np.full(len(reference), -1, np.intp)
+    if not len(rows) or not len(reference):
+        return places
+    _pair_equal(rows, reference, places)
+    spans = np.ptp(reference, axis=0)
+    spans[spans == 0] = 1.0
+    ours, theirs = rows / spans, reference / spans
+    left = np.setdiff1d(np.arange(len(rows)), places)
+    left = left[np.argsort(ours[left].sum(axis=1), kind="stable")]
+    open_rows = np.flatnonzero(places < 0)
+    open_rows = open_rows[np.argsort(theirs[open_rows].sum(axis=1), kind="stable")]
+    for begin in range(0, len(open_rows), _BLOCK):
+        block = open_rows[begin : begin + _BLOCK]
+        first, last = np.searchsorted(ours[left].sum(axis=1), theirs[block[[0, -1]]].sum(axis=1))
+        start = max(0, int(first) - _BLOCK)
+        near = left[start : min(int(last) + _BLOCK, start + 4 * _BLOCK)]
+        _pair_nearest(ours, theirs, near=near, block=block, places=places)
+        left = left[~np.isin(left, places[block])]
+    return places
+
+
+def _pair_equal(rows: Array, reference: Array, places: Array) -> None:
+    """Pair equal rows, also those that occur several times."""
+    _, codes = np.unique(np.concatenate([rows, reference]), axis=0, return_inverse=True)
+    waiting = defaultdict(list)
+    for place, code in enumerate(codes.reshape(-1)[: len(rows)].tolist()):
+        waiting[code].append(place)
+    for place, code in enumerate(codes.reshape(-1)[len(rows) :].tolist()):
+        if waiting[code]:
+            places[place] = waiting[code].pop()
+
+
+def _pair_nearest(ours: Array, theirs: Array, *, near: Array, block: Array, places: Array) -> None:
+    """Pair the rows `block` of the reference with the nearest of `near`, the closest pairs first."""
+    if not len(near):
+        return
+    one, other = theirs[block], ours[near]
+    distances = (one**2).sum(axis=1)[:, None] + (other**2).sum(axis=1) - 2 * one @ other.T
+    for row in np.argsort(distances.min(axis=1), kind="stable"):
+        column = int(distances[row].argmin())
+        if np.isfinite(distances[row, column]):
+            places[block[row]] = near[column]
+            distances[:, column] = np.inf
