@@ -29,8 +29,10 @@ from edgekit_toolkit.onnx_graph.ort_options import (
     stated_options,
 )
 from edgekit_toolkit.passes import wrong_rewrites
-from edgekit_toolkit.passes.wrong_rewrites import OPTIMIZERS, find_wrong_rewrites
-from edgekit_toolkit.quantize.forms import FLOAT16_WEIGHTS, FLOAT32, INT8_WEIGHTS, Form, build
+from edgekit_toolkit.passes.wrong_rewrites import OPTIMIZERS, find_wrong_in_codes, find_wrong_rewrites
+from edgekit_toolkit.quantize.forms import FLOAT16_WEIGHTS, FLOAT32, INT8_WEIGHTS, STATIC_INT8, Form, build
+from edgekit_toolkit.quantize.plan import Plan
+from edgekit_toolkit.quantize.scheme import ASYMMETRIC
 
 pytestmark = pytest.mark.usefixtures("home")
 SHAPE = (3, 8, 8)
@@ -203,3 +205,52 @@ def operators(path: Path, disabled: Sequence[str], *, optimise: bool = True) -> 
             str(path), settings, providers=["CPUExecutionProvider"], disabled_optimizers=list(disabled)
         )
         return Counter(one.op_type for one in onnx.load(settings.optimized_model_filepath).graph.node)
+
+
+def padded() -> onnx.ModelProto:
+    """A Pad with axes between convolutions, whose order of axes onnxruntime 1.31.1 forgets for codes."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        node("Conv", ["x", "k"], ["c"], pads=[1] * 4),
+        node("Pad", ["c", "pads", "half", "axes"], ["p"]),
+        node("Relu", ["p"], ["r"]),
+        node("Conv", ["r", "l"], ["y"]),
+    ]
+    stored = {
+        "k": random_weight(rng, 8, 3, 3, 3),
+        "l": random_weight(rng, 8, 8, 3, 3),
+        "pads": np.array([1, 2, 1, 1]),
+        "half": np.array(0.5, np.float32),
+        "axes": np.array([2, 3]),
+    }
+    return model_of(nodes, stored, {"x": [1, 3, 16, 16]}, opset=19)
+
+
+def test_codes_on_which_a_rewrite_fails_run_without_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(padded(), path)
+    report = package(path, tmp_path / "out", "--backend", "ort", "--search-seconds", "1", "--json").json
+    offered = [*(candidate["label"] for candidate in report["candidates"]), *report["set_aside"]]
+    assert [label for label in offered if label.startswith("int8 per-channel")]
+    assert not [text for text in report["warnings"] if text.startswith("left out: int8 per-")]
+
+
+def test_rewrites_that_are_off_for_codes_are_part_of_the_form() -> None:
+    plan = Plan(ASYMMETRIC, frozenset({"c"}), {"x": (-1, 1), "c": (-1, 1)}, True, ("NhwcTransformer",))
+    form = Form.from_json(Form(STATIC_INT8, plan).to_json())
+    made = build(disable_optimizers(padded(), ["ConvMulFusion"]), form)
+    assert made is not None
+    assert disabled_optimizers(made) == ("ConvMulFusion", "NhwcTransformer")
+
+
+def test_rewrite_that_makes_codes_noisier_is_named_and_rounding_is_not(model: onnx.ModelProto) -> None:
+    def noise(variant: onnx.ModelProto) -> float:
+        off = disabled_optimizers(variant)
+        return 0.01 if off == WHOLE_OPTIMISER or "NhwcTransformer" in off else wrong
+
+    wrong = 0.5
+    found = find_wrong_in_codes(model, noise)
+    assert found is not None
+    assert found.names == ("NhwcTransformer",)
+    wrong = 0.02
+    assert find_wrong_in_codes(model, noise) is None

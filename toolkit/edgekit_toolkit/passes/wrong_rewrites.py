@@ -1,7 +1,7 @@
 """Finds rewrites of onnxruntime's optimiser that change a model's results, by runs with and without them.
 
-Only models that compute in float are compared. Integer kernels round differently from the QDQ form in float;
-the scores of a package judge them. Rewrites for other processors than this one are not seen.
+Integer kernels round differently from the QDQ form in float: of a form in codes the noise against the float
+model is compared, not the outputs. Rewrites for other processors than this one are not seen.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,12 @@ import onnx
 from edgekit_runtime.errors import BackendError
 from edgekit_runtime.package.row_sets import row_axes
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
-from edgekit_toolkit.onnx_graph.ort_options import WHOLE_OPTIMISER, disable_optimizers, ort_options
+from edgekit_toolkit.onnx_graph.ort_options import (
+    WHOLE_OPTIMISER,
+    disable_optimizers,
+    disabled_optimizers,
+    ort_options,
+)
 from edgekit_toolkit.onnx_graph.traversal import computes_in_integers
 from edgekit_toolkit.openings.sessions import open_ort
 from edgekit_toolkit.passes.parity import Outputs, Tolerance, compare
@@ -52,6 +57,8 @@ OPTIMIZERS: Final = (
 _ROUNDING: Final = Tolerance(range_fraction=1e-3)
 # Inputs of the other sign, and beyond the samples' range.
 _FACTORS: Final = (-1.0, 2.0)
+# Integer kernels move the noise of a form by less than this; a wrong rewrite costs far more.
+_NOISIER: Final = 4.0
 # About as much as rounding inside a deep model moves its values.
 _NUDGE: Final = 1e-5
 
@@ -104,6 +111,36 @@ def find_wrong_rewrites(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> Wrong
     def difference(disabled: Sequence[str]) -> str:
         return plain.difference(content, replace(options, disabled_optimizers=tuple(disabled)))
 
+    return _search(difference)
+
+
+def find_wrong_in_codes(
+    model: onnx.ModelProto, noise: Callable[[onnx.ModelProto], float]
+) -> WrongRewrites | None:
+    """Return the rewrites that must be off for a form that computes in codes, or None.
+
+    Args:
+        model: the form; rewrites that are off for its float model stay off.
+        noise: measures the noise of a form against its float model; raises BackendError if it does not run.
+
+    Raises:
+        BackendError: the form does not run without optimisation either.
+    """
+    known = disabled_optimizers(model)
+    limit = _NOISIER * noise(disable_optimizers(model, WHOLE_OPTIMISER))
+
+    def difference(disabled: Sequence[str]) -> str:
+        try:
+            is_noisier = noise(disable_optimizers(model, (*known, *disabled))) > limit
+        except BackendError as error:
+            return str(error).splitlines()[0]
+        return f"with over {_NOISIER:g} x the noise of codes" if is_noisier else ""
+
+    return _search(difference)
+
+
+def _search(difference: Callable[[Sequence[str]], str]) -> WrongRewrites | None:
+    """Return as few rewrites as explain how the model differs while none is off; None if it does not."""
     reason = difference(())
     if not reason:
         return None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from edgekit_runtime.errors import EdgekitError, ModelError, RecipeError
+from edgekit_runtime.errors import BackendError, EdgekitError, ModelError, RecipeError
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.pipeline.request import Progress
 from edgekit_toolkit.quantize import forms
@@ -34,6 +34,8 @@ _PER_TENSOR_LOSS_DB = 1.0
 _BLOCKS_SHARE = 0.6
 # Share of the search's work that is kept for mixing the precisions of weights, which comes last.
 _WEIGHTS_SHARE = 0.3
+# A static form with more noise than this, 1 %, is run without the engine's rewrites too.
+_DOUBTFUL_DB = 20.0
 # If int8 weights alone make at most 1 % of noise in the output, a mix gains nothing visible.
 _CLEAR_DB = 40.0
 # Samples for histograms: more of them change a percentile little, and each value is counted.
@@ -70,6 +72,7 @@ class CandidateSet:
         noises: noise of single blocks, as far as they were measured.
         noise_samples: calibration samples on which output noise was measured; 0 if it was not.
         dropped: forms that could not be built or run, with the reason.
+        wrong_rewrites: rewrites of the engine that are off for static forms, a sentence each.
         set_aside: forms that were built and that a similar form beats, and by how much; without data also
             those that differ from the float model on generated inputs.
     """
@@ -79,6 +82,7 @@ class CandidateSet:
     noise_samples: int = 0
     dropped: list[str] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)
+    wrong_rewrites: list[str] = field(default_factory=list)
 
     def add(self, label: str, quantizer: Quantizer, form: Form, fidelity: Fidelity) -> Candidate | None:
         """Build a form and add it, unless it changes nothing; one that fails or cannot run is dropped."""
@@ -93,6 +97,13 @@ class CandidateSet:
             return None
         self.candidates.append(candidate)
         return candidate
+
+    def undo(self, candidate: Candidate | None) -> None:
+        """Forget the form that was added or dropped last."""
+        if candidate is None:
+            self.dropped.pop()
+        else:
+            self.candidates.remove(candidate)
 
     def leave_out(self, reasons: Mapping[int, str]) -> None:
         """Remove candidates by position, because of the judgement.
@@ -255,16 +266,17 @@ class _Search:
         if not products:
             return
         variants = self._variants(everything, found)
-        made = []
+        made, disabled = [], tuple[str, ...]()
         for where, names in self._kernel_sets(everything, products, variants[0].ranges).items():
             rivals = []
             for one in variants:
                 self.progress(f"building: int8 {one.label}, {where}", None, None)
-                plan = Plan(quantizer.scheme, names, one.ranges, one.per_channel)
+                plan = Plan(quantizer.scheme, names, one.ranges, one.per_channel, disabled)
                 form = Form(forms.STATIC_INT8, plan, one.factors)
-                candidate = self.found.add(f"int8 {one.label}, {where}", quantizer, form, self.fidelity)
+                candidate = self._add_static(f"int8 {one.label}, {where}", form, plan)
                 if candidate is not None:
                     rivals.append(candidate)
+                    disabled = (candidate.form.plan or plan).disabled_optimizers
             made.extend(_best(rivals, self.found))
         bases = [one for one in made if _is_per_channel(one) == self.per_channel]
         if bases:
@@ -273,6 +285,22 @@ class _Search:
             closest, first = max(bases, key=_snr), bases[0]
             is_close = first.snr_db >= closest.snr_db - _ELEMENTWISE_LOSS_DB
             self._mix_kernels(first if is_close else closest, limit_s)
+
+    def _add_static(self, label: str, form: Form, plan: Plan) -> Candidate | None:
+        """Add a form; without rewrites of the engine where those are wrong for it."""
+        candidate = self.found.add(label, self.quantizer, form, self.fidelity)
+        if candidate is not None and candidate.snr_db >= _DOUBTFUL_DB:
+            return candidate
+        try:
+            wrong = self.quantizer.wrong_rewrites(form, self.fidelity.noise)
+        except BackendError:
+            return candidate
+        if wrong is None:
+            return candidate
+        self.found.undo(candidate)
+        self.found.wrong_rewrites.append(f"{label}: {wrong}")
+        plan = replace(plan, disabled_optimizers=(*plan.disabled_optimizers, *wrong.names))
+        return self.found.add(label, self.quantizer, replace(form, plan=plan), self.fidelity)
 
     def _kernel_sets(
         self, everything: Sequence[str], products: Sequence[str], ranges: Ranges

@@ -45,6 +45,7 @@ def find_warnings(run: Run) -> list[str]:
         )
     if prepared.wrong_rewrites is not None:
         notes.append(str(prepared.wrong_rewrites))
+    notes.extend(run.found.wrong_rewrites)
     notes.extend(f"left out: {text}" for text in run.found.dropped)
     if request.target.backend.default == "litert" and request.backend == "ort":
         notes.append(

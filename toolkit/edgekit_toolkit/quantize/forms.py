@@ -105,8 +105,10 @@ class Form:
             return {"kind": self.kind, "layers": sorted(self.layers)}
         if self.plan is None:
             return {"kind": self.kind}
+        disabled = self.plan.disabled_optimizers
         return {
             "kind": self.kind,
+            **({"disabled_optimizers": list(disabled)} if disabled else {}),
             "scheme": self.plan.scheme.name,
             "per_channel": self.plan.per_channel,
             "kernels": sorted(self.plan.kernels),
@@ -140,6 +142,9 @@ class Form:
                 kernels=frozenset(_names("kernels", value["kernels"])),
                 ranges={name: _range(name, pair) for name, pair in value["ranges"].items()},
                 per_channel=_flag("per_channel", value["per_channel"]),
+                disabled_optimizers=tuple(
+                    _names("disabled_optimizers", value.get("disabled_optimizers", []))
+                ),
             )
             factors = {name: _factor(name, text) for name, text in value["factors"].items()}
             return cls(kind, plan, factors, earlier=earlier)

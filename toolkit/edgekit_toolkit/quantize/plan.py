@@ -34,12 +34,14 @@ class Plan:
         kernels: integer kernels, by the name of the first output of the node.
         ranges: (low, high) of the activations that kernels read or write.
         per_channel: whether weights have a scale for each channel, or one for each tensor.
+        disabled_optimizers: rewrites of onnxruntime that are off, as they are wrong for the codes.
     """
 
     scheme: Scheme
     kernels: frozenset[str]
     ranges: Mapping[str, tuple[float, float]]
     per_channel: bool = True
+    disabled_optimizers: tuple[str, ...] = ()
 
 
 def kernel_names(model: onnx.ModelProto, scheme: Scheme, elementwise: bool) -> tuple[str, ...]:

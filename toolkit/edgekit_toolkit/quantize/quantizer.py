@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from edgekit_toolkit.models.model import Model
 from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
+from edgekit_toolkit.passes.wrong_rewrites import WrongRewrites
 from edgekit_toolkit.quantize.forms import Form
 from edgekit_toolkit.quantize.plan import Plan, Ranges
 from edgekit_toolkit.quantize.ranges import Histogram, Range
@@ -86,6 +87,17 @@ class Quantizer(Protocol):
 
         Raises:
             EdgekitError: it cannot be made.
+        """
+
+    def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> WrongRewrites | None:
+        """Return the engine's rewrites that are wrong for a static form, or None.
+
+        Args:
+            form: form that the engine refuses, or that is noisy.
+            noise: measures the noise of a model.
+
+        Raises:
+            BackendError: the engine does not run the form without its rewrites either.
         """
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:

@@ -140,6 +140,9 @@ class LiteRtQuantizer:
         made = self._content if form.kind == forms.FLOAT32 else litert.build(self._prepared, form)
         return None if made is None else TfliteModel(made)
 
+    def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> None:
+        """Return None: LiteRT's rewrites cannot be switched off."""
+
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
         """Return the operators that can become integer kernels, in order."""
         return kernel_names(parsed(self._prepared), elementwise=elementwise)

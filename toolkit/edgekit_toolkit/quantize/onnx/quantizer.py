@@ -11,6 +11,7 @@ from edgekit_toolkit.models.onnx import OnnxModel
 from edgekit_toolkit.onnx_graph.index import GraphIndex, opset
 from edgekit_toolkit.onnx_graph.stored_layer import StoredLayer
 from edgekit_toolkit.onnx_graph.traversal import computes_in_integers, float_types, nodes
+from edgekit_toolkit.passes.wrong_rewrites import WrongRewrites, find_wrong_in_codes
 from edgekit_toolkit.quantize import forms
 from edgekit_toolkit.quantize.forms import Form, build, stored_layers, weight_inputs
 from edgekit_toolkit.quantize.onnx.equalize import apply_factors, apply_to_ranges, find_factors
@@ -133,6 +134,11 @@ class OnnxQuantizer:
         """Return the form's model, or None if the form changes nothing."""
         made = build(self._proto, form)
         return None if made is None else OnnxModel(made)
+
+    def wrong_rewrites(self, form: Form, noise: Callable[[Model], float]) -> WrongRewrites | None:
+        """Return the rewrites that are wrong for a form."""
+        made = build(self._proto, form)
+        return None if made is None else find_wrong_in_codes(made, lambda proto: noise(OnnxModel(proto)))
 
     def kernels(self, *, elementwise: bool) -> tuple[str, ...]:
         """Return the nodes that can become integer kernels, in order."""
