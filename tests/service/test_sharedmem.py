@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from tests.descriptor_parts import count_descriptors
 from tests.runtime.conftest import WEIGHT, PackageMaker
+from tests.service.gates import ON_THREADS, Gate
 from tests.service.region_parts import REGION, SEALS, infer_in, memfd, register
 from tests.service.service_parts import (
     Replies,
@@ -27,12 +28,18 @@ from tests.service.service_parts import (
     ask,
     get_bytes,
     infer_bytes,
+    make_config,
     post_bytes,
+    running,
     running_linear,
+    write_identity,
 )
+from tests.waiting import wait_for
 
 from edgekit_runtime import Client
 from edgekit_runtime.errors import DataError, RequestError, TransportError
+from edgekit_runtime.service.models.file_source import PackageFiles
+from edgekit_runtime.service.options.model import ModelOptions
 from edgekit_runtime.service.options.resources import RegionLimits
 
 
@@ -197,9 +204,53 @@ def test_descriptors_on_other_requests_are_dropped(linear: Running) -> None:
 
 
 def test_name_that_is_taken_is_refused(linear: Running) -> None:
-    with linear.connect() as client, memfd(64) as descriptor:
+    with linear.connect() as client, memfd(64) as descriptor, memfd(64) as other:
         assert register(client, "taken", [descriptor], byte_size=64).status == 200
-        assert register(client, "taken", [descriptor], byte_size=64).status == 400
+        assert register(client, "taken", [other], byte_size=64).status == 400
+
+
+def test_memory_that_is_registered_again_belongs_to_the_later_connection(linear: Running) -> None:
+    with linear.connect() as later, memfd(64) as descriptor:
+        with linear.connect() as client:
+            assert register(client, "again", [descriptor], byte_size=64).status == 200
+            assert register(later, "again", [descriptor], byte_size=64).status == 200
+        wait_for(lambda: linear.service.http.connection_count == 1, "the end of the first connection")
+        later.sendall(infer_in("again", offset=0, size=16))
+        assert Replies(later).next().status == 200
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_call_that_timed_out_spoils_none_that_follows(
+    isolated: bool, maker: PackageMaker, tmp_path: Path, gate: Gate
+) -> None:
+    maker.write(tmp_path / "linear.edgepkg")
+    write_identity(maker, tmp_path / "echo.edgepkg", ["float32"])
+    models = {"linear": ON_THREADS, "echo": ModelOptions(isolated=isolated)}
+    files = PackageFiles([tmp_path / "linear.edgepkg", tmp_path / "echo.edgepkg"], maker.trust)
+    with (
+        running(make_config(tmp_path, models=models), files) as service,
+        Client(service.socket_path) as client,
+    ):
+        x, echoed = client.shared((1, 4)), client.shared((1, 3))
+        y = echoed[:, :2]
+        call = client.bind("linear", {"x": x}, outputs={"y": y}, timeout_s=0.5)
+        call()
+        gate.shut()
+        for session in gate.sessions:
+            if session.inputs[0].name != "x":
+                session.may_run.set()
+        for _ in range(3):
+            with pytest.raises((TransportError, RequestError), match="no answer|deadline"):
+                call()
+        given = np.full((1, 3), 7, np.float32)
+        client.infer("echo", {"in_float32": given}, outputs={"out_float32": echoed})
+        assert np.array_equal(echoed, given)
+        gate.open()
+        lane = service.service.registry.models.find("linear", None).own_lane
+        wait_for(lambda: lane.is_idle, "the end of the calls that nobody waits for")
+        assert np.array_equal(echoed, given)  # no late answer is written to memory that is in use again
+        x[...] = X
+        assert np.array_equal(call()["y"], X @ WEIGHT)
 
 
 @pytest.mark.parametrize(
@@ -291,6 +342,7 @@ def test_regions_beyond_the_limits_are_refused(open_to_posix: Running, segment: 
 ELSEWHERE = """
 import socket, sys
 sys.path[:0] = sys.argv[1].split(":")
+from tests.service.gates import ON_THREADS, Gate
 from tests.service.region_parts import REGION, memfd, register
 from tests.service.service_parts import Replies, post_bytes
 with socket.socket(socket.AF_UNIX) as client, memfd(64) as descriptor:

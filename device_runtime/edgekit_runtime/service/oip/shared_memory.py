@@ -92,11 +92,11 @@ class Region:
         """
         self.check_place(offset_bytes, array.nbytes)
         start = self.offset_bytes + offset_bytes
+        if self.descriptor < 0:  # its client may use the memory for another call already
+            raise _refusal(self.name, "it was unregistered before the answer came")
         if self._mapping is not None:
             np.ndarray(array.shape, array.dtype, self._mapping, start)[...] = array
             return
-        if self.descriptor < 0:
-            raise _refusal(self.name, "it was unregistered before the answer came")
         if os.fstat(self.descriptor).st_size < start + array.nbytes:  # writing would make it longer
             raise _refusal(self.name, f"its segment '{self.key}' has become smaller")
         try:
@@ -172,6 +172,9 @@ class Regions:
     ) -> Region:
         """Register the memfd `descriptor`, which belongs to the region once this has returned.
 
+        The same memory may be registered again under its name: a client that gave a call up does so on its
+        next connection, while the call and with it the first connection may not have ended here.
+
         Args:
             name: name of the region.
             key: anything.
@@ -181,10 +184,13 @@ class Regions:
             owner: process that passed it.
 
         Raises:
-            RequestError: the name is taken, the file is no memfd that is sealed against shrinking, has huge
-                pages or is smaller than stated, or a limit is reached.
+            RequestError: other memory has the name, the file is no memfd that is sealed against shrinking, it
+                has huge pages or is smaller than stated, or a limit is reached.
             UnavailableError: it cannot be mapped now.
         """
+        previous = self._regions.get(name)
+        if previous is not None and os.path.sameopenfile(previous.descriptor, descriptor):
+            self.remove(previous)
         self._check_new(name, offset_bytes, size_bytes, owner)
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
