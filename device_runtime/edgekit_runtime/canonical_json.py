@@ -14,6 +14,13 @@ from edgekit_runtime.errors import EdgekitError, ManifestError
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 
+_KINDS: Final = {
+    str: "a string",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
 # Made once: `json.dumps` would make one at each call, which takes as long as a small document.
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
@@ -48,7 +55,7 @@ def decode_json(data: bytes, where: str, error: type[EdgekitError]) -> dict[str,
     except ValueError as cause:  # includes UnicodeDecodeError and json.JSONDecodeError
         raise error(f"{where}: not a JSON document in UTF-8 with finite numbers: {cause}") from cause
     if not isinstance(value, dict):
-        raise error(f"{where}: is a JSON {type(value).__name__}, expected an object")
+        raise error(f"{where}: is {name_kind(value)}, expected an object")
     if again != data:
         # Catches white space, key order, duplicate keys and escapes alike: all of them are free bytes in
         # which a change would go unseen.
@@ -58,6 +65,13 @@ def decode_json(data: bytes, where: str, error: type[EdgekitError]) -> dict[str,
     return value
 
 
+def name_kind(value: object) -> str:
+    """Return what JSON calls a value, for messages: a user of JSON knows no names of Python's classes."""
+    if isinstance(value, Mapping):
+        return "an object"
+    return _KINDS.get(type(value), "a list")  # also one that is still text, see `json_tensors`
+
+
 class Fields:
     """The members of one JSON object: the known ones are taken out, the rest is kept as `extra`."""
 
@@ -65,7 +79,7 @@ class Fields:
 
     def __init__(self, value: object, where: str, error: type[EdgekitError]) -> None:
         if not isinstance(value, dict):
-            raise error(f"{where}: is {type(value).__name__}, expected an object")
+            raise error(f"{where}: is {name_kind(value)}, expected an object")
         self._left: dict[str, Any] = dict(value)
         self._error = error
         self.where = where
@@ -102,7 +116,7 @@ class Fields:
             EdgekitError: of the class given to the constructor, when it is not.
         """
         if not isinstance(value, list):
-            raise self._error(f"{self.where}: field '{key}' is {type(value).__name__}, expected a list")
+            raise self._error(f"{self.where}: field '{key}' is {name_kind(value)}, expected a list")
         if most is not None and len(value) > most:
             raise self._error(f"{self.where}: {key} holds {len(value)}, expected at most {most}")
 

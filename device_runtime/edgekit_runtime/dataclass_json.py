@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from edgekit_runtime.canonical_json import name_kind
 from edgekit_runtime.errors import ConfigError, EdgekitError
 
 _TYPE_NAMES: Final = {
@@ -91,7 +92,7 @@ def from_plain(
     """
     prefix = f"{where}: " if where else ""
     if not isinstance(plain, dict):
-        raise error(f"{prefix}expected a table, got {type(plain).__name__}")
+        raise error(f"{prefix}expected a table, got {name_kind(plain)}")
     shapes = _read_shapes(kind)  # type: ignore[arg-type]  # classes can be hashed
     values = {}
     for name, value in plain.items():
@@ -203,7 +204,7 @@ def _read_value(shape: _Shape, value: Any, place: tuple[str, str], error: type[E
         return value if isinstance(value, shape.kind) else from_plain(shape.kind, value, path, error)
     if shape.form == "mapping":
         if not isinstance(value, dict):
-            raise error(f"{path}: expected a table, got {type(value).__name__}")
+            raise error(f"{path}: expected a table, got {name_kind(value)}")
         (member,) = shape.members
         return {key: _read_value(member, each, (path, key), error) for key, each in value.items()}
     if shape.form == "fixed":
@@ -213,7 +214,7 @@ def _read_value(shape: _Shape, value: Any, place: tuple[str, str], error: type[E
             _read_value(member, each, place, error) for member, each in zip(shape.members, value, strict=True)
         )
     if not isinstance(value, list):
-        raise error(f"{path}: expected a list, got {type(value).__name__}")
+        raise error(f"{path}: expected a list, got {name_kind(value)}")
     (member,) = shape.members
     return tuple(
         _read_value(member, each, (where, f"{name}[{number}]"), error) for number, each in enumerate(value)

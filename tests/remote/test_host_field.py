@@ -10,7 +10,7 @@ import pytest
 
 from edgekit_runtime.client import Client
 from edgekit_runtime.client.link import Address
-from edgekit_runtime.errors import EdgekitError
+from edgekit_runtime.errors import EdgekitError, TransportError
 from edgekit_runtime.remote.measurement.link_probe import probe_link
 from edgekit_runtime.remote.offload_server import OffloadServer
 
@@ -92,10 +92,30 @@ def test_requests_state_the_port_and_an_ipv6_address_in_brackets(
         ("https://[fe80::1%eth0]:443", "[fe80::1]"),
         ("https://b\u00fcro.example:8443", "xn--bro-hoa.example:8443"),
         ("/run/edgekit.sock", "localhost"),
+        ("unix:/run/edgekit.sock", "localhost"),
+        ("https://edge-box", "edge-box"),
+        ("http://[::1]/", "[::1]"),
     ],
 )
 def test_authority_of_an_address_is_what_a_host_field_may_hold(address: str, authority: str) -> None:
     assert Address.parse(address, insecure=True).authority == authority
+
+
+@pytest.mark.parametrize(
+    ("address", "path"),
+    [
+        *(("unix:/run/e.sock", "/run/e.sock"), ("unix:///run/e.sock", "/run/e.sock")),
+        *(("unix:e.sock", "e.sock"), ("./unix:e", "./unix:e")),
+    ],
+)
+def test_unix_socket_may_be_stated_as_services_and_urls_state_it(address: str, path: str) -> None:
+    assert Address.parse(address) == Address(path=path)
+
+
+@pytest.mark.parametrize("address", ["https://h/a", "http://localhost:80/a/b"])
+def test_path_of_a_server_is_refused_where_nothing_would_use_it(address: str) -> None:
+    with pytest.raises(TransportError, match="path"):
+        Address.parse(address)
 
 
 def test_ipv6_address_in_a_message_can_be_read_again() -> None:

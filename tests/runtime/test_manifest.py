@@ -218,7 +218,7 @@ def test_a_limit_that_is_finite_is_accepted(limit: float, maker: Any) -> None:
 
 @pytest.mark.parametrize("field", ["budget", "figures", "provenance"])
 def test_keys_that_are_no_strings_are_refused(field: str, maker: Any) -> None:
-    with pytest.raises(ManifestError, match=f"{field} must be an object with string keys, got dict"):
+    with pytest.raises(ManifestError, match=f"{field} must be an object with string keys, got an object"):
         maker.manifest(**{field: {"a": 1, 7: 1}})
 
 

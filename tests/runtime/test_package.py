@@ -1,4 +1,5 @@
 import io
+import re
 import shutil
 import subprocess
 import zipfile
@@ -8,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgekit_runtime.canonical_json import encode_json
 from edgekit_runtime.errors import DigestError, ManifestError, PackageError, SignatureError
-from edgekit_runtime.package.archive import Limits, read_package, write_package
+from edgekit_runtime.package.archive import Limits, read_package, read_unverified_manifest, write_package
 from edgekit_runtime.package.canonical_zip import write_archive
 from edgekit_runtime.package.manifest import MANIFEST_NAME, SIGNATURE_NAME
 
@@ -173,3 +175,18 @@ def test_limits_that_cannot_be_are_refused(limits: dict[str, int]) -> None:
 def test_a_hostile_name_is_not_written() -> None:
     with pytest.raises(PackageError, match=r"\.\./x"):
         write_archive(io.BytesIO(), [("../x", b"")])
+
+
+def test_error_in_a_signed_manifest_names_the_package(maker: Any, tmp_path: Path) -> None:
+    path = tmp_path / "odd.edgepkg"
+    manifest = maker.manifest().to_json()
+    for manifest_bytes in (
+        b"[]",
+        b"{}",
+        encode_json({**manifest, "name": 7}),
+        encode_json({**manifest, "inputs": 7}),
+    ):
+        maker.write_signed(path, manifest_bytes)
+        for read in (lambda: read_package(path, maker.trust), lambda: read_unverified_manifest(path)):
+            with pytest.raises(ManifestError, match=rf"^{re.escape(str(path))}: manifest.json"):
+                read()

@@ -258,7 +258,7 @@ def test_a_statement_whose_digest_is_no_sha256_is_refused(sha256: Any) -> None:
         (b"Statement/v1", b"Statement/v2", "payload is of type 'https://in-toto.io/Statement/v2', expected "),
         (b'"_type"', b'"_kind"', "field '_type' is missing"),
         (b'"predicate":', b'"predicatd":', "field 'predicate' is missing"),
-        (b'{"a":1}', b"[1]", "predicate is list, expected an object"),
+        (b'{"a":1}', b"[1]", "predicate is a list, expected an object"),
         (b'"predicateType":', b'"predicateKind":', "field 'predicateType' is missing"),
         (b'"subject":[{', b'"subject":[{},{', "payload has 2 subjects, expected one"),
         (b'"sha256"', b'"sha512"', "subject digest: field 'sha256' is missing"),
@@ -291,9 +291,9 @@ REFUSED_FIELDS: dict[str, str] = {
     "missing key id": "signature: field 'keyid' is missing",
     "missing sig": "signature: field 'sig' is missing",
     "number as payload": "payload or signature is no base64",
-    "number as key id": "key id is int, expected a string",
-    "object as signatures": "field 'signatures' is dict, expected a list",
-    "number as signature": "signature: is int, expected an object",
+    "number as key id": "key id is a number, expected a string",
+    "object as signatures": "field 'signatures' is an object, expected a list",
+    "number as signature": "signature: is a number, expected an object",
 }
 
 

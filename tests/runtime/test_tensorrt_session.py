@@ -367,7 +367,7 @@ def test_inputs_that_do_not_fit_are_refused_whoever_runs(bench: Bench, open_it: 
         ({"precisions": []}, "precisions is"),
         ({"precisions": ["int4"]}, "precisions is"),
         ({"precisions": "int8"}, "precisions is"),
-        ({"shapes": [1]}, "shapes: expected a table, got list"),
+        ({"shapes": [1]}, "shapes: expected a table, got a list"),
         ({"shapes": {"x": [[1, 4], [1, 4]]}}, "shapes is"),
         ({"shapes": {"x": [[2, 4], [1, 4], [3, 4]]}}, "shapes is"),
         ({"shapes": {"x": [[1], [1, 4], [3, 4]]}}, "shapes is"),

@@ -254,7 +254,7 @@ def hostile(manifest: Manifest, change: Callable[[dict[str, Any]], object]) -> b
         (lambda one: one.pop("golden"), r"variants\[0\]: field 'golden' is missing"),
         (lambda one: one.pop("figures"), r"variants\[0\]: field 'figures' is missing"),
         (lambda one: one.update(figures=[]), "variant 'double': figures must be an object"),
-        (lambda one: one.update(backend=None), r"variants\[0\].backend: is NoneType"),
+        (lambda one: one.update(backend=None), r"variants\[0\].backend: is null"),
         (
             lambda one: one["backend"].update(artifact="model2.onnx"),
             "variant 'double': backend 'ort' names 'model2.onnx', which is no artifact of role 'model'",

@@ -1,6 +1,7 @@
 """The client against the real service, and against services that misbehave."""
 
 import contextlib
+import http.server
 import socket
 import struct
 import subprocess
@@ -198,13 +199,48 @@ def test_token_that_no_header_can_carry_is_refused(token: str) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        *("", "ftp://a:1", "localhost:port", "https://host"),
+        *("", "ftp://a:1", "localhost:port", "https://", "unix:", "https://host/a?b=1", "https://host/a b"),
         *("localhost:65536", f"localhost:{'9' * 5000}", f"{'a' * 70}\u00e4:80", "a..b\u00e4:80"),
     ],
 )
 def test_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(TransportError), Client(address, insecure=True) as client:
         client.metadata()
+
+
+@pytest.mark.parametrize("prefix", ["/edge", "/edge/north/"])
+def test_client_asks_below_the_path_of_its_address(prefix: str) -> None:
+    paths = []
+
+    class Proxy(http.server.BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            paths.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_POST = answer  # noqa: N815  # the server looks for these
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Proxy) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with Client(f"http://127.0.0.1:{server.server_port}{prefix}") as client:
+                client.ready("linear")
+                client.load("linear")
+                with pytest.raises(TransportError, match="protocol"):
+                    client.infer("linear", {"x": X})
+        finally:
+            server.shutdown()
+            thread.join()
+    stem = prefix.rstrip("/")
+    assert paths == [
+        *(f"{stem}/v2/models/linear/ready", f"{stem}/v2/repository/models/linear/load"),
+        f"{stem}/v2/models/linear/infer",
+    ]
 
 
 @contextlib.contextmanager

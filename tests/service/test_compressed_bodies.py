@@ -1,7 +1,9 @@
 import asyncio
 import contextlib
+import gc
 import gzip
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -157,11 +159,16 @@ class Client:
 
     def __init__(self) -> None:
         self.is_open = True
+        self.status = 200
         self.contents: list[bytes] = []
         self.done = asyncio.Event()
 
     def act(self, _head: RequestHead, content: memoryview) -> None:
         self.contents.append(bytes(content))
+        self.done.set()
+
+    def respond_error(self, error: RequestError) -> None:
+        self.status = error.status
         self.done.set()
 
 
@@ -188,6 +195,35 @@ def test_bodies_wait_up_to_the_limit_of_bodies_that_are_received() -> None:
 
     asyncio.run(send())
     assert [client.contents == [content] for client in clients] == [True, False, True, False, False, True]
+
+
+@pytest.mark.parametrize(("coding", "write"), CODINGS[1:])
+def test_bombs_of_many_clients_take_the_memory_of_one(coding: str, write: Callable[[bytes], bytes]) -> None:
+    fields = f"POST / HTTP/1.1\r\nHost: l\r\nContent-Encoding: {coding}\r\n\r\n"
+    head = HeadCache().parse(fields.encode())
+    limits = HttpLimits(max_body_bytes=8 << 20)
+    bomb = memoryview(write(bytes(9 << 20)))
+    clients = [Client() for _ in range(8)]
+
+    async def send() -> None:
+        bodies = CompressedBodies(asyncio.get_running_loop(), limits)
+        decode: Callable[..., None] = bodies.decode(Client.act)  # type: ignore[arg-type]
+        for client in clients:
+            decode(client, head, bomb)
+        for client in clients:
+            await asyncio.wait_for(client.done.wait(), 60)
+        assert bodies.close(60)
+
+    gc.disable()
+    tracemalloc.start()
+    try:
+        asyncio.run(send())
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert [client.status for client in clients] == [413] * 8
+    assert peak_bytes < 3 * limits.max_body_bytes
 
 
 def test_bodies_that_were_sent_ahead_are_answered_in_order(maker: PackageMaker, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_nan_far_behind_is_refused_as_a_near_one(service: Running) -> None:
     x = np.zeros((10_000, 3), np.float32)
     x[-1, -1] = np.nan
     reply = ask(service, echo_bytes(x, is_binary=True))
-    assert (reply.status, "binary_data" in reply.json["error"]) == (500, True)
+    assert (reply.status, "binary_data" in reply.json["error"]) == (400, True)
 
 
 def test_request_whose_json_is_read_during_a_swap_is_answered(maker: PackageMaker, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Inference requests and responses: every datatype both ways, and whatever is wrong with a request."""
 
 import json
+import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +26,7 @@ from edgekit_runtime.errors import RequestError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
 from edgekit_runtime.protocol.infer_request import decode_request
 from edgekit_runtime.protocol.json_fields import load_object
+from edgekit_runtime.protocol.json_tensors import read_values, write_values
 from edgekit_runtime.service.models.file_source import PackageFiles
 from edgekit_runtime.service.oip.codec import Codec
 from edgekit_runtime.service.oip.shared_memory import Regions
@@ -137,7 +140,8 @@ def test_bool_that_is_neither_is_refused(echo: Running) -> None:
 def test_output_with_nan_is_not_made_into_json_that_is_none(linear: Running) -> None:
     x = np.array([[np.nan, 2, 3, 4]], np.float32)
     reply = ask(linear, infer_bytes(x, parameters={}))
-    assert (reply.status, "binary_data" in reply.json["error"]) == (500, True)
+    assert (reply.status, "binary_data_output" in reply.json["error"]) == (400, True)
+    assert "output 'y'" in reply.json["error"]
     assert np.isnan(np.frombuffer(ask(linear, infer_bytes(x)).binary, np.float32)).all()
 
 
@@ -152,6 +156,13 @@ BAD = {
     "not UTF-8": b'{"id": "\xff"}',
     "UTF-16": '{"inputs": []}'.encode("utf-16"),
     "a list": b"[]",
+    "a long list": json.dumps([1] * 1000).encode(),
+    "a word": b"null",
+    "text": b'"1"',
+    "a long list for the inputs": json.dumps({"inputs": [1] * 1000}).encode(),
+    "a long list for a name": json.dumps(request(name=[1] * 1000)).encode(),
+    "long data with a number of 5000 digits": b'{"inputs":[{"name":"x","datatype":"FP32",'
+    b'"shape":[99,4],"data":[%s%s]}]}' % (b"1," * 395, HUGE),
     "nothing": b"",
     "NaN": b'{"inputs": [NaN]}',
     "infinity": b'{"inputs": [{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,-Infinity]}]}',
@@ -231,6 +242,7 @@ def test_bad_request_is_refused_with_an_error_of_the_protocol(linear: Running, b
     assert reply.status == 400, reply.body
     assert isinstance(reply.json["error"], str)
     assert len(reply.body) < 3000
+    assert re.search(r"NoneType|NumberArray|\b(str|dict|tuple|float|sys)\b", reply.json["error"]) is None
     assert ask(linear, infer_bytes(X)).status == 200
 
 
@@ -251,6 +263,22 @@ def test_binary_data_of_another_length_is_refused(linear: Running, extra: bytes)
 def test_deadline_in_the_past_is_refused_with_504(linear: Running) -> None:
     reply = ask(linear, infer_bytes(X, parameters={"binary_data_output": True, "timeout": 1, "priority": 1}))
     assert reply.status in (200, 504)  # a microsecond may be enough on a fast machine
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "bool"])
+def test_numbers_at_the_ends_of_a_datatype_come_back_and_those_beyond_are_refused(dtype: str) -> None:
+    is_float = dtype.startswith("float")
+    info: Any = np.finfo(dtype) if is_float else np.iinfo(dtype)
+    ends = [info.min, info.max]
+    if is_float:
+        ends = [float(info.min), float(info.max), float(info.smallest_subnormal), -0.0]
+    text = b"".join(write_values(read_values(ends, np.dtype(dtype), (len(ends),), "x")))
+    assert str(json.loads(b"[%s]" % text)) == str(ends)
+    beyond = [10**400, -(10**400), 10**309, math.inf]
+    beyond += [] if dtype == "float64" else [2 * int(info.max), 2.0 * float(info.max)]
+    for number in beyond:
+        with pytest.raises(RequestError, match=f"range of {dtype}|a fraction"):
+            read_values([number], np.dtype(dtype), (1,), "x")
 
 
 def make_codec() -> Codec:

@@ -72,9 +72,9 @@ def test_messages_survive_a_journey_as_json(options: Any) -> None:
 @pytest.mark.parametrize(
     ("plain", "said"),
     [
-        ({"models": {"a": 3}}, "models.a: expected a table, got int"),
-        ({"models": {"a": {"gates": [1]}}}, "models.a.gates: expected a table, got list"),
-        ({"listen": None}, "listen: expected a table, got NoneType"),
+        ({"models": {"a": 3}}, "models.a: expected a table, got a number"),
+        ({"models": {"a": {"gates": [1]}}}, "models.a.gates: expected a table, got a list"),
+        ({"listen": None}, "listen: expected a table, got null"),
         ({"models": {"a": {"cache": None}}}, "models.a: cache is None, expected true or false"),
         ({"inference": {"max_json_bytes": 1.5}}, "inference: max_json_bytes is 1.5, expected a whole number"),
     ],

@@ -240,7 +240,7 @@ def test_call_that_timed_out_spoils_none_that_follows(
             if session.inputs[0].name != "x":
                 session.may_run.set()
         for _ in range(3):
-            with pytest.raises((TransportError, RequestError), match="no answer|deadline"):
+            with pytest.raises((TransportError, RequestError), match=r"no answer|deadline"):
                 call()
         given = np.full((1, 3), 7, np.float32)
         client.infer("echo", {"in_float32": given}, outputs={"out_float32": echoed})

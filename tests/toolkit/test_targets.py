@@ -172,7 +172,7 @@ CORES = 'cores = { value = 4, unit = "1", status = "datasheet", source = "brief"
     [
         ("schema = 1", "schema = 2", "schema is 2, expected 1"),
         (CORES, "", "cpu: 'cores' is missing"),
-        (CORES, "cores = 4", "cpu.cores: expected a table, got int"),
+        (CORES, "cores = 4", "cpu.cores: expected a table, got a number"),
         (
             CORES,
             CORES.replace("4", "-4"),

@@ -50,8 +50,8 @@ class Client:
         """Make a client; it connects with its first request.
 
         Args:
-            address: path of a Unix socket, `host:port` or `https://host:port`; by default the socket of this
-                device's service.
+            address: path of a Unix socket, `unix:PATH`, `host:port` or `https://host:port/prefix`; by default
+                the socket of this device's service.
             token: token for TCP.
             timeout_s: default timeout of a request, at most 1e6.
             ca_file: PEM file of the authority that signed the service's certificate.
@@ -66,7 +66,8 @@ class Client:
         if address is None:
             address = str(find_socket())
         check_timeout(timeout_s)
-        self._link = Link(Address.parse(address, ca_file, has_token=bool(token), insecure=insecure))
+        stated = Address.parse(address, ca_file, has_token=bool(token), insecure=insecure, allows_prefix=True)
+        self._link = Link(stated)
         self._timeout_s = timeout_s
         self._fields = f"Host: {self._link.address.authority}\r\n{token_line(token)}"
         self._requests: dict[object, RequestTemplate] = {}
@@ -222,7 +223,7 @@ class Client:
         self.close()
 
     def _call(self, method: str, path: str) -> Any:
-        head = make_request_head(method, path, self._fields)
+        head = make_request_head(method, self._link.address.prefix + path, self._fields)
         _, body = self._ask(RequestTemplate(head, len(head)), (head,), None)
         try:
             return json.loads(bytes(body)) if len(body) else {}
@@ -291,7 +292,9 @@ class Client:
         key = (options, places, *inputs, *sizes, *asked)
         template = self._requests.get(key)
         if template is None:
-            template = make_template(options, inputs, places, tuple(asked), self._fields)
+            template = make_template(
+                options, inputs, places, tuple(asked), self._fields, prefix=self._link.address.prefix
+            )
             if len(self._requests) >= _MAX_KEPT:
                 self._requests.clear()
             self._requests[key] = template

@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import re
 import select
 import socket
 import sys
@@ -24,6 +25,8 @@ _MAX_HEAD_BYTES: Final = 64 << 10
 _MAX_BODY_BYTES: Final = 1 << 30
 _CONTINUE: Final = 100
 _MAX_PORT: Final = 65_535
+_DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
+_PREFIX: Final = re.compile(r"[A-Za-z0-9/._~!$&'()*+,;=:@%-]+")  # RFC 3986, 3.3
 _TCP_INFO_BYTES: Final = 192
 _KEPT_LIMIT: Final = 0.9  # of the limit that is set: where so much is left, it stays
 _RECORD_BYTES: Final = 16_384  # of a record of TLS, at most
@@ -38,6 +41,7 @@ class Address:
         path: path of a Unix socket, or None.
         host, port: host and port of TCP.
         is_tls: whether to speak TLS.
+        prefix: what stands before the path of each request, such as `/edge` for a proxy; or empty.
         ca_file: PEM file of the authority that signed the service's certificate; None for the system's.
     """
 
@@ -46,6 +50,7 @@ class Address:
     port: int = 0
     is_tls: bool = False
     ca_file: str | None = None
+    prefix: str = ""
 
     @classmethod
     def parse(
@@ -55,8 +60,9 @@ class Address:
         *,
         has_token: bool = False,
         insecure: bool = False,
+        allows_prefix: bool = False,
     ) -> "Address":
-        """Return the address in `text`: a path, `host:port`, `http://host:port` or `https://host:port`.
+        """Return the address in `text`: a path, `unix:PATH`, `host:port`, or a URL of HTTP or HTTPS.
 
         Args:
             text: the address.
@@ -64,25 +70,36 @@ class Address:
             has_token: whether requests to it carry a token.
             insecure: whether data may go to another machine over plain HTTP: everybody on the way can read
                 them, and answer with wrong numbers. A token may not.
+            allows_prefix: whether a URL may have a path, which is the prefix of all others.
 
         Raises:
             TransportError: `text` is none of these.
             ConfigError: it is plain HTTP to another machine, which is not allowed.
         """
+        if text.startswith("unix:") and (path := text[5:].removeprefix("//")):
+            return cls(path=path)
         scheme, has_scheme, rest = text.partition("://")
         if text and not has_scheme and ("/" in text or ":" not in text):
             return cls(path=text)
-        host, _, port = (rest if has_scheme else text).rstrip("/").rpartition(":")
-        if (has_scheme and scheme not in ("http", "https")) or not host or not _is_port(port):
+        server, _, prefix = (rest if has_scheme else text).partition("/")
+        prefix = "/" + prefix.strip("/") if prefix.strip("/") else ""
+        default_port = _DEFAULT_PORTS.get(scheme, "") if has_scheme else ""
+        if default_port and (":" not in server or server.endswith("]")):
+            server += f":{default_port}"
+        host, _, port = server.rpartition(":")
+        if (has_scheme and not default_port) or not host or not _is_port(port):
             raise TransportError(
                 f"address {text!r}: expected the path of a Unix socket, host:port or https://host:port"
             )
+        if prefix and not (allows_prefix and _PREFIX.fullmatch(prefix)):
+            instead = "letters, digits and marks of a URL's path" if allows_prefix else "none"
+            raise TransportError(f"address {text!r}: its path is {prefix!r}, expected {instead}")
         try:
             name = host.strip("[]")
             name = name if name.isascii() else name.encode("idna").decode("ascii")
         except UnicodeError as cause:
             raise TransportError(f"address {text!r}: {host!r} can be no name of a host: {cause}") from cause
-        address = cls(None, name, int(port), scheme == "https", ca_file)
+        address = cls(None, name, int(port), scheme == "https", ca_file, prefix)
         if not address.is_tls and (has_token or not insecure) and not _is_loopback(address.host):
             danger, instead = "the token would go there readable for everybody on the way", "no token"
             if not has_token:
@@ -104,7 +121,8 @@ class Address:
         if self.path is not None or not self.host:
             return "localhost"
         host = _bracket(self.host.partition("%")[0])
-        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+        default_port = _DEFAULT_PORTS["https" if self.is_tls else "http"]
+        return host if str(self.port) == default_port else f"{host}:{self.port}"
 
     def __str__(self) -> str:
         return self.path if self.path is not None else f"{_bracket(self.host)}:{self.port}"

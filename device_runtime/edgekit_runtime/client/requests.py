@@ -64,6 +64,8 @@ def make_template(
     places: Sequence[SharedPlace | None],
     outputs: tuple[RequestedOutput, ...],
     fields: str,
+    *,
+    prefix: str = "",
 ) -> RequestTemplate:
     """Return a request without its binary data.
 
@@ -73,6 +75,7 @@ def make_template(
         places: places of each input in shared memory, None for one that is sent.
         outputs: the outputs that go to shared memory; none for all outputs as binary data.
         fields: header lines that every request has.
+        prefix: what stands before the path.
 
     Raises:
         DataError: an array has a dtype that the protocol does not have, or `timeout_s` is out of range.
@@ -89,7 +92,7 @@ def make_template(
         timeout_us=None if options.timeout_s is None else max(1, int(options.timeout_s * 1e6)),
     )
     text = encode_request(request)
-    path = f"{model_path(options.name, options.version)}/infer"
+    path = f"{prefix}{model_path(options.name, options.version)}/infer"
     fields += f"Content-Type: application/octet-stream\r\n{HEADER_LENGTH}: {len(text)}\r\n"
     start = make_request_head("POST", path, fields, len(text) + request.binary_bytes) + text
     named = (*places, *(output.shared for output in outputs))

@@ -90,7 +90,9 @@ def write_package(
     named = {artifact.path for artifact in manifest.artifacts}
     if named != set(artifacts):
         differing = sorted(named ^ set(artifacts))
-        raise ManifestError(f"{MANIFEST_NAME}: artifacts named and given differ in {', '.join(differing)}")
+        raise ManifestError(
+            f"{path}: {MANIFEST_NAME}: artifacts named and given differ in {', '.join(differing)}"
+        )
     contents: dict[str, memoryview] = {}
     for artifact in manifest.artifacts:
         content = memoryview(artifacts[artifact.path]).cast("B")  # len() in bytes, whatever it is a view of
@@ -322,7 +324,10 @@ def _read_signed_manifest(
         )
     for member, content in ((members[0], manifest_bytes), (members[1], envelope)):
         _check_crc32(member, zlib.crc32(content), where)
-    return parse_manifest(manifest_bytes), key_id
+    try:
+        return parse_manifest(manifest_bytes), key_id
+    except ManifestError as cause:
+        raise ManifestError(f"{where}: {cause}") from cause
 
 
 def _check_artifacts(view: memoryview, members: tuple[Member, ...], manifest: Manifest, where: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from edgekit_runtime.canonical_json import Fields, JsonValue, Record
+from edgekit_runtime.canonical_json import Fields, JsonValue, Record, name_kind
 from edgekit_runtime.errors import ManifestError
 from edgekit_runtime.package.member_names import find_name_problem
 
@@ -35,7 +35,7 @@ def require_token(value: object, what: str) -> None:
 def require_object(value: object, what: str) -> None:
     """Raise `ManifestError` unless `value` is a mapping with string keys."""
     is_object = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
-    require(is_object, f"{what} must be an object with string keys, got {type(value).__name__}")
+    require(is_object, f"{what} must be an object with string keys, got {name_kind(value)}")
 
 
 @dataclass(frozen=True, slots=True)

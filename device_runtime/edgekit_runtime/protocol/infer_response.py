@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from edgekit_runtime.errors import RequestError, TransportError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE, DTYPE_OF_DATATYPE
@@ -10,6 +10,7 @@ from edgekit_runtime.protocol.infer_request import InferRequest, InferTensor, Re
 from edgekit_runtime.protocol.json_tensors import Sliced, read_values, write_values
 from edgekit_runtime.tensors import DTYPES, Array
 
+_BINARY: Final = "binary data (binary_data_output, or binary_data of an output)"
 _dump = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -47,7 +48,10 @@ def encode_response(
                     raise _refuse_long(limit_bytes)
                 yield
         except ValueError as cause:
-            raise RequestError(500, "an output holds NaN or infinity, ask for it as binary_data") from cause
+            raise RequestError(
+                400,
+                f"output '{output.name}' holds NaN or infinity, which JSON cannot express; ask for {_BINARY}",
+            ) from cause
         text += b"]}"
     text += b"]}" if request.id is None else f'],"id":{_dump(request.id)}}}'.encode("ascii")
     return memoryview(text), binary_bytes
@@ -56,8 +60,8 @@ def encode_response(
 def _refuse_long(limit_bytes: int) -> RequestError:
     return RequestError(
         400,
-        f"the answer has more than {limit_bytes} bytes of JSON, the limit here; ask for binary data"
-        " (binary_data_output, or binary_data of an output), or set max_json_response_bytes",
+        f"the answer has more than {limit_bytes} bytes of JSON, the limit here; ask for {_BINARY}, or set"
+        " max_json_response_bytes",
     )
 
 

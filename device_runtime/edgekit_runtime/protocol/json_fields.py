@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
+from edgekit_runtime.canonical_json import name_kind
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.tensors import MAX_DIMENSION
 
@@ -36,9 +37,9 @@ def load_object(data: bytes, where: str, places: Iterable[object] = ()) -> dict[
     except RecursionError as cause:
         raise RequestError(400, f"{where}: the JSON is nested too deeply") from cause
     except ValueError as cause:  # includes UnicodeDecodeError
-        raise RequestError(400, f"{where}: not a JSON document in UTF-8: {cause}") from cause
+        raise RequestError(400, f"{where}: not a JSON document in UTF-8: {explain(cause)}") from cause
     if not isinstance(value, dict):
-        raise RequestError(400, f"{where}: the JSON is a {type(value).__name__}, expected an object")
+        raise RequestError(400, f"{where}: the JSON is {name_kind(value)}, expected an object")
     return value
 
 
@@ -77,6 +78,11 @@ def take_field(
     if not is_kind:
         raise RequestError(400, f"{where}: {name} is {show(value)}, expected {_EXPECTED[kind]}")
     return value  # type: ignore[return-value]  # of that type
+
+
+def explain(cause: ValueError) -> str:
+    """Return why a text is no JSON, without Python's advice to raise its limit of digits."""
+    return str(cause).partition("; use sys.")[0]
 
 
 def show(value: object) -> str:

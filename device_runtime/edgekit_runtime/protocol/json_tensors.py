@@ -13,9 +13,10 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
+from edgekit_runtime.canonical_json import name_kind
 from edgekit_runtime.errors import RequestError
 from edgekit_runtime.protocol.datatypes import DATATYPE_OF_DTYPE
-from edgekit_runtime.protocol.json_fields import load_object
+from edgekit_runtime.protocol.json_fields import explain, load_object
 from edgekit_runtime.tensors import Array
 
 _LONG_BYTES: Final = 256  # longer arrays are cut out
@@ -64,7 +65,7 @@ def read_values(data: object, dtype: "np.dtype[Any]", shape: tuple[int, ...], wh
                 raise RequestError(400, f"{where}: data is not nested as shape {list(shape)} says")
             flat = [value for row in flat for value in row]
     if not isinstance(flat, list) or len(flat) != count:
-        got = f"{len(flat)} values" if isinstance(flat, list) else type(flat).__name__
+        got = f"{len(flat)} values" if isinstance(flat, list) else name_kind(flat)
         raise RequestError(400, f"{where}: data has {got}, expected {count} for shape {list(shape)}")
     return _convert(flat, dtype, where).reshape(shape)
 
@@ -78,8 +79,10 @@ def _convert(flat: list[Any], dtype: "np.dtype[Any]", where: str) -> Array:
     kinds = _JSON_KINDS[dtype.kind]
     for kind in set(map(type, flat)):
         if kind not in kinds:
+            value = next(value for value in flat if type(value) is kind)
+            holds = "a fraction" if kind is float else name_kind(value)
             raise RequestError(
-                400, f"{where}: data holds a {kind.__name__}, expected {DATATYPE_OF_DTYPE[dtype.name]} values"
+                400, f"{where}: data holds {holds}, expected {DATATYPE_OF_DTYPE[dtype.name]} values"
             )
     try:
         with np.errstate(over="raise"):
@@ -229,8 +232,10 @@ def _read_flat(piece: bytes, where: str) -> list[Any]:
     try:
         text = piece.translate(_BLANKED).decode("ascii")
         values: list[Any] = json.loads(f"[{text}]", parse_constant=_refuse)
-    except (ValueError, RecursionError) as cause:
-        raise RequestError(400, f"{where}: data is not JSON: {cause}") from cause
+    except RecursionError as cause:
+        raise RequestError(400, f"{where}: data is nested too deeply") from cause
+    except ValueError as cause:
+        raise RequestError(400, f"{where}: data is not JSON: {explain(cause)}") from cause
     return values
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from edgekit_runtime.canonical_json import Fields, JsonValue, decode_json, encode_json
+from edgekit_runtime.canonical_json import Fields, JsonValue, decode_json, encode_json, name_kind
 from edgekit_runtime.errors import DigestError, SignatureError
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
@@ -78,7 +78,7 @@ class Statement:
         digest = Fields(subject.take("digest"), f"{where}: subject digest", SignatureError)
         predicate = fields.take("predicate")
         if not isinstance(predicate, dict):
-            raise SignatureError(f"{where}: predicate is {type(predicate).__name__}, expected an object")
+            raise SignatureError(f"{where}: predicate is {name_kind(predicate)}, expected an object")
         name, sha256, kind = subject.take("name"), digest.take("sha256"), fields.take("predicateType")
         try:
             return cls(name, sha256, kind, predicate)
@@ -131,7 +131,7 @@ class Envelope:
         signature = Fields(signatures[0], f"{where}: signature", SignatureError)
         key_id, sig = signature.take("keyid"), signature.take("sig")
         if not isinstance(key_id, str):
-            raise SignatureError(f"{where}: key id is {type(key_id).__name__}, expected a string")
+            raise SignatureError(f"{where}: key id is {name_kind(key_id)}, expected a string")
         if kind != PAYLOAD_TYPE:
             raise SignatureError(f"{where}: payload type is {kind!r}, expected {PAYLOAD_TYPE}", key_id)
         try:

@@ -117,10 +117,11 @@ class _LongBody:
 
     def respond(self) -> None:
         """Pass the content to the action, or respond with the error."""
-        if self._error is not None:
-            self.connection.respond_error(self._error)
+        error, self._error = self._error, None  # else each keeps the other: the traceback has the content
+        if error is not None:
+            self.connection.respond_error(error)
             return
         try:
             self._action(self.connection, self._head, memoryview(self._content))
-        except Exception as error:
-            self.connection.respond_error(error)
+        except Exception as cause:
+            self.connection.respond_error(cause)

@@ -152,7 +152,8 @@ class Registry:
         """
         model = await self._find_or_add(name)
         async with model.lock:
-            state, model.state, model.reason = model.state, "LOADING", "loading"
+            before = (model.state, model.reason)
+            model.state, model.reason = "LOADING", "loading"
             try:
                 with map_exceptions(f"model '{name}'"):
                     if rollout is None:  # such as after a restart
@@ -161,12 +162,12 @@ class Registry:
                     await self._swap(model, options, for_others=for_others, patience_s=patience_s)
             except EdgekitError as error:
                 self.metrics.swaps[name, "failed"] += 1
-                model.reason = str(error)
+                model.reason = f"the last load failed: {error}" if model.versions else str(error)
                 model.is_evicted = not model.versions and _may_come_later(error, model)
                 model.state = "READY" if model.versions else "UNAVAILABLE"
                 raise
             except BaseException:
-                model.state = state
+                model.state, model.reason = before
                 raise
             if not model.is_evicted:
                 model.state, model.reason = "READY", ""
