@@ -350,3 +350,69 @@ def test_array_shorter_than_its_header_says_is_refused(tmp_path):
         archive.writestr("image.npy", content)
     with pytest.raises(DataError, match="holds 384 bytes of values, expected 1728"):
         open_data(tmp_path / "d.npz", FREE)
+
+
+TIME = [TensorSpec("x", "float32", ("T", 1, 6))]
+UNNAMED = [TensorSpec("x", "float32", ("x_0", 1, 6))]
+STEPS = [TensorSpec("x", "float32", (10, 1, 6))]
+SEQUENCES = np.random.default_rng(3).normal(size=(8, 10, 1, 6)).astype(np.float32)
+
+
+@pytest.mark.parametrize("inputs", [TIME, UNNAMED, STEPS])
+def test_axis_of_samples_in_front_of_time_makes_each_sequence_a_run(tmp_path, inputs):
+    source = open_data(saved(tmp_path / "d.npz", x=SEQUENCES, y=np.arange(8)), inputs)
+    feeds, labels = collected(source, batch=4)
+    assert [feed["x"].shape for feed in feeds] == [(10, 1, 6)] * 8
+    assert np.array_equal(np.stack([feed["x"] for feed in feeds]), SEQUENCES)
+    assert [label.tolist() for label in labels] == [[number] for number in range(8)]
+
+
+def test_axis_of_time_counts_no_samples(tmp_path):
+    source = open_data(saved(tmp_path / "d.npz", x=SEQUENCES[0]), TIME)
+    assert [feed["x"].shape for feed in collected(source)[0]] == [(10, 1, 6)]
+    assert any("there is 1 sample" in note for note in source.warnings)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "arrays", "shapes"),
+    [
+        (FREE, {"image": images(6).reshape(3, 2, 4, 4, 3)}, [(2, 4, 4, 3)]),
+        (FIXED_4, {"image": images(12).reshape(3, 4, 4, 4, 3)}, [(4, 4, 4, 3)]),
+        (
+            [*TIME, TensorSpec("h", "float32", (1, 1, 8)), TensorSpec("mask", "bool", ("T",))],
+            {"x": SEQUENCES[:3], "h": np.zeros((3, 1, 1, 8), np.float32), "mask": np.ones((3, 10), bool)},
+            [(10, 1, 6), (1, 1, 8), (10,)],
+        ),
+        (
+            [TensorSpec("past", "float32", (1, "P", 16)), TensorSpec("x", "float32", (1, 1, 16))],
+            {"past": np.zeros((3, 0, 16), np.float32), "x": np.ones((3, 1, 16), np.float32)},
+            [(1, 0, 16), (1, 1, 16)],
+        ),
+    ],
+    ids=["batches", "fixed batches", "states and masks", "empty cache"],
+)
+def test_samples_of_every_kind_of_input_stream_with_their_sizes(tmp_path, inputs, arrays, shapes):
+    source = open_data(saved(tmp_path / "d.npz", **arrays), inputs)
+    assert len(source) == 3
+    assert [[array.shape for array in feed.values()] for feed in collected(source)[0]] == [shapes] * 3
+
+
+def test_samples_without_any_value_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"no values, but inputs 'x' \[0, 1, 6\]"):
+        open_data(saved(tmp_path / "d.npz", x=SEQUENCES[:, :0]), TIME)
+
+
+def test_shape_that_does_not_fit_is_refused_with_both_that_would(tmp_path):
+    with pytest.raises(DataError, match=r"has shape \[8, 10, 6\], but .* \[N, 1, 6\] or \[N, x_0, 1, 6\]"):
+        open_data(saved(tmp_path / "d.npz", x=SEQUENCES[:, :, 0]), UNNAMED)
+    with pytest.raises(
+        DataError, match=r"has shape \[8, 10, 6\], but .* takes \[N, T, 1, 6\] with N samples"
+    ):
+        open_data(saved(tmp_path / "d.npz", x=SEQUENCES[:, :, 0]), TIME)
+
+
+def test_files_with_and_without_an_axis_of_samples_do_not_mix(tmp_path):
+    saved(tmp_path / "a.npz", x=SEQUENCES)
+    saved(tmp_path / "b.npz", x=SEQUENCES[:, 0])
+    with pytest.raises(DataError, match="some files have an axis for samples in front"):
+        open_data(tmp_path, UNNAMED)

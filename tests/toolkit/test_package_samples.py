@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from tests.toolkit.package_run import mlp, package, read_only, samples, saved, stored
+from onnx import helper
+from tests.toolkit.package_run import mlp, model_of, package, read_only, samples, saved, stored, tensor
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.sessions.ort import OrtOptions, OrtSession
@@ -217,3 +219,32 @@ def test_manifest_says_what_holds_classes_only_where_the_user_does(
     assert package(saved(mlp(), tmp_path / "net.onnx"), out, *given, *options).code == 0
     with read_only(out) as opened:
         assert opened.manifest.figures.get("class_output") == found
+
+
+def recurrent(axis: str) -> onnx.ModelProto:
+    """y [1, 3] of a GRU over x [time, 1, 6], whose first axis is called `axis`."""
+    draw = np.random.default_rng(1)
+    weights = {
+        name: draw.normal(0, 0.3, shape).astype(np.float32)
+        for name, shape in (("w", (1, 24, 6)), ("r", (1, 24, 8)), ("o", (8, 3)))
+    }
+    weights["zero"] = np.array([0])
+    nodes = [
+        helper.make_node("GRU", ["x", "w", "r"], ["all", "last"], hidden_size=8),
+        helper.make_node("Squeeze", ["last", "zero"], ["state"]),
+        helper.make_node("MatMul", ["state", "o"], ["y"]),
+    ]
+    return model_of(nodes, [tensor("x", [axis, 1, 6])], [tensor("y", [1, 3])], weights)
+
+
+@pytest.mark.parametrize("in_front", [True, False])
+def test_recurrence_that_sees_single_steps_is_warned_of(tmp_path: Path, in_front: bool) -> None:
+    model = saved(recurrent("unk__1"), tmp_path / "net.onnx")
+    shape = (16, 10, 1, 6) if in_front else (160, 1, 6)
+    x = np.random.default_rng(2).normal(size=shape).astype(np.float32)
+    data = stored(tmp_path / "data.npz", {"x": x})
+    report = package(model, tmp_path / "out", "--calibration", data, "--json").json
+    warned = [text for text in report["warnings"] if "is time for GRU" in text]
+    assert len(warned) == (not in_front)
+    assert all("[N, unk__1, 1, 6], with an axis for N samples in front" in text for text in warned)
+    assert [(size["name"], size["size"]) for size in report["sizes"]] == [("unk__1", 10 if in_front else 1)]

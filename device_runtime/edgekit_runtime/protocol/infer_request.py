@@ -6,7 +6,7 @@ with the same JSON. It reads only tensors in the JSON itself.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -167,7 +167,10 @@ def _encode_input(tensor: InferTensor) -> dict[str, Any]:
 
 
 def decode_request(
-    document: Mapping[str, Any], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    document: Mapping[str, Any],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    may_be_empty: Collection[str] = (),
 ) -> InferRequest:
     """Return the request in a JSON document to a model with these inputs and outputs.
 
@@ -175,6 +178,7 @@ def decode_request(
         document: the JSON object, maybe with a `NumberArray` instead of a list.
         inputs: inputs of the model.
         outputs: outputs of the model.
+        may_be_empty: inputs that may have no elements, such as a cache before the first step.
 
     Raises:
         RequestError: it is not a request of the protocol, or does not fit the model.
@@ -187,7 +191,7 @@ def decode_request(
     if len(request_id) > _MAX_ID:
         raise RequestError(400, f"id: expected at most {_MAX_ID} characters")
     return InferRequest(
-        _decode_inputs(document, inputs),
+        _decode_inputs(document, inputs, may_be_empty),
         _decode_outputs(document, outputs, parameters),
         request_id or None,
         take_field(parameters, "priority", "the request", int, 0),
@@ -195,14 +199,16 @@ def decode_request(
     )
 
 
-def _decode_inputs(document: Mapping[str, Any], specs: Sequence[TensorSpec]) -> tuple[InferTensor, ...]:
+def _decode_inputs(
+    document: Mapping[str, Any], specs: Sequence[TensorSpec], may_be_empty: Collection[str]
+) -> tuple[InferTensor, ...]:
     known = {spec.name: spec for spec in specs}
     tensors: dict[str, InferTensor] = {}
     sizes: dict[int | str, tuple[str, int]] = {}  # size of each dimension, and the first input with it
     start_bytes = 0
     for entry in take_field(document, "inputs", "the request", list):
         name = _take_name(entry, known, tensors, "input")
-        tensors[name] = _decode_input(entry, known[name], start_bytes)
+        tensors[name] = _decode_input(entry, known[name], start_bytes, least=int(name not in may_be_empty))
         start_bytes += tensors[name].binary_bytes
         for size, dimension in zip(tensors[name].shape, known[name].shape, strict=True):
             other, expected = sizes.setdefault(dimension, (name, size))
@@ -226,12 +232,12 @@ def _take_name(entry: object, known: Mapping[str, object], taken: Mapping[str, o
     return name
 
 
-def _decode_input(entry: Mapping[str, Any], spec: TensorSpec, start_bytes: int) -> InferTensor:
+def _decode_input(entry: Mapping[str, Any], spec: TensorSpec, start_bytes: int, *, least: int) -> InferTensor:
     where = f"input '{spec.name}'"
     datatype, expected = entry.get("datatype"), DATATYPE_OF_DTYPE[spec.dtype]
     if datatype != expected:
         raise RequestError(400, f"{where}: datatype is {show(datatype)}, expected {expected}")
-    shape = _take_shape(entry, spec, where)
+    shape = _take_shape(entry, spec, where, least)
     dtype = DTYPES[spec.dtype]
     parameters = take_field(entry, "parameters", where, dict, {})
     shared = _take_place(parameters, where)
@@ -253,14 +259,14 @@ def _decode_input(entry: Mapping[str, Any], spec: TensorSpec, start_bytes: int) 
     return InferTensor(spec.name, dtype, shape, start_bytes, shared)
 
 
-def _take_shape(entry: Mapping[str, Any], spec: TensorSpec, where: str) -> tuple[int, ...]:
+def _take_shape(entry: Mapping[str, Any], spec: TensorSpec, where: str, least: int) -> tuple[int, ...]:
     shape = entry.get("shape")
     if not isinstance(shape, list) or len(shape) != len(spec.shape):
         raise RequestError(400, f"{where}: shape is {show(shape)}, expected {list(spec.shape)}")
     for size, wanted in zip(shape, spec.shape, strict=True):
-        # No model is trained on tensors without elements, and engines divide by sizes.
+        # Few models are trained on tensors without elements, and engines divide by sizes.
         # Exactly this type: 4.0 and true also equal sizes, but numpy accepts neither as a size.
-        is_size = type(size) is int and 1 <= size <= MAX_DIMENSION
+        is_size = type(size) is int and least <= size <= MAX_DIMENSION
         if type(size) is not int or (size != wanted and not (isinstance(wanted, str) and is_size)):
             raise RequestError(400, f"{where}: shape is {show(shape)}, expected {list(spec.shape)}")
     return tuple(shape)

@@ -70,10 +70,11 @@ def run_samples(
     if batching.stacked:  # samples are read in any number, also fewer than the batch
         inputs = [replace(spec, shape=("samples", *spec.shape[1:])) for spec in inputs]
     source = open_data(path, inputs, decoding=decoding)
+    batch = batch if source.batching.stacked else 1
     parts: dict[str, list[NDArray[Any]]] = {}
     first: Feeds = {}
     for feeds, _ in source.stream(batch):
-        filled, count = _fill(feeds, batch) if batching.stacked else (feeds, 1)
+        filled, count = _fill(feeds, batch) if source.batching.stacked else (feeds, 1)
         first = first or filled
         for name, output in session.run(filled).items():
             parts.setdefault(name, []).append(_rows(name, output, count, batch))

@@ -156,7 +156,7 @@ def score_candidates(
         raise DataError("there are no evaluation samples")
     names = [spec.name for spec in outputs]
     runs = [_named(run, names) for run in (source, *candidates)]
-    stacked = Batching.of(inputs).stacked
+    stacked = Batching.of(inputs, in_front=part.in_front).stacked
     probed = [runs[0](sample) for sample in feeds]
     probes = Probes(probed, _count(feeds[0], stacked), row_axes(feeds, probed))
     metric = find_metric(metric_name, probes, part.labelled, is_generated=part.is_generated)

@@ -127,7 +127,9 @@ def settle_sizes(
     """
     found = {name: Size(value, "given") for name, value in stated.items()}
     batch = batch_dims(inputs)
-    chosen = batch if Batching.of(inputs).stacked else ()  # one sample does not tell the batch
+    # One sample does not tell the batch, unless it has an axis for it beside that of the samples.
+    is_one = sample is None or all(array.shape[:1] == (1,) for array in sample.values())
+    chosen = batch if is_one and Batching.of(inputs).stacked else ()
     for spec in inputs:
         for axis, name in enumerate(spec.shape):
             if isinstance(name, str) and sample is not None and name not in chosen:

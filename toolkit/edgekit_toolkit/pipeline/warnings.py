@@ -1,6 +1,7 @@
 """Warnings about a run of `edgekit package`."""
 
 import platform
+from collections.abc import Iterator
 
 from edgekit_runtime.remote.measurement.machine_facts import describe_engine
 from edgekit_runtime.sessions.ort_products import saturates
@@ -10,6 +11,10 @@ from edgekit_toolkit.importers.sizes import list_sizes
 from edgekit_toolkit.measurement.arithmetic import instruction_set, measures_here
 from edgekit_toolkit.measurement.device_profile import is_current, parse_engine
 from edgekit_toolkit.measurement.peak_memory import PeakMemory
+from edgekit_toolkit.models.model import Model
+from edgekit_toolkit.models.onnx import OnnxModel
+from edgekit_toolkit.onnx_graph.index import attribute
+from edgekit_toolkit.onnx_graph.traversal import nodes
 from edgekit_toolkit.packaging.attachments import class_names, find_labels_problem
 from edgekit_toolkit.pipeline.request import Request
 from edgekit_toolkit.pipeline.run import Run
@@ -38,6 +43,8 @@ def find_warnings(run: Run) -> list[str]:
         notes.append(
             f"{run.scores.unjudged} evaluation samples are not judged, since nothing is detected in them"
         )
+    if not samples.evaluation.is_generated and not samples.evaluation.in_front:
+        notes.extend(_find_single_steps(prepared.source.model))
     if prepared.written_out:
         notes.append(
             f"onnxruntime fails on operator {', '.join(prepared.written_out)} in this model; it is written"
@@ -80,6 +87,19 @@ def find_warnings(run: Run) -> list[str]:
         )
     problems = dict.fromkeys(one.memory for one in run.candidates if isinstance(one.memory, str))
     return [*notes, *_arithmetic_warnings(run), *_memory_warnings(run), *problems]
+
+
+def _find_single_steps(model: Model) -> Iterator[str]:
+    """Yield a warning for each recurrence over the axis that counts the samples."""
+    names = {spec.name: spec for spec in model.specs()[0] if spec.shape and isinstance(spec.shape[0], str)}
+    for node in nodes(model.proto) if isinstance(model, OnnxModel) else ():
+        is_over_time = node.op_type in ("LSTM", "GRU", "RNN") and not attribute(node, "layout", 0)
+        if is_over_time and node.input[0] in names:
+            name, shape = node.input[0], ", ".join(map(str, names[node.input[0]].shape))
+            yield (
+                f"the first axis of '{name}' [{shape}] is time for {node.op_type}, and each sample is"
+                f" a single step of it: give sequences as [N, {shape}], with an axis for N samples in front"
+            )
 
 
 def _find_profile_problem(request: Request) -> str | None:

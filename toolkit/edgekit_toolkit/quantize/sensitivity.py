@@ -166,7 +166,7 @@ def _group(parts: Parts | None, values: Sequence[NDArray[np.float64]]) -> Parts 
     """Return the number of the group of each value: parts whose mean powers are alike are in one group."""
     if parts is None or any(value.shape != parts.shape for value in values):
         return None
-    count = np.bincount(parts.reshape(-1))
+    count = np.maximum(np.bincount(parts.reshape(-1)), 1)  # a part may be empty
     power = sum(np.bincount(parts.reshape(-1), (value**2).reshape(-1)) for value in values) / count
     group, first = np.zeros(len(count), np.int64), np.inf
     number = -1

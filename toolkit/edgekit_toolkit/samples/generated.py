@@ -97,14 +97,15 @@ def bind_dims(
     inputs = input_specs(model)
     free = free_dims(inputs)
     settled = dict(dims or {})
+    batch = batch_dims(inputs)
     for name, size in settled.items():
-        if name not in free or size < 1:
+        least = 1 if name in batch else 0  # a cache may be empty
+        if name not in free or size < least:
             known = f"free dimensions are {', '.join(free)}" if free else "the model has no free dimension"
             raise ModelError(
-                f"--dim {name}={size}: expected a free dimension and a size of at least 1; {known}"
+                f"--dim {name}={size}: expected a free dimension and a size of at least {least}; {known}"
             )
     content = model.SerializeToString()
-    batch = batch_dims(inputs)
     reason = ""
     for trial in _trials(free, settled, batch):
         reason = _refusal(content, generate_feeds(inputs, 1, 0, trial, ranges)[0])

@@ -3,12 +3,13 @@
 Layouts: an `.npz` with one array [N, ...] an input, under the input's name (or `x` where there is one input),
 and labels [N] under `y` if there are any; a `.npy` for a model with one input; a folder of such files, each
 with any number of samples, or with one sample and no N axis; a folder of `.npy` files named after the inputs.
-An array under any other name is an error: labels under another name would go unnoticed. A model whose inputs
-do not share a leading batch axis (a scalar, a state) takes arrays [N, *shape of the input], and each sample
-is a run of its own.
+An array under any other name is an error: labels under another name would go unnoticed. Arrays [N, *shape of
+the input], with an axis for samples in front, suit every model: each sample is then a run. A model whose
+inputs do not share a leading batch axis (a sequence with time in front, a scalar, a state) takes no others.
 """
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from edgekit_runtime.errors import DataError
 from edgekit_runtime.tensors import DTYPES, TensorSpec
+from edgekit_toolkit.onnx_graph.specs import batch_dims
 from edgekit_toolkit.samples.npy import StoredArray, read_npy, read_npz
 
 LABELS: Final = "y"
@@ -62,13 +64,18 @@ class Batching:
     size: int | None
 
     @classmethod
-    def of(cls, inputs: Sequence[TensorSpec]) -> "Batching":
-        """Return the batching of a model with these inputs."""
+    def of(cls, inputs: Sequence[TensorSpec], *, in_front: bool = False) -> "Batching":
+        """Return the batching of a model with these inputs.
+
+        Args:
+            inputs: inputs of the model.
+            in_front: whether samples have an axis of their own in front of the inputs' axes.
+        """
         leading = {spec.shape[0] if spec.shape else None for spec in inputs}
-        if all(isinstance(size, str) for size in leading):
+        if not in_front and leading <= set(batch_dims(inputs)):
             return cls(stacked=True, size=None)
         size = leading.pop() if len(leading) == 1 else None
-        if isinstance(size, int) and size > 0:
+        if not in_front and isinstance(size, int) and size > 0:
             return cls(stacked=True, size=size)
         return cls(stacked=False, size=1)
 
@@ -82,12 +89,14 @@ class Shard:
         labels: a label for each row, or None.
         names: names of the rows if rows are files.
         notes: notes for the user.
+        in_front: whether samples have an axis of their own in front of the inputs' axes.
     """
 
     inputs: Mapping[str, Column]
     labels: Column | None
     names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    in_front: bool = False
 
     def __len__(self) -> int:
         return next(iter(self.inputs.values())).shape[0]
@@ -102,6 +111,8 @@ def find_shards(path: Path, inputs: Sequence[TensorSpec]) -> list[Shard]:
     shards = [_shard(arrays, names, where, inputs) for where, arrays, names in _found(path, inputs)]
     if len({shard.labels is None for shard in shards}) > 1:
         raise DataError(f"{path}: some files have labels '{LABELS}' and some have none; add or remove them")
+    if len({shard.in_front for shard in shards}) > 1:
+        raise DataError(f"{path}: some files have an axis for samples in front and some have none")
     return shards
 
 
@@ -173,14 +184,23 @@ def _shard(arrays: Arrays, names: Sequence[str], where: Path, inputs: Sequence[T
         columns[spec.name] = arrays[name]
     _check_names(where, names, wanted, inputs)
     labels = None if LABELS in columns else arrays.get(LABELS)
-    stacked = Batching.of(inputs).stacked
-    if all(len(columns[spec.name].shape) == len(spec.shape) - stacked for spec in inputs):
+    batching = Batching.of(inputs)
+    axes = {len(columns[spec.name].shape) - len(spec.shape) for spec in inputs}
+    shapes = {name: list(stored.shape) for name, stored in columns.items()}
+    if axes == {-1 if batching.stacked else 0}:
         columns = {name: _one_row(stored) for name, stored in columns.items()}
         labels = _one_row(labels) if labels is not None and labels.shape == () else labels
+    in_front = axes == {1} or not batching.stacked
     for spec in inputs:
-        _check_column(columns[spec.name], spec, spec.shape[1:] if stacked else spec.shape)
+        _check_column(columns[spec.name], spec, in_front=in_front, stated=shapes[spec.name])
     _check_lengths([*columns.values(), *([labels] if labels is not None else [])], labels)
-    return Shard(columns, labels)
+    if not any(math.prod(stored.shape[1:]) for stored in columns.values()):
+        raise DataError(f"{where}: its samples have no values, but inputs {_shapes(columns)}")
+    return Shard(columns, labels, in_front=in_front)
+
+
+def _shapes(columns: Mapping[str, StoredArray]) -> str:
+    return ", ".join(f"'{name}' {list(stored.shape[1:])}" for name, stored in columns.items())
 
 
 def _one_row(stored: StoredArray) -> StoredArray:
@@ -195,7 +215,8 @@ def _missing(where: Path, name: str, names: Sequence[str], inputs: Sequence[Tens
     return f"{where}: has no array '{name}'{also}, got {got}; the model takes one array an input{hint}"
 
 
-def _check_column(stored: StoredArray, spec: TensorSpec, sample: Sequence[int | str]) -> None:
+def _check_column(stored: StoredArray, spec: TensorSpec, *, in_front: bool, stated: Sequence[int]) -> None:
+    sample = spec.shape if in_front else spec.shape[1:]
     expected = DTYPES[spec.dtype]
     if stored.dtype.newbyteorder("=") != expected:
         raise DataError(
@@ -204,13 +225,13 @@ def _check_column(stored: StoredArray, spec: TensorSpec, sample: Sequence[int | 
         )
     row = stored.shape[1:]
     fits = len(row) == len(sample) and all(
-        size == want or (isinstance(want, str) and size > 0) for size, want in zip(row, sample, strict=True)
+        size == want or isinstance(want, str) for size, want in zip(row, sample, strict=True)
     )
     if not stored.shape or not fits:
-        want = ", ".join(map(str, ("N", *sample)))
+        forms = [", ".join(map(str, ("N", *axes))) for axes in dict.fromkeys((sample, spec.shape))]
         raise DataError(
-            f"{stored.where}: has shape {list(stored.shape)}, but input '{spec.name}' takes [{want}] with N"
-            f" samples{_layout_hint(row, sample)}"
+            f"{stored.where}: has shape {stated}, but input '{spec.name}' takes"
+            f" [{'] or ['.join(forms)}] with N samples{_layout_hint(row, sample)}"
         )
     if stored.row_bytes > _MAX_SAMPLE_BYTES:
         raise DataError(

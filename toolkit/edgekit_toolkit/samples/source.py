@@ -43,7 +43,8 @@ class DataSource:
             DataError: there are fewer samples than the model takes at once.
         """
         self.inputs = tuple(inputs)
-        self.batching = Batching.of(inputs)
+        self.in_front = shards[0].in_front
+        self.batching = Batching.of(inputs, in_front=self.in_front)
         self.labelled = all(shard.labels is not None for shard in shards)
         self._shards = tuple(shards)
         group = self.batching.size or 1

@@ -38,6 +38,7 @@ class Part:
         sha256: digest of the samples' content, or None for generated ones.
         labelled: whether they have labels.
         stream: makes a fresh stream; the argument is the batch if the model leaves it free.
+        in_front: whether each sample is a run, with an axis for samples in front of the inputs' axes.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class Part:
     sha256: str | None
     labelled: bool
     stream: Callable[[int], Iterator[Batch]]
+    in_front: bool = False
 
     @property
     def is_generated(self) -> bool:
@@ -175,7 +177,7 @@ def _thinned(source: DataSource) -> DataSource:
 
 
 def _part(kind: str, source: DataSource) -> Part:
-    return Part(kind, len(source), source.sha256, source.labelled, source.stream)
+    return Part(kind, len(source), source.sha256, source.labelled, source.stream, source.in_front)
 
 
 def _generated(

@@ -4,7 +4,7 @@ Tensors come as JSON, as binary data behind the JSON, or in shared memory. Clien
 codec keeps what the last few different ones mean. It neither waits nor runs a model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -44,7 +44,7 @@ class Codec:
     """
 
     __slots__ = (
-        *("_check_inputs", "_max_json_bytes", "_max_json_response_bytes"),
+        *("_check_inputs", "_may_be_empty", "_max_json_bytes", "_max_json_response_bytes"),
         *("_names", "_regions", "_requests", "inputs", "outputs"),
     )
 
@@ -59,6 +59,7 @@ class Codec:
         max_json_bytes: int,
         max_json_response_bytes: int,
         check_inputs: Callable[[Sequence[InferTensor]], None] | None = None,
+        may_be_empty: Collection[str] = (),
     ) -> None:
         """Make a codec.
 
@@ -71,7 +72,9 @@ class Codec:
             max_json_bytes: size limit of one request.
             max_json_response_bytes: size limit of one response.
             check_inputs: raises RequestError where the inputs of one request are too large, or None.
+            may_be_empty: inputs that may have no elements.
         """
+        self._may_be_empty = may_be_empty
         self._names = {"model_name": name, "model_version": version}
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -192,7 +195,7 @@ class Codec:
         return bytes(body[:json_bytes])
 
     def _decode_json(self, document: Mapping[str, Any]) -> InferRequest:
-        request = decode_request(document, self.inputs, self.outputs)
+        request = decode_request(document, self.inputs, self.outputs, self._may_be_empty)
         if self._check_inputs is not None:
             self._check_inputs(request.inputs)
         return request
