@@ -103,8 +103,12 @@ def open_all(packages: list[tuple[str, str, str]], place: str) -> Iterator[tuple
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([place, *filter(None, sys.path)])}
         ended = subprocess.run(
             [sys.executable, __file__, "--open"],
-            input=json.dumps(left), env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            input=json.dumps(left),
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         lines = [json.loads(line) for line in ended.stdout.splitlines()]
         yield from zip((form for form, *_ in left), lines, strict=False)
         if len(lines) < len(left):

@@ -206,9 +206,13 @@ def judge(scores: Scores, limit: float, tally: Tally) -> None:
 
     def chosen(*, strict: bool) -> tuple[int, bool, float] | None:
         confirmed = choose_confirmed(
-            measured, scores, limits, lambda left: Accepted(choose(left, limits), None, []),
-            has_data=True, strict=strict,
-        )  # fmt: skip
+            measured,
+            scores,
+            limits,
+            lambda left: Accepted(choose(left, limits), None, []),
+            has_data=True,
+            strict=strict,
+        )
         if confirmed.accepted.choice.chosen is None or confirmed.held is None:
             return None
         place = int(confirmed.accepted.choice.chosen)

@@ -54,9 +54,12 @@ def main(*, model: Path, data: Path, count: int, every: int, threads: int) -> No
     ranges = quantizer.ranges(kernels, lambda: iter(samples), lambda: None)
     plan = Plan(ASYMMETRIC, frozenset(kernels), {name: item.whole() for name, item in ranges.items()})
     fidelity = Fidelity(
-        quantizer.model, samples, threads=threads,
-        softmax_axes=quantizer.softmax_axes(), parts=quantizer.output_parts(samples[0]),
-    )  # fmt: skip
+        quantizer.model,
+        samples,
+        threads=threads,
+        softmax_axes=quantizer.softmax_axes(),
+        parts=quantizer.output_parts(samples[0]),
+    )
     propagated = timed(
         "all layers, propagated", lambda: list(quantizer.block_noises(plan, {}, fidelity, lambda: False))
     )[::every]

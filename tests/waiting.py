@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import faulthandler
 import os
 import threading
 import time
@@ -18,6 +19,11 @@ def wait_for(condition: Callable[[], Any], what: str = "it to hold", limit_s: fl
         assert time.monotonic() < end_s, f"waited {limit_s} s for: {what}"
         time.sleep(0.01)
     return found
+
+
+def allow(seconds: float) -> None:
+    """Let a test of many commands take longer than pyproject.toml allows; it still ends at a hang."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
 
 
 def is_running(pid: int) -> bool:

@@ -1,5 +1,6 @@
 """`edgekit fleet demo`, as a user types it: whole, and ended in the middle. It takes about a minute."""
 
+import itertools
 import json
 import os
 import signal
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from tests.fleet.conftest import mosquitto  # noqa: F401  # a fixture
-from tests.waiting import wait_for
+from tests.waiting import allow, wait_for
+
+from edgekit_fleet.demo.director import wait_while_moving
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,6 +24,21 @@ pytestmark = pytest.mark.usefixtures("mosquitto")
 def folder():
     with tempfile.TemporaryDirectory(prefix="ekd") as path:  # short: a Unix socket's path has 107 bytes
         yield Path(path)
+
+
+def test_wait_goes_on_as_long_as_new_states_come_and_ends_a_minute_after_the_last_one():
+    now_s = itertools.count(0.0, 20.0)
+    states = iter(["one of 3", "two of 3", "two of 3", "three of 3"])
+    assert wait_while_moving(lambda: next(states, "over") == "over", lambda: "same", lambda: 0.0) is None
+    looked = itertools.count()
+    moving = wait_while_moving(lambda: next(looked) == 20, lambda: f"{looked}", lambda: next(now_s))
+    assert moving is None
+    assert next(now_s) > 300
+    flapping = itertools.cycle(["online", "offline"])
+    assert wait_while_moving(lambda: False, lambda: next(flapping), lambda: next(now_s)) in {
+        "online",
+        "offline",
+    }
 
 
 def start(folder, *options):
@@ -55,8 +73,9 @@ def wait_gone(folder):
 
 
 def test_good_bad_and_cut_releases_end_with_all_devices_on_the_last_version(folder):
+    allow(1200.0)
     with start(folder, "--json") as process:
-        printed, errors = process.communicate(timeout=280)
+        printed, errors = process.communicate(timeout=1100)
     assert process.returncode == 0, errors
     steps = [one["what"] for one in json.loads(printed)["steps"]]
     assert any("1.2.0: stopped by itself" in what for what in steps), steps

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -108,19 +108,31 @@ def test_package_without_descriptors_is_not_called_bad(
     maker: PackageMaker, tmp_path: Path, spare: int
 ) -> None:
     path = write(maker, tmp_path, "1.0.0")
-    source = PackageFiles([tmp_path], maker.trust)
+    # In a process of its own: threads that other tests have left may need a descriptor too.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        lacks, names = process.submit(try_read, path, maker.trust, spare).result()
+    if spare < 2:
+        assert ["Too many open files" in text for text in lacks] == [True] * 3
+    else:
+        assert lacks == []
+    assert names == ["linear"]
+
+
+def try_read(path: Path, trust: TrustStore, spare: int) -> tuple[list[str], Sequence[str]]:
+    """Read a package in three ways with so many descriptors; returns what they lack, and names after it."""
+    PackageFiles([path.parent], trust).find("linear", VersionPolicy())  # imports what reading needs
+    source, lacks = PackageFiles([path.parent], trust), []
     with without_descriptors(os.getpid(), spare):
         for read in (
-            lambda: read_package(path, maker.trust),
+            lambda: read_package(path, trust).close(),
             source.names,
             lambda: source.find("linear", VersionPolicy()),
         ):
-            if spare < 2:
-                with pytest.raises(UnavailableError, match="Too many open files"):
-                    read()
-            else:
+            try:
                 read()
-    assert source.names() == ["linear"]
+            except UnavailableError as error:  # noqa: PERF203  # the others too
+                lacks.append(str(error))
+    return lacks, source.names()
 
 
 def try_open(path: Path, trust: TrustStore, spare: int) -> bool:

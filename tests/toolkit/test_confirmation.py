@@ -116,10 +116,13 @@ def test_stated_drop_of_a_choice_at_the_limit_does_not_flatter(count: int) -> No
             for candidate, drop in zip(measured([0, 0], 1), scores.choosing.drops, strict=True)
         ]
         found = choose_confirmed(
-            candidates, scores, LIMITS,
+            candidates,
+            scores,
+            LIMITS,
             lambda left: Accepted(choose(left, LIMITS), None, []),
-            has_data=True, strict=False,
-        )  # fmt: skip
+            has_data=True,
+            strict=False,
+        )
         if found.accepted.choice.chosen == "C1":
             stated.append(subject(found).drop.points)
     assert len(stated) > 200

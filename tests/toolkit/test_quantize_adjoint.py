@@ -52,18 +52,24 @@ CASES: dict[str, Case] = {
     "gemm": single("Gemm", (3, 5), RNG.normal(size=(4, 5)).astype("f4"), transB=1, alpha=0.5),
     "matmul": single("MatMul", (2, 3, 5), RNG.normal(size=(5, 4)).astype("f4")),
     "product of activations": (
-        [node("Transpose", ["x"], ["t"], perm=[0, 2, 1]), node("MatMul", ["x", "t"], ["y"])], {}, (2, 3, 5),
+        [node("Transpose", ["x"], ["t"], perm=[0, 2, 1]), node("MatMul", ["x", "t"], ["y"])],
+        {},
+        (2, 3, 5),
     ),
     "broadcast sum": single("Add", (2, 1, 5), RNG.normal(size=(2, 4, 1)).astype("f4")),
     "swish": ([node("Sigmoid", ["x"], ["s"]), node("Mul", ["x", "s"], ["y"])], {}, IMAGE),
     "difference": ([node("Tanh", ["x"], ["s"]), node("Sub", ["s", "x"], ["y"])], {}, IMAGE),
     "division": ([node("Exp", ["x"], ["s"]), node("Div", ["x", "s"], ["y"])], {}, (3, 5)),
     "concat": (
-        [node("Softsign", ["x"], ["s"]), node("Concat", ["x", "s", "x"], ["y"], axis=-1)], {}, (2, 3, 5),
+        [node("Softsign", ["x"], ["s"]), node("Concat", ["x", "s", "x"], ["y"], axis=-1)],
+        {},
+        (2, 3, 5),
     ),
     "slice": single("Slice", IMAGE, ints(1, 6), ints(9, 0), ints(1, 3), ints(2, -2)),
     "split": (
-        [node("Split", ["x"], ["a", "b"], axis=1), node("Mul", ["a", "b"], ["y"])], {}, IMAGE,
+        [node("Split", ["x"], ["a", "b"], axis=1), node("Mul", ["a", "b"], ["y"])],
+        {},
+        IMAGE,
     ),
     "nearest resize": single("Resize", IMAGE, np.zeros(0, "f4"), np.array([1, 1, 2, 2], "f4")),
     "depth to space": single("DepthToSpace", (1, 8, 3, 2), blocksize=2, mode="CRD"),
@@ -81,7 +87,7 @@ CASES: dict[str, Case] = {
     "instance norm": single("InstanceNormalization", IMAGE, *RNG.uniform(1, 2, (2, 6)).astype("f4")),
     "layer norm": single("LayerNormalization", (2, 3, 5), RNG.uniform(1, 2, 5).astype("f4")),
     "norm": single("BatchNormalization", IMAGE, *(RNG.uniform(1, 2, 6).astype("f4") for _ in range(4))),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -92,8 +98,10 @@ def test_adjoint_of_an_operator_agrees_with_a_difference(name: str) -> None:
     taps = copy_model(model)
     taps.graph.output.extend(
         onnx.helper.make_tensor_value_info(item, onnx.TensorProto.FLOAT, None)
-        for each in nodes for item in each.output if item != "y"
-    )  # fmt: skip
+        for each in nodes
+        for item in each.output
+        if item != "y"
+    )
     values = run(taps, {"x": x})
     seed = RNG.normal(size=values["y"].shape).astype(np.float32)
     shapes = {key: value.shape for key, value in {**values, **weights, "x": x}.items()}
@@ -174,10 +182,12 @@ def test_propagated_noise_of_tables_is_that_of_one_layer_at_a_time() -> None:
     weights = {"rows": RNG.normal(size=(256, 32)).astype("f4"), "w": random_weight(rng, 32, 16)}
     weights |= {"places": (RNG.normal(size=(1, 128, 32)) * 4).astype("f4")}
     nodes = [
-        node("Abs", ["x"], ["positive"]), node("Cast", ["positive"], ["codes"], to=onnx.TensorProto.INT64),
-        node("Gather", ["rows", "codes"], ["e"]), node("Add", ["places", "e"], ["a"]),
+        node("Abs", ["x"], ["positive"]),
+        node("Cast", ["positive"], ["codes"], to=onnx.TensorProto.INT64),
+        node("Gather", ["rows", "codes"], ["e"]),
+        node("Add", ["places", "e"], ["a"]),
         node("MatMul", ["a", "w"], ["y"]),
-    ]  # fmt: skip
+    ]
     model = model_of(nodes, weights, {"x": (1, 128)})
     samples = [{"x": rng.uniform(0, 255, (1, 128)).astype(np.float32)} for _ in range(8)]
     quantizer = OnnxQuantizer(model, ASYMMETRIC, threads=1)

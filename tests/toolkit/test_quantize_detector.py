@@ -29,20 +29,31 @@ def detector() -> onnx.ModelProto:
     rng = np.random.default_rng(2)
     places = np.stack(np.meshgrid(np.arange(SIDE), np.arange(SIDE))).reshape(1, 2, ANCHORS) + 0.5
     weights: dict[str, Array] = {
-        "stem": random_weight(rng, 16, 3, 3, 3), "box": 0.3 * random_weight(rng, 4, 16, 1, 1),
-        "class": 4 * random_weight(rng, 3, 16, 1, 1), "bias": np.full(3, -4, np.float32),
-        "flat_box": np.array([1, 4, ANCHORS]), "flat_class": np.array([1, 3, ANCHORS]),
-        "halves": np.array([2, 2]), "places": places.astype(np.float32), "stride": np.float32(80),
-    }  # fmt: skip
+        "stem": random_weight(rng, 16, 3, 3, 3),
+        "box": 0.3 * random_weight(rng, 4, 16, 1, 1),
+        "class": 4 * random_weight(rng, 3, 16, 1, 1),
+        "bias": np.full(3, -4, np.float32),
+        "flat_box": np.array([1, 4, ANCHORS]),
+        "flat_class": np.array([1, 3, ANCHORS]),
+        "halves": np.array([2, 2]),
+        "places": places.astype(np.float32),
+        "stride": np.float32(80),
+    }
     nodes = [
-        node("Conv", ["x", "stem"], ["c"], pads=[1] * 4), node("Relu", ["c"], ["r"]),
-        node("Conv", ["r", "box"], ["b"]), node("Reshape", ["b", "flat_box"], ["offsets"]),
-        node("Conv", ["r", "class", "bias"], ["k"]), node("Reshape", ["k", "flat_class"], ["logits"]),
-        node("Split", ["offsets", "halves"], ["shift", "size"], axis=1), node("Exp", ["size"], ["extent"]),
+        node("Conv", ["x", "stem"], ["c"], pads=[1] * 4),
+        node("Relu", ["c"], ["r"]),
+        node("Conv", ["r", "box"], ["b"]),
+        node("Reshape", ["b", "flat_box"], ["offsets"]),
+        node("Conv", ["r", "class", "bias"], ["k"]),
+        node("Reshape", ["k", "flat_class"], ["logits"]),
+        node("Split", ["offsets", "halves"], ["shift", "size"], axis=1),
+        node("Exp", ["size"], ["extent"]),
         node("Add", ["shift", "places"], ["centre"]),
-        node("Concat", ["centre", "extent"], ["cells"], axis=1), node("Mul", ["cells", "stride"], ["boxes"]),
-        node("Sigmoid", ["logits"], ["scores"]), node("Concat", ["boxes", "scores"], ["y"], axis=1),
-    ]  # fmt: skip
+        node("Concat", ["centre", "extent"], ["cells"], axis=1),
+        node("Mul", ["cells", "stride"], ["boxes"]),
+        node("Sigmoid", ["logits"], ["scores"]),
+        node("Concat", ["boxes", "scores"], ["y"], axis=1),
+    ]
     return model_of(nodes, weights, {"x": (1, 3, SIDE, SIDE)})
 
 
@@ -55,9 +66,14 @@ def samples() -> Iterator[Feeds]:
 def searched(limit_s: float = 60.0) -> CandidateSet:
     quantizer = OnnxQuantizer(detector(), ASYMMETRIC, threads=1)
     return find_candidates(
-        quantizer, samples, per_channel=True, kinds=frozenset({forms.STATIC_INT8}),
-        limit_s=limit_s, dims={}, progress=lambda *_: None,
-    )  # fmt: skip
+        quantizer,
+        samples,
+        per_channel=True,
+        kinds=frozenset({forms.STATIC_INT8}),
+        limit_s=limit_s,
+        dims={},
+        progress=lambda *_: None,
+    )
 
 
 def f1(model: OnnxModel) -> float:
@@ -98,9 +114,10 @@ def test_decoding_behind_the_last_products_stays_in_float_in_a_form_of_its_own()
     everything = quantizer.kernels(elementwise=True)
     assert quantizer.tail(everything) == {"centre", "cells", "boxes", "scores", "y"}
     (form,) = (
-        one.form for one in searched().candidates
+        one.form
+        for one in searched().candidates
         if "decoding in float" in one.label and "layer" not in one.label
-    )  # fmt: skip
+    )
     assert form.plan is not None
     assert form.plan.kernels == {"c", "b", "k"}
 

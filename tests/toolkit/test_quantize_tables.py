@@ -141,12 +141,15 @@ def position_model(reader: str) -> onnx.ModelProto:
         stored["v"] = (rng.normal(size=(WIDTH, WIDTH)) / 8).astype(np.float32)
     made = helper.make_model(
         helper.make_graph(
-            nodes, "positions", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, "T", WIDTH])],
+            nodes,
+            "positions",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, "T", WIDTH])],
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
             [numpy_helper.from_array(value, name) for name, value in stored.items()],
         ),
-        opset_imports=[helper.make_opsetid("", 17)], ir_version=8,
-    )  # fmt: skip
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
     return onnx.shape_inference.infer_shapes(made)
 
 

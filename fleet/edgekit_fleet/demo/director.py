@@ -33,7 +33,7 @@ _DEVICES: Final = (REAL, *SIMULATED)
 _ACTOR: Final = "demo"
 _WAVES: Final = "10%,25%,50%,100%"
 _CUT: Final = 8  # devices
-_LIMIT_S: Final = 60.0
+_LIMIT_S: Final = 60.0  # without any news
 _POLL_S: Final = 0.05
 _SERVERS: Final = "127.0.0.1"
 _NEAR: Final = "127.0.0.2"  # where the real device finds them: behind a network that can be cut
@@ -154,6 +154,23 @@ def _join(fleet: RunningFleet, setup: DemoSetup, device: RealDevice) -> Simulate
     )
 
 
+def wait_while_moving(
+    is_so: Callable[[], bool], look: Callable[[], str], clock: Callable[[], float] = time.monotonic
+) -> str | None:
+    """Wait until something is so; returns the last state if no new one came for a minute, otherwise None."""
+    seen: set[str] = set()
+    limit_s = 0.0
+    while not is_so():
+        state = look()
+        if state not in seen:
+            seen.add(state)
+            limit_s = clock() + _LIMIT_S
+        elif clock() > limit_s:
+            return state
+        time.sleep(_POLL_S)
+    return None
+
+
 class _Course:
     """A running demo."""
 
@@ -176,20 +193,22 @@ class _Course:
         yield done
 
     def wait(self, what: str, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so.
+        """Wait until something is so, as long as devices or rollouts go on to states that were not seen yet.
 
         Raises:
-            TransportError: it is not in time, or a process of the real device ended.
+            TransportError: none did for a minute, or a process of the real device ended.
         """
-        limit = time.monotonic() + _LIMIT_S
-        while not is_so():
+
+        def look() -> str:
             self._device.check()
-            if time.monotonic() > limit:
-                states = "; ".join(
-                    f"{one.name} {one.status} {dict(one.models)} {one.because}" for one in self._list()
-                )
-                raise TransportError(f"waited {_LIMIT_S:.0f} s in vain for {what}: {states}")
-            time.sleep(_POLL_S)
+            fleet = [f"{one.name} {one.status} {dict(one.models)}" for one in self._list()]
+            running = [
+                f"{one.name} {one.state} {dict(one.members)}" for one in rollouts.list_rollouts(self._store)
+            ]
+            return "; ".join(fleet + running)
+
+        if (state := wait_while_moving(is_so, look)) is not None:
+            raise TransportError(f"nothing moved for {_LIMIT_S:.0f} s on the way to {what}: {state}")
 
     def wait_online(self) -> None:
         """Wait until all devices are online."""

@@ -13,7 +13,7 @@ from edgekit_runtime.errors import EdgekitError, TransportError
 from edgekit_runtime.system.child_process import ChildProcess
 
 _MODULE: Final = "edgekit_fleet.demo.device_process"
-_START_S: Final = 30.0
+_START_S: Final = 300.0  # a process that ends is noticed at once
 _POLL_S: Final = 0.05
 # A trial of a few seconds: each call is copied, and faults that show only after thousands of calls are not
 # tested.

@@ -99,10 +99,13 @@ _BACKENDS = ("auto", "ort", "litert", "tensorrt")
     "--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a free dimension, for measuring."
 )
 @click.option(
-    "--fix", "fixed", multiple=True, metavar="NAME=VALUE",
+    "--fix",
+    "fixed",
+    multiple=True,
+    metavar="NAME=VALUE",
     help="Bind an input to a constant and compute what follows, such as sr=16000: a number, or nested lists "
     "in JSON. Samples then have no array of it.",
-)  # fmt: skip
+)
 @click.option(
     "--labels", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Class names, one a line."
 )

@@ -35,19 +35,15 @@ _TINY: Final = 1e-6
 _MAX_INDEX: Final = 1 << 24
 VIEWS: Final = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 MOVES: Final = frozenset(
-    {
-        "DepthToSpace", "Expand", "Gather", "GatherElements", "GatherND", "Pad", "Resize", "Slice",
-        "SpaceToDepth", "Split", "Tile", "Upsample",
-    }
-)  # fmt: skip
+    {"DepthToSpace", "Expand", "Gather", "GatherElements", "GatherND", "Pad", "Resize", "Slice"}
+    | {"SpaceToDepth", "Split", "Tile", "Upsample"}
+)
 _POINTWISE: Final = frozenset(
-    {
-        "Abs", "BatchNormalization", "Celu", "Clip", "Cos", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid",
-        "HardSwish", "LeakyRelu", "Log", "Max", "Mean", "Min", "Mish", "Neg", "PRelu", "Pow", "Reciprocal",
-        "Relu", "Selu", "Sigmoid", "Sin", "Softplus", "Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu",
-        "Where",
-    }
-)  # fmt: skip
+    {"Abs", "BatchNormalization", "Celu", "Clip", "Cos", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid"}
+    | {"HardSwish", "LeakyRelu", "Log", "Max", "Mean", "Min", "Mish", "Neg", "PRelu", "Pow", "Reciprocal"}
+    | {"Relu", "Selu", "Sigmoid", "Sin", "Softplus", "Softsign", "Sqrt", "Swish", "Tanh"}
+    | {"ThresholdedRelu", "Where"}
+)
 
 
 class Adjoint:
@@ -280,6 +276,7 @@ class Adjoint:
         kernel = weight.shape[2:]
         strides = list(attribute(node, "strides", [1] * len(kernel)))
         dilations = list(attribute(node, "dilations", [1] * len(kernel)))
+        common = {"group": group, "dilations": dilations}
         reach = [dilation * (size - 1) for dilation, size in zip(dilations, kernel, strict=True)]
         begin, end = self._pads(node, [*zip(shape, result, strides, reach, strict=True)])
         mirrored = [far - pad for far, pad in zip(reach * 2, [*begin, *end], strict=True)]
@@ -288,21 +285,17 @@ class Adjoint:
             grouped = weight.reshape(group, -1, *weight.shape[1:]).swapaxes(1, 2)
             flipped = np.flip(grouped, tuple(range(3, grouped.ndim)))
             turned = np.ascontiguousarray(flipped.reshape(-1, weight.shape[0] // group, *kernel))
-            return self.add(
-                "Conv", [self._grad(node), self.constant(turned)],
-                group=group, dilations=dilations, pads=mirrored,
-            )  # fmt: skip
+            return self.add("Conv", [self._grad(node), self.constant(turned)], pads=mirrored, **common)
         whole = zip(shape, result, strides, reach, begin, end, strict=True)
         rest = [
             size - (length - 1) * stride - far - 1 + first + last
             for size, length, stride, far, first, last in whole
         ]
+        inputs = [self._grad(node), self.constant(weight)]
         # Where the last window begins beyond the input (`ceil_mode`), its values are cut off.
-        return self.add(
-            "ConvTranspose", [self._grad(node), self.constant(weight)], group=group, strides=strides,
-            dilations=dilations, output_padding=[max(size, 0) for size in rest],
-            pads=[*begin, *(last - min(size, 0) for last, size in zip(end, rest, strict=True))],
-        )  # fmt: skip
+        pads = [*begin, *(last - min(size, 0) for last, size in zip(end, rest, strict=True))]
+        added = [max(size, 0) for size in rest]
+        return self.add("ConvTranspose", inputs, strides=strides, output_padding=added, pads=pads, **common)
 
     def _norm(self, node: onnx.NodeProto, position: int) -> str | None:
         """Pass back through (x - mean) / deviation over some axes, times a constant scale."""
