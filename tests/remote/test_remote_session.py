@@ -2,14 +2,16 @@
 
 import contextlib
 import dataclasses
+import functools
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.remote.offload_parts import LOCAL, RAW, X, Y, offloading, set_server, wait_until, write_offloaded
-from tests.runtime.conftest import PackageMaker
+from tests.runtime.conftest import WEIGHT, PackageMaker
 from tests.service.service_parts import running_linear
 
+from edgekit_runtime.package.golden import GoldenRows, RowsOutput, resample
 from edgekit_runtime.remote.session.remote_session import RemoteSession
 from edgekit_runtime.sessions.session import open_session
 
@@ -40,6 +42,23 @@ def test_proved_server_that_is_faster_takes_over(
             np.testing.assert_allclose(session.run({"x": X})["y"], Y)
             assert session.counts.remote + session.counts.hedged == before + 1
             assert "Mbit/s" in session.decision().reason
+
+
+def test_server_is_proved_by_a_package_with_several_golden_rows(
+    maker: PackageMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds, plain, path = (4, 9), maker.manifest().golden, tmp_path / "offloaded.edgepkg"
+    first = {"x": plain.inputs[0].decode(maker.artifacts["golden/x.bin"])}
+    expected = np.concatenate([resample(first, seed)["x"] @ WEIGHT for seed in seeds])
+    maker.artifacts["golden/rows.bin"], maker.roles["golden/rows.bin"] = expected.tobytes(), "golden"
+    output = RowsOutput("y", "golden/rows.bin", (1e-5, 1e-5))
+    golden = dataclasses.replace(plain, rows=GoldenRows(seeds, (output,)))
+    monkeypatch.setattr(maker, "manifest", functools.partial(maker.manifest, golden=golden))
+    write_offloaded(maker, path, LOCAL, RAW)
+    with running_linear(maker, tmp_path) as service:
+        set_server(tmp_path, monkeypatch, f"127.0.0.1:{service.port}")
+        with offloading(maker, path) as session:
+            wait_until(lambda: session.decision().plan.name == "raw", "the server is not used")
 
 
 def test_several_rows_take_a_plan_that_carries_them_where_the_device_cannot_run_the_model(
