@@ -21,7 +21,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -41,8 +41,9 @@ from edgekit_runtime.system.paths import find_keys_folder
 from edgekit_runtime.trust.trust_store import TrustStore
 from edgekit_toolkit.cli import main as edgekit
 
+ENGINES: Final = ("ort", "litert")
+GOOD: Final = {"ok", "refused"}
 _LIMIT_S: Final = 600.0
-_GOOD: Final = {"ok", "refused"}
 _CLEAR: Final = re.compile(r"'[^']+'|--[a-z]|node that makes")
 _MAX_ERROR: Final = 0.5  # of the outputs' norm; int8 forms of random networks stay below 0.2
 
@@ -97,17 +98,17 @@ def find_difference(expected: Mapping[str, Array], outputs: Mapping[str, Array])
 
 async def serve_once(package: Path, trust: TrustStore, name: str, feeds: Mapping[str, Array]) -> Any:
     """Return what a service answers to one request."""
-    socket = str(package.with_suffix(".sock"))
-    service = Service(
-        ServiceConfig(listen=Listen(unix_socket=socket, port=0)), PackageFiles([package], trust)
-    )
-    try:
-        await service.listen()
-        await service.registry.load_all()
-        with Client(socket) as client:
-            return await asyncio.to_thread(client.infer, name, feeds)
-    finally:
-        await service.stop()
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path must be short
+        socket = f"{folder}/socket"
+        config = ServiceConfig(listen=Listen(unix_socket=socket, port=0))
+        service = Service(config, PackageFiles([package], trust))
+        try:
+            await service.listen()
+            await service.registry.load_all()
+            with Client(socket) as client:
+                return await asyncio.to_thread(client.infer, name, feeds)
+        finally:
+            await service.stop()
 
 
 class Trial:
@@ -123,8 +124,8 @@ class Trial:
         self.ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in proto.graph.input}
         self._source = OrtSession(self.path.read_bytes(), OrtOptions(optimise=False))
 
-    def results(self, *, with_plan: bool) -> Iterator[Result]:
-        for engine in ("ort", "litert"):
+    def results(self, *, engines: Sequence[str] = ENGINES, with_plan: bool = True) -> Iterator[Result]:
+        for engine in engines:
             out = self.folder / engine
             made = self._step(f"package {engine}", lambda: self._package(engine, out))  # noqa: B023
             yield made
@@ -249,12 +250,12 @@ def main() -> int:
                 continue
             for result in child.results(number):
                 results.append(result)
-                if result.outcome not in _GOOD:
+                if result.outcome not in GOOD:
                     print(*result, sep=" | ", flush=True)
             if options.json:
                 options.json.write_text(json.dumps(results, indent=1))
     show(results)
-    return int(any(result.outcome not in _GOOD for result in results))
+    return int(any(result.outcome not in GOOD for result in results))
 
 
 def show(results: list[Result]) -> None:

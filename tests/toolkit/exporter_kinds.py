@@ -151,7 +151,8 @@ def language(g: Exported) -> None:
     table = g.weight(words, width)
     x = g("Add", g("Gather", table, ids), g.weight(1, length, width))
     low = LOWEST if g.flag() else -np.inf
-    mask = g.store(np.where(np.tril(np.ones((length, length))), 0.0, low)[None, None])
+    distances = np.subtract.outer(np.arange(length), np.arange(length)) * g.size(0, -1) / 8
+    mask = g.store(np.where(np.tril(np.ones((length, length))), distances, low)[None, None])
     if g.flag():
         given = np.ones((SAMPLES, length), np.int64)
         given[::3, length // 2 :] = 0
@@ -409,11 +410,64 @@ def hostile_names(g: Exported) -> None:
         node.output[:] = [renames.get(name, name) for name in node.output]
 
 
+def sound(g: Exported) -> None:
+    """Convolutions over time with normalization by statistics, weights used twice, states as inputs."""
+    length, width = g.size(24, 40), g.size(4, 8)
+    x = g.normal("wave", [1, 1, length], 1, length)
+    x = g("Conv", x, g.weight(width, 1, 5), strides=[2], pads=[2, 2])
+    stored = [g.store(g.rng.uniform(0.5, 1.5, width)) for _ in range(4)]
+    x = g("Relu", g("BatchNormalization", x, *stored))
+    shared = g.weight(width, width, 3)
+    for dilation in (1, 2):
+        made = g("Conv", x, shared, dilations=[dilation], pads=[dilation] * 2)
+        x = g("Add", x, g("PRelu", made, g.store(g.rng.uniform(0, 0.5, (width, 1)))))
+    state = g.normal("state", [1, 1, width], 1, width)
+    steps = g("Transpose", x, perm=[2, 0, 1])
+    sizes = ((1, 3 * width, width), (1, 3 * width, width), (1, 6 * width))
+    weights = [g.weight(*size) for size in sizes]
+    made = g("GRU", steps, *weights, "", state, outputs=2, hidden_size=width)
+    g.output(g.dense(g("Squeeze", made[1], g.store([0])), width, 4), [1, 4])
+    g.output(made[1], [1, 1, width])
+
+
+def converted(g: Exported) -> None:
+    """As tf2onnx writes: bytes in NHWC, depthwise convolutions, Relu6, unlike tensors joined."""
+    side = g.size(12, 16)
+    images = g.rng.integers(0, 256, (SAMPLES, side, side, 3)).astype(np.uint8)
+    x = g(
+        "Cast", g.input("image:0", ["unk__1" if g.flag() else 1, side, side, 3], images), to=TensorProto.FLOAT
+    )
+    x = g("Transpose", g("Sub", g("Mul", x, g.store(1 / 127.5)), g.store(1.0)), perm=[0, 3, 1, 2])
+    x = g("Conv", x, g.weight(8, 3, 3, 3), strides=[2, 2], auto_pad="SAME_UPPER")
+    x = g("Clip", x, g.store(0.0), g.store(6.0))
+    x = g("Conv", x, g.weight(8, 1, 3, 3), group=8, auto_pad="SAME_UPPER")
+    x = g("Concat", g("Mul", x, g.store(200.0)), g("Sigmoid", x), axis=1)
+    x = g("Squeeze", g("ReduceMean", x, axes=[2, 3], keepdims=1), g.store([2, 3]))
+    g.output(g("Softmax", g("Gemm", x, g.weight(6, 16), g.weight(6), transB=1), axis=-1), None)
+
+
+def scattered(g: Exported) -> None:
+    """Einsum, ScatterND, CumSum, GatherElements, OneHot, Expand, Mod and Where, on floats and places."""
+    width = g.size(6, 8)
+    x = g.dense(g.normal("x", [1, 4, width], 4, width), width, width, "Tanh")
+    y = g("Einsum", x, g.weight(width, width), equation="bij,jk->bik")
+    places = g("ArgMax", y, axis=2, keepdims=1)
+    best = g("GatherElements", y, places, axis=2)
+    hot = g("OneHot", g("Squeeze", places, g.store([2])), g.store(width), g.store([0.0, 1.0]), axis=-1)
+    total = g("CumSum", g("Mul", y, hot), g.store(1))
+    update = g("ReduceMax", x, axes=[0, 1], keepdims=0)
+    total = g("ScatterND", total, g.store([[0, 1]]), g("Unsqueeze", update, g.store([0])))
+    even = g("Equal", g("Mod", places, g.store(2)), g.store(0))
+    result = g("Where", even, total, g("Expand", best, g.store([1, 4, width])))
+    g.output(g.dense(g("Flatten", result), 4 * width, 5), [1, 5])
+    g.output(places, [1, 4, 1], TensorProto.INT64)
+
+
 KINDS: Mapping[str, Callable[[Exported], None]] = {
     build.__name__: build
     for build in (
         *(recurrent, tokens, language, masked, detector, suppressed, cached, data_dependent, odd_outputs),
-        *(free_axes, images, half, quantized, branching, hostile_names),
+        *(free_axes, images, half, quantized, branching, hostile_names, sound, converted, scattered),
     )
 }
 

@@ -156,6 +156,27 @@ def test_model_over_whose_attribute_native_code_ends_its_process_is_refused_in_a
     assert "by SIG" in outcome.stderr
 
 
+@pytest.mark.usefixtures("new_home")
+def test_package_over_which_the_engine_aborts_here_fails_verify_and_run_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["hostile"], ["y"])],
+        "made elsewhere",
+        [helper.make_tensor_value_info("hostile", TensorProto.FLOAT, [1, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    assert package(path, tmp_path / "out", "--backend", "ort", "--search-seconds", "0").code == 0
+    (made,) = (tmp_path / "out").glob("*.edgepkg")
+    write_aborting_onnxruntime(tmp_path / "site", b"hostile")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    for command in ("verify", "run"):
+        outcome = edgekit(command, made)
+        assert (outcome.code, "by SIGABRT" in outcome.stderr) == (9, True)
+
+
 SESSIONS = {"InferenceSession", "LiteRtSession", "OrtSession", "create_session"}
 GUARDS = {"check_opening", "open_litert", "open_ort"}
 

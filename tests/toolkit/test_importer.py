@@ -292,6 +292,14 @@ def test_infinite_bounds_and_masks_are_allowed(tmp_path):
     assert load_onnx(saved(tmp_path, linear(nodes=nodes, inits=inits)))
 
 
+def test_mask_with_a_bias_for_each_distance_is_allowed_and_an_infinite_weight_is_not(tmp_path):
+    distances = np.subtract.outer(np.arange(4), np.arange(4)).astype(np.float32)
+    mask = np.where(distances < 0, np.float32(-np.inf), -distances / 8)
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    assert load_onnx(saved(tmp_path, linear(nodes=nodes, inits=[weights(array=mask)])))
+    refused(saved(tmp_path, linear(inits=[weights(array=mask)])), "0 NaN and 6 infinite values")
+
+
 # External data.
 
 

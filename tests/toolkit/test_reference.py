@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import TensorProto, helper
 from tests.toolkit.package_run import TINY as MODELS
 from tests.toolkit.package_run import mlp, model_of, tensor
 
@@ -128,3 +128,11 @@ def test_input_that_never_changes_has_one_edge() -> None:
     inputs, _ = parse_references({"reference": found})
     assert isinstance(inputs["x"], ValueReference)
     assert (inputs["x"].low, inputs["x"].edges) == (7, (7,))
+
+
+def test_half_precision_values_have_a_reference_without_a_warning() -> None:
+    ends = [tensor(name, [1, 8], TensorProto.FLOAT16) for name in ("x", "y")]
+    halves = model_of([helper.make_node("Identity", ["x"], ["y"])], ends[:1], ends[1:])
+    found = drift_reference(OnnxModel(halves), part(draw(40, 8).astype(np.float16)))
+    assert found is not None
+    assert found["outputs"].keys() == {"y"}

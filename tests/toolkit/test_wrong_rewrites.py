@@ -254,3 +254,11 @@ def test_rewrite_that_makes_codes_noisier_is_named_and_rounding_is_not(model: on
     assert found.names == ("NhwcTransformer",)
     wrong = 0.02
     assert find_wrong_in_codes(model, noise) is None
+
+
+def test_codes_that_only_integer_kernels_compute_wrong_have_no_wrong_rewrite(model: onnx.ModelProto) -> None:
+    def noise(variant: onnx.ModelProto) -> float:
+        off = disabled_optimizers(variant)
+        return 0.01 if off == WHOLE_OPTIMISER or "QDQSelectorActionTransformer" in off else 0.5
+
+    assert find_wrong_in_codes(model, noise) is None

@@ -57,12 +57,17 @@ def command(
 
     from edgekit_runtime.package.archive import read_package
     from edgekit_runtime.sessions import open_preferred, open_session
+    from edgekit_runtime.sessions.opening.package_opening import check_first_opening
     from edgekit_runtime.system.paths import find_keys_folder
     from edgekit_runtime.trust.trust_store import TrustStore
+    from edgekit_toolkit.openings.model_opening import PACKAGE_LIMIT_S
 
     trust = TrustStore.from_folder(find_keys_folder())
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(read_package(package, trust))
+        check_first_opening(
+            opened, variants=[variant] if variant else [], threads=threads, limit_s=PACKAGE_LIMIT_S
+        )
         if variant is None:
             variant, session = open_preferred(opened, threads)
         else:

@@ -104,11 +104,14 @@ def _run_selftests(package: OpenedPackage) -> list[VariantSelfTest]:
 
     from edgekit_runtime.errors import BackendError
     from edgekit_runtime.sessions import EngineMissingError, open_session
+    from edgekit_runtime.sessions.opening.package_opening import check_first_opening
     from edgekit_runtime.sessions.selftest import run_selftest
+    from edgekit_toolkit.openings.model_opening import PACKAGE_LIMIT_S
 
     tests, variants = [], package.manifest.all_variants
     for name in [variant.name for variant in variants]:
         try:
+            check_first_opening(package, variants=[name], limit_s=PACKAGE_LIMIT_S)
             session = open_session(package, variant=name)
         except EngineMissingError as error:
             tests.append(VariantSelfTest(name, (), str(error)))

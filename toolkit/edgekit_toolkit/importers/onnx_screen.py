@@ -22,6 +22,7 @@ from edgekit_toolkit.onnx_graph.specs import real_inputs
 from edgekit_toolkit.onnx_graph.traversal import nodes, stored_tensors
 
 MIN_OPSET: Final = 7  # the oldest that onnxruntime promises to run
+_PRODUCTS: Final = frozenset({"Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"})
 FLOAT_TYPES: Final = frozenset(
     {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
 )
@@ -105,18 +106,20 @@ def check_operators(model: onnx.ModelProto) -> None:
 def check_weights(model: onnx.ModelProto) -> None:
     """Check that every stored float is finite.
 
-    Infinities are allowed in a scalar and in a tensor of only zeros and infinities: those are bounds and
-    masks.
+    Infinities are allowed in a scalar, in a tensor of only zeros and infinities, and -inf in a tensor that no
+    product reads: those are bounds, masks, and masks with a bias for each distance.
 
     Raises:
         ModelError: NaN or infinite weights, with the name of the tensor and their number.
     """
+    factors = {name for node in nodes(model) if node.op_type in _PRODUCTS for name in node.input}
     for name, tensor in stored_tensors(model):
         if tensor.data_type not in FLOAT_TYPES:
             continue
         values = _values(name, tensor)
         finite = np.isfinite(values)
-        if finite.all() or (not np.isnan(values).any() and (values.size == 1 or not values[finite].any())):
+        is_mask = not values[finite].any() or (name not in factors and values.max() < np.inf)
+        if finite.all() or (not np.isnan(values).any() and (values.size == 1 or is_mask)):
             continue
         nans = int(np.count_nonzero(np.isnan(values)))
         raise ModelError(

@@ -29,6 +29,9 @@ _END_S: Final = 5.0  # for the exit code of a child that closed its channel
 _MAX_REASON: Final = 200  # characters; an engine's last line may be a whole signature of C++
 _KILLED: Final = "by SIGKILL: often for lack of memory"
 
+PACKAGE_LIMIT_S: Final = 3600.0
+"""Longest time to open and test a package in a child; an emulated device is slow."""
+
 Engine = Literal["ort", "litert", "onnx"]
 Feeds = Mapping[str, NDArray[Any]]
 _TITLES: Final = {"ort": "onnxruntime", "litert": "LiteRT", "onnx": "onnx's inference of shapes"}

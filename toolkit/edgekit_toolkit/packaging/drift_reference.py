@@ -21,8 +21,8 @@ from edgekit_toolkit.samples.split import Part, feeds_only
 
 _SAMPLES: Final = 128  # samples, each a run of the float model on one thread
 # Beyond this, float32 sums of squares overflow; such values are markers (the lowest float of a mask), not
-# data.
-_LARGEST: Final = 1e18
+# data. In float64: a comparison of halves with a plain float overflows, with a warning on the terminal.
+_LARGEST: Final = np.float64(1e18)
 _STEP: Final = 0.618  # its multiples fill 0..1 evenly and choose values of a large array
 _DECILES: Final = np.arange(1, 10) / 10
 _FIFTHS: Final = np.arange(1, 5) / 5

@@ -57,6 +57,8 @@ OPTIMIZERS: Final = (
 _ROUNDING: Final = Tolerance(range_fraction=1e-3)
 # Inputs of the other sign, and beyond the samples' range.
 _FACTORS: Final = (-1.0, 2.0)
+# Without these a form in codes has no integer kernels.
+_CODES_REWRITES: Final = frozenset({*WHOLE_OPTIMISER, "QDQSelectorActionTransformer"})
 # Integer kernels move the noise of a form by less than this; a wrong rewrite costs far more.
 _NOISIER: Final = 4.0
 # About as much as rounding inside a deep model moves its values.
@@ -119,6 +121,8 @@ def find_wrong_in_codes(
 ) -> WrongRewrites | None:
     """Return the rewrites that must be off for a form that computes in codes, or None.
 
+    None also if nothing helps but to compute in float: that form would be slower than the float model.
+
     Args:
         model: the form; rewrites that are off for its float model stay off.
         noise: measures the noise of a form against its float model; raises BackendError if it does not run.
@@ -136,7 +140,8 @@ def find_wrong_in_codes(
             return str(error).splitlines()[0]
         return f"with over {_NOISIER:g} x the noise of codes" if is_noisier else ""
 
-    return _search(difference)
+    wrong = _search(difference)
+    return None if wrong is None or not _CODES_REWRITES.isdisjoint(wrong.names) else wrong
 
 
 def _search(difference: Callable[[Sequence[str]], str]) -> WrongRewrites | None:

@@ -266,9 +266,9 @@ class _Search:
         if not products:
             return
         variants = self._variants(everything, found)
-        made, disabled = [], tuple[str, ...]()
+        made = []
         for where, names in self._kernel_sets(everything, products, variants[0].ranges).items():
-            rivals = []
+            rivals, disabled = [], tuple[str, ...]()
             for one in variants:
                 self.progress(f"building: int8 {one.label}, {where}", None, None)
                 plan = Plan(quantizer.scheme, names, one.ranges, one.per_channel, disabled)
@@ -338,7 +338,7 @@ class _Search:
         usable = tuple(name for name in kernels if missing.isdisjoint(self.quantizer.touched([name])))
         self.found.dropped.append(
             f"static int8 of {len(kernels) - len(usable)} of {len(kernels)} layers: on calibration samples"
-            f" '{min(missing)}' is empty or holds infinite values, which have no code; they stay in float"
+            f" '{min(missing)}' is empty or holds values beyond 1e30, which have no code; they stay in float"
         )
         return usable
 

@@ -1,0 +1,24 @@
+"""Models as exporters write them go through package, verify and one request to a service.
+
+`benchmarks/exported_models.py` takes hundreds of them, for both engines, and plans an offload of each.
+"""
+
+from pathlib import Path
+
+import pytest
+from benchmarks.exported_models import ENGINES, GOOD, Trial
+from tests.toolkit.exporter_kinds import KINDS
+
+DOZEN = (
+    *("recurrent", "language", "masked", "detector", "suppressed", "cached", "data_dependent", "odd_outputs"),
+    *("images", "branching", "hostile_names", "converted"),
+)
+
+
+@pytest.mark.usefixtures("new_home")
+@pytest.mark.parametrize("kind", DOZEN)
+def test_exported_model_is_packaged_and_served_or_refused_by_name(kind: str, tmp_path: Path) -> None:
+    number = [*KINDS].index(kind)
+    results = [*Trial(number, tmp_path).results(engines=ENGINES[number % 2 :][:1], with_plan=False)]
+    assert [result for result in results if result.outcome not in GOOD] == []
+    assert len(results) == 3 or results[0].outcome == "refused"
