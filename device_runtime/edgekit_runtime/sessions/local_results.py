@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -168,12 +167,6 @@ def is_opening_kept(package: OpenedPackage, variants: Sequence[str]) -> bool:
         return bool(kept == _describe_opening(package, variants))
     except (OSError, ValueError, RuntimeError):  # RuntimeError: a user without a home
         return False
-
-
-def engine_releases() -> dict[str, str]:
-    """Return the release of each engine that this process has imported, by the name of its module."""
-    modules = {name: sys.modules.get(name) for names in _ENGINES.values() for name in names}
-    return {name: str(getattr(module, "__version__", "")) for name, module in modules.items() if module}
 
 
 def _describe_opening(package: OpenedPackage, variants: Sequence[str]) -> dict[str, JsonValue]:

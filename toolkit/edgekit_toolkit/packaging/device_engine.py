@@ -85,14 +85,14 @@ def prove(
         write_package(path, package.manifest, package.artifacts, signer)
         with read_package(path, KnownDigest(package.manifest.sha256)) as opened:
             try:
-                test = test_in_child(opened, limit_s=_TEST_LIMIT_S, engines=wanted.folder, is_kept=False)
+                problem = test_in_child(opened, limit_s=_TEST_LIMIT_S, engines=wanted.folder, is_kept=False)
             except (BackendError, SlowOpeningError) as error:
                 return EngineProof(device, device, problem=str(error))
             except UnavailableError as error:  # says nothing about the package
                 return EngineProof(
                     device, device, note=f"Not opened with {device}, which devices run: {error}"
                 )
-    return EngineProof(device, device, problem=test.problem)
+    return EngineProof(device, device, problem=problem)
 
 
 def find_device_engine(engine: Literal["ort", "litert"], show: Callable[[str], None]) -> DeviceEngine:

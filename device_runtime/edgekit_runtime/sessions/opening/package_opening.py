@@ -9,8 +9,7 @@ processor, so that only the first opening pays.
 import json
 import logging
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,21 +24,6 @@ _FAULT: Final = 1  # exit code of a child whose engine refused the package, or c
 _RETRY_AFTER_S: Final = 5.0
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ChildTest:
-    """The outcome of a self-test in a child that has ended by itself.
-
-    Attributes:
-        releases: module of each engine that was used -> its release.
-        problem: why the package fails, or an empty text.
-        is_kept: whether the next opening need not be tried.
-    """
-
-    releases: Mapping[str, str]
-    problem: str
-    is_kept: bool
 
 
 def check_first_opening(
@@ -62,8 +46,8 @@ def check_first_opening(
     """
     if is_opening_kept(package, variants):
         return
-    test = test_in_child(package, variants=variants, threads=threads, limit_s=limit_s)
-    if not test.problem and not test.is_kept:
+    problem = test_in_child(package, variants=variants, threads=threads, limit_s=limit_s)
+    if not problem and not is_opening_kept(package, variants):
         _logger.warning(
             "%s: the cache folder cannot be written, so each load tests it in a process of its own first; set"
             " EDGEKIT_CACHE to a folder of this user",
@@ -79,8 +63,8 @@ def test_in_child(
     limit_s: float,
     engines: Path | None = None,
     is_kept: bool = True,
-) -> ChildTest:
-    """Open and self-test `package` in a child, and return the outcome.
+) -> str:
+    """Open and self-test `package` in a child, and return why that fails, or an empty text.
 
     Args:
         package: verified.
@@ -106,9 +90,7 @@ def test_in_child(
     variables = {} if engines is None else {"PYTHONPATH": f"{engines}:{child_environment()['PYTHONPATH']}"}
     what = f"{package.path.name}: {package.manifest.name} {package.manifest.version}"
     try:
-        child = ChildProcess(
-            _MODULE, json.dumps(request), output="keep", variables=variables, own_session=True
-        )
+        child = ChildProcess(_MODULE, json.dumps(request), variables=variables, own_session=True)
     except OSError as cause:
         check_lack(cause, f"{what}: cannot be tested in a process of its own")
         raise BackendError(f"{what}: cannot be tested in a process of its own: {cause}") from cause
@@ -132,10 +114,4 @@ def test_in_child(
                 f" ({child.last_line or 'without a message'}); package it again, or install another release"
                 " of the engine"
             )
-        problem = child.last_line if code else ""
-        *_, result = child.output.splitlines() or [b""]  # an engine may have printed before
-        try:
-            printed = json.loads(result)
-            return ChildTest(printed["engines"], problem, printed["is_kept"])
-        except (ValueError, TypeError, KeyError):  # Python itself failed; whoever opens it next sees how
-            return ChildTest({}, problem, is_kept=False)
+        return child.last_line if code else ""

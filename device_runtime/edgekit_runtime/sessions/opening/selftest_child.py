@@ -1,8 +1,7 @@
 """The self-test of a package in a separate process, so that an engine that crashes ends nothing else.
 
-`python -m edgekit_runtime.sessions.opening.selftest_child REQUEST` prints a JSON object: `engines`, the
-releases of those that it used, and `is_kept`, whether the next opening need not be tried. A fault goes to the
-standard error. REQUEST is a JSON object:
+`python -m edgekit_runtime.sessions.opening.selftest_child REQUEST` ends with 1 and the fault on its standard
+error if there is one. REQUEST is a JSON object:
 
 - `package`: path.
 - `sha256`: digest of the manifest that the parent has verified; without it, the keys of this device decide.
@@ -20,7 +19,7 @@ from typing import Any, Final
 from edgekit_runtime.errors import EdgekitError, OutputError
 from edgekit_runtime.package.archive import DEFAULT_LIMITS, Limits, OpenedPackage, read_package
 from edgekit_runtime.package.canonical_zip import MAX_ARCHIVE_BYTES, MAX_ARCHIVE_MEMBERS
-from edgekit_runtime.sessions.local_results import engine_releases, keep_opening
+from edgekit_runtime.sessions.local_results import keep_opening
 from edgekit_runtime.sessions.selftest import run_selftest
 from edgekit_runtime.sessions.session import open_preferred, open_session
 from edgekit_runtime.system.child_process import end_with_parent
@@ -37,9 +36,8 @@ _VERIFIED_LIMITS: Final = Limits(
 )
 
 
-def main(request: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the fault of the package in the request, or an empty text, and whether its success is kept."""
-    is_kept = False
+def main(request: Mapping[str, Any]) -> str:
+    """Return the fault of the package in the request, or an empty text."""
     try:
         with _read(request) as whole:
             submodel = request.get("submodel")
@@ -49,10 +47,9 @@ def main(request: Mapping[str, Any]) -> tuple[str, bool]:
             if not faults and not request.get("forget"):
                 with contextlib.suppress(OutputError):  # the parent says so
                     keep_opening(package, variants)
-                    is_kept = True
     except EdgekitError as error:
-        return str(error), False
-    return "; ".join(faults), is_kept
+        return str(error)
+    return "; ".join(faults)
 
 
 def _read(request: Mapping[str, Any]) -> OpenedPackage:
@@ -95,7 +92,6 @@ def _test(package: OpenedPackage, variant: str | None, threads: int | None) -> l
 
 if __name__ == "__main__":
     end_with_parent()
-    problem, is_kept = main(json.loads(sys.argv[1]))
-    print(json.dumps({"engines": engine_releases(), "is_kept": is_kept}))
+    problem = main(json.loads(sys.argv[1]))
     print(problem, file=sys.stderr)
     sys.exit(1 if problem else 0)
