@@ -118,3 +118,23 @@ def test_sequences_and_features_are_no_boxes(seed: int) -> None:
     for values in (logits, shares, 1 / (1 + np.exp(-logits))):
         assert find_layout([{"y": value.astype(np.float32)} for value in values]) is None
     assert find_layout([{"y": draw.normal(size=(1, 6)).astype(np.float32)} for _ in range(16)]) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_raw_offsets_are_no_boxes(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    offsets, scores = draw.normal(0.5, 1, (16, 1, 200, 4)), draw.uniform(0, 1, (16, 1, 200, 3))
+    whole = np.concatenate([offsets, scores], axis=-1).astype(np.float32)
+    assert find_layout([{"y": value} for value in whole]) is None
+    pairs = zip(offsets.astype(np.float32), scores.astype(np.float32), strict=True)
+    assert find_layout([{"boxes": value, "scores": score} for value, score in pairs]) is None
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_boxes_that_are_not_finite_are_none(value: float) -> None:
+    runs = written(WRITERS["box, score, class"], 3)
+    layout = find_layout(runs)
+    assert layout is not None
+    broken = {"y": runs[0]["y"].copy()}
+    broken["y"][..., :4] = value
+    assert layout.score(broken, runs[0]).tolist() == [0]

@@ -23,8 +23,9 @@ CONFIDENT: Final = 0.25
 OVERLAP: Final = 0.5  # overlap of two boxes that count as one, within a model and between two
 _MOST_BOXES: Final = 300  # best boxes of each sample
 _LEAST_ANCHORS: Final = 16  # boxes with a score for each class: with fewer, axes cannot be told apart
-# Share of the confident boxes that must have an area.
-_MIN_SOUND: Final = 0.95
+# Coordinates in pixels reach at least as far; raw offsets do not.
+_MIN_EXTENT: Final = 16
+_ROUNDING: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +103,17 @@ class BoxLayout:
         if len(ours.places) != len(theirs.places):
             return np.zeros(len(theirs.places))
         samples = range(len(theirs.places))
-        return np.array([_f1(self._detected(ours, one), self._detected(theirs, one)) for one in samples])
+        with np.errstate(invalid="ignore"):  # infinity minus infinity
+            return np.array([_f1(self._detected(ours, one), self._detected(theirs, one)) for one in samples])
 
     def _detected(self, boxes: _Boxes, sample: int) -> tuple[Array, Array]:
         """Return the boxes [K, 4] of a sample that count, as corners, the best first, and their classes."""
         scores = boxes.scores[sample]
         order = np.argsort(-scores, kind="stable")[:_MOST_BOXES]
         corners = _corners(boxes.places[sample][order].astype(np.float64), self.has_corners)
-        counts = (scores[order] >= CONFIDENT) & _have_area(corners)
+        sides = _sides(corners)
+        # A box without an area would not overlap itself; NaN compares false.
+        counts = (scores[order] >= CONFIDENT) & (sides > 0).all(axis=1) & (sides.prod(axis=1) > 0)
         places, classes = corners[counts], boxes.classes[sample][order][counts]
         kept: list[int] = []
         for place, box in enumerate(places):
@@ -133,13 +137,14 @@ def find_layout(runs: Sequence[Outputs], *, rows_are_samples: bool = True) -> Bo
     for read in readings:
         boxes = [read(run) for run in runs]
         sure = np.concatenate([part.confident() for part in boxes])
-        if len(sure):
-            for has_corners in (True, False):
-                if _have_area(_corners(sure, has_corners)).mean() >= _MIN_SOUND:
-                    return BoxLayout(read, has_corners)
-        else:
-            every = np.concatenate([part.places.reshape(-1, 4) for part in boxes]).astype(np.float64)
-            return BoxLayout(read, not len(every) or bool(_have_area(every).mean() >= _MIN_SOUND))
+        every = np.concatenate([part.places.reshape(-1, 4) for part in boxes]).astype(np.float64)
+        for has_corners in (True, False):
+            sides = _sides(_corners(sure if len(sure) else every, has_corners))
+            # Raw offsets are negative as often as not.
+            if (sides >= -_ROUNDING * np.abs(sides).max(initial=0)).all():
+                return BoxLayout(read, has_corners)
+        if not len(sure):
+            return BoxLayout(read, has_corners=False)
     return None
 
 
@@ -204,7 +209,7 @@ def _fits_scores(rows: Array) -> bool:
     Probabilities over time have this shape too, but no pixels.
     """
     places, scores = rows[:, :4], rows[:, 4:]
-    return bool(scores.size and scores.min() >= 0 and scores.max() <= 1 and places.max() > 1)
+    return bool(scores.size and scores.min() >= 0 and scores.max() <= 1 and places.max() >= _MIN_EXTENT)
 
 
 def _read_scored(outputs: Outputs, *, is_turned: bool) -> _Boxes:
@@ -309,16 +314,12 @@ def _corners(boxes: Array, has_corners: bool) -> Array:
     return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
 
 
-def _have_area(corners: Array) -> NDArray[np.bool_]:
-    """Whether each box [K, 4] has one that is finite; NaN compares false."""
-    with np.errstate(invalid="ignore"):
-        sides = corners[:, 2:] - corners[:, :2]
-    return np.asarray((sides > 0).all(axis=1) & (sides.prod(axis=1) > 0) & np.isfinite(sides).all(axis=1))
+def _sides(corners: Array) -> Array:
+    return corners[..., 2:] - corners[..., :2]
 
 
 def _overlaps(box: Array, others: Array) -> Array:
     """Return the intersection over union of a box [4] and others [K, 4], all with an area."""
     sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
     inside = np.clip(sides, 0, None).prod(axis=1)
-    areas = (others[:, 2:] - others[:, :2]).prod(axis=1)
-    return np.asarray(inside / ((box[2:] - box[:2]).prod() + areas - inside))
+    return np.asarray(inside / (_sides(box).prod() + _sides(others).prod(axis=1) - inside))
