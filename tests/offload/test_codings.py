@@ -197,8 +197,8 @@ def test_inputs_that_have_no_codes_are_sent_as_they_are_beside_those_that_have()
 @pytest.mark.parametrize("shape", [(48, 8, 8), (5,), (2500,)])
 def test_planner_codes_as_submodels_do(kind: str, shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(9).normal(size=(2, *shape)).astype(np.float32)
-    codec = TensorCodec({"x": x}, kind)
-    parts, restored = codec.encode({"x": x})["x"], codec.restore({"x": x})["x"]
+    codec = TensorCodec(kind)
+    parts, restored = codec.encode(x), codec.restore(x)
     if kind == "raw":
         assert parts[0] is restored is x
         return

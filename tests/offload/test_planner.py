@@ -279,8 +279,7 @@ def test_limit_on_weights_holds_on_three_tiers() -> None:
         assert len(result.tiers) == 8
 
 
-def test_head_that_shares_a_large_weight_with_its_tail_is_refused() -> None:
-    # b is the first to need w, so it counts there; but a cut may put b on the server and c on the device.
+def test_head_that_shares_a_large_weight_with_its_tail_is_not_planned() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[1,64] x) => (float[1,64] y, float[1,64] z)'
         " { y = MatMul(x, w) s = Relu(x) z = MatMul(s, w) }"
@@ -292,8 +291,9 @@ def test_head_that_shares_a_large_weight_with_its_tail_is_refused() -> None:
     made = inputs_of(content, [1.0, 0.001, 0.001], [0.001, 1.0, 1.0], feeds)
     assert any(way.kind == "cut" for way in plan(made).ways)
     result = plan(replace(made, weights_bytes=10_000.0))
-    assert {way.kind for way in result.ways} == {"upload"}
-    assert any("Its head needs 16.4 kB of weights" in one.reason for one in result.refusals)
+    assert {way.kernels_on_device for way in result.ways} <= {0, 1}  # the activation
+    looser = plan(replace(made, weights_bytes=17_000.0))
+    assert max(way.kernels_on_device for way in looser.ways) == 2
 
 
 def test_model_too_large_for_the_device_is_never_planned_as_local() -> None:

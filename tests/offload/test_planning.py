@@ -9,8 +9,10 @@ import pytest
 from tests.offload.random_graphs import random_graph
 
 from edgekit_offload.cuts.kernel_graph import Kernel, KernelGraph
+from edgekit_offload.cuts.solver import Cuts
 from edgekit_offload.planning.costs import (
     CodedTensors,
+    DeviceLimits,
     GraphCosts,
     PowerModel,
     device_bytes,
@@ -219,6 +221,59 @@ def test_weights_that_two_kernels_share_count_on_each_side_that_has_one() -> Non
     weights = {tiers: device_weights(costs, tiers) for tiers in graph.placements(2)}
     assert weights == {(0, 0): 5e6, (0, 1): 5e6, (1, 0): 5e6, (1, 1): 0.0}
     assert device_bytes(costs, (0, 0)) == pytest.approx(5e6 + 30)
+
+
+def need_of(costs: GraphCosts, tiers: tuple[int, ...]) -> tuple[float, float]:
+    """Bytes of weights, and of weights and activations on the device, counted one by one."""
+    graph, here = costs.graph, [kernel for kernel, tier in enumerate(tiers) if tier == 0]
+    weights = sum(costs.weight_bytes[costs.weight_readers[here].any(axis=0)])
+    most = 0.0
+    for kernel in here:
+        live = 0.0
+        for row, tensor in enumerate(graph.tensors):
+            maker, readers = graph.producer.get(tensor, -1), graph.consumers[tensor]
+            if maker >= 0 and (maker > kernel or tiers[maker]):
+                continue  # not there yet, or on the server
+            is_read = any(reader >= kernel and not tiers[reader] for reader in readers)
+            is_sent = any(tiers[reader] for reader in readers)
+            if is_read or is_sent or tensor in graph.outputs or kernel == max(maker, 0):
+                live += costs.raw_bytes[row]
+        most = max(most, live)
+    return weights, weights + most
+
+
+@pytest.mark.parametrize("limited", ["weights_bytes", "memory_bytes"])
+def test_limit_with_shared_weights_misses_no_cut_and_a_looser_one_is_never_worse(limited: str) -> None:
+    rng, bound = random.Random(21), 0
+    for _ in range(12):
+        count = rng.randrange(2, 8)
+        costs = costs_of(random_graph(rng, count), rng)
+        readers = np.array([[rng.random() < 0.4 for _ in range(count)] for _ in range(count)])
+        costs = replace(costs, weight_readers=readers)
+        every = list(costs.graph.placements(2))
+        table = latency_costs(costs, "raw", link(5.0))
+        seconds = table.of(costs.graph, np.array(every, np.int8))
+        needs = [need_of(costs, tiers)[limited == "memory_bytes"] for tiers in every]
+        last = np.inf
+        for limit in sorted({*needs}):
+            limits = DeviceLimits(**{limited: limit}).of(costs)
+            cheapest = Cuts(costs.graph).cheapest(table, limits)
+            assert needs[every.index(cheapest.tiers)] <= limit
+            best = min(s for s, need in zip(seconds, needs, strict=True) if need <= limit)
+            assert cheapest.cost == pytest.approx(best, rel=1e-7)
+            assert cheapest.cost <= last * (1 + 1e-9)
+            last = cheapest.cost
+            bound += best > seconds.min()
+    assert bound > 10
+
+
+def test_memory_of_the_device_counts_what_is_sent_and_nothing_of_the_server() -> None:
+    rng = random.Random(22)
+    for _ in range(10):
+        costs = costs_of(random_graph(rng, 7), rng)
+        for tiers in costs.graph.placements(2):
+            if 0 in tiers:
+                assert device_bytes(costs, tiers) == pytest.approx(need_of(costs, tiers)[1])
 
 
 def test_memory_limit_is_kept_and_costs_what_an_exhaustive_search_finds() -> None:

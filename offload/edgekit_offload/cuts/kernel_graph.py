@@ -90,6 +90,14 @@ class KernelGraph:
         )
 
     @cached_property
+    def ancestors(self) -> NDArray[np.bool_]:
+        """Kernels that each one needs, and itself: bool [kernels, kernels]."""
+        needed = np.eye(len(self.kernels), dtype=np.bool_)
+        for number, before in enumerate(self.predecessors):
+            needed[number] |= needed[list(before)].any(axis=0)
+        return needed
+
+    @cached_property
     def edges(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Numbers of earlier kernels, and of the later kernels that read their tensors, pair by pair."""
         pairs = [(one, number) for number, before in enumerate(self.predecessors) for one in before]

@@ -12,7 +12,7 @@ back to producers, so its minimum cut may let the device read tensors of the ser
 Source: J.-C. Picard, "Maximal closure of a graph and applications to combinatorial problems", 1976.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, product
@@ -28,6 +28,7 @@ from edgekit_runtime.errors import CutError
 
 MAX_ENUMERATED: Final = 100_000  # placements that are tried one by one to confirm a plan
 _GAP: Final = 1e-9  # share of the optimum: the gap between a plan and its bound that rounding may leave
+_LIMITS_AT_ONCE: Final = 8  # that are added to a program after each solution that breaks some
 _LARGEST: Final = 1e4  # costs are scaled to this maximum
 _OPTIONS: Final = {
     "output_flag": False,
@@ -41,7 +42,7 @@ _OPTIONS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Limit:
     """A sum over the placed kernels and tensors that may not exceed a bound.
 
@@ -49,11 +50,27 @@ class Limit:
         costs: the addends, such as the bytes of weights on the device or seconds of latency.
         at_most: the bound, in the unit of `costs`.
         name: name for messages, such as "memory of the device".
+        shared: further addends, each with its kernels: it counts once if any of them runs on the device.
+        slack: what `costs` may have beyond `at_most`, for a limit that holds with one kernel alone.
     """
 
     costs: Costs
     at_most: float
     name: str
+    shared: tuple[tuple[float, tuple[int, ...]], ...] = ()
+    slack: float = 0.0
+
+    @property
+    def largest(self) -> float:
+        """The largest sum that keeps the limit, with what rounding may add."""
+        return self.at_most * (1 + _GAP) + self.slack
+
+    def of(self, graph: KernelGraph, placements: NDArray[np.int8]) -> NDArray[np.float64]:
+        """Return the sum for each placement; infinity if data flows backward. See `Costs.of`."""
+        total = self.costs.of(graph, placements)
+        for addend, kernels in self.shared:
+            total += addend * (placements[:, kernels] == 0).any(axis=1)
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +199,14 @@ class Cuts:
             CutError: no placement is possible; the message names the limits.
         """
         weights, constant = self._weights(costs)
-        if limits:
-            return self._search([costs], limits, weights, constant)
-        values, bound = self._solve_linear(costs, weights)
-        return self._placement([costs], values, bound + constant, "dual")
+
+        def solve(active: Sequence[Limit]) -> Placement:
+            if active:
+                return self._search([costs], active, weights, constant)
+            values, bound = self._solve_linear(costs, weights)
+            return self._placement([costs], values, bound + constant, "dual")
+
+        return self._keep(limits, solve)
 
     def fastest_pipeline(self, stages: Sequence[Costs], limits: Sequence[Limit] = ()) -> Placement:
         """Return the placement whose slowest stage is fastest: requests overlap, so it decides the rate.
@@ -197,7 +218,23 @@ class Cuts:
         Raises:
             CutError: no placement is possible; the message names the limits.
         """
-        return self._search(stages, limits, None, 0.0)
+        return self._keep(limits, lambda active: self._search(stages, active, None, 0.0))
+
+    def _keep(self, limits: Sequence[Limit], solve: Callable[[Sequence[Limit]], Placement]) -> Placement:
+        """Return what `solve` finds with as few of the limits as make it keep all of them.
+
+        A bound without a limit holds with it too, and most of a hundred limits on memory never matter.
+        """
+        active: list[Limit] = []
+        while True:
+            placement = solve(active)
+            tiers = np.array([placement.tiers], np.int8)
+            excess = [float(limit.of(self.graph, tiers)[0]) - limit.largest for limit in limits]
+            worst = sorted(range(len(limits)), key=excess.__getitem__)[-_LIMITS_AT_ONCE:]
+            broken = [limits[number] for number in worst if excess[number] > 0]
+            if all(limit in active for limit in broken):
+                return placement
+            active += [limit for limit in broken if limit not in active]
 
     def confirm(self, found: Placement, stages: Sequence[Costs], limits: Sequence[Limit] = ()) -> Placement:
         """Try all placements if there are at most `MAX_ENUMERATED`, and return the best with that proof.
@@ -212,7 +249,7 @@ class Cuts:
             return found
         costs = np.max([stage.of(self.graph, every) for stage in stages], axis=0)
         for limit in limits:
-            costs[limit.costs.of(self.graph, every) > limit.at_most * (1 + _GAP)] = np.inf
+            costs[limit.of(self.graph, every) > limit.largest] = np.inf
         least = float(costs.min())
         best = tuple(int(tier) for tier in every[int(costs.argmin())])
         return Placement(
@@ -320,15 +357,33 @@ class Cuts:
                 solver.addRow(
                     -highspy.kHighsInf, -offset * scale, len(index), index, np.append(part * scale, -1.0)
                 )
-        for limit in limits:
-            part, offset = self._weights(limit.costs)
-            unit = max(abs(limit.at_most), float(np.abs(part).max()), 1e-300)
-            solver.addRow(
-                -highspy.kHighsInf, (limit.at_most - offset) / unit, len(columns), columns, part / unit
-            )
+        self._add_limits(solver, limits)
         values = _run(solver, limits)
         bound = float(solver.getInfo().mip_dual_bound) / scale
         return self._placement(stages, values, bound + constant, "solver")
+
+    def _add_limits(self, solver: highspy.Highs, limits: Sequence[Limit]) -> None:
+        """Add the rows of limits; what several kernels share has a variable, at least that of each kernel."""
+        shared: dict[tuple[int, ...], int] = {}
+        for limit in limits:
+            part, offset = self._weights(limit.costs)
+            for _, kernels in limit.shared:
+                if kernels not in shared:
+                    shared[kernels] = column = solver.getNumCol()
+                    solver.addCol(0.0, 0.0, 1.0, 0, [], [])
+                    for kernel in kernels:
+                        index = np.array([self._before[kernel, 0], column], np.int32)
+                        solver.addRow(-highspy.kHighsInf, 0.0, 2, index, np.array([1.0, -1.0]))
+            index = np.append(np.flatnonzero(part), [shared[kernels] for _, kernels in limit.shared])
+            terms = np.append(part[part != 0], [addend for addend, _ in limit.shared])
+            unit = max(abs(limit.at_most), float(np.abs(terms).max(initial=0.0)), 1e-300)
+            solver.addRow(
+                -highspy.kHighsInf,
+                (limit.at_most + limit.slack - offset) / unit,
+                len(index),
+                index.astype(np.int32),
+                terms / unit,
+            )
 
     def _placement(
         self, stages: Sequence[Costs], values: NDArray[np.float64], bound: float, proof: str

@@ -14,8 +14,9 @@ import onnxruntime
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from edgekit_offload.profiling.fused_graph import is_plain
 from edgekit_runtime.errors import CutError
-from edgekit_runtime.tensors import DTYPES, TensorSpec
+from edgekit_runtime.tensors import TensorSpec
 
 WHOLE_ONLY: Final = "it can only run whole: on the device, or on the server"
 MAX_MODEL_BYTES: Final = (1 << 31) - 1  # limit of protobuf; larger models keep weights in other files
@@ -25,6 +26,7 @@ _LOG_FATAL_ONLY: Final = 4
 _RANDOM: Final = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
+_OTHER_SCALE: Final = -30.0  # of inputs for which sizes that depend on values are others
 _INTEGER_SIZES: Final = 2  # generated integers are 0 or 1, which are indices almost everywhere
 
 
@@ -95,7 +97,7 @@ class SourceModel:
         ]
         shapes = {}
         for name in [node.output[0] for node in nodes if not self.is_constant(node.output[0])]:
-            one, two = (values[name] for values in self.samples)
+            one, two, _ = (values[name] for values in self.samples)
             if np.array_equal(one, two):
                 shapes[name] = one
             elif one.ndim and (one[0], two[0]) == (1, 2) and np.array_equal(one[1:], two[1:]):
@@ -117,41 +119,64 @@ class SourceModel:
         return tensor in self.weights or self.writer.get(tensor) in self.constant_nodes
 
     def spec(self, tensor: str) -> TensorSpec:
-        """Return dtype and shape of an input or of a node's output; only axis 0 can be free.
+        """Return dtype and shape of an input or of a node's output; each free size has a symbol of its own.
+
+        The batch is `N`.
+
+        Raises:
+            CutError: the tensor is not a plain one, or its rank changes.
+        """
+        runs: list[Any] = [values.get(tensor) for values in self.samples]
+        if not all(map(is_plain, runs)):
+            raise CutError(f"model: tensor {tensor!r} is no plain tensor, so it cannot be sent; {WHOLE_ONLY}")
+        one, two, other = runs
+        if not one.ndim == two.ndim == other.ndim:
+            raise CutError(f"model: the rank of tensor {tensor!r} depends on the data; {WHOLE_ONLY}")
+        shape: list[int | str] = []
+        for axis, sizes in enumerate(zip(one.shape, two.shape, other.shape, strict=True)):
+            symbol = "N" if (axis, *sizes) == (0, 1, 2, 1) else f"{tensor}_{axis}"
+            shape.append(sizes[0] if len(set(sizes)) == 1 else symbol)
+        return TensorSpec(tensor, one.dtype.name, tuple(shape))
+
+    def sent_spec(self, tensor: str) -> TensorSpec:
+        """Return dtype and shape of a tensor that crosses the link; only its axis 0 can be free.
 
         Raises:
             CutError: the tensor is not a plain one, or its shape depends on more than the batch.
         """
-        one, two = (values.get(tensor) for values in self.samples)
-        if one is None or two is None or one.dtype.name not in DTYPES:
-            raise CutError(f"model: tensor {tensor!r} is no plain tensor, so it cannot be sent; {WHOLE_ONLY}")
-        shape: tuple[int | str, ...] = one.shape
-        if one.shape != two.shape:
-            if one.ndim != two.ndim or one.shape[1:] != two.shape[1:]:
-                raise CutError(
-                    f"model: tensor {tensor!r} has shape {list(one.shape)} for one sample and"
-                    f" {list(two.shape)} for two, expected that only axis 0 differs; {WHOLE_ONLY}"
-                )
-            is_batch = one.shape[0] == 1 and two.shape[0] == len(self.samples)
-            shape = ("N" if is_batch else f"{tensor}_0", *one.shape[1:])
-        return TensorSpec(tensor, one.dtype.name, shape)
+        spec, (one, _, other) = self.spec(tensor), self.samples
+        if any(isinstance(size, str) for size in spec.shape[1:]) or one[tensor].shape != other[tensor].shape:
+            raise CutError(
+                f"model: the size of tensor {tensor!r} {list(spec.shape)} depends on more than the batch, so"
+                f" it cannot be sent; {WHOLE_ONLY}"
+            )
+        return spec
 
     @cached_property
-    def samples(self) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:
-        """Every tensor of a run with a batch of 1, and of a run with a batch of 2 if the batch is free.
+    def samples(self) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
+        """Every tensor of a run with a batch of 1, of 2 if it is free, and of 1 with other values.
 
         onnxruntime runs the model because shape inference does not know all of its own operators.
 
         Raises:
             CutError: an input has a free size that is not the batch, or onnxruntime does not run the model.
         """
-        one = self.run_all(1)
-        return one, self.run_all(2) if self._is_batch_free else one
+        symbols = self._free_symbols
+        one = self.run_all({})
+        two = self.run_all(dict.fromkeys(symbols, 2)) if symbols else one
+        if len(symbols) > 1 and self._try({name: 2 + number for number, name in enumerate(symbols)}):
+            raise CutError(
+                f"model: {', '.join(symbols)} are free independently of each other, expected one batch; fix"
+                f" all but one and cut again, otherwise {WHOLE_ONLY}"
+            )
+        other = self._try({}, _OTHER_SCALE) or one
+        return one, two, other
 
     @cached_property
-    def _is_batch_free(self) -> bool:
+    def _free_symbols(self) -> tuple[str, ...]:
+        """The names of the free sizes of axis 0."""
         values = {value.name: value for value in self.proto.graph.input}
-        free = False
+        symbols: dict[str, None] = {}
         for name in self.inputs:
             tensor = values[name].type.tensor_type
             if not tensor.HasField("shape"):
@@ -164,44 +189,68 @@ class SourceModel:
                         f"model: axis {axis} of input {name!r} is free, expected that only axis 0 is; fix it"
                         f" and cut again, otherwise {WHOLE_ONLY}"
                     )
-                free = True
-        return free
+                symbols[dim.dim_param or f"{name}_0"] = None
+        return tuple(symbols)
 
-    def run_all(self, batch: int) -> dict[str, NDArray[Any]]:
+    def _try(self, sizes: Mapping[str, int], scale: float = 1.0) -> dict[str, Any] | None:
+        """Return what `run_all` returns, or None if the model does not run so."""
+        try:
+            return self.run_all(sizes, scale)
+        except CutError:
+            return None
+
+    def run_all(self, sizes: Mapping[str, int], scale: float = 1.0) -> dict[str, Any]:
         """Return every tensor of a run on generated inputs, including the inputs.
+
+        Args:
+            sizes: name of a free size -> the size; 1 for others.
+            scale: factor of the generated floats, which are in 0..1.
 
         Raises:
             CutError: onnxruntime does not run the model.
         """
-        is_free = self._is_batch_free
-        traced = onnx.ModelProto()
-        traced.CopyFrom(self.proto)
-        names = [name for name, index in self.writer.items() if index not in self.constant_nodes]
-        traced.graph.output.extend(
-            onnx.ValueInfoProto(name=name) for name in names if name not in self.outputs
-        )
+        self._free_symbols  # noqa: B018  # checks the inputs
         stream = np.random.default_rng(0)
         feeds = {}
-        for value in traced.graph.input:
+        for value in self.proto.graph.input:
             if value.name in self.weights:
                 continue
             dims = value.type.tensor_type.shape.dim
-            sizes = [dim.dim_value if dim.HasField("dim_value") or not is_free else batch for dim in dims]
+            shape = [
+                dim.dim_value
+                if dim.HasField("dim_value")
+                else sizes.get(dim.dim_param or f"{value.name}_0", 1)
+                for dim in dims
+            ]
             dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-            made = stream.random(sizes) if dtype.kind == "f" else stream.integers(0, _INTEGER_SIZES, sizes)
+            is_float = dtype.kind == "f"
+            made = stream.random(shape) * scale if is_float else stream.integers(0, _INTEGER_SIZES, shape)
             feeds[value.name] = np.asarray(made).astype(dtype)
+        try:
+            names = [one.name for one in self._traced.get_outputs()]
+            values = self._traced.run(names, feeds)
+        except Exception as cause:  # its exceptions have no other common base
+            batch = next(iter(sizes.values()), 1)
+            raise CutError(f"model: onnxruntime does not run it with a batch of {batch}: {cause}") from cause
+        return {**feeds, **dict(zip(names, values, strict=True))}
+
+    @cached_property
+    def _traced(self) -> onnxruntime.InferenceSession:
+        """A session that returns every tensor, except constants that are no outputs."""
+        traced = onnx.ModelProto()
+        traced.CopyFrom(self.proto)
+        traced.graph.output.extend(
+            onnx.ValueInfoProto(name=name)
+            for name, index in self.writer.items()
+            if index not in self.constant_nodes and name not in self.outputs
+        )
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = _LOG_FATAL_ONLY
         settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         settings.intra_op_num_threads = 1
-        try:
-            session = onnxruntime.InferenceSession(
-                traced.SerializeToString(), settings, providers=["CPUExecutionProvider"], enable_fallback=0
-            )
-            values = session.run(names, feeds)
-        except Exception as cause:  # its exceptions have no other common base
-            raise CutError(f"model: onnxruntime does not run it with a batch of {batch}: {cause}") from cause
-        return {**feeds, **{name: np.asarray(one) for name, one in zip(names, values, strict=True)}}
+        return onnxruntime.InferenceSession(
+            traced.SerializeToString(), settings, providers=["CPUExecutionProvider"], enable_fallback=0
+        )
 
 
 def parse_model(content: bytes) -> onnx.ModelProto:

@@ -94,14 +94,14 @@ def split_model(
     """
     whole = model if isinstance(model, SourceModel) else SourceModel(model)
     device, server = _sides(whole, device_nodes)
-    crossing = _crossing(whole, device, server)
     nodes = whole.proto.graph.node
     made = {name for index in server for name in nodes[index].output}
     # A constant, or an input that is also an output, is an output of the side that runs alone.
     tail_outputs = [name for name in whole.outputs if name in made or (not device and coding.kind == "raw")]
     head_outputs = [name for name in whole.outputs if name not in tail_outputs]
+    crossing = _crossing(whole, device, server, tail_outputs)
     opset = next(one.version for one in whole.proto.opset_import if one.domain in _DEFAULT_DOMAINS)
-    specs = {name: whole.spec(name) for name in crossing}
+    specs = {name: whole.sent_spec(name) for name in crossing}
     coded = {name: code_tensor(specs[name], coding, opset) for name in crossing}
     _check_names(whole, [one for one in coded.values() if one is not None])
     sent = tuple(
@@ -244,10 +244,12 @@ def _needed(whole: SourceModel) -> list[int]:
     return sorted(needed)
 
 
-def _crossing(whole: SourceModel, device: Sequence[int], server: Sequence[int]) -> list[str]:
-    """Tensors that the server reads and does not make: inputs, and tensors that the device makes."""
+def _crossing(
+    whole: SourceModel, device: Sequence[int], server: Sequence[int], outputs: Sequence[str]
+) -> list[str]:
+    """Tensors that the server reads or returns and does not make: inputs, and what the device makes."""
     made = {name for index in server for name in whole.proto.graph.node[index].output}
-    read = {name for index in server for name in whole.proto.graph.node[index].input if name}
+    read = {name for index in server for name in whole.proto.graph.node[index].input if name} | {*outputs}
     crossing = [name for name in whole.inputs if name in read]
     for index in device:
         crossing += [name for name in whole.proto.graph.node[index].output if name in read - made]

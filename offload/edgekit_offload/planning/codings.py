@@ -1,15 +1,15 @@
 """Sizes of tensors on the link in each coding, and its effect on answers, measured on samples.
 
-The nodes that submodels get (`edgekit_offload.partition.coding`) code all tensors of a model in one graph.
+The nodes that submodels get (`edgekit_offload.partition.coding`) code the tensors.
 Times are this machine's, scaled, until the cuts themselves are measured.
 """
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import onnx
@@ -17,7 +17,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from edgekit_offload.cuts.kernel_graph import KernelGraph
-from edgekit_offload.partition.coding import Coding, CodingKind, build_model, code_tensor
+from edgekit_offload.partition.coding import CodedTensor, Coding, build_model, code_tensor
 from edgekit_offload.planning.costs import TENSOR_BYTES, CodedTensors
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.measurement.job_runner import PAUSE_S
@@ -25,6 +25,7 @@ from edgekit_runtime.tensors import Array, TensorSpec
 
 FAMILIES: Final = ("raw", "int8", "int4")
 COMPRESSION_PAYS: Final = 0.95  # share of the uncompressed size; above, compression is left out
+_TENSOR: Final = "tensor"  # its name in sessions that only code
 _OPSET: Final = 17  # codings are the same in all opsets
 _ZSTD_LEVEL: Final = 1
 _WARMUP: Final = 2
@@ -137,22 +138,23 @@ def measure_codings(
     sizes = {family: np.zeros((len(feeds), len(graph.tensors))) for family in FAMILIES}
     raw_bytes = np.zeros(len(graph.tensors))
     spent_s = dict.fromkeys(FAMILIES, 0.0)
-    codecs: dict[str, TensorCodec] = {}
+    codecs = {family: TensorCodec(family) for family in FAMILIES}
+    is_coded = {family: np.zeros(len(graph.tensors), np.bool_) for family in FAMILIES}
     compressed_bytes(np.zeros(1))  # the first call may import
-    for number, one in enumerate(feeds):
-        arrays = dict(zip(graph.tensors, _record(model, graph, one), strict=True))
-        raw_bytes += np.array([array.nbytes / len(feeds) for array in arrays.values()])
-        for family in FAMILIES:
-            codec = codecs.setdefault(family, TensorCodec(arrays, family))
-            begin_s = time.perf_counter()
-            for row, parts in enumerate(codec.encode(arrays).values()):
+    for number, arrays in enumerate(_record(model, graph, feeds)):
+        raw_bytes += np.array([array.nbytes / len(feeds) for array in arrays])
+        for family, codec in codecs.items():
+            for row, array in enumerate(arrays):
+                is_coded[family][row] |= codec.codes(array)  # opens the session before the clock starts
+                begin_s = time.perf_counter()
+                parts = codec.encode(array)
                 body = np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
                 sizes[family][number, row] = compressed_bytes(body) + TENSOR_BYTES * (len(parts) - 1)
-            spent_s[family] += time.perf_counter() - begin_s
+                spent_s[family] += time.perf_counter() - begin_s
     codings = {}
-    for family, codec in codecs.items():
+    for family in FAMILIES:
         coded_s = raw_bytes * (spent_s[family] / max(float(raw_bytes.sum()) * len(feeds), 1.0))
-        names = tuple(family if tensor in codec.coded else "raw" for tensor in graph.tensors)
+        names = tuple(family if coded else "raw" for coded in is_coded[family])
         sent_bytes = sizes[family].mean(axis=0)
         codings[family] = CodedTensors(
             names, sent_bytes, coded_s * device_slowdown, coded_s * server_slowdown
@@ -163,61 +165,58 @@ def measure_codings(
 class TensorCodec:
     """Codes tensors by the nodes of heads, and restores them by the nodes of tails.
 
-    Attributes:
-        coded: names of the tensors that the coding changes; others stay as they are.
-
-    Raises:
-        CutError: onnxruntime refuses the nodes.
+    Tensors whose shapes differ in axis 0 at most share a session, which is opened for the first of them: a
+    model of all tensors takes seconds to open, and would need a symbol for each free size.
     """
 
-    def __init__(self, arrays: Feeds, family: str) -> None:
-        kind: CodingKind = "int8" if family == "int8" else "int4" if family == "int4" else "raw"
-        specs = {
-            name: TensorSpec(name, array.dtype.name, ("N", *array.shape[1:]))
-            for name, array in arrays.items()
-            if array.ndim > 1 and array.dtype == np.float32
-        }
-        found = {name: code_tensor(spec, Coding(kind), _OPSET) for name, spec in specs.items()}
-        self.coded = {name: one for name, one in found.items() if one is not None}
-        sent = [spec for one in self.coded.values() for spec in one.sent]
-        taken = [specs[name] for name in self.coded]
-        restored = [
-            TensorSpec(one.restored, "float32", specs[name].shape) for name, one in self.coded.items()
-        ]
-        self._encoder, self._decoder = (
-            open_model(build_model([getattr(one, half) for one in self.coded.values()], inputs, outputs))
-            if self.coded
-            else None
-            for half, inputs, outputs in (("encode", taken, sent), ("decode", sent, restored))
-        )
+    def __init__(self, family: str) -> None:
+        self._coding = Coding("int8" if family == "int8" else "int4" if family == "int4" else "raw")
+        self._coded: dict[tuple[int, ...], CodedTensor | None] = {}
+        self._sessions: dict[tuple[str, tuple[int, ...]], onnxruntime.InferenceSession] = {}
 
-    def encode(self, arrays: Feeds) -> dict[str, tuple[Array, ...]]:
-        """Return the arrays that are sent for each tensor."""
-        made: dict[str, Array] = {}
-        if self._encoder is not None:
-            names = [one.name for one in self._encoder.get_outputs()]
-            feeds = {name: arrays[name] for name in self.coded}
-            made = dict(zip(names, self._encoder.run(names, feeds), strict=True))
-        return {
-            name: tuple(made[spec.name] for spec in self.coded[name].sent)
-            if name in self.coded
-            else (np.ascontiguousarray(array),)
-            for name, array in arrays.items()
-        }
+    def codes(self, array: Array) -> bool:
+        """Return True if the coding changes this tensor; others are sent as they are."""
+        return self._open("encode", array) is not None
 
-    def restore(self, arrays: Feeds) -> dict[str, Array]:
-        """Return the tensors as the server has them after decoding."""
-        if self._decoder is None:
-            return dict(arrays)
-        sent = self.encode(arrays)
-        feeds = {
-            spec.name: part
-            for name, one in self.coded.items()
-            for spec, part in zip(one.sent, sent[name], strict=True)
-        }
-        names = [one.restored for one in self.coded.values()]
-        made = dict(zip(self.coded, self._decoder.run(names, feeds), strict=True))
-        return {name: made.get(name, array) for name, array in arrays.items()}
+    def encode(self, array: Array) -> tuple[Array, ...]:
+        """Return the arrays that are sent for a tensor."""
+        session = self._open("encode", array)
+        if session is None:
+            return (np.ascontiguousarray(array),)
+        return tuple(session.run(None, {_TENSOR: array}))
+
+    def restore(self, array: Array) -> Array:
+        """Return a tensor as the server has it after decoding."""
+        session = self._open("decode", array)
+        if session is None:
+            return array
+        names = [one.name for one in session.get_inputs()]
+        (restored,) = session.run(None, dict(zip(names, self.encode(array), strict=True)))
+        return np.asarray(restored)
+
+    def _open(self, half: Literal["encode", "decode"], array: Array) -> onnxruntime.InferenceSession | None:
+        """Return the session that codes or decodes a tensor; None if it is sent as it is.
+
+        Raises:
+            CutError: onnxruntime refuses the nodes.
+        """
+        if array.ndim < 2 or array.dtype != np.float32:
+            return None
+        sizes = array.shape[1:]
+        spec = TensorSpec(_TENSOR, "float32", ("N", *sizes))
+        if sizes not in self._coded:
+            self._coded[sizes] = code_tensor(spec, self._coding, _OPSET)
+        coded = self._coded[sizes]
+        if coded is None:
+            return None
+        if (half, sizes) not in self._sessions:
+            restored = replace(spec, name=coded.restored)
+            nodes, inputs, outputs = {
+                "encode": (coded.encode, [spec], list(coded.sent)),
+                "decode": (coded.decode, list(coded.sent), [restored]),
+            }[half]
+            self._sessions[half, sizes] = open_model(build_model([nodes], inputs, outputs))
+        return self._sessions[half, sizes]
 
 
 def compressed_bytes(array: Array) -> int:
@@ -264,17 +263,18 @@ def open_model(
         raise CutError(f"onnxruntime refused the model: {cause}") from cause
 
 
-def _record(model: bytes, graph: KernelGraph, feeds: Feeds) -> list[NDArray[np.generic]]:
-    """Return the value of every tensor of the graph for one request, in the graph's order."""
+def _record(model: bytes, graph: KernelGraph, feeds: Sequence[Feeds]) -> Iterator[list[Array]]:
+    """Yield the value of every tensor of the graph for each request, in the graph's order."""
     inputs = set(graph.inputs)
     proto = onnx.load_from_string(model)
-    known = {one.name for one in proto.graph.output}
-    made = [tensor for tensor in graph.tensors if tensor not in inputs]
-    proto.graph.output.extend(onnx.ValueInfoProto(name=tensor) for tensor in made if tensor not in known)
+    outputs = {one.name for one in proto.graph.output}
+    written = [tensor for tensor in graph.tensors if tensor not in inputs]
+    proto.graph.output.extend(onnx.ValueInfoProto(name=tensor) for tensor in written if tensor not in outputs)
     session = open_model(proto.SerializeToString())
-    try:
-        outputs = session.run(made, dict(feeds))
-    except Exception as cause:  # as above
-        raise CutError(f"the model does not run on a sample: {cause}") from cause
-    values = {**feeds, **dict(zip(made, outputs, strict=True))}
-    return [np.asarray(values[tensor]) for tensor in graph.tensors]
+    for one in feeds:
+        try:
+            results = session.run(written, dict(one)) if written else []
+        except Exception as cause:  # as above
+            raise CutError(f"the model does not run on a sample: {cause}") from cause
+        values = {**one, **dict(zip(written, results, strict=True))}
+        yield [np.asarray(values[tensor]) for tensor in graph.tensors]

@@ -104,14 +104,6 @@ class GraphCosts:
     weight_readers: NDArray[np.bool_]
     codings: Mapping[str, CodedTensors]
 
-    @property
-    def first_weight_bytes(self) -> NDArray[np.float64]:
-        """float64 [kernels]: bytes of the weights of each kernel that no earlier kernel needs."""
-        readers = self.weight_readers
-        is_first = np.cumsum(readers, axis=0) == 1
-        first: NDArray[np.float64] = (readers & is_first) @ self.weight_bytes
-        return first
-
     def sent(self, tiers: tuple[int, ...], link: int = 0) -> tuple[int, ...]:
         """Return the numbers of the tensors that cross a link if kernels run on `tiers`."""
         graph = self.graph
@@ -324,28 +316,60 @@ def memory_limits(costs: GraphCosts, at_most_bytes: float) -> tuple[Limit, ...]:
     """Return limits that keep weights and live activations on the device below a number of bytes.
 
     There is one limit for each kernel: if it runs on the device, all weights there and the tensors that are
-    live while it runs must fit. Kernels that depend on one with as much live memory need no limit of their
-    own, because that one is on the device too. Kernels are assumed to run in the order of the graph. Weights
-    that several kernels need count for the first of them, so `device_bytes` may be larger if that one runs
-    elsewhere.
+    live while it runs must fit (`device_bytes`). A kernel that depends on one with as much live memory needs
+    no limit of its own, because that one is on the device too.
+
+    A tensor counts by the kernel that makes it, or after its last reader by whether it is sent. Where that
+    does not follow from the kernel of the limit, the bound is raised by those bytes, and so is the use of
+    that kernel: without it on the device, the limit is only that of the weights.
     """
-    graph, live, weights = costs.graph, _live_bytes(costs), costs.first_weight_bytes
-    before: list[float] = []  # the largest live memory of all kernels that must run before
-    limits = []
-    for number, earlier in enumerate(graph.predecessors):
-        largest = max((before[kernel] for kernel in earlier), default=-1.0)
-        before.append(max(largest, live[number]))
-        if live[number] <= largest:
+    graph = costs.graph
+    first, last = _lifetimes(graph)
+    tensors, makers = graph.made
+    needed = np.ones((len(graph.kernels), len(graph.tensors)), np.bool_)  # on the device if the kernel is
+    needed[:, tensors] = graph.ancestors[:, makers]
+    read, readers, starts = graph.read
+    may_be_sent = np.zeros_like(needed)  # although the kernel is on the device
+    if len(read):
+        may_be_sent[:, read] = np.logical_or.reduceat(~graph.ancestors[:, readers], starts, axis=1)
+    numbers = np.arange(len(graph.kernels))[:, np.newaxis]
+    is_used, is_over = (first <= numbers) & (numbers <= last), last < numbers
+    surely = (needed & is_used) @ costs.raw_bytes
+    loose = (~needed & is_used, may_be_sent & is_over)
+    most = surely + (loose[0] | loose[1]) @ costs.raw_bytes
+    weights, limits = replace(weight_limit(costs, at_most_bytes), name="memory of the device"), []
+    for number in range(len(graph.kernels)):
+        earlier = graph.ancestors[number].copy()
+        earlier[number] = False
+        if most[number] <= surely[earlier].max(initial=-1.0):
             continue
-        use = weights.copy()
-        use[number] += live[number]
-        limits.append(_on_device(costs, use, at_most_bytes, "memory of the device"))
+        compute, upload = weights.costs.compute.copy(), weights.costs.upload.copy()
+        np.add.at(compute[:, 0], makers, np.where(loose[0][number], costs.raw_bytes, 0.0)[tensors])
+        compute[number, 0] += most[number]
+        upload[:, 0] = np.where(loose[1][number], costs.raw_bytes, 0.0)
+        table = replace(weights.costs, compute=compute, upload=upload)
+        limits.append(replace(weights, costs=table, slack=float(most[number] - surely[number])))
     return tuple(limits)
 
 
 def weight_limit(costs: GraphCosts, at_most_bytes: float) -> Limit:
     """Return the limit that keeps the weights on the device below a number of bytes."""
-    return _on_device(costs, costs.first_weight_bytes, at_most_bytes, "weights on the device")
+    compute = np.zeros_like(costs.seconds)
+    sizes: dict[tuple[int, ...], float] = {}
+    for column, size_bytes in enumerate(costs.weight_bytes):
+        readers = np.flatnonzero(costs.weight_readers[:, column])
+        # A reader is on the device only with those before it, so the first ones decide.
+        before = costs.graph.ancestors[np.ix_(readers, readers)].sum(axis=1)
+        kernels = tuple(int(reader) for reader in readers[before == 1])
+        sizes[kernels] = sizes.get(kernels, 0.0) + float(size_bytes)
+    shared = [(size_bytes, kernels) for kernels, size_bytes in sizes.items() if len(kernels) > 1]
+    for kernels, size_bytes in sizes.items():
+        if len(kernels) == 1:
+            compute[kernels[0], 0] += size_bytes
+    links = compute.shape[1] - 1
+    none = np.zeros((len(costs.raw_bytes), links))
+    table = Costs(compute, none, none, np.zeros(links))
+    return Limit(table, at_most_bytes, "weights on the device", tuple(shared))
 
 
 def device_weights(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
@@ -355,33 +379,31 @@ def device_weights(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
 
 
 def device_bytes(costs: GraphCosts, tiers: tuple[int, ...]) -> float:
-    """Return the bytes of weights and of the most live activations of the kernels on the device."""
-    here = np.array(tiers) == 0
+    """Return the bytes of weights and of the most live activations of the kernels on the device.
+
+    A tensor lives there from its making to its last reader; what is sent, and outputs, to the end.
+    """
+    here, graph = np.array(tiers) == 0, costs.graph
     if not here.any():
-        return float(costs.raw_bytes[: len(costs.graph.inputs)].sum())
-    return device_weights(costs, tiers) + float(_live_bytes(costs)[here].max())
+        return float(costs.raw_bytes[: len(graph.inputs)].sum())
+    first, last = _lifetimes(graph)
+    is_here, is_sent = np.ones((2, len(graph.tensors)), np.bool_)
+    tensors, makers = graph.made
+    is_here[tensors] = here[makers]
+    is_sent[:] = np.isin(np.arange(len(is_sent)), costs.sent(tiers))
+    numbers = np.flatnonzero(here)[:, np.newaxis]
+    live = is_here & (first <= numbers) & ((numbers <= last) | is_sent)
+    return device_weights(costs, tiers) + float((live @ costs.raw_bytes).max())
 
 
-def _on_device(costs: GraphCosts, use: NDArray[np.float64], at_most: float, name: str) -> Limit:
-    """Return the limit on a sum over the kernels on the device: float64 [kernels]."""
-    compute = np.zeros_like(costs.seconds)
-    compute[:, 0] = use
-    links = compute.shape[1] - 1
-    none = np.zeros((len(costs.raw_bytes), links))
-    return Limit(Costs(compute, none, none, np.zeros(links)), at_most, name)
-
-
-def _live_bytes(costs: GraphCosts) -> NDArray[np.float64]:
-    """Return float64 [kernels]: bytes of tensors that exist while each kernel runs, in the graph's order."""
-    graph = costs.graph
-    live = np.zeros(len(graph.kernels))
-    for row, tensor in enumerate(graph.tensors):
-        first = graph.producer.get(tensor, 0)
-        last = max(graph.consumers[tensor], default=first)
-        if tensor in graph.outputs:
-            last = len(live) - 1
-        live[first : last + 1] += costs.raw_bytes[row]
-    return live
+def _lifetimes(graph: KernelGraph) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the numbers of the kernels that make and that read each tensor last; int [tensors] each."""
+    first = [graph.producer.get(tensor, 0) for tensor in graph.tensors]
+    last = [
+        len(graph.kernels) - 1 if tensor in graph.outputs else max(graph.consumers[tensor], default=number)
+        for tensor, number in zip(graph.tensors, first, strict=True)
+    ]
+    return np.array(first, np.intp), np.array(last, np.intp)
 
 
 def _usable(conditions: Conditions) -> LinkState:

@@ -1,4 +1,4 @@
-"""The few cuts worth extracting: cheapest somewhere on the grid, small enough, and within a limit on leakage.
+"""The few cuts worth extracting: cheapest somewhere on the grid, and within a limit on leakage.
 
 The leakage of a tensor is measured, not modelled, so no solver can minimise under a limit on it. Cuts that
 exceed the limit are refused one by one: the tensors that they send are pinned to the device, as with
@@ -17,8 +17,6 @@ from edgekit_offload.planning.costs import (
     DeviceLimits,
     GraphCosts,
     add_energy,
-    device_bytes,
-    device_weights,
 )
 from edgekit_offload.planning.envelope import Grid, Score, choose_few, score_all
 from edgekit_offload.planning.leakage import Leakage
@@ -172,14 +170,15 @@ def search_cuts(search: CutSearch, base: Sequence[OffloadPlan], progress: Progre
     """
     result, names = CutSearchResult(), _Names()
     pins = dict.fromkeys(search.costs.codings, search.kept)
-    known: set[_Key] = set()  # cuts that were judged
+    known: set[_Key] = set()  # cuts of earlier rounds
     wanted = tuple(search.costs.codings)
     for _ in range(MAX_ROUNDS):
         result.tiers, obstacle = _place_on_tiers(search, pins)
         if obstacle is not None and obstacle not in result.refusals:
             result.refusals.append(obstacle)
-        first = _judge_size(search, _first_cuts(search, result.tiers, names), known, result)
-        found = _judge_size(search, _sweep(search, wanted, pins, names, progress, result), known, result)
+        first = [one for one in _first_cuts(search, result.tiers, names) if one.key not in known]
+        swept = _sweep(search, wanted, pins, names, progress, result)
+        found = [one for one in swept if one.key not in known]
         reached = [*base, *(one.plan for one in result.cuts)]
         chosen = first + _choose(search, found, reached)
         known |= {one.key for one in chosen}
@@ -304,24 +303,6 @@ def _choose(
         if own:
             chosen.append(min(own, key=lambda number: float(ratio[number].min())))
     return [candidates[number] for number in sorted(set(chosen))]
-
-
-def _judge_size(
-    search: CutSearch, cuts: Sequence[CutCandidate], known: set[_Key], result: CutSearchResult
-) -> list[CutCandidate]:
-    """Return the cuts that are not known yet and whose head, with all its weights, fits on the device."""
-    kept = []
-    for one in cuts:
-        tiers = one.found.tiers
-        if one.key in known:
-            continue
-        weights_bytes, needed_bytes = device_weights(search.costs, tiers), device_bytes(search.costs, tiers)
-        if excess := search.limits.describe_excess(weights_bytes, needed_bytes):
-            known.add(one.key)
-            result.refusals.append(Refusal(one.plan.name, f"Its head {excess}."))
-        else:
-            kept.append(one)
-    return kept
 
 
 def _first_cuts(search: CutSearch, tiers: Sequence[TierPlan], names: _Names) -> list[CutCandidate]:

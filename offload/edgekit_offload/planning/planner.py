@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit_offload.partition.source_model import SourceModel
 from edgekit_offload.partition.tensor_forms import find_forms
 from edgekit_offload.planning.cascade import NAME, CascadeInputs, CascadeRefusal, plan_cascade, refuse_cascade
 from edgekit_offload.planning.codings import AnswerChange, Feeds, measure_codings, open_model, run_seconds
@@ -48,8 +49,9 @@ from edgekit_offload.planning.result import (
 )
 from edgekit_offload.planning.sweep import Goal
 from edgekit_offload.planning.ways import UploadWay, WholeModel, find_uploads
-from edgekit_offload.profiling.model_profile import WHOLE_MODEL_ONLY, ModelProfile
-from edgekit_offload.profiling.planning_graph import PlanningGraph, join_profiles
+from edgekit_offload.profiling.fused_graph import is_plain
+from edgekit_offload.profiling.model_profile import ModelProfile, describe_cause
+from edgekit_offload.profiling.planning_graph import PlanningGraph, check_model, join_profiles
 from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.cut_table import LOCAL, CutTable, Objective, OffloadPlan, PlanCosts
 from edgekit_runtime.remote.latency_model import (
@@ -206,8 +208,7 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     progress("measuring what tensors take on the link", None, None)
     here_s = run_seconds(inputs.content, inputs.feeds[0])
     whole = _whole_model(inputs, here_s)
-    graph = _join(inputs, refusals)
-    costs = None if graph is None else _graph_costs(inputs, graph, whole)
+    graph, costs = _graph_costs(inputs, whole, refusals)
     local = _local(inputs, costs, refusals)
     uploads = _uploads(inputs, whole, costs, refusals)
     leakage = None
@@ -217,7 +218,11 @@ def plan(inputs: PlanInputs, progress: Progress = lambda _what, _done, _total: N
     if graph is not None and costs is not None:
         base = [one.plan for one in ([local] if local else [])] + [one.plan for one in uploads]
         base = [add_energy(one, inputs.power) for one in base]
-        found = search_cuts(_cut_search(inputs, graph, costs, leakage), base, progress)
+        search = _cut_search(inputs, graph, costs, leakage)
+        try:
+            found = search_cuts(search, base, progress)
+        except Exception as cause:  # the ways with the whole model stay
+            refusals.append(_refuse_cuts(cause))
         refusals += found.refusals
     cuts = found.cuts
     realised: Mapping[str, Realised | Refusal] = {}
@@ -264,7 +269,11 @@ def _check(inputs: PlanInputs) -> None:
 
 
 def _whole_model(inputs: PlanInputs, here_s: float) -> WholeModel:
-    outputs = open_model(inputs.content).run(None, dict(inputs.feeds[0]))
+    session = open_model(inputs.content)
+    outputs = session.run(None, dict(inputs.feeds[0]))
+    for spec, value in zip(session.get_outputs(), outputs, strict=True):
+        if not is_plain(value):
+            raise CutError(f"output '{spec.name}' is a {spec.type}, which no server can return; run it whole")
     return WholeModel(
         inputs.device.whole_s,
         inputs.peer.whole_s,
@@ -275,29 +284,38 @@ def _whole_model(inputs: PlanInputs, here_s: float) -> WholeModel:
     )
 
 
-def _join(inputs: PlanInputs, refusals: list[Refusal]) -> PlanningGraph | None:
-    """Return the graph of kernels, or None if the model cannot be cut."""
+def _graph_costs(
+    inputs: PlanInputs, whole: WholeModel, refusals: list[Refusal]
+) -> tuple[PlanningGraph, GraphCosts] | tuple[None, None]:
+    """Return the graph of kernels with its costs, or a refusal of all cuts if anything goes wrong.
+
+    Raises:
+        CutError: a profile is of another model.
+    """
     profiles = [inputs.device, *([inputs.edge] if inputs.edge else []), inputs.server]
+    for profile in profiles:
+        check_model(profile, inputs.content)
     try:
-        return join_profiles(inputs.content, profiles)
-    except CutError as cause:
-        if WHOLE_MODEL_ONLY not in str(cause):
-            raise
-        refusals.append(Refusal("cuts", f"The model cannot be split: {cause}."))
-        return None
-
-
-def _graph_costs(inputs: PlanInputs, graph: PlanningGraph, whole: WholeModel) -> GraphCosts:
-    codings = measure_codings(
-        inputs.content,
-        graph.graph,
-        inputs.feeds[:MAX_SAMPLES],
-        device_slowdown=whole.device_slowdown,
-        server_slowdown=whole.server_slowdown,
-    )
+        graph = join_profiles(inputs.content, profiles)
+        SourceModel(inputs.content).samples  # noqa: B018  # the checks of what is cut
+        codings = measure_codings(
+            inputs.content,
+            graph.graph,
+            inputs.feeds[:MAX_SAMPLES],
+            device_slowdown=whole.device_slowdown,
+            server_slowdown=whole.server_slowdown,
+        )
+    except Exception as cause:  # engine, codecs and numpy raise errors of their own
+        refusals.append(_refuse_cuts(cause))
+        return None, None
     raw = np.array([graph.tensor_bytes[tensor] for tensor in graph.graph.tensors], np.float64)
     weight_bytes = graph.weight_bytes.astype(np.float64)
-    return GraphCosts(graph.graph, graph.seconds, raw, weight_bytes, graph.weight_readers, codings)
+    costs = GraphCosts(graph.graph, graph.seconds, raw, weight_bytes, graph.weight_readers, codings)
+    return graph, costs
+
+
+def _refuse_cuts(cause: Exception) -> Refusal:
+    return Refusal("cuts", f"The model cannot be split: {describe_cause(cause)}.")
 
 
 def _local(inputs: PlanInputs, costs: GraphCosts | None, refusals: list[Refusal]) -> _Draft | None:

@@ -40,6 +40,7 @@ from edgekit_offload.planning.planner import Realised
 from edgekit_offload.planning.result import Label, Refusal, SentTensor
 from edgekit_offload.planning.ways import UploadWay
 from edgekit_offload.profiling.machine import Machine, RunnableGraph, time_models
+from edgekit_offload.profiling.model_profile import describe_cause
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.codecs.compression import has_zstd
 from edgekit_runtime.codecs.media import MediaCodec, decode_media, encode_media
@@ -120,6 +121,18 @@ class MeasuredCuts:
         self, uploads: Sequence[UploadWay], cuts: Sequence[CutCandidate]
     ) -> Mapping[str, Realised | Refusal]:
         """Return the result of each way, and of the whole model timed beside them."""
+        try:
+            return self._measure(uploads, cuts)
+        except EdgekitError as cause:
+            if not cuts:
+                raise
+            reason = f"It cannot be measured: {describe_cause(cause)}."
+            refused = {one.plan.name: Refusal(one.plan.name, reason) for one in cuts}
+            return {**self._measure(uploads, ()), **refused}
+
+    def _measure(
+        self, uploads: Sequence[UploadWay], cuts: Sequence[CutCandidate]
+    ) -> Mapping[str, Realised | Refusal]:
         results: dict[str, Realised | Refusal] = {}
         extracted = self._extract(uploads, cuts, results)
         self.splits |= {one.plan.name: one.split for one in extracted}
@@ -178,8 +191,8 @@ class MeasuredCuts:
         try:
             parts = split()
             sent = self.send_samples(plan, parts, wanted)
-        except EdgekitError as cause:
-            return Refusal(plan.name, f"It cannot be extracted: {cause}.")
+        except Exception as cause:  # engines and codecs raise errors of their own
+            return Refusal(plan.name, f"It cannot be extracted: {describe_cause(cause)}.")
         return _Extracted(plan, parts, sent)
 
     def answer_samples(self) -> list[Feeds]:
@@ -232,7 +245,8 @@ class MeasuredCuts:
 
     def _graph(self, part: Part, inputs: Feeds, coding: TransferCoding) -> RunnableGraph:
         weights = {WEIGHTS_PATH: self.content} if part.reads_weights else {}
-        taken = {one.name: inputs[one.name] for one in part.inputs}
+        names = {*(one.name for one in part.inputs), *coding.tensors} & inputs.keys()
+        taken = {name: inputs[name] for name in sorted(names)}
         return RunnableGraph(part.content, self.options, weights, taken, coding)
 
     def _session(self, part: Part) -> onnxruntime.InferenceSession:
@@ -339,7 +353,7 @@ def _record_attacked(
     draws = np.random.default_rng(0)
     wanted = {name: _draw(draws, one.size, most_values) for name, one in feeds[0].items()}
     first = dict(zip(names, session.run(names, dict(feeds[0])), strict=True))
-    codecs = {one.name: TensorCodec({one.name: first[one.name]}, one.coding) for one in sent}
+    codecs = {one.name: TensorCodec(one.coding) for one in sent}
     sample_bytes = sum(one.nbytes for one in first.values())
     taken = feeds[: max(int(_ATTACK_BYTES / sample_bytes), LEAST_FOR_LIMIT)]
     share = _ATTACK_BYTES / (sample_bytes * len(taken))
@@ -350,8 +364,7 @@ def _record_attacked(
         for name, values in wanted.items():
             inputs[name].append(feed[name].reshape(-1)[values])
         for name, made in zip(names, session.run(names, dict(feed)), strict=True):
-            restored = codecs[name].restore({name: made})[name]
-            tensors[name].append(restored.reshape(-1)[seen[name]])
+            tensors[name].append(codecs[name].restore(made).reshape(-1)[seen[name]])
     return [np.stack(one) for one in inputs.values()], [np.stack(one) for one in tensors.values()]
 
 

@@ -6,6 +6,7 @@ values. A cut there is a cut at the model's tensor, because the layout is change
 submodel.
 """
 
+import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,13 +21,13 @@ from edgekit_runtime.errors import CutError
 from edgekit_runtime.remote.measurement.job import NodeTiming
 from edgekit_runtime.remote.measurement.job_runner import make_inputs
 from edgekit_runtime.sessions.ort import OrtOptions, make_settings
-from edgekit_runtime.tensors import Array
+from edgekit_runtime.tensors import DTYPES, Array
 
 _NCHWC_DOMAIN: Final = "com.microsoft.nchwc"
 # onnxruntime names a node of the blocked layout after the output of the node that it replaces, with a number
 # if that name was taken.
 _NCHWC_NAME: Final = re.compile(r"(?P<output>.+)_nchwc(_token_\d+)?")
-_DATA_DEPENDENT_OPS: Final = frozenset({"NonZero", "NonMaxSuppression", "Unique", "Compress"})
+_SCALES: Final = (-1.0, 30.0)  # factors of the inputs under which sizes that depend on values change
 _NUMBER: Final = re.compile(r"_token_\d+$")
 # These run on 8 bits as on floats, so the widening and narrowing nodes around them are dropped.
 _MOVING_OPS: Final = frozenset(
@@ -96,8 +97,6 @@ def find_obstacle(model: onnx.ModelProto) -> str:
     for node in model.graph.node:
         if has_subgraph(node):
             return f"the model has control flow, node '{node.name}' ({node.op_type})"
-        if node.op_type in _DATA_DEPENDENT_OPS:
-            return f"the sizes of its tensors depend on the data, node '{node.name}' ({node.op_type})"
     weights = {one.name for one in model.graph.initializer}
     for one in model.graph.input:
         if one.name not in weights and any(
@@ -118,8 +117,12 @@ def measure_sizes(
     *,
     weights: Mapping[str, bytes | memoryview],
     inputs: Mapping[str, Array],
-) -> dict[str, int]:
-    """Return the sizes in bytes of tensors, from a run on this machine.
+) -> tuple[dict[str, int], frozenset[str]]:
+    """Return the sizes in bytes of tensors, and which of them cannot be sent, from runs on this machine.
+
+    What is no plain tensor (a sequence, text) has no size, and cannot be sent. A tensor that has another
+    shape for other values of the inputs, or no elements, cannot be sent either: submodels have fixed shapes.
+    No elements mean that the run found nothing, except in an input.
 
     Args:
         model: changed in place: it gets the tensors as outputs.
@@ -135,17 +138,34 @@ def measure_sizes(
     settings = make_settings(OrtOptions(optimise=False))
     if weights:
         files = [memoryview(content) for content in weights.values()]
-        sizes = [len(file) for file in files]
-        settings.add_external_initializers_from_files_in_memory(list(weights), files, sizes)
+        settings.add_external_initializers_from_files_in_memory(list(weights), files, list(map(len, files)))
     try:
         session = onnxruntime.InferenceSession(
             model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
         )
         feeds = inputs or make_inputs(session)
-        values = session.run(list(tensors), feeds)
+        runs = [session.run(list(tensors), feeds)]
     except Exception as cause:  # its exceptions have no other common base
         raise CutError(f"the sizes of the model's tensors cannot be measured: {cause}") from cause
-    return {name: value.nbytes for name, value in zip(tensors, values, strict=True)}
+    for scale in _SCALES:
+        scaled = {
+            name: one * one.dtype.type(scale) if one.dtype.kind == "f" else one for name, one in feeds.items()
+        }
+        with contextlib.suppress(Exception):  # a model may refuse such values
+            runs.append(session.run(list(tensors), scaled))
+    sizes: dict[str, int] = {}
+    fixed: set[str] = set()
+    for name, *values in zip(tensors, *runs, strict=True):
+        if all(map(is_plain, values)):
+            sizes[name] = values[0].nbytes
+            if len({value.shape for value in values}) == 1 and (values[0].size or name in feeds):
+                fixed.add(name)
+    return sizes, frozenset(tensors) - fixed
+
+
+def is_plain(value: object) -> bool:
+    """Return True for a tensor that can be sent: no sequence, no optional, no text."""
+    return isinstance(value, np.ndarray) and value.dtype.name in DTYPES
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:

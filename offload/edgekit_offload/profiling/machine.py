@@ -16,8 +16,21 @@ import numpy as np
 import onnx
 
 from edgekit_offload.emulation.cpu_quota import LEAST_SHARE, MOST_SHARE, CpuQuota
-from edgekit_offload.profiling.fused_graph import find_obstacle, measure_sizes, read_kernels, tensors_of
-from edgekit_offload.profiling.model_profile import KernelTime, Label, ModelProfile, digest_model
+from edgekit_offload.profiling.fused_graph import (
+    find_obstacle,
+    is_plain,
+    measure_sizes,
+    read_kernels,
+    tensors_of,
+)
+from edgekit_offload.profiling.model_profile import (
+    WHOLE_MODEL_ONLY,
+    KernelTime,
+    Label,
+    ModelProfile,
+    describe_cause,
+    digest_model,
+)
 from edgekit_runtime.canonical_json import JsonValue
 from edgekit_runtime.dataclass_json import from_plain, to_plain
 from edgekit_runtime.errors import ConfigError, CutError
@@ -202,13 +215,19 @@ def profile_kernels(
     overhead_s, scale = find_overhead([node.timing.seconds for node in measured.nodes], whole.seconds)
     kernels: tuple[KernelTime, ...] = ()
     sizes: dict[str, int] = {}
+    unsendable: frozenset[str] = frozenset()
     if not obstacle:
-        optimised = onnx.load_from_string(b64decode(measured.graph))
-        kernels, sizes = read_kernels(model, optimised, measured.nodes, overhead_s=overhead_s, scale=scale)
-        own = tensors_of(model)
-        written = {tensor for kernel in kernels for tensor in kernel.writes}
-        missing = [tensor for tensor in sorted({*inputs, *written} & own) if tensor not in sizes]
-        sizes |= measure_sizes(model, missing, weights=graph.weights, inputs=graph.inputs)
+        try:
+            optimised = onnx.load_from_string(b64decode(measured.graph))
+            kernels, sizes = read_kernels(
+                model, optimised, measured.nodes, overhead_s=overhead_s, scale=scale
+            )
+            written = {tensor for kernel in kernels for tensor in kernel.writes}
+            own = sorted({*inputs, *outputs, *written} & tensors_of(model))
+            own_sizes, unsendable = measure_sizes(model, own, weights=graph.weights, inputs=graph.inputs)
+            sizes |= own_sizes
+        except Exception as cause:  # whatever this is, the whole model has been measured
+            kernels, obstacle = (), describe_cause(cause)
     return ModelProfile(
         model=name,
         model_sha256=digest_model(graph.content),
@@ -222,6 +241,7 @@ def profile_kernels(
         outputs=outputs,
         tensors=sizes,
         kernels=kernels,
+        unsendable=tuple(sorted(unsendable)),
         obstacle=obstacle,
         overhead_s=overhead_s,
         request=measured.request,
@@ -291,6 +311,10 @@ def _make_job(kind: JobKind, graphs: Sequence[RunnableGraph], seconds: float) ->
     for graph in graphs:
         inputs = []
         for name, array in graph.inputs.items():
+            if not is_plain(array):
+                raise CutError(
+                    f"input '{name}' is no plain tensor of numbers, so it cannot be sent; {WHOLE_MODEL_ONLY}"
+                )
             content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             blobs.append(memoryview(content))  # type: ignore[arg-type]  # has the buffer protocol
             inputs.append(JobInput(name, array.dtype.name, array.shape, len(blobs) - 1))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
 from edgekit_runtime.dataclass_json import Range, from_plain, to_plain
-from edgekit_runtime.errors import CutError
+from edgekit_runtime.errors import CutError, EdgekitError
 from edgekit_runtime.remote.measurement.machine_facts import MachineFacts
 from edgekit_runtime.remote.measurement.request_cost import RequestCost
 from edgekit_runtime.system.atomic_files import write_atomically
@@ -64,6 +64,8 @@ class ModelProfile:
             the run takes time beside its kernels. 0 without kernels.
         inputs, outputs: names of the model's tensors.
         tensors: name -> size in bytes, of inputs and of tensors that kernels write, at the run's shapes.
+        unsendable: tensors of which no cut can send the values: their sizes depend on the data, or they are
+            no plain tensors.
         kernels: kernels, in the order in which they ran; empty if only whole runs could be measured.
         obstacle: why there are no kernels, or why the model cannot be split; empty if it can.
         overhead_s: time that profiling added to each kernel: the sum of all kernels less the whole run, by
@@ -83,6 +85,7 @@ class ModelProfile:
     outputs: tuple[str, ...]
     tensors: Mapping[str, Annotated[int, Range(0, 1 << 50)]]
     kernels: tuple[KernelTime, ...] = ()
+    unsendable: tuple[str, ...] = ()
     obstacle: str = ""
     overhead_s: _Seconds = 0.0
     request: RequestCost = field(default_factory=RequestCost)
@@ -93,6 +96,12 @@ class ModelProfile:
         cores = f"{self.machine.cores} core{'s' * (self.machine.cores != 1)}"
         quota = "" if self.machine.quota is None else f", {self.machine.quota:.0%} of one core"
         return f"{self.machine.cpu}, {cores}{quota}{' (emulated)' * (self.label == 'emulated')}"
+
+
+def describe_cause(cause: Exception) -> str:
+    """Return an error as one sentence without its full stop; errors that are not ours with their class."""
+    text = " ".join(str(cause).split()).rstrip(".")
+    return text if isinstance(cause, EdgekitError) else f"{type(cause).__name__}: {text}"
 
 
 def digest_model(content: bytes) -> str:

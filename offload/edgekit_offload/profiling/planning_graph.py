@@ -57,10 +57,14 @@ def join_profiles(content: bytes, profiles: Sequence[ModelProfile]) -> PlanningG
         CutError: a profile is of another model, or the model cannot be split.
     """
     for profile in profiles:
-        _check(profile, digest_model(content))
+        check_model(profile, content)
+        if profile.obstacle or not profile.kernels:
+            why = profile.obstacle or "it has no kernels"
+            raise CutError(f"the profile of {profile.measured_on}: {why}; {WHOLE_MODEL_ONLY}")
     model = onnx.load_from_string(content)
     written = [{tensor for kernel in profile.kernels for tensor in kernel.writes} for profile in profiles]
-    dataflow = _Dataflow.of(model, set.intersection(*written))
+    unsendable = {tensor for profile in profiles for tensor in profile.unsendable}
+    dataflow = _Dataflow.of(model, set.intersection(*written) - unsendable)
     groups = dataflow.group()
     graph = dataflow.make_graph(groups)
     sizes: dict[str, int] = {}
@@ -88,17 +92,19 @@ def join_profiles(content: bytes, profiles: Sequence[ModelProfile]) -> PlanningG
     )
 
 
-def _check(profile: ModelProfile, digest: str) -> None:
-    """Check that a profile belongs to this model and has kernels."""
+def check_model(profile: ModelProfile, content: bytes) -> None:
+    """Check that a profile belongs to a model.
+
+    Raises:
+        CutError: it is of another one.
+    """
+    digest = digest_model(content)
     if profile.model_sha256 != digest:
         raise CutError(
             f"the profile of {profile.measured_on} is of the model '{profile.model}' with sha256"
             f" {profile.model_sha256[:12]}, expected {digest[:12]}; measure this model there by"
             " `edgekit offload profile`"
         )
-    if profile.obstacle or not profile.kernels:
-        why = profile.obstacle or "it has no kernels"
-        raise CutError(f"the profile of {profile.measured_on}: {why}; {WHOLE_MODEL_ONLY}")
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,6 @@ class _Dataflow:
         maker = {tensor: number for number, node in enumerate(nodes) for tensor in node.output if tensor}
         # For each repeated node, what its readers need instead: tensors, and repeated nodes.
         needs: dict[int, tuple[dict[str, None], set[int]]] = {}
-        constants: set[int] = set()
         reads, repeated = {}, {}
         for number, node in enumerate(nodes):
             tensors: dict[str, None] = {}
@@ -155,14 +160,17 @@ class _Dataflow:
                 elif tensor in maker or tensor in inputs:
                     tensors[tensor] = None
             # Shapes depend at most on the batch, see `find_obstacle`, and each side makes them itself.
-            is_constant = not tensors or node.op_type in _SHAPE_OPS
+            is_output = bool(set(node.output) & set(outputs))
+            is_constant = not tensors or (node.op_type in _SHAPE_OPS and not is_output)
             is_view = node.op_type in _VIEW_OPS and len(tensors) == 1 and not set(node.output) & set(common)
-            if (is_constant or is_view) and not set(node.output) & set(outputs):
+            if is_constant or (is_view and not is_output):
                 needs[number] = ({} if is_constant else tensors, {*others, number})
-                constants |= {number} if is_constant else set()
             else:
                 reads[number], repeated[number] = tuple(tensors), tuple(sorted(others))
-        return cls(reads, repeated, {t: n for t, n in maker.items() if n in reads}, common, inputs, outputs)
+        maker = {tensor: number for tensor, number in maker.items() if number in reads}
+        # The device has constants, also those that are outputs.
+        outputs = tuple(tensor for tensor in outputs if tensor in maker or tensor in inputs)
+        return cls(reads, repeated, maker, common, inputs, outputs)
 
     def group(self) -> list[list[int]]:
         """Return groups of nodes with only common tensors between them, in an order in which they can run."""

@@ -267,7 +267,8 @@ def _bind(
 ) -> Callable[[], object]:
     """Return a call, tried once, that runs a session on the inputs of the job."""
     if graph.inputs:
-        feeds = {one.name: _read_input(one, blobs[one.blob]) for one in graph.inputs}
+        taken = {node.name for node in session.get_inputs()}  # a head sends further inputs as they are
+        feeds = {one.name: _read_input(one, blobs[one.blob]) for one in graph.inputs if one.name in taken}
     else:
         feeds = make_inputs(session)
     names = [node.name for node in session.get_outputs()]
