@@ -27,6 +27,7 @@ from edgekit_offload.cuts.kernel_graph import KernelGraph
 from edgekit_runtime.errors import CutError
 
 MAX_ENUMERATED: Final = 100_000  # placements that are tried one by one to confirm a plan
+_MAX_ENUMERATED_TIERS: Final = 2_000_000  # tiers of kernels in all of them; it takes seconds
 _GAP: Final = 1e-9  # share of the optimum: the gap between a plan and its bound that rounding may leave
 _LIMITS_AT_ONCE: Final = 8  # that are added to a program after each solution that breaks some
 _LARGEST: Final = 1e4  # costs are scaled to this maximum
@@ -258,9 +259,10 @@ class Cuts:
 
     @cached_property
     def placements(self) -> NDArray[np.int8] | None:
-        """All placements, int8 [placements, kernels]; None if there are more than `MAX_ENUMERATED`."""
-        every = list(islice(self.graph.placements(self._links + 1), MAX_ENUMERATED + 1))
-        if len(every) > MAX_ENUMERATED:
+        """All placements, int8 [placements, kernels]; None if they are too many to try."""
+        at_most = min(MAX_ENUMERATED, _MAX_ENUMERATED_TIERS // max(len(self.graph.kernels), 1))
+        every = list(islice(self.graph.placements(self._links + 1), at_most + 1))
+        if len(every) > at_most:
             return None
         return np.array(every, np.int8).reshape(len(every), -1)
 

@@ -26,6 +26,12 @@ from edgekit_runtime.tensors import Array, TensorSpec
 FAMILIES: Final = ("raw", "int8", "int4")
 COMPRESSION_PAYS: Final = 0.95  # share of the uncompressed size; above, compression is left out
 _TENSOR: Final = "tensor"  # its name in sessions that only code
+# What is coded of a tensor: of each sample at most so many values, spread over it, and no further samples
+# after so many bytes. The tensors of a photograph of 640 x 640 would be a gigabyte; cuts are measured whole.
+_PART_VALUES: Final = 1 << 16
+_PART_PIECES: Final = 8
+_ENOUGH_BYTES: Final = 5e5
+_RECORDED_BYTES: Final = 1e9  # of all tensors; then no further sample is run
 _OPSET: Final = 17  # codings are the same in all opsets
 _ZSTD_LEVEL: Final = 1
 _WARMUP: Final = 2
@@ -135,31 +141,52 @@ def measure_codings(
     Raises:
         CutError: the model does not run on a sample.
     """
-    sizes = {family: np.zeros((len(feeds), len(graph.tensors))) for family in FAMILIES}
-    raw_bytes = np.zeros(len(graph.tensors))
-    spent_s = dict.fromkeys(FAMILIES, 0.0)
+    sizes = {family: np.zeros(len(graph.tensors)) for family in FAMILIES}
+    raw_bytes, coded_bytes = np.zeros(len(graph.tensors)), np.zeros(len(graph.tensors))
+    spent_s, recorded_bytes = dict.fromkeys(FAMILIES, 0.0), 0
     codecs = {family: TensorCodec(family) for family in FAMILIES}
+    counts = np.zeros(len(graph.tensors))
     is_coded = {family: np.zeros(len(graph.tensors), np.bool_) for family in FAMILIES}
     compressed_bytes(np.zeros(1))  # the first call may import
-    for number, arrays in enumerate(_record(model, graph, feeds)):
-        raw_bytes += np.array([array.nbytes / len(feeds) for array in arrays])
+    for arrays in _record(model, graph, feeds):
+        recorded_bytes += sum(array.nbytes for array in arrays)
+        rows = np.flatnonzero(coded_bytes < _ENOUGH_BYTES)
+        parts_of = {row: _take_part(arrays[row]) for row in rows}
+        coded_bytes[rows] += [part.nbytes for part in parts_of.values()]
+        raw_bytes[rows] += [arrays[row].nbytes for row in rows]
+        counts[rows] += 1
         for family, codec in codecs.items():
-            for row, array in enumerate(arrays):
+            for row, array in parts_of.items():
                 is_coded[family][row] |= codec.codes(array)  # opens the session before the clock starts
                 begin_s = time.perf_counter()
                 parts = codec.encode(array)
                 body = np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
-                sizes[family][number, row] = compressed_bytes(body) + TENSOR_BYTES * (len(parts) - 1)
+                scale = arrays[row].nbytes / max(array.nbytes, 1)
+                sizes[family][row] += compressed_bytes(body) * scale + TENSOR_BYTES * (len(parts) - 1)
                 spent_s[family] += time.perf_counter() - begin_s
+        if recorded_bytes > _RECORDED_BYTES:
+            break
     codings = {}
     for family in FAMILIES:
-        coded_s = raw_bytes * (spent_s[family] / max(float(raw_bytes.sum()) * len(feeds), 1.0))
+        coded_s = raw_bytes / counts * (spent_s[family] / max(float(coded_bytes.sum()), 1.0))
         names = tuple(family if coded else "raw" for coded in is_coded[family])
-        sent_bytes = sizes[family].mean(axis=0)
+        sent_bytes = sizes[family] / counts
         codings[family] = CodedTensors(
             names, sent_bytes, coded_s * device_slowdown, coded_s * server_slowdown
         )
     return codings
+
+
+def _take_part(array: Array) -> Array:
+    """Return some rows of a large tensor, or pieces of its one row as a row: neighbours stay neighbours."""
+    if array.size <= _PART_VALUES or array.ndim < 2:
+        return array
+    row_values = array[0].size
+    if row_values <= _PART_VALUES:
+        return array[np.linspace(0, len(array) - 1, _PART_VALUES // row_values).astype(np.intp)]
+    flat, size = array.reshape(-1), _PART_VALUES // _PART_PIECES
+    starts = np.linspace(0, array.size - size, _PART_PIECES).astype(np.intp)
+    return np.concatenate([flat[start : start + size] for start in starts])[np.newaxis]
 
 
 class TensorCodec:

@@ -263,14 +263,20 @@ def _solve(cuts: Cuts, setting: _Setting, goal: Goal) -> Placement:
 def _with_both_sides(
     costs: GraphCosts, coding: str, condition: Conditions, goal: Goal, kept: NDArray[np.bool_] | None
 ) -> _Setting:
-    """Return a setting in which at least one kernel runs on each side."""
+    """Return a setting in which at least one kernel runs on each side.
+
+    Then a last kernel is on the server and a first one on the device. Counting these alone keeps the linear
+    program near a placement: among hundreds of kernels, a part of one would do.
+    """
     setting = _setting(costs, coding, condition, goal, kept)
     limits = list(setting.limits)
     free = np.zeros((len(costs.raw_bytes), 1))
+    needs = costs.graph.ancestors
     for tier, name in enumerate(("a kernel on the server", "a kernel on the device")):
-        count = np.zeros((len(costs.graph.kernels), 2))
-        count[:, tier] = 1.0
-        limits.append(Limit(Costs(count, free, free, np.zeros(1)), len(count) - 1, name))
+        ends = needs.sum(axis=tier) == 1  # a kernel that no other needs, or that needs no other
+        count = np.zeros((len(ends), 2))
+        count[ends, tier] = 1.0
+        limits.append(Limit(Costs(count, free, free, np.zeros(1)), int(ends.sum()) - 1, name))
     return replace(setting, limits=tuple(limits))
 
 

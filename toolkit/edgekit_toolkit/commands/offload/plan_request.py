@@ -102,7 +102,7 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         None if options[limit] is None else parse_bytes(options[limit], f"--{limit}")
         for limit in ("memory", "weights")
     )
-    edge, edge_link = None, None
+    edge_link = None
     if options["edge"] is not None and options["tiers"] == 2:
         raise click.UsageError("--edge needs --tiers 3")
     if options["tiers"] > 2:
@@ -113,7 +113,6 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
             raise click.BadParameter("expected MBIT/S@MS, such as 100@10", param_hint="--edge-link")
         bits_per_s, rtt_s = _number(match[1], "--edge-link") * 1e6, _number(match[2], "--edge-link") / 1e3
         edge_link = LinkState(bits_per_s, bits_per_s, rtt_s)
-        edge = _profile(options["edge"], name, graph, options["seconds"], progress)
     limit_ms, most_db = options["latency_limit"], options["max_leak"]
     at_most, least = (MAX_SAMPLES,) * 2 if most_db is None else (MAX_ATTACKED, LEAST_FOR_LIMIT)
     samples, notes = read_samples(model, content, options["samples"], at_most, least)
@@ -130,8 +129,13 @@ def read_inputs(model: Path, options: Mapping[str, Any], progress: ProgressBar) 
         leakage = leakage_of(content, samples)
     elif len(samples) >= _LEAST_ATTACKED:
         leakage = leakage_of(content, samples, limit_s=_LEAKAGE_LIMIT_S)
-    device = _profile(options["device"], name, graph, options["seconds"], progress)
-    server = _profile("local" if by_url else options["server"], name, graph, options["seconds"], progress)
+    ends = (options["device"], "local" if by_url else options["server"], options["edge"])
+    profiles = {  # a machine that is both ends is measured once
+        text: _profile(text, name, graph, options["seconds"], progress)
+        for text in dict.fromkeys(ends)
+        if text is not None
+    }
+    device, server, edge = profiles[ends[0]], profiles[ends[1]], profiles.get(ends[2])
     if by_url:
         progress.show(f"measuring {options['server']}")
         probed = probe_server(server, feeds[0], options)
